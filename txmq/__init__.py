@@ -1,0 +1,1 @@
+"""txmq: transactional messaging for Python services that keep their data in PostgreSQL."""
