@@ -1,0 +1,113 @@
+"""Tables: where the broker keeps the state that is too wide for plain objects.
+
+A table maps byte keys, ordered as bytes, to rows (tuples of what MessagePack can hold). The broker keeps them in LMDB under
+an overlay in memory (`txmq.store.index`), the simulation in `MemoryTables`. They are a fold of the log: whatever is in them can be
+rebuilt, and nothing is in them that the log does not hold.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from sortedcontainers import SortedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Row = tuple[object, ...]
+
+TOPICS, PARTITIONS, ENTRIES = "topics", "partitions", "entries"
+PRODUCERS = "producers"
+TRANSACTIONS, QUEUED, HOLDS, JOBS, JOB_PARTS = "transactions", "queued", "holds", "jobs", "job_parts"
+CONFLICTS = "conflicts"
+DUE = "due"
+GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
+MOVED, PARKED, LETTERS = "moved", "parked", "letters"
+META = "meta"
+
+NAMES = (
+    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, QUEUED, HOLDS, JOBS, JOB_PARTS, CONFLICTS, DUE,
+    GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, META,
+)  # fmt: skip
+
+PARTITION_KEY = Struct(">II")  # topic id, partition
+ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset
+TICKET_KEY = Struct(">Q")  # log position
+HOLD_KEY = Struct(">IIQQ")  # topic id, partition, key hash + 2**63, ticket
+JOB_PART_KEY = Struct(">16s16s")  # job token, token
+DUE_KEY = Struct(">QBQ")  # due at, kind, position of the record that set the timer
+POSITION_KEY = Struct(">III")  # group id, topic id, partition
+FENCE_KEY = Struct(">IIQ")  # group id, topic id, key hash + 2**63
+MOVED_KEY = Struct(">IIIQ")  # group id, topic id, partition, offset
+PARKED_KEY = Struct(">IIQQ")  # group id, topic id, key hash + 2**63, number in the group's order of parking
+LETTER_KEY = Struct(">IQ")  # group id, number in the group's order of dying
+
+SIGN = 1 << 63  # added to signed 64-bit key hashes so that they sort as unsigned bytes
+
+
+class Entry(NamedTuple):
+    """One published batch: its place in the log and what a reader needs to know before reading it (table `entries`)."""
+
+    position: int
+    length: int
+    count: int
+    stored_at: int
+    tag_filter: int
+    visible_at: int  # log position that must be durable before anybody may see the batch
+
+
+class Table(Protocol):
+    """Rows in the order of their keys."""
+
+    def get(self, key: bytes) -> Row | None:
+        """The row of `key`."""
+
+    def put(self, key: bytes, row: Row) -> None:
+        """Set the row of `key`. The caller never changes the row afterwards."""
+
+    def delete(self, key: bytes) -> None:
+        """Forget `key`; a missing one is fine."""
+
+    def range(self, start: bytes, stop: bytes | None = None, *, reverse: bool = False) -> Iterator[tuple[bytes, Row]]:
+        """Rows with start <= key < stop, in order, or from the last one down. The table must not change meanwhile."""
+
+
+class Tables(Protocol):
+    """All tables of one broker."""
+
+    def __getitem__(self, name: str) -> Table:
+        """The table of that name, one of `NAMES`."""
+
+
+class MemoryTable:
+    """A table in memory: the simulation's, and the model that the LMDB tables are tested against."""
+
+    def __init__(self) -> None:
+        self._rows: SortedDict[bytes, Row] = SortedDict()
+
+    def get(self, key: bytes) -> Row | None:
+        return self._rows.get(key)
+
+    def put(self, key: bytes, row: Row) -> None:
+        self._rows[key] = row
+
+    def delete(self, key: bytes) -> None:
+        self._rows.pop(key, None)
+
+    def range(self, start: bytes, stop: bytes | None = None, *, reverse: bool = False) -> Iterator[tuple[bytes, Row]]:
+        for key in self._rows.irange(start, stop, inclusive=(True, False), reverse=reverse):
+            yield key, self._rows[key]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class MemoryTables:
+    """All tables in memory."""
+
+    def __init__(self) -> None:
+        self._tables = {name: MemoryTable() for name in NAMES}
+
+    def __getitem__(self, name: str) -> MemoryTable:
+        return self._tables[name]
