@@ -1,0 +1,1 @@
+"""Tests of txmq; one file per module or behaviour."""
