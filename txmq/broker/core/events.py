@@ -43,3 +43,174 @@ def event(kind: int) -> object:
         return cls
 
     return register
+
+
+def encode(event: Event) -> bytes:
+    """The head of an event's record: its fields as one MessagePack array."""
+    return bytes(msgpack.packb(event))
+
+
+def decode(kind: int, head: bytes) -> Event:
+    """The event of a record. Raises KeyError for a number this version does not know."""
+    fields: Event = EVENTS[kind](*msgpack.unpackb(head, use_list=False))
+    return fields
+
+
+@event(1)
+class Booted(NamedTuple):
+    """The broker started: a new boot epoch; nobody is connected and nothing is leased any more."""
+
+    boot_epoch: int
+    broker: str
+
+
+@event(2)
+class TopicCreated(NamedTuple):
+    """A topic came to be, declared or on first use."""
+
+    topic_id: int
+    name: str
+    partitions: int
+
+
+@event(3)
+class TopicGrown(NamedTuple):
+    """A topic has more partitions from now on; `epoch` counts its shapes from 1."""
+
+    topic_id: int
+    partitions: int
+    epoch: int
+
+
+@event(4)
+class TopicDeleted(NamedTuple):
+    """A topic was deleted; its id is never used again."""
+
+    topic_id: int
+
+
+@event(8)
+class BatchStored(NamedTuple):
+    """A plain batch was published at once. Attachment: the batch."""
+
+    topic_id: int
+    partition: int
+    base_offset: int
+    count: int
+    length: int
+    tag_filter: int
+    producer: bytes
+    epoch: int
+    sequence: int
+
+
+@event(9)
+class BatchQueued(NamedTuple):
+    """A plain batch met a held key: it is stored and waits for its turn. Attachment: the batch.
+
+    Its ticket is its own position; `hashes` are its keys, which it holds from now on like a half message.
+    """
+
+    topic_id: int
+    partition: int
+    count: int
+    length: int
+    tag_filter: int
+    producer: bytes
+    epoch: int
+    sequence: int
+    hashes: tuple[int, ...]
+
+
+class StoredBatch(NamedTuple):
+    """A batch of a group that is stored but has no offsets yet: `start` counts from the attachment's first byte."""
+
+    topic_id: int
+    partition: int
+    start: int
+    length: int
+    count: int
+    tag_filter: int
+    hashes: tuple[int, ...]  # of its keys, where the decider makes holds; else empty
+
+
+@event(16)
+class PartStored(NamedTuple):
+    """A part of a group was stored. Attachment: its batches, joined.
+
+    Part 0 brings the description; the last part carries the seal, and with it the group's ticket: the position of that record.
+    A local group comes sealed and decided: `offsets` are its batches' base offsets, part by part published at once.
+    """
+
+    token: bytes
+    part: int
+    batches: tuple[StoredBatch, ...]
+    sealed: bool
+    digest: bytes
+    epoch: int
+    decider: tuple[object, ...]
+    service: str
+    actions: tuple[tuple[object, ...], ...]
+    check_at: int  # first check-back; 0 = none
+    offsets: tuple[int, ...] | None = None
+
+
+class Released(NamedTuple):
+    """What a decision made visible: a transaction (by token) or a queued batch (by ticket), and its batches' base offsets."""
+
+    token: bytes | None
+    ticket: int
+    offsets: tuple[int, ...]
+
+
+@event(17)
+class Decided(NamedTuple):
+    """A transaction was decided, once and for ever, and with it everything that had waited for just this.
+
+    `outcome` is a `Decision`'s number. `released` are the groups and queued batches whose last obstacle it was, in the order of publication;
+    a committed transaction that still waits for an earlier ticket is not among them.
+    """
+
+    token: bytes
+    outcome: int
+    by: str
+    reason: str
+    released: tuple[Released, ...]
+
+
+@event(18)
+class CheckPlanned(NamedTuple):
+    """The next check-back of an undecided transaction; `answered` counts the checks that a checker answered or refused."""
+
+    token: bytes
+    check_at: int
+    tries: int
+    in_doubt: bool
+
+
+@event(19)
+class ConflictSeen(NamedTuple):
+    """Somebody asked for the other outcome of a decided transaction; it was refused and is kept for the operator."""
+
+    token: bytes
+    outcome: int
+    by: str
+
+
+@event(20)
+class JobDecided(NamedTuple):
+    """One decision over many groups: the winners are published, in the order named; every other group of the job is rolled back."""
+
+    token: bytes
+    outcome: int
+    by: str
+    winners: tuple[bytes, ...]
+    losers: tuple[bytes, ...]
+    released: tuple[Released, ...]
+
+
+@event(24)
+class ProducerForgotten(NamedTuple):
+    """Producers idle for too long are no longer remembered."""
+
+    producers: tuple[bytes, ...]
