@@ -1,0 +1,61 @@
+# Every target sets itself up first: .venv from the hash-pinned lock, once, and again when the lock changes.
+#
+#   make demo    the order flow, end to end             SCALE=0.01 sizes it, KEEP=1 leaves it running at the end
+#   make test    all tests but the soak                 T="tests/test_layers.py -k name" narrows
+#   make soak    the tests that run for minutes         T= narrows
+#   make bench   all benchmarks: a table, bench.json    ONLY=tx. narrows
+#   make check   ruff, mypy strict, the layer test
+#   make lock    writes requirements/ anew              UPGRADE=1 takes the newest versions
+#   make clean   removes what the others made, but for .venv
+#
+# PYTHON=/path/to/python3 chooses the Python (3.11 or newer) to build .venv with.
+
+export PYTHON
+venv := .venv
+python := $(venv)/bin/python
+ready := $(venv)/.ready
+pip := $(python) -m pip --disable-pip-version-check --no-input
+sources := $(wildcard txmq spark examples tests)
+
+.PHONY: help demo test soak bench check lock clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(ready): requirements/build.txt requirements/lock.txt pyproject.toml
+	@echo "setting up $(venv) (the first time takes some minutes) ..." >&2
+	@found=$$(scripts/find-python) && { $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || "$$found" -m venv --clear $(venv); }
+	@# PySpark comes as source: its build uses the pinned setuptools, not whatever is newest.
+	@$(pip) install --quiet --require-hashes --only-binary :all: -r requirements/build.txt
+	@$(pip) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 -r requirements/lock.txt
+	@$(pip) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(ready)
+	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
+
+test: $(ready)
+	@$(python) -m pytest $(T)
+
+soak: $(ready)
+	@$(python) -m pytest -m soak --timeout 3600 $(T)
+
+bench: $(ready)
+	@$(python) -m tests.bench $(if $(ONLY),--only $(ONLY))
+
+check: $(ready)
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@$(python) -m mypy $(sources)
+	@$(python) -m pytest --quiet tests/test_layers.py
+
+lock: compile := $(python) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+lock: $(ready)
+	@$(compile) --all-extras --group dev pyproject.toml --output-file requirements/lock.txt
+	@echo setuptools | $(compile) --constraint requirements/lock.txt --no-annotate - --output-file requirements/build.txt
+	@touch $(ready)
+
+clean:
+	@rm -rf build dist *.egg-info spark/*.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache out bench.json
+	@find . -name __pycache__ -not -path './$(venv)/*' -prune -exec rm -rf {} +
