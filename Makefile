@@ -24,7 +24,8 @@ help:
 
 $(ready): requirements/build.txt requirements/lock.txt pyproject.toml
 	@echo "setting up $(venv) (the first time takes some minutes) ..." >&2
-	@found=$$(scripts/find-python) && { $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || "$$found" -m venv --clear $(venv); }
+	@$(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ found=$$(scripts/find-python) && "$$found" -m venv --clear $(venv); }
 	@# PySpark comes as source: its build uses the pinned setuptools, not whatever is newest.
 	@$(pip) install --quiet --require-hashes --only-binary :all: -r requirements/build.txt
 	@$(pip) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 -r requirements/lock.txt

