@@ -1,0 +1,61 @@
+"""The net under every other test: pytest run on small test files beside a copy of our conftest."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import conftest
+
+FORGOTTEN = """
+from twisted.internet.defer import Deferred, fail
+
+def test_forgets_a_failure():
+    fail(ValueError("nobody handled me"))
+
+def test_forgets_a_failure_held_by_a_cycle():
+    deferred = Deferred()
+    deferred.itself = deferred
+    deferred.errback(KeyError("nor me"))
+
+def test_handles_its_failure():
+    fail(ValueError("handled")).addErrback(lambda failure: failure.trap(ValueError))
+"""
+
+RANDOM = """
+from pathlib import Path
+from hypothesis import given, strategies
+
+@given(strategies.integers())
+def test_writes_what_it_is_given(number):
+    with Path("drawn").open("a") as file:
+        print(number, file=file)
+"""
+
+
+def run_pytest(directory: Path, test: str, **environ: str) -> str:
+    (directory / "conftest.py").write_text(Path(conftest.__file__).read_text())
+    (directory / "test_it.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir", ".", "."]
+    clean = {name: value for name, value in os.environ.items() if name != "CI"}
+    return subprocess.run(
+        command, cwd=directory, env=clean | environ, capture_output=True, check=False, text=True, timeout=60
+    ).stdout
+
+
+def test_a_failure_nobody_handled_fails_the_test_that_dropped_it(tmp_path: Path) -> None:
+    said = run_pytest(tmp_path, FORGOTTEN)
+    assert "3 passed, 2 errors" in said
+    assert "ERROR test_it.py::test_forgets_a_failure" in said
+    assert "ERROR test_it.py::test_forgets_a_failure_held_by_a_cycle" in said
+    assert "a Deferred failed and nobody handled it" in said
+    assert "ValueError: nobody handled me" in said
+
+
+def test_generated_examples_are_the_same_ones_each_time_in_ci(tmp_path: Path) -> None:
+    drawn = []
+    for _ in range(2):
+        run_pytest(tmp_path, RANDOM, CI="true")
+        drawn.append((tmp_path / "drawn").read_text())
+        (tmp_path / "drawn").unlink()
+    assert drawn[0] == drawn[1]
