@@ -13,9 +13,9 @@
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse
     ├─ DatabaseError
-    │  ├─ SchemaMissing, SynchronousCommitOff, ...
+    │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer, SynchronousCommitOff
     └─ TransactionError
-       ├─ UnknownTransaction, AlreadyResolved, IllegalTransition, TokenFenced, InDoubt
+       ├─ UnknownTransaction, AlreadyResolved, IllegalTransition, TransactionAborted, TokenFenced, InDoubt
 
 `retriable`: the same call may succeed if made again. `outcome`: what is known of the effect of the call that raised:
 "not done", or "unknown" where it may have happened (a timed-out send may have been stored).
@@ -231,6 +231,30 @@ class DatabaseError(TxmqError):
         self.sqlstate = sqlstate
 
 
+class DatabaseUnavailable(DatabaseError):
+    """No usable connection to PostgreSQL; an open transaction on it is gone."""
+
+    retriable = True
+
+
+class DatabaseConflict(DatabaseError):
+    """A serialization failure, deadlock or lock time-out: roll back and run the whole transaction again."""
+
+    retriable = True
+
+
+class SchemaMissing(DatabaseError):
+    """The database lacks txmq's tables, or has those of another version."""
+
+
+class UnsupportedServer(DatabaseError):
+    """The PostgreSQL server is too old, or is one that txmq must not write to."""
+
+
+class SynchronousCommitOff(DatabaseError):
+    """The session commits without waiting for the disk: a crash could take back a transaction whose messages went out."""
+
+
 class TransactionError(TxmqError):
     """A transaction cannot do what was asked."""
 
@@ -253,6 +277,14 @@ class IllegalTransition(TransactionError):
     def __init__(self, transaction: str, state: str, event: str) -> None:
         super().__init__(f"transaction {transaction} is {state}: {event} is not possible")
         self.transaction, self.state, self.event = transaction, state, event
+
+
+class TransactionAborted(TransactionError):
+    """The transaction was rolled back, or could not be committed: none of its rows and messages exist."""
+
+
+class TokenFenced(TransactionError):
+    """A resolver decided ROLLBACK for the token before its row was written; the transaction must be rolled back."""
 
 
 class InDoubt(TransactionError):
