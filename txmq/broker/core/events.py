@@ -209,6 +209,13 @@ class JobDecided(NamedTuple):
     released: tuple[Released, ...]
 
 
+@event(21)
+class TransactionsForgotten(NamedTuple):
+    """Outcomes older than the time they are kept were dropped; their tokens are refused from now on by their age."""
+
+    tokens: tuple[bytes, ...]
+
+
 @event(24)
 class ProducerForgotten(NamedTuple):
     """Producers idle for too long are no longer remembered."""

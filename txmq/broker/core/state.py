@@ -1,8 +1,8 @@
 """State: what the broker knows, a fold of its log over `apply`.
 
 Rules for this module: plain data and look-ups only. What grows with the number of messages is in `tables`; topics, producers and
-consumer groups are plain objects, whose rows are written to the tables when they are marked dirty (`save`), so that the tables alone,
-at one position of the log, are the whole state.
+consumer groups are plain objects, whose rows are written to the tables when they are marked dirty (`persist`), so that the tables
+alone, at one position of the log, are the whole state.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import Consumers
-from txmq.errors import RequestRejected
 
 if TYPE_CHECKING:
     from txmq.broker.core.events import Event
+    from txmq.errors import RequestRejected
 
-RECEIPTS_KEPT = 256  # a client has at most this many sends under way on one connection (ARCHITECTURE: delivery, message id)
+RECEIPTS_KEPT = 256  # sends that a client may have under way on one connection (ARCHITECTURE 5)
 
 
 class Rejected(NamedTuple):
@@ -31,7 +31,7 @@ class Rejected(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a decision comes to: the events to record, in order, and the reply that may go out once they are durable."""
+    """What a command comes to: the events to record, in order, and the reply that may go out once they are durable."""
 
     events: tuple[Event, ...] = ()
     reply: object = None
@@ -67,19 +67,22 @@ class Producer:
     # (sequence of the batch's first row, offset, stored at)
 
 
-@dataclass(slots=True)
 class State:
     """Everything. `apply` is the only writer."""
 
-    tables: t.Tables
-    topics: dict[str, Topic] = field(default_factory=dict)
-    topics_by_id: dict[int, Topic] = field(default_factory=dict)
-    producers: dict[bytes, Producer] = field(default_factory=dict)
-    consumers: Consumers = field(default_factory=Consumers)
-    holds: Counter[tuple[int, int]] = field(default_factory=Counter)  # held (key, ticket) pairs by (topic id, partition)
-    undecided: int = 0
-    boot_epoch: int = 0
-    next_topic_id: int = 1
-    stored_at: int = 0
-    dirty_topics: set[int] = field(default_factory=set)
-    dirty_producers: set[bytes] = field(default_factory=set)
+    def __init__(self, tables: t.Tables) -> None:
+        self.tables = tables
+        self.entries = tables[t.ENTRIES]
+        self.transactions = tables[t.TRANSACTIONS]
+        self.topics: dict[str, Topic] = {}
+        self.topics_by_id: dict[int, Topic] = {}
+        self.producers: dict[bytes, Producer] = {}
+        self.consumers = Consumers()
+        self.holds: Counter[tuple[int, int]] = Counter()  # rows of table `holds` by (topic id, partition)
+        self.undecided = 0
+        self.boot_epoch = 0
+        self.next_topic_id = 1
+        self.stored_at = 0
+        self.published: set[int] = set()  # topics with new entries; whoever wakes readers clears it (not part of the fold)
+        self.dirty_topics: set[int] = set()
+        self.dirty_producers: set[bytes] = set()

@@ -19,7 +19,8 @@ Row = tuple[object, ...]
 
 TOPICS, PARTITIONS, ENTRIES = "topics", "partitions", "entries"
 PRODUCERS = "producers"
-TRANSACTIONS, QUEUED, HOLDS, JOBS, JOB_PARTS = "transactions", "queued", "holds", "jobs", "job_parts"
+TRANSACTIONS, UNDECIDED, QUEUED, HOLDS = "transactions", "undecided", "queued", "holds"
+JOBS, JOB_PARTS = "jobs", "job_parts"
 CONFLICTS = "conflicts"
 DUE = "due"
 GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
@@ -27,13 +28,13 @@ MOVED, PARKED, LETTERS = "moved", "parked", "letters"
 META = "meta"
 
 NAMES = (
-    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, QUEUED, HOLDS, JOBS, JOB_PARTS, CONFLICTS, DUE,
+    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, CONFLICTS, DUE,
     GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, META,
 )  # fmt: skip
 
 PARTITION_KEY = Struct(">II")  # topic id, partition
 ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset
-TICKET_KEY = Struct(">Q")  # log position
+TICKET_KEY = Struct(">Q")  # log position of the record that gave the ticket (tables undecided, queued, conflicts)
 HOLD_KEY = Struct(">IIQQ")  # topic id, partition, key hash + 2**63, ticket
 JOB_PART_KEY = Struct(">16s16s")  # job token, token
 DUE_KEY = Struct(">QBQ")  # due at, kind, position of the record that set the timer
@@ -42,6 +43,8 @@ FENCE_KEY = Struct(">IIQ")  # group id, topic id, key hash + 2**63
 MOVED_KEY = Struct(">IIIQ")  # group id, topic id, partition, offset
 PARKED_KEY = Struct(">IIQQ")  # group id, topic id, key hash + 2**63, number in the group's order of parking
 LETTER_KEY = Struct(">IQ")  # group id, number in the group's order of dying
+
+DUE_CHECK = 1  # kind of a DUE row: the check-back of a transaction; row = (token,)
 
 SIGN = 1 << 63  # added to signed 64-bit key hashes so that they sort as unsigned bytes
 

@@ -1,0 +1,158 @@
+"""Decisions: a transaction is decided once, by compare-and-set, and what that sets free is published in the order of its tickets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.broker.core import consumer_actions as actions
+from txmq.broker.core import holds
+from txmq.broker.core import tables as t
+from txmq.broker.core.events import ConflictSeen, Decided, Released
+from txmq.broker.core.holds import HeldBatch, Release, Waiting
+from txmq.broker.core.state import Outcome, Rejected, State
+from txmq.broker.core.transactions import KEPT, Transaction, get, token_time
+from txmq.errors import Conflict, UnknownTransaction
+from txmq.message import Decision
+from txmq.tx.group import GroupState, Step, decided, makes_holds, step
+
+if TYPE_CHECKING:
+    from txmq.broker.core.events import Place
+
+STEPS = {Decision.COMMIT: Step.COMMIT, Decision.ROLLBACK: Step.ROLLBACK}
+
+
+class Decide(NamedTuple):
+    """Decide a transaction. `by` names who: producer, checker, resolver, operator …"""
+
+    token: bytes
+    outcome: Decision
+    by: str
+    reason: str = ""
+
+
+class DecideReceipt(NamedTuple):
+    """Where the transaction stands after a decision; `repeated` = it had been decided so before."""
+
+    state: GroupState
+    repeated: bool
+
+
+def decide_decide(state: State, command: Decide, now: int) -> Outcome | Rejected:
+    row = get(state, command.token)
+    if row is None:
+        late = token_time(command.token) < now - KEPT
+        why = "older than the outcomes that are kept" if late else "never stored at this broker"
+        return Rejected(UnknownTransaction, f"transaction {command.token.hex()} is {why}")
+    after = step(row.state, STEPS[command.outcome])
+    if after is None:
+        return _contradiction(row, command)
+    if decided(row.state):
+        return Outcome(reply=DecideReceipt(row.state, repeated=True))
+    return decide_now(state, row, command)
+
+
+def _contradiction(row: Transaction, command: Decide) -> Outcome | Rejected:
+    name = command.token.hex()
+    if row.state is GroupState.OPEN:
+        return Rejected(Conflict, f"transaction {name} is not complete: its last part is missing", "store all parts first")
+    refused = Rejected(Conflict, f"transaction {name} is {row.state.name} and stays so", "see: txmq tx show", {"state": int(row.state)})
+    return Outcome((ConflictSeen(command.token, int(command.outcome), command.by),), refused)
+
+
+def decide_now(state: State, row: Transaction, command: Decide) -> Outcome:
+    """The decision itself, and all that it sets free."""
+    release = Release(state, lambda ticket, token: committed(state, ticket, token))
+    waiting = row.waiting(command.token)
+    if command.outcome is Decision.ROLLBACK:
+        if row.ticket and makes_holds(row.decider):
+            release.withdraw(waiting)
+        after = GroupState.ROLLED_BACK
+    else:
+        after = commit_into(state, release, row, waiting)
+    event = Decided(command.token, int(command.outcome), command.by, command.reason, tuple(release.released))
+    return Outcome((event,), DecideReceipt(after, repeated=False))
+
+
+def commit_into(state: State, release: Release, row: Transaction, waiting: Waiting) -> GroupState:
+    """Publish a committed group or leave it waiting; what made no holds takes its place in the order now."""
+    if makes_holds(row.decider):
+        return GroupState.PUBLISHED if release.offer(waiting) else GroupState.COMMITTED
+    if holds.meets_a_hold(state, row.batches):
+        return GroupState.COMMITTED
+    release.publish_now(waiting)
+    return GroupState.PUBLISHED
+
+
+def committed(state: State, ticket: int, token: bytes | None) -> Waiting | None:
+    """What stands behind a ticket, if nothing but its keys keeps it from being published."""
+    if token is not None:
+        row = get(state, token)
+        return row.waiting(token) if row is not None and row.state is GroupState.COMMITTED else None
+    queued = state.tables[t.QUEUED].get(t.TICKET_KEY.pack(ticket))
+    return None if queued is None else Waiting(ticket, None, (HeldBatch._make(queued),))  # type: ignore[arg-type]
+
+
+def apply_decided(state: State, event: Decided, place: Place) -> None:
+    verdict = Decide(event.token, Decision(event.outcome), event.by, event.reason)
+    published = any(token == event.token for token, _ticket, _offsets in event.released)
+    settle_one(state, verdict, place, published=published, ticket=place.position)
+    apply_released(state, event.released, place)
+
+
+def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, ticket: int) -> None:
+    """Apply a decision to one transaction; publication, if it is due, follows in `apply_released`.
+
+    `ticket` is its place in the order of its keys where it has to wait and took none when it was stored.
+    """
+    token, outcome, by, reason = verdict
+    row = get(state, token)
+    assert row is not None, "decided, so it is stored"
+    _no_longer_undecided(state, row)
+    if outcome is Decision.ROLLBACK:
+        if row.ticket and makes_holds(row.decider):
+            holds.drop(state, row.ticket, row.batches)
+        row = row._replace(state=GroupState.ROLLED_BACK, batches=())
+    else:
+        row = row._replace(state=GroupState.COMMITTED)
+        if not makes_holds(row.decider) and not published:
+            row = row._replace(ticket=ticket)
+            holds.take(state, row.ticket, token, row.batches)
+    actions.settle(state, token, row.actions, place, committed=outcome is Decision.COMMIT)
+    row = row._replace(by=by, reason=reason, decided_at=place.stored_at, check_at=0)
+    state.transactions.put(token, row)
+
+
+def _no_longer_undecided(state: State, row: Transaction) -> None:
+    if row.state is not GroupState.UNDECIDED:
+        return
+    state.tables[t.UNDECIDED].delete(t.TICKET_KEY.pack(row.ticket))
+    state.undecided -= 1
+    if row.check_at:
+        state.tables[t.DUE].delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
+
+
+def apply_released(state: State, released: tuple[Released, ...], place: Place) -> None:
+    """Publish, in the order decided, everything that a decision set free."""
+    for token, ticket, offsets in released:
+        if token is None:
+            key = t.TICKET_KEY.pack(ticket)
+            waiting = committed(state, ticket, None)
+            state.tables[t.QUEUED].delete(key)
+        else:
+            waiting = committed(state, ticket, token)
+        assert waiting is not None, "released, so it was waiting"
+        holds.drop(state, ticket, waiting.batches)
+        holds.publish(state, waiting, offsets, place)
+        if token is not None:
+            row = get(state, token)
+            assert row is not None
+            lean = tuple(batch._replace(hashes=()) for batch in row.batches)
+            state.transactions.put(token, row._replace(state=GroupState.PUBLISHED, offsets=offsets, batches=lean))
+
+
+def apply_conflict(state: State, event: ConflictSeen, place: Place) -> None:
+    state.tables[t.CONFLICTS].put(t.TICKET_KEY.pack(place.position), (event.token, event.outcome, event.by, place.stored_at))
+
+
+DECIDERS = {Decide: decide_decide}
+APPLIERS = {Decided: apply_decided, ConflictSeen: apply_conflict}

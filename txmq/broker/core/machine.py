@@ -1,0 +1,42 @@
+"""The broker's state machine: `decide` judges a command, `apply` records an event. Recovery calls only `apply`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.broker.core import consumer_rules, decisions, jobs, persistence, sends, topics, transactions, upkeep
+from txmq.broker.core.events import Booted, Event, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.core.state import Outcome, Rejected, State
+
+RULES = (topics, sends, transactions, decisions, jobs, upkeep, consumer_rules)
+
+
+def apply_booted(state: State, event: Booted, place: Place) -> None:
+    """Nobody is connected any more."""
+    state.boot_epoch = event.boot_epoch
+    consumer_rules.apply_booted(state, event, place)
+
+
+DECIDERS: dict[type, Callable[[State, Any, int], Outcome | Rejected]] = {}
+APPLIERS: dict[type, Callable[[State, Any, Place], None]] = {Booted: apply_booted}
+for _module in RULES:
+    DECIDERS.update(_module.DECIDERS)
+    APPLIERS.update(_module.APPLIERS)
+
+
+def decide(state: State, command: object, now: int) -> Outcome | Rejected:
+    """What a command comes to at the time `now` (microseconds); the state is not changed."""
+    return DECIDERS[type(command)](state, command, now)
+
+
+def apply(state: State, event: Event, place: Place) -> None:
+    """Record an event that stands in the log at `place`. Total and deterministic: settings, clock and chance play no part."""
+    state.stored_at = place.stored_at
+    APPLIERS[type(event)](state, event, place)
+
+
+save, load = persistence.save, persistence.load

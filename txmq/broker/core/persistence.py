@@ -1,0 +1,65 @@
+"""Plain objects to table rows and back, so that the tables alone are the whole state at one position of the log."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from txmq.broker.core import tables as t
+from txmq.broker.core.state import RECEIPTS_KEPT, Producer, State, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BROKER_ROW = b"broker"
+TOPIC_KEY = t.TICKET_KEY
+
+
+def save(state: State) -> None:
+    """Write what changed since the last call to the tables."""
+    for topic_id in state.dirty_topics:
+        topic = state.topics_by_id[topic_id]
+        row = (topic.name, topic.epoch, topic.deleted, tuple(topic.ends))
+        state.tables[t.TOPICS].put(TOPIC_KEY.pack(topic_id), row)
+    state.dirty_topics.clear()
+    for name in state.dirty_producers:
+        _save_producer(state, name)
+    state.dirty_producers.clear()
+    state.tables[t.META].put(BROKER_ROW, (state.boot_epoch, state.next_topic_id, state.stored_at))
+    state.consumers.save(state.tables)
+
+
+def _save_producer(state: State, name: bytes) -> None:
+    producer = state.producers.get(name)
+    if producer is None:
+        state.tables[t.PRODUCERS].delete(name)
+        return
+    row = (producer.epoch, producer.last, producer.seen_at, tuple(producer.receipts))
+    state.tables[t.PRODUCERS].put(name, row)
+
+
+def load(tables: t.Tables) -> State:
+    """The state that the tables hold."""
+    state = State(tables)
+    broker = tables[t.META].get(BROKER_ROW)
+    if broker is None:
+        return state
+    state.boot_epoch, state.next_topic_id, state.stored_at = broker  # type: ignore[assignment]  # rows are untyped tuples
+    for key, row in _rows(tables, t.TOPICS):
+        topic_id = TOPIC_KEY.unpack(key)[0]
+        topic = Topic(topic_id, row[0], list(row[3]), row[1], deleted=row[2])
+        state.topics_by_id[topic_id] = topic
+        if not topic.deleted:
+            state.topics[topic.name] = topic
+    for name, row in _rows(tables, t.PRODUCERS):
+        receipts = deque((tuple(receipt) for receipt in row[3]), maxlen=RECEIPTS_KEPT)
+        state.producers[name] = Producer(row[0], row[1], row[2], receipts)
+    for key, _row in _rows(tables, t.HOLDS):
+        state.holds[t.HOLD_KEY.unpack(key)[:2]] += 1
+    state.undecided = sum(1 for _ in _rows(tables, t.UNDECIDED))
+    state.consumers.load(tables)
+    return state
+
+
+def _rows(tables: t.Tables, name: str) -> Iterator[tuple[bytes, Any]]:
+    yield from tables[name].range(b"")

@@ -1,0 +1,108 @@
+"""Plain sends: one batch for one partition, published at once unless one of its keys is held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.batch import key_hashes
+from txmq.broker.core import holds
+from txmq.broker.core import tables as t
+from txmq.broker.core.events import BatchQueued, BatchStored
+from txmq.broker.core.state import Outcome, Producer, Rejected, SendReceipt, State
+from txmq.broker.core.topics import find
+from txmq.errors import SequenceGap, UnknownProducer
+
+if TYPE_CHECKING:
+    from txmq.batch import BatchHeader
+    from txmq.broker.core.events import Place
+
+
+class Send(NamedTuple):
+    """Store a batch in a partition. `batch` has been verified; `header` is its own."""
+
+    topic: str
+    epoch: int  # shape of the topic that the sender knows, 0 = it does not say
+    partition: int
+    batch: bytes
+    header: BatchHeader
+
+
+def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
+    topic = find(state, command.topic, command.partition, command.epoch)
+    if isinstance(topic, Rejected):
+        return topic
+    header = command.header
+    known = _seen_before(state.producers.get(header.producer_id), header)
+    if known is not None:
+        return known
+    place = (topic.topic_id, command.partition)
+    origin = (header.producer_id, header.epoch, header.sequence)
+    size = (header.count, len(command.batch), header.tag_filter)
+    if state.holds[place]:
+        hashes = distinct(key_hashes(command.batch))
+        if holds.any_held(state, *place, hashes):
+            return Outcome((BatchQueued(*place, *size, *origin, hashes),), SendReceipt(-1, now))
+    base = topic.ends[command.partition]
+    return Outcome((BatchStored(*place, base, *size, *origin),), SendReceipt(base, now))
+
+
+def distinct(hashes: list[int | None]) -> tuple[int, ...]:
+    """The key hashes of a batch, each once, in the order of their first rows; rows without a key have none."""
+    return tuple(dict.fromkeys(h for h in hashes if h is not None))
+
+
+def _seen_before(producer: Producer | None, header: BatchHeader) -> Outcome | Rejected | None:
+    """The answer to a repeated or misplaced sequence; None = it is the next one."""
+    if producer is None or header.epoch > producer.epoch:
+        return None if header.sequence == 0 else _forgotten(header)
+    if header.epoch < producer.epoch:
+        return Rejected(UnknownProducer, "a newer incarnation of this producer has taken over")
+    if header.sequence == producer.last + 1:
+        return None
+    if header.sequence > producer.last:
+        missing = f"sequence {header.sequence} after {producer.last}"
+        return Rejected(SequenceGap, f"a send is missing: {missing}", "send again from the first unacknowledged one")
+    for sequence, offset, stored_at in producer.receipts:
+        if sequence == header.sequence:
+            return Outcome(reply=SendReceipt(offset, stored_at, duplicate=True))
+    return _forgotten(header)
+
+
+def _forgotten(header: BatchHeader) -> Rejected:
+    message = f"no receipt is kept of sequence {header.sequence} of producer {header.producer_id.hex()}"
+    return Rejected(UnknownProducer, message, "it may have been stored: look for the message id before sending again")
+
+
+def _remember(state: State, event: BatchStored | BatchQueued, offset: int, stored_at: int) -> None:
+    producer = state.producers.get(event.producer)
+    if producer is None or event.epoch > producer.epoch:
+        producer = state.producers[event.producer] = Producer(event.epoch, -1, stored_at)
+    producer.last = event.sequence + event.count - 1
+    producer.seen_at = stored_at
+    producer.receipts.append((event.sequence, offset, stored_at))
+    state.dirty_producers.add(event.producer)
+
+
+def apply_stored(state: State, event: BatchStored, place: Place) -> None:
+    topic = state.topics_by_id[event.topic_id]
+    topic.ends[event.partition] = event.base_offset + event.count
+    state.dirty_topics.add(event.topic_id)
+    state.published.add(event.topic_id)
+    state.entries.put(
+        t.ENTRY_KEY.pack(event.topic_id, event.partition, event.base_offset),
+        t.Entry(place.attachment, event.length, event.count, place.stored_at, event.tag_filter, place.end),
+    )
+    _remember(state, event, event.base_offset, place.stored_at)
+
+
+def apply_queued(state: State, event: BatchQueued, place: Place) -> None:
+    batch = holds.HeldBatch(
+        event.topic_id, event.partition, place.attachment, event.length, event.count, event.tag_filter, event.hashes
+    )
+    state.tables[t.QUEUED].put(t.TICKET_KEY.pack(place.position), batch)
+    holds.take(state, place.position, None, (batch,))
+    _remember(state, event, -1, place.stored_at)
+
+
+DECIDERS = {Send: decide_send}
+APPLIERS = {BatchStored: apply_stored, BatchQueued: apply_queued}

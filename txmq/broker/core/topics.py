@@ -1,0 +1,146 @@
+"""Topics: created, grown, deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.broker.core import tables as t
+from txmq.broker.core.events import TopicCreated, TopicDeleted, TopicGrown
+from txmq.broker.core.state import Outcome, Rejected, State, Topic
+from txmq.errors import BadRequest, Conflict, StaleTopic, TopicExists, UnknownPartition, UnknownTopic
+
+if TYPE_CHECKING:
+    from txmq.broker.core.events import Place
+
+MAX_PARTITIONS = 4_096  # of one topic: each has a row in the state and a place in every assignment
+
+
+class CreateTopic(NamedTuple):
+    """Make a topic; the same topic again is fine, another shape of it is not."""
+
+    name: str
+    partitions: int
+
+
+class GrowTopic(NamedTuple):
+    """Give a topic more partitions."""
+
+    name: str
+    partitions: int
+
+
+class DeleteTopic(NamedTuple):
+    """Remove a topic and forget its messages."""
+
+    name: str
+
+
+class TopicView(NamedTuple):
+    """What clients need to know of a topic."""
+
+    name: str
+    partitions: int
+    epoch: int
+
+
+def find(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic | Rejected:
+    """The topic that a sender or reader means; `epoch` is the shape it knows, 0 = it does not say."""
+    topic = state.topics.get(name)
+    if topic is None:
+        return Rejected(UnknownTopic, f"there is no topic {name!r}", "create it: txmq topic create", {"topic": name})
+    if epoch and epoch != topic.epoch:
+        return Rejected(StaleTopic, f"topic {name!r} has grown", "fetch its metadata", {"topic": name, "epoch": topic.epoch})
+    if partition >= len(topic.ends):
+        message = f"topic {name!r} has no partition {partition}: it has {len(topic.ends)}, from 0"
+        return Rejected(UnknownPartition, message, detail={"topic": name, "partitions": len(topic.ends)})
+    return topic
+
+
+def _bad_count(partitions: int) -> Rejected | None:
+    if 1 <= partitions <= MAX_PARTITIONS:
+        return None
+    return Rejected(BadRequest, f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions}")
+
+
+def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rejected:
+    del now
+    if bad := _bad_count(command.partitions):
+        return bad
+    topic = state.topics.get(command.name)
+    if topic is None:
+        created = TopicCreated(state.next_topic_id, command.name, command.partitions)
+        return Outcome((created,), TopicView(command.name, command.partitions, 1))
+    if len(topic.ends) != command.partitions:
+        message = f"topic {command.name!r} exists with {len(topic.ends)} partitions"
+        return Rejected(TopicExists, message, "to grow it: txmq topic set --partitions")
+    return Outcome(reply=view(topic))
+
+
+def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejected:
+    del now
+    topic = find(state, command.name)
+    if isinstance(topic, Rejected):
+        return topic
+    if bad := _bad_count(command.partitions):
+        return bad
+    if command.partitions < len(topic.ends):
+        return Rejected(BadRequest, f"topic {command.name!r} has {len(topic.ends)} partitions; it can only grow")
+    if command.partitions == len(topic.ends):
+        return Outcome(reply=view(topic))
+    grown = TopicGrown(topic.topic_id, command.partitions, topic.epoch + 1)
+    return Outcome((grown,), TopicView(topic.name, command.partitions, topic.epoch + 1))
+
+
+def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rejected:
+    """Refused while a transaction that writes to the topic is undecided: its decision must not hit nothing."""
+    del now
+    topic = find(state, command.name)
+    if isinstance(topic, Rejected):
+        return topic
+    if any(state.holds[topic.topic_id, partition] for partition in range(len(topic.ends))):
+        return Rejected(Conflict, f"undecided transactions hold keys of topic {command.name!r}", "see: txmq tx list")
+    return Outcome((TopicDeleted(topic.topic_id),), view(topic))
+
+
+def view(topic: Topic) -> TopicView:
+    """The topic as clients see it."""
+    return TopicView(topic.name, len(topic.ends), topic.epoch)
+
+
+def apply_created(state: State, event: TopicCreated, place: Place) -> None:
+    del place
+    topic = Topic(event.topic_id, event.name, [0] * event.partitions)
+    state.topics[event.name] = state.topics_by_id[event.topic_id] = topic
+    state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
+    state.dirty_topics.add(event.topic_id)
+
+
+def apply_grown(state: State, event: TopicGrown, place: Place) -> None:
+    del place
+    topic = state.topics_by_id[event.topic_id]
+    topic.ends.extend([0] * (event.partitions - len(topic.ends)))
+    topic.epoch = event.epoch
+    state.dirty_topics.add(event.topic_id)
+
+
+def apply_deleted(state: State, event: TopicDeleted, place: Place) -> None:
+    """The name is free again; the entries stay until retention drops their segments."""
+    del place
+    topic = state.topics_by_id[event.topic_id]
+    topic.deleted = True
+    state.topics.pop(topic.name, None)
+    state.dirty_topics.add(event.topic_id)
+
+
+def entries(state: State, topic_id: int, partition: int, offset: int) -> list[tuple[int, t.Entry]]:
+    """(base offset, entry) of the published batch that holds `offset`, if there is one: at most one item."""
+    start = t.ENTRY_KEY.pack(topic_id, partition, 0)
+    for key, row in state.entries.range(start, t.ENTRY_KEY.pack(topic_id, partition, offset + 1), reverse=True):
+        base: int = t.ENTRY_KEY.unpack(key)[2]
+        entry = t.Entry._make(row)  # type: ignore[arg-type]  # rows are untyped tuples
+        return [(base, entry)] if offset < base + entry.count else []
+    return []
+
+
+DECIDERS = {CreateTopic: decide_create, GrowTopic: decide_grow, DeleteTopic: decide_delete}
+APPLIERS = {TopicCreated: apply_created, TopicGrown: apply_grown, TopicDeleted: apply_deleted}

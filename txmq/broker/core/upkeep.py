@@ -1,0 +1,98 @@
+"""Upkeep: timers of transactions, and what is forgotten after its time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.broker.core import tables as t
+from txmq.broker.core.events import CheckPlanned, ProducerForgotten, TransactionsForgotten
+from txmq.broker.core.state import Outcome, State
+from txmq.broker.core.transactions import KEPT, get, token_time
+from txmq.tx.group import GroupState, decided
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.broker.core.events import Place
+
+AT_ONCE = 1_000  # rows that one sweep may touch, so that no apply takes long
+PRODUCERS_KEPT = 7 * 24 * 3600 * 1_000_000  # idle for so long (ARCHITECTURE 5)
+
+
+class PlanCheck(NamedTuple):
+    """Set the time of the next check-back, after one was tried or was due."""
+
+    token: bytes
+    check_at: int
+    tries: int
+    in_doubt: bool
+
+
+class Sweep(NamedTuple):
+    """Timer: forget producers that are idle and outcomes that are old."""
+
+
+def due_checks(state: State, now: int, limit: int) -> Iterator[bytes]:
+    """Tokens of undecided transactions whose check-back is due, the longest due first."""
+    start, stop = t.DUE_KEY.pack(0, 0, 0), t.DUE_KEY.pack(now + 1, 0, 0)
+    for key, row in state.tables[t.DUE].range(start, stop):
+        if t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK and limit > 0:
+            limit -= 1
+            yield row[0]  # type: ignore[misc]  # rows are untyped tuples
+
+
+def decide_plan(state: State, command: PlanCheck, now: int) -> Outcome:
+    del now
+    row = get(state, command.token)
+    if row is None or row.state is not GroupState.UNDECIDED:
+        return Outcome()
+    return Outcome((CheckPlanned(command.token, command.check_at, command.tries, command.in_doubt),))
+
+
+def apply_planned(state: State, event: CheckPlanned, place: Place) -> None:
+    del place
+    row = get(state, event.token)
+    assert row is not None, "checked, so it is stored"
+    due = state.tables[t.DUE]
+    if row.check_at:
+        due.delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
+    due.put(t.DUE_KEY.pack(event.check_at, t.DUE_CHECK, row.ticket), (event.token,))
+    state.transactions.put(event.token, row._replace(check_at=event.check_at, tries=event.tries, in_doubt=event.in_doubt))
+
+
+def decide_sweep(state: State, command: Sweep, now: int) -> Outcome:
+    del command
+    idle = [name for name, producer in state.producers.items() if producer.seen_at < now - PRODUCERS_KEPT][:AT_ONCE]
+    old = list(_old_transactions(state, now))
+    events = (*((ProducerForgotten(tuple(idle)),) if idle else ()), *((TransactionsForgotten(tuple(old)),) if old else ()))
+    return Outcome(events)
+
+
+def _old_transactions(state: State, now: int) -> Iterator[bytes]:
+    """Tokens sort by their time. An undecided transaction is never forgotten."""
+    stop = ((now - KEPT) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
+    rows = state.transactions.range(b"", stop)
+    for (token, row), _count in zip(rows, range(AT_ONCE), strict=False):
+        if decided(GroupState(row[0])) and token_time(token) < now - KEPT:  # type: ignore[call-overload]
+            yield token
+
+
+def apply_transactions_forgotten(state: State, event: TransactionsForgotten, place: Place) -> None:
+    del place
+    for token in event.tokens:
+        state.transactions.delete(token)
+
+
+def apply_producers_forgotten(state: State, event: ProducerForgotten, place: Place) -> None:
+    del place
+    for name in event.producers:
+        state.producers.pop(name, None)
+        state.dirty_producers.add(name)
+
+
+DECIDERS = {PlanCheck: decide_plan, Sweep: decide_sweep}
+APPLIERS = {
+    CheckPlanned: apply_planned,
+    TransactionsForgotten: apply_transactions_forgotten,
+    ProducerForgotten: apply_producers_forgotten,
+}
