@@ -1,4 +1,4 @@
-"""What every test runs under: no failure of a Deferred goes unseen, generated examples have no deadline of their own."""
+"""What every test runs under: no failure of a Deferred goes unseen, and examples have no deadline of their own."""
 
 from __future__ import annotations
 

@@ -1,0 +1,54 @@
+"""The wheel: everything a user needs is in it, and it is built without a network."""
+
+import configparser
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """Built from a copy: setuptools leaves things beside its sources."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, copy)
+    for name in ("txmq", "spark"):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options, "-w", "out", "."],
+        cwd=copy, capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stdout + built.stderr
+    with zipfile.ZipFile(next((copy / "out").glob("txmq-*.whl"))) as archive:
+        yield archive
+
+
+def shipped(package: Path) -> set[str]:
+    files = (file for file in package.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {file.relative_to(package.parent).as_posix() for file in files}
+
+
+def test_wheel_holds_every_file_of_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert "txmq/py.typed" in inside
+    assert inside == shipped(ROOT / "txmq") | shipped(ROOT / "spark" / "txmq_spark")
+
+
+def test_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
+    [info] = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
+    scripts = configparser.ConfigParser()
+    scripts.read_string(wheel.read(f"{info}/entry_points.txt").decode())
+    assert dict(scripts["console_scripts"]) == {"txmq": "txmq.cli.app:main"}
+    metadata = wheel.read(f"{info}/METADATA").decode()
+    assert "License-Expression: Apache-2.0" in metadata
+    assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
