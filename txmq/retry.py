@@ -1,0 +1,102 @@
+"""How long a failed message waits before it is delivered again, and when that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from txmq.errors import ConfigError
+
+SECOND = 1_000_000
+MAX_DELAY = 365 * 24 * 3600 * SECOND
+MAX_ATTEMPTS = 1_000_000
+MAX_STEPS = 1_000
+MAX_FACTOR = 1_000
+
+# The table that RocketMQ's users know: 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h.
+DEFAULT_DELAYS = tuple(s * SECOND for s in (10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200))
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """A table of delays in microseconds: the first after the first failure, and so on; the last one repeats.
+
+    `attempts` is the number of retries, by default one for each delay; then the message is exhausted. `jitter` spreads
+    each delay by up to that fraction of it to either side, so that what failed together does not come back together.
+    Raises ConfigError.
+    """
+
+    delays: tuple[int, ...] = DEFAULT_DELAYS
+    attempts: int | None = None
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("delays", 0 < len(self.delays) <= MAX_STEPS, f"1 to {MAX_STEPS} of them are needed")
+        in_range = all(type(delay) is int and 0 <= delay <= MAX_DELAY for delay in self.delays)
+        _require("delays", in_range, "each is an int of microseconds, from 0 to a year")
+        retries = self.retries
+        _require("attempts", type(retries) is int and 0 <= retries <= MAX_ATTEMPTS, f"0 to {MAX_ATTEMPTS} are possible")
+        fraction = type(self.jitter) in (int, float) and 0 <= self.jitter <= 1
+        _require("jitter", fraction, "a fraction from 0 to 1 is needed")
+
+    @classmethod
+    def table(cls, *seconds: float, attempts: int | None = None, jitter: float = 0.0) -> Self:
+        """The policy with these delays, in seconds."""
+        return cls(tuple(_micros("delays", delay) for delay in seconds), attempts, jitter)
+
+    @classmethod
+    def exponential(
+        cls,
+        *,
+        initial_s: float = 5.0,
+        factor: float = 2.0,
+        max_s: float = 7_200.0,
+        attempts: int = 16,
+        jitter: float = 0.0,
+    ) -> Self:
+        """Delays that grow by `factor` from `initial_s` to at most `max_s`."""
+        _require("factor", 1 <= factor <= MAX_FACTOR, f"1 to {MAX_FACTOR} is possible")
+        delay, most = _micros("initial_s", initial_s), _micros("max_s", max_s)
+        delays = [min(delay, most)]
+        while len(delays) < min(attempts, MAX_STEPS) and delays[-1] < most:
+            delays.append(min(round(delays[-1] * factor), most))
+        return cls(tuple(delays), attempts, jitter)
+
+    @property
+    def retries(self) -> int:
+        """How many times a message is delivered again before it is exhausted."""
+        return len(self.delays) if self.attempts is None else self.attempts
+
+    def delay(self, attempt: int, chance: float = 0.5) -> int | None:
+        """Microseconds to wait after the failure of delivery `attempt` (1 = the first); None = exhausted.
+
+        `chance` is a random number from 0 to 1; it places the delay within its jitter.
+        """
+        if attempt > self.retries:
+            return None
+        delay = self.delays[min(attempt, len(self.delays)) - 1]
+        return round(delay * (1 + self.jitter * (2 * chance - 1)))
+
+    def to_json(self) -> dict[str, object]:
+        return {"delays": list(self.delays), "attempts": self.attempts, "jitter": self.jitter}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The policy that `to_json` described. Raises ConfigError for anything else."""
+        unknown = fields.keys() - {"delays", "attempts", "jitter"}
+        _require("/".join(sorted(unknown)), not unknown, "a retry policy has delays, attempts and jitter")
+        delays = fields.get("delays", DEFAULT_DELAYS)
+        if not isinstance(delays, list | tuple):
+            raise ConfigError("retry.delays", "a list is needed")
+        return cls(tuple(delays), fields.get("attempts"), fields.get("jitter", 0.0))
+
+
+def _require(field: str, condition: bool, rule: str) -> None:  # noqa: FBT001
+    if not condition:
+        raise ConfigError(f"retry.{field}", rule)
+
+
+def _micros(field: str, seconds: float) -> int:
+    _require(field, 0 <= seconds <= MAX_DELAY / SECOND, "seconds from 0 to a year")
+    return round(seconds * SECOND)
