@@ -41,9 +41,9 @@ def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
     if state.holds[place]:
         hashes = distinct(key_hashes(command.batch))
         if holds.any_held(state, *place, hashes):
-            return Outcome((BatchQueued(*place, *size, *origin, hashes),), SendReceipt(-1, now))
+            return Outcome((BatchQueued(*place, *size, *origin, hashes),), SendReceipt(-1, now), command.batch)
     base = topic.ends[command.partition]
-    return Outcome((BatchStored(*place, base, *size, *origin),), SendReceipt(base, now))
+    return Outcome((BatchStored(*place, base, *size, *origin),), SendReceipt(base, now), command.batch)
 
 
 def distinct(hashes: list[int | None]) -> tuple[int, ...]:

@@ -31,10 +31,16 @@ class Rejected(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a command comes to: the events to record, in order, and the reply that may go out once they are durable."""
+    """What a command comes to: the events to record, in order, and the reply that may go out once they are durable.
+
+    `attachment` belongs to the first event, where that has one. `early`: the events need not be durable before the reply
+    goes out, because losing them does no more than a lost reply would (first leases, heartbeats).
+    """
 
     events: tuple[Event, ...] = ()
     reply: object = None
+    attachment: bytes = b""
+    early: bool = False
 
 
 @dataclass(slots=True)

@@ -113,7 +113,8 @@ def decide_store(state: State, command: StorePart, now: int) -> Outcome | Reject
         command.token, command.part, batches, command.sealed, command.digest, command.epoch, command.decider,
         command.service, command.actions, now + command.check_after if command.check_after else 0, offsets,
     )  # fmt: skip
-    return Outcome((event,), GroupReceipt(_state_after(event), 0, offsets or ()))
+    attachment = b"".join(batch.data for batch in command.batches)
+    return Outcome((event,), GroupReceipt(_state_after(event), 0, offsets or ()), attachment)
 
 
 def _job_is_over(state: State, decider: tuple[object, ...]) -> Outcome | None:

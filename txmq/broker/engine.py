@@ -1,0 +1,217 @@
+"""The engine: decisions become durable here, and nothing of them gets out before.
+
+    command ─► decide ─► append ─► apply          at once, in memory
+    tick:  cut what is pending ─► write and fdatasync ─► replies go out, readers are woken
+
+One write is under way at a time; what arrives meanwhile goes with the next one (group commit). The write happens inline when exactly one
+reply waits for it, else in a thread: a hand-off to a thread and back costs about as much as the sync itself, and is worth it only when
+the reactor has other work (ARCHITECTURE 1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import structlog
+
+from txmq.broker.core import machine
+from txmq.broker.core.events import Booted, Event, Place, encode
+from txmq.broker.core.state import Rejected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IReactorTime
+    from twisted.python.failure import Failure
+
+    from txmq.broker.core.state import State
+    from txmq.config import FlushEvery
+    from txmq.store.log import Flush, Log
+
+log = structlog.get_logger()
+INLINE_BYTES = 256 * 1024  # a larger write keeps the reactor busy for longer than a thread hand-off takes
+
+
+class InThread(Protocol):
+    """Runs a blocking function in the engine's one writing thread."""
+
+    def __call__(self, function: Callable[..., Any], *args: object) -> Deferred[Any]: ...
+
+
+class _Waiting(NamedTuple):
+    end: int
+    deliver: Callable[[Any], None]
+    reply: Any
+
+
+class Engine:
+    """Commands in, durable replies out. All methods belong to the reactor's thread."""
+
+    def __init__(
+        self,
+        store: Log,
+        state: State,
+        *,
+        clock: IReactorTime,
+        now: Callable[[], int],
+        in_thread: InThread,
+        flush: FlushEvery | None = None,
+    ) -> None:
+        """`now` gives microseconds since the epoch; `flush` None = every reply waits for the disk."""
+        self.store, self.state = store, state
+        self._clock, self._now, self._in_thread, self._policy = clock, now, in_thread, flush
+        self._waiting: deque[_Waiting] = deque()
+        self._written: list[_Waiting] = []  # early replies: they wait for the write, not for the disk
+        self._ticking = self._writing = self._sync_planned = False
+        self._unsynced = 0
+        self.reader_waits = False  # somebody waits at the tail: an asynchronous flush is brought forward
+        self.failed: Failure | None = None
+        self.on_durable: list[Callable[[], None]] = []
+        self.on_failure: Callable[[Failure], None] = _log_failure
+
+    def now(self) -> int:
+        """The broker's time: the wall clock's, but never earlier than what the log says already."""
+        return max(self._now(), self.state.stored_at)
+
+    def boot(self, name: str) -> None:
+        """Record the start: a new boot epoch. Nothing is served before it is durable."""
+        self.state.boot_epoch += 1
+        self._record(Booted(self.state.boot_epoch, name), b"", self.now())
+        self.flush_now()
+
+    def submit(self, command: object, deliver: Callable[[Any], None], *, early: bool = False) -> None:
+        """Decide a command; `deliver` gets the reply (or a Rejected) once all that it rests on is durable.
+
+        `early`: under an asynchronous flush policy the reply need not wait for the disk (plain sends only).
+        """
+        now = self.now()
+        outcome = machine.decide(self.state, command, now)
+        if isinstance(outcome, Rejected):
+            self._answer_later(deliver, outcome)
+            return
+        attachment = outcome.attachment
+        for event in outcome.events:
+            self._record(event, attachment, now)
+            attachment = b""
+        if outcome.early:
+            deliver(outcome.reply)
+            self._tick_soon()
+        elif early and self._policy is not None:
+            self._unsynced += 1
+            self._written.append(_Waiting(0, deliver, outcome.reply))
+            self._tick_soon()
+        else:
+            self._answer_later(deliver, outcome.reply)
+
+    def _record(self, event: Event, attachment: bytes, now: int) -> None:
+        epoch = self.state.boot_epoch
+        at = self.store.append(event.KIND, encode(event), attachment, stored_at=now, boot_epoch=epoch)
+        machine.apply(self.state, event, Place(at.position, at.end, at.attachment_position, now, epoch))
+
+    def _answer_later(self, deliver: Callable[[Any], None], reply: object) -> None:
+        """A refusal or a repeated receipt may rest on what is not yet on disk, so it waits like any other reply."""
+        if self.store.end == self.store.durable:
+            deliver(reply)
+            return
+        self._waiting.append(_Waiting(self.store.end, deliver, reply))
+        self._tick_soon()
+
+    def _tick_soon(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self._clock.callLater(0, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        if self._writing or self.failed is not None:
+            return  # the end of the write under way ticks again
+        flush = self.store.cut()
+        if self._policy is not None and not self._must_sync():
+            self._write_only(flush)
+        elif flush is not None or self.store.durable < self.store.end:
+            self._write_and_sync(flush)
+
+    def _must_sync(self) -> bool:
+        assert self._policy is not None
+        return bool(self._waiting) or self.reader_waits or self._unsynced >= self._policy.messages
+
+    def _write_only(self, flush: Flush | None) -> None:
+        assert self._policy is not None
+        if flush is not None:
+            self._guard(self.store.write, flush, sync=False)
+        self._answer_early(self._take_early())
+        if not self._sync_planned and self.store.durable < self.store.end:
+            self._sync_planned = True
+            self._clock.callLater(self._policy.every_ms / 1_000, self._planned_sync)
+
+    def _planned_sync(self) -> None:
+        self._sync_planned = False
+        if not self._writing and self.failed is None and self.store.durable < self.store.end:
+            self._write_and_sync(self.store.cut())
+
+    def _write_and_sync(self, flush: Flush | None) -> None:
+        self._unsynced = 0
+        early = self._take_early()
+        if flush is not None and len(self._waiting) == 1 and flush.size <= INLINE_BYTES and not early:
+            self._guard(self.store.write, flush)
+            self._done(flush, early)
+            return
+        self._writing = True
+        work = self._in_thread(self.store.sync) if flush is None else self._in_thread(self.store.write, flush)
+        work.addCallbacks(lambda _: self._thread_done(flush, early), self._broken)
+
+    def _thread_done(self, flush: Flush | None, early: list[_Waiting]) -> None:
+        self._writing = False
+        self._done(flush, early)
+        if self.store.end > self.store.durable or self._written:
+            self._tick_soon()
+
+    def _done(self, flush: Flush | None, early: list[_Waiting]) -> None:
+        self.store.done(flush)
+        self._answer_early(early)
+        self._release()
+
+    def _take_early(self) -> list[_Waiting]:
+        """The early replies whose records are all in the write that begins now."""
+        early, self._written = self._written, []
+        return early
+
+    def _answer_early(self, early: list[_Waiting]) -> None:
+        for waiting in early:
+            waiting.deliver(waiting.reply)
+
+    def _release(self) -> None:
+        durable = self.store.durable
+        waiting = self._waiting
+        while waiting and waiting[0].end <= durable:
+            _end, deliver, reply = waiting.popleft()
+            deliver(reply)
+        for listener in self.on_durable:
+            listener()
+
+    def flush_now(self) -> None:
+        """Write and sync everything, blocking: at start and stop only."""
+        flush = self.store.cut()
+        if flush is not None:
+            self._guard(self.store.write, flush)
+            self._done(flush, self._take_early())
+
+    def _guard(self, function: Callable[..., object], *args: object, **kwargs: object) -> None:
+        try:
+            function(*args, **kwargs)
+        except BaseException as error:
+            from twisted.python.failure import Failure  # noqa: PLC0415  # only here, on the way down
+
+            self._broken(Failure(error))
+            raise
+
+    def _broken(self, failure: Failure) -> None:
+        """A write failed: what is on disk is not known any more. No reply is sent, nothing is tried again (PROTOCOLS 8)."""
+        self.failed = failure
+        self.on_failure(failure)
+
+
+def _log_failure(failure: Failure) -> None:
+    log.critical("engine.failed", error=failure.getErrorMessage())
