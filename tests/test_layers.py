@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (  # by name below txmq; where several match, the longest decides
-    "errors message retry config",
-    "wire batch store.record",
+    "errors limits message retry config",
+    "keys wire batch store.record",
     "tx broker.core",
     "store tx.postgres* recover",
     "broker client twisted",
