@@ -3,7 +3,7 @@
 #   make demo    the order flow, end to end             SCALE=0.01 sizes it, KEEP=1 leaves it running at the end
 #   make test    all tests but the soak                 T="tests/test_layers.py -k name" narrows
 #   make soak    the tests that run for minutes         T= narrows
-#   make bench   all benchmarks: a table, bench.json    ONLY=tx. narrows
+#   make bench   all benchmarks: a table, bench.json    ONLY=tx. narrows, SCALE=0.1 shortens
 #   make check   ruff, mypy strict, the layer test
 #   make lock    writes requirements/ anew              UPGRADE=1 takes the newest versions
 #   make clean   removes what the others made, but for .venv
@@ -42,7 +42,7 @@ soak: $(ready)
 	@$(python) -m pytest -m soak --timeout 3600 $(T)
 
 bench: $(ready)
-	@$(python) -m tests.bench $(if $(ONLY),--only $(ONLY))
+	@$(python) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(SCALE),--scale $(SCALE))
 
 check: $(ready)
 	@$(python) -m ruff check .
