@@ -25,11 +25,12 @@ CONFLICTS = "conflicts"
 DUE = "due"
 GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
 MOVED, PARKED, LETTERS = "moved", "parked", "letters"
+RETRIES, WAKES = "retries", "wakes"
 META = "meta"
 
 NAMES = (
     TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, CONFLICTS, DUE,
-    GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, META,
+    GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, META,
 )  # fmt: skip
 
 PARTITION_KEY = Struct(">II")  # topic id, partition
@@ -38,11 +39,14 @@ TICKET_KEY = Struct(">Q")  # log position of the record that gave the ticket (ta
 HOLD_KEY = Struct(">IIQQ")  # topic id, partition, key hash + 2**63, ticket
 JOB_PART_KEY = Struct(">16s16s")  # job token, token
 DUE_KEY = Struct(">QBQ")  # due at, kind, position of the record that set the timer
+GROUP_KEY = Struct(">I")  # group id; 0 = the row of the numbers next in turn
 POSITION_KEY = Struct(">III")  # group id, topic id, partition
 FENCE_KEY = Struct(">IIQ")  # group id, topic id, key hash + 2**63
 MOVED_KEY = Struct(">IIIQ")  # group id, topic id, partition, offset
-PARKED_KEY = Struct(">IIQQ")  # group id, topic id, key hash + 2**63, number in the group's order of parking
+PARKED_KEY = Struct(">IIQQIQ")  # group id, topic id, key hash + 2**63, visible_at of the entry, partition, offset: publication's order
 LETTER_KEY = Struct(">IQ")  # group id, number in the group's order of dying
+RETRY_KEY = Struct(">IIIQQ")  # group id, topic id, partition, due at, offset: what waits for its next delivery
+WAKE_KEY = Struct(">QIIIQ")  # due at, group id, topic id, partition, offset: the same rows by time alone
 
 DUE_CHECK = 1  # kind of a DUE row: the check-back of a transaction; row = (token,)
 
