@@ -1,0 +1,205 @@
+"""Control calls (docs/FORMATS.md 2.3): the arguments of each, checked strictly before anything acts on them."""
+
+from __future__ import annotations
+
+import binascii
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from txmq import limits
+
+Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
+MemberName = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
+GroupName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}(@[A-Za-z0-9_-][A-Za-z0-9._-]{0,126})?$")]
+Text = Annotated[str, StringConstraints(max_length=4_096)]
+Ms = Annotated[int, Field(ge=0, le=366 * 24 * 3600 * 1000)]
+Offset = Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
+Partition = Annotated[int, Field(ge=0, le=4_095)]
+Limit = Annotated[int, Field(ge=1, le=10_000)]
+Place = tuple[Name, Partition, Offset]
+
+
+def _hex_token(text: str) -> str:
+    try:
+        if len(binascii.unhexlify(text)) == 16:  # noqa: PLR2004  # a UUID
+            return text
+    except binascii.Error:
+        pass
+    raise ValueError("a token is 32 hexadecimal digits")
+
+
+Token = Annotated[str, AfterValidator(_hex_token)]
+
+
+class Args(BaseModel):
+    """Arguments of a call. JSON has no tuples, so sequences are taken as they come; everything else is strict."""
+
+    model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
+
+
+class NoArgs(Args):
+    """For calls that take none."""
+
+
+class TopicName(Args):
+    name: Name
+
+
+class TopicShape(TopicName):
+    partitions: Annotated[int, Field(ge=1, le=4_096)]
+
+
+class TopicNames(Args):
+    names: Annotated[tuple[Name, ...], Field(max_length=10_000)]
+    create: bool = False
+
+
+class Retry(Args):
+    """A retry policy: delays in milliseconds, the last one repeated up to `attempts` deliveries in all."""
+
+    delays_ms: Annotated[tuple[Ms, ...], Field(min_length=1, max_length=64)]
+    attempts: Annotated[int, Field(ge=1, le=10_000)]
+
+
+class Join(Args):
+    group: Name
+    member: MemberName | None = None
+    mode: Literal["concurrent", "ordered", "broadcast"] = "concurrent"
+    topics: Annotated[tuple[Name, ...], Field(min_length=1, max_length=1_000)]
+    start: Literal["first", "last"] | int = "first"  # int: microseconds since the epoch
+    on_exhausted: Literal["park", "block", "skip"] = "park"
+    retry: Retry | None = None
+    lease_ms: Ms | None = None
+    session_ms: Ms | None = None
+    strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
+
+
+class Member(Args):
+    group: GroupName
+    member: MemberName
+
+
+class Heartbeat(Member):
+    generation: int
+
+
+class Failure(Args):
+    """What went wrong with a message, as its handler saw it."""
+
+    type: Annotated[str, StringConstraints(max_length=256)] = ""
+    text: Text = ""
+    fingerprint: Annotated[str, StringConstraints(max_length=64)] = ""
+
+
+class Nack(Heartbeat):
+    topic: Name
+    partition: Partition
+    offset: Offset
+    delay_ms: Ms | None = None
+    error: Failure = Failure()
+    dead: bool = False
+
+
+class Return(Heartbeat):
+    ranges: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)]
+
+
+class Group(Args):
+    group: GroupName
+
+
+class GroupReset(Group):
+    topic: Name
+    to: Literal["first", "last"] | int | dict[int, Offset] = "first"  # int: microseconds; dict: offset by partition
+    dry_run: bool = False
+
+
+class TxList(Args):
+    state: Literal["undecided", "in-doubt", "waiting", "conflicts"] = "undecided"
+    limit: Limit = 100
+
+
+class TokenArgs(Args):
+    token: Token
+
+
+class TxDecide(TokenArgs):
+    outcome: Literal["COMMIT", "ROLLBACK"]
+    operator: Name
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
+
+
+class TxCheck(Args):
+    token: Token | None = None
+
+
+class JobDecide(TokenArgs):
+    outcome: Literal["COMMIT", "ROLLBACK"]
+    winners: Annotated[tuple[Token, ...], Field(max_length=100_000)] = ()
+
+
+class ChecksWait(Args):
+    service: Name
+    max: Limit = 16
+    wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 20_000
+
+
+class ChecksAnswer(TokenArgs):
+    answer: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
+
+
+class DlqList(Group):
+    after: int = 0
+    limit: Limit = 100
+    bodies: bool = False
+
+
+class DlqShow(Group):
+    topic: Name
+    partition: Partition
+    offset: Offset
+
+
+class DlqReplay(Group):
+    letters: Annotated[tuple[Place, ...], Field(min_length=1, max_length=10_000)]
+
+
+class DlqAbandon(DlqReplay):
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
+
+
+CALLS: dict[str, type[Args]] = {
+    "topic.create": TopicShape,
+    "topic.describe": TopicNames,
+    "topic.list": NoArgs,
+    "topic.show": TopicName,
+    "topic.grow": TopicShape,
+    "topic.delete": TopicName,
+    "consumer.join": Join,
+    "consumer.heartbeat": Heartbeat,
+    "consumer.leave": Member,
+    "consumer.nack": Nack,
+    "consumer.return": Return,
+    "group.list": NoArgs,
+    "group.show": Group,
+    "group.delete": Group,
+    "group.reset": GroupReset,
+    "group.pause": Group,
+    "group.resume": Group,
+    "tx.list": TxList,
+    "tx.show": TokenArgs,
+    "tx.decide": TxDecide,
+    "tx.check": TxCheck,
+    "tx.oldest": NoArgs,
+    "job.show": TokenArgs,
+    "job.decide": JobDecide,
+    "checks.wait": ChecksWait,
+    "checks.answer": ChecksAnswer,
+    "dlq.list": DlqList,
+    "dlq.show": DlqShow,
+    "dlq.stats": Group,
+    "dlq.replay": DlqReplay,
+    "dlq.abandon": DlqAbandon,
+    "broker.show": NoArgs,
+}
