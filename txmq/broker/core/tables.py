@@ -43,7 +43,7 @@ GROUP_KEY = Struct(">I")  # group id; 0 = the row of the numbers next in turn
 POSITION_KEY = Struct(">III")  # group id, topic id, partition
 FENCE_KEY = Struct(">IIQ")  # group id, topic id, key hash + 2**63
 MOVED_KEY = Struct(">IIIQ")  # group id, topic id, partition, offset
-PARKED_KEY = Struct(">IIQQIQ")  # group id, topic id, key hash + 2**63, visible_at of the entry, partition, offset: publication's order
+PARKED_KEY = Struct(">IIQQIQ")  # group id, topic id, key hash + 2**63, entry's visible_at, partition, offset
 LETTER_KEY = Struct(">IQ")  # group id, number in the group's order of dying
 RETRY_KEY = Struct(">IIIQQ")  # group id, topic id, partition, due at, offset: what waits for its next delivery
 WAKE_KEY = Struct(">QIIIQ")  # due at, group id, topic id, partition, offset: the same rows by time alone
