@@ -1,0 +1,60 @@
+"""Yardstick: one row inserted and committed, again and again, by several clients at once.
+
+python -m tests.bench.raw.plain_commit DSN CLIENTS SECONDS threads|processes     prints {"per_s", "p50_us", "p99_us"}
+
+Each client has a connection of its own; p50 and p99 are of INSERT and COMMIT together.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import time
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
+
+import psycopg2
+
+from tests.bench.harness import latency_us
+
+CREATE = "CREATE TABLE bench_orders (id bigserial PRIMARY KEY, customer text NOT NULL, cents bigint NOT NULL)"
+INSERT = "INSERT INTO bench_orders (customer, cents) VALUES ('c-1', 1999)"
+DROP = "DROP TABLE IF EXISTS bench_orders"
+
+
+def run(dsn: str, *statements: str) -> None:
+    with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def client(dsn: str, start: float, seconds: float) -> list[float]:
+    """How long each commit took that began within `seconds` of the common start."""
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        if (early := start - time.monotonic()) < 0:
+            raise TimeoutError(f"a client was connected {-early:.1f} s after the common start")
+        time.sleep(early)
+        took, began = [], time.monotonic()
+        while began < start + seconds:
+            cursor.execute(INSERT)
+            connection.commit()
+            took.append(time.monotonic() - began)
+            began = time.monotonic()
+        return took
+
+
+def main(dsn: str, clients: int, seconds: float, executor: Executor) -> None:
+    run(dsn, DROP, CREATE)
+    with executor:
+        start = time.monotonic() + 1 + clients / 8
+        futures = [executor.submit(client, dsn, start, seconds) for _ in range(clients)]
+        took = [one for future in futures for one in future.result()]
+    run(dsn, DROP)
+    print(json.dumps({"per_s": len(took) / seconds, **latency_us(took)}))
+
+
+if __name__ == "__main__":
+    count, fork = int(sys.argv[2]), multiprocessing.get_context("fork")
+    pool = ThreadPoolExecutor(count) if sys.argv[4] == "threads" else ProcessPoolExecutor(count, fork)
+    main(sys.argv[1], count, float(sys.argv[3]), pool)

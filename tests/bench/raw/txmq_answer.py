@@ -1,0 +1,24 @@
+"""What a txmq client gets from a bare server: a hello and receipts (docs/FORMATS.md, 2), nothing decoded or stored."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+from google_crc32c import value as crc32c
+
+HELLO, SEND = 1, 16
+HEADER = struct.Struct("<BBHI")
+LIMITS = {"frame": (16 << 20) + (64 << 10), "message": 4 << 20}
+GREETING = {"version": 1, "features": [], "broker": "bare", "log_id": "00000000-0000-4000-8000-000000000000"}
+PAYLOADS = {
+    HELLO: json.dumps({**GREETING, "boot_epoch": 1, "limits": LIMITS, "login": None}).encode(),
+    SEND: struct.pack("<qqB", 0, 0, 0),
+}
+
+
+def answer(frame: bytes) -> bytes:
+    """The reply to a request frame; a request that a bare server does not know gets an empty payload."""
+    version, opcode, _flags, correlation = HEADER.unpack_from(frame, 8)
+    checked = HEADER.pack(version, opcode, 0, correlation) + PAYLOADS.get(opcode, b"")
+    return struct.pack("<II", 4 + len(checked), crc32c(checked)) + checked

@@ -1,0 +1,122 @@
+"""What a benchmark is and what it gives: rows of `bench.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from tests.bench.database import Database
+
+ROW_ID = r"^(store|tx|consumer|recover|letters|spark|flow)\.[a-z0-9_]+(\.[a-z0-9_]+)*$"
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Goal(NamedTuple):
+    """A bound on the ratio to the yardstick, or on the value itself where there is no yardstick."""
+
+    relation: Literal["<=", ">="]
+    limit: float
+
+    def met_by(self, figure: float) -> bool:
+        return figure <= self.limit if self.relation == "<=" else figure >= self.limit
+
+
+def at_most(limit: float) -> Goal:
+    return Goal("<=", limit)
+
+
+def at_least(limit: float) -> Goal:
+    return Goal(">=", limit)
+
+
+class Row(BaseModel):
+    """One figure. `yardstick` is in the same unit as `value`; `ratio` is value / yardstick, or both are None."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+    id: Annotated[str, Field(pattern=ROW_ID)]
+    what: Text
+    unit: Text
+    value: float
+    yardstick: float | None
+    ratio: float | None
+    goal: Text | None
+    met: bool | None
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if (self.yardstick is None) != (self.ratio is None):
+            raise ValueError("a yardstick and a ratio come together")
+        if (self.goal is None) != (self.met is None):
+            raise ValueError("a goal and whether it is met come together")
+        return self
+
+
+ROWS = TypeAdapter(list[Row])
+
+
+def row(
+    row_id: str, what: str, unit: str, value: float, *, yardstick: float | None = None, goal: Goal | None = None
+) -> Row:
+    """A row with its ratio and its judgement worked out."""
+    ratio = None if yardstick is None else value / yardstick
+    subject, figure = ("value", value) if ratio is None else ("ratio", ratio)
+    return Row(
+        id=row_id,
+        what=what,
+        unit=unit,
+        value=value,
+        yardstick=yardstick,
+        ratio=ratio,
+        goal=None if goal is None else f"{subject} {goal.relation} {goal.limit:g}",
+        met=None if goal is None else goal.met_by(figure),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a benchmark is given. `directory` is empty at the start of the run, on the disk to be measured."""
+
+    directory: Path
+    scale: float
+    database: Database
+
+    def count(self, full: int) -> int:
+        """A number of repetitions, of which a full run makes `full`."""
+        return max(1, round(full * self.scale))
+
+    def seconds(self, full: float) -> float:
+        """A duration, which is `full` seconds in a full run."""
+        return max(0.1, full * self.scale)
+
+
+Measure = Callable[[Run], Iterable[Row]]
+
+
+class Benchmark(NamedTuple):
+    """A measurement, and the prefix that the ids of all its rows share."""
+
+    prefix: str
+    title: str
+    measure: Measure
+
+    def chosen_by(self, only: str) -> bool:
+        """Whether some of its rows may have ids that begin with `only`."""
+        return self.prefix.startswith(only) or only.startswith(self.prefix)
+
+    def rows(self, run: Run, only: str) -> Iterable[Row]:
+        """Measure; those rows whose ids begin with `only`."""
+        for one in self.measure(run):
+            if not one.id.startswith(self.prefix):
+                raise ValueError(f"row {one.id} does not begin with its benchmark's prefix {self.prefix}")
+            if one.id.startswith(only):
+                yield one
+
+
+def benchmark(prefix: str, title: str) -> Callable[[Measure], Benchmark]:
+    """Make a Benchmark of the function below; `tests/bench/suite.py` then lists it."""
+    return lambda measure: Benchmark(prefix, title, measure)

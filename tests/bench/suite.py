@@ -1,0 +1,14 @@
+"""All benchmarks, in the order in which they run."""
+
+from __future__ import annotations
+
+from tests.bench import yardsticks
+from tests.bench.rows import Benchmark
+
+BENCHMARKS: tuple[Benchmark, ...] = (
+    yardsticks.disk_rows,
+    yardsticks.echo_rows,
+    yardsticks.sink_rows,
+    yardsticks.stream_rows,
+    yardsticks.plain_commit_rows,
+)
