@@ -1,5 +1,7 @@
 """Events: what the log holds. Each is the outcome of a decision, never an input to be judged again.
 
+Tuples inside an event come back from the log as plain tuples: `apply` never asks them for an attribute.
+
 An event's body in the log is the MessagePack array of its fields, in order, then its attachment, if it has one
 (docs/FORMATS.md 4.1). Fields are appended with a default, never removed; a number is never used again.
 Numbers 1..63 are topics, messages and transactions, 64..127 consumers (`consumer_events`).
@@ -50,7 +52,7 @@ def encode(event: Event) -> bytes:
     return bytes(msgpack.packb(event))
 
 
-def decode(kind: int, head: bytes) -> Event:
+def decode(kind: int, head: bytes | memoryview) -> Event:
     """The event of a record. Raises KeyError for a number this version does not know."""
     fields: Event = EVENTS[kind](*msgpack.unpackb(head, use_list=False))
     return fields

@@ -160,7 +160,8 @@ def _located(state: State, batches: tuple[GroupBatch, ...]) -> tuple[StoredBatch
 
 def _held(batches: tuple[StoredBatch, ...], attachment: int) -> tuple[HeldBatch, ...]:
     return tuple(
-        HeldBatch(b.topic_id, b.partition, attachment + b.start, b.length, b.count, b.tag_filter, b.hashes) for b in batches
+        HeldBatch(topic_id, partition, attachment + start, length, count, tag_filter, hashes)
+        for topic_id, partition, start, length, count, tag_filter, hashes in batches
     )
 
 

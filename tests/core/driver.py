@@ -1,0 +1,93 @@
+"""Drives the pure core: a log that is a list, a clock that is a number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.batch import encode, verify
+from txmq.broker.core import events, machine
+from txmq.broker.core.events import Place
+from txmq.broker.core.sends import Send
+from txmq.broker.core.state import Rejected, State
+from txmq.broker.core.tables import ENTRIES, ENTRY_KEY, Entry, MemoryTables
+from txmq.broker.core.transactions import GroupBatch, StorePart
+from txmq.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SECOND = 1_000_000
+RECORD = 64  # positions need only grow
+
+
+class Driver:
+    """A broker's core with everything around it left out."""
+
+    def __init__(self) -> None:
+        self.state = State(MemoryTables())
+        self.log: list[tuple[Place, events.Event]] = []
+        self.bytes: dict[int, bytes] = {}
+        self.now = 1_700_000_000 * SECOND
+        self.end = RECORD
+        self.sequences: dict[bytes, int] = {}
+
+    def do(self, command: object) -> Any:
+        """The reply to a command, its events recorded and applied."""
+        outcome = machine.decide(self.state, command, self.now)
+        if isinstance(outcome, Rejected):
+            return outcome
+        attachment = outcome.attachment
+        for event in outcome.events:
+            self.record(event, attachment)
+            attachment = b""
+        return outcome.reply
+
+    def record(self, event: events.Event, attachment: bytes = b"") -> None:
+        place = Place(self.end, self.end + RECORD + len(attachment), self.end + RECORD, self.now, self.state.boot_epoch)
+        self.end = place.end
+        self.bytes[place.attachment] = attachment
+        again = events.decode(event.KIND, events.encode(event))  # what recovery will see, not what we hold
+        self.log.append((place, again))
+        machine.apply(self.state, again, place)
+
+    def replayed(self) -> State:
+        """The state that recovery makes of the log."""
+        state = State(MemoryTables())
+        for place, event in self.log:
+            machine.apply(state, event, place)
+        return state
+
+    def send(self, topic: str, *bodies: str, key: str | None = None, partition: int = 0, producer: bytes = b"p" * 16) -> Any:
+        sequence = self.sequences.get(producer, 0)
+        data = encode([Message(b.encode(), key) for b in bodies], producer_id=producer, epoch=0, sequence=sequence, born_at=self.now)
+        reply = self.do(Send(topic, 0, partition, data, verify(data)))
+        if not isinstance(reply, Rejected):
+            self.sequences[producer] = sequence + len(bodies)
+        return reply
+
+    def store(self, token: bytes, sends: Iterable[tuple[str, int, str | None, str]], decider: tuple[object, ...], **options: Any) -> Any:
+        """Store a group of single messages (topic, partition, key, body)."""
+        batches = []
+        for place, (topic, partition, key, body) in enumerate(sends):
+            data = encode([Message(body.encode(), key)], producer_id=token, epoch=0, sequence=place, born_at=self.now)
+            batches.append(GroupBatch(topic, 0, partition, data, verify(data)))
+        fields = {"part": 0, "sealed": True, "commit": decider == ("local",), "digest": b"d" * 32, "epoch": 0, "service": "s"}
+        fields |= {"actions": (), "check_after": 6 * SECOND} | options
+        return self.do(StorePart(token=token, batches=tuple(batches), decider=decider, **fields))
+
+    def bodies(self, topic: str, partition: int = 0) -> list[str]:
+        """What a reader of the partition sees, in order; offsets must be contiguous from 0."""
+        from txmq.batch import BatchView  # noqa: PLC0415  # only here
+
+        topic_id = self.state.topics[topic].topic_id
+        seen: list[str] = []
+        stop = ENTRY_KEY.pack(topic_id, partition + 1, 0)
+        for key, row in self.state.tables[ENTRIES].range(ENTRY_KEY.pack(topic_id, partition, 0), stop):
+            entry = Entry(*row)
+            assert ENTRY_KEY.unpack(key)[2] == len(seen)
+            seen += [body.decode() for body in BatchView(self.read(entry.position, entry.length)).bodies]
+        return seen
+
+    def read(self, position: int, length: int) -> bytes:
+        start = max(p for p in self.bytes if p <= position)
+        return self.bytes[start][position - start : position - start + length]

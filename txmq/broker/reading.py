@@ -1,0 +1,89 @@
+"""Reading batches back from the log for whoever may see them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.broker.core import tables as t
+from txmq.broker.core.tables import ENTRY_KEY, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from txmq.broker.core.state import State
+    from txmq.store.log import Log
+
+GAP = 16 * 1024  # bytes of other partitions worth reading over to save a call
+SPAN = 4 << 20  # and the most that one call reads
+
+
+class Found(NamedTuple):
+    """A published batch: its place in the topic and in the log."""
+
+    base: int
+    entry: Entry
+
+
+def published(state: State, topic_id: int, partition: int, offset: int, durable: int) -> Iterator[Found]:
+    """The batches from the one that holds `offset` on, as far as readers may see."""
+    start, stop = ENTRY_KEY.pack(topic_id, partition, 0), ENTRY_KEY.pack(topic_id, partition + 1, 0)
+    here = ENTRY_KEY.pack(topic_id, partition, offset + 1)
+    first = next(iter(state.entries.range(start, here, reverse=True)), None)
+    for key, row in state.entries.range(here if first is None else first[0], stop):
+        entry = Entry._make(row)  # type: ignore[arg-type]  # rows are untyped tuples
+        base = ENTRY_KEY.unpack(key)[2]
+        if entry.visible_at > durable:
+            return
+        if offset < base + entry.count:
+            yield Found(base, entry)
+
+
+def end_of(state: State, topic_id: int, partition: int, durable: int) -> int:
+    """The offset after the last message that readers may see."""
+    start, stop = ENTRY_KEY.pack(topic_id, partition, 0), ENTRY_KEY.pack(topic_id, partition + 1, 0)
+    for key, row in state.tables[t.ENTRIES].range(start, stop, reverse=True):
+        entry = Entry._make(row)  # type: ignore[arg-type]
+        if entry.visible_at <= durable:
+            return int(ENTRY_KEY.unpack(key)[2]) + entry.count
+    return 0
+
+
+def offset_at(state: State, topic_id: int, partition: int, time: int) -> int:
+    """The first offset stored at or after `time`; the end where there is none. Times grow with offsets, so this bisects."""
+    low, high = 0, state.topics_by_id[topic_id].ends[partition]
+    start = ENTRY_KEY.pack(topic_id, partition, 0)
+    while low < high:
+        middle = (low + high) // 2
+        key, row = next(iter(state.entries.range(start, ENTRY_KEY.pack(topic_id, partition, middle + 1), reverse=True)))
+        entry, base = Entry._make(row), int(ENTRY_KEY.unpack(key)[2])  # type: ignore[arg-type]
+        if entry.stored_at < time:
+            low = base + entry.count
+        else:
+            high = base
+    return low
+
+
+def read(store: Log, places: Iterable[tuple[int, int]]) -> list[memoryview]:
+    """The bytes at (position, length), in the order given; neighbours in the log are read in one go."""
+    out: list[memoryview] = []
+    for span in _spans(places):
+        start = span[0][0]
+        data = memoryview(store.read(start, span[-1][0] + span[-1][1] - start))
+        out += [data[position - start : position - start + length] for position, length in span]
+    return out
+
+
+def _spans(places: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    span: list[tuple[int, int]] = []
+    for position, length in places:
+        if span and not _near(span, position, length):
+            yield span
+            span = []
+        span.append((position, length))
+    if span:
+        yield span
+
+
+def _near(span: list[tuple[int, int]], position: int, length: int) -> bool:
+    end = span[-1][0] + span[-1][1]
+    return end <= position <= end + GAP and position + length - span[0][0] <= SPAN
