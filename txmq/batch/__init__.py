@@ -1,0 +1,27 @@
+"""Batches: messages laid out by column, encoded once by their producer, stored and served as the same bytes.
+
+docs/FORMATS.md 3 is the format. `encode` and its kin make batches, `verify` judges received ones, `BatchView` reads.
+"""
+
+from txmq.batch.decode import BatchView, key_hashes, rows_tagged, single_row
+from txmq.batch.encode import encode, encode_columns, encode_one
+from txmq.batch.header import BatchHeader, Codec, read_header
+from txmq.batch.layout import Column, Layout, locate
+from txmq.batch.verify import verify
+
+__all__ = [
+    "BatchHeader",
+    "BatchView",
+    "Codec",
+    "Column",
+    "Layout",
+    "encode",
+    "encode_columns",
+    "encode_one",
+    "key_hashes",
+    "locate",
+    "read_header",
+    "rows_tagged",
+    "single_row",
+    "verify",
+]

@@ -1,0 +1,134 @@
+"""Reading verified batches: column by column, when asked for; and one row of them as a batch of its own."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from itertools import pairwise
+
+from txmq.batch.cells import headers_of
+from txmq.batch.codecs import decompress
+from txmq.batch.encode import TIME, pack_row
+from txmq.batch.header import BatchHeader, read_header
+from txmq.batch.layout import Column, locate
+from txmq.keys import key_hash, tag_bit, tag_filter
+from txmq.message import NO_HEADERS, message_id
+
+BOUNDS = struct.Struct("<ii")  # of one cell, within the joined bytes
+
+
+def offsets_of(buffer: bytes, column: Column, count: int) -> tuple[int, ...]:
+    """Where the cells of a column begin within its joined bytes, and where the last one ends."""
+    return struct.unpack_from(f"<{count + 1}i", buffer, column.offsets)
+
+
+def cells_of(buffer: bytes, column: Column, count: int) -> list[bytes]:
+    """The cells of a column that is not compressed."""
+    data = buffer[column.start : column.end]
+    return [data[start:end] for start, end in pairwise(offsets_of(buffer, column, count))]
+
+
+def texts_of(buffer: bytes, column: Column, count: int) -> list[str | None]:
+    """The texts of a column, None for empty ones. Raises UnicodeDecodeError where one is not UTF-8."""
+    data = buffer[column.start : column.end]
+    if data.isascii():  # then places in the bytes are places in the text, which is decoded once
+        text = data.decode()
+        return [text[start:end] or None for start, end in pairwise(offsets_of(buffer, column, count))]
+    return [cell.decode() or None for cell in cells_of(buffer, column, count)]
+
+
+class BatchView:
+    """The rows of a verified batch as columns: lists with an element for each row, decoded at first use."""
+
+    def __init__(self, buffer: bytes, header: BatchHeader | None = None) -> None:
+        self.buffer = buffer
+        self.header = header or read_header(buffer)
+        self._count = self.header.count
+        self._layout = locate(buffer, self.header)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def bodies(self) -> list[bytes]:
+        """Raises RemoteProtocolError where they cannot be decompressed."""
+        body = self._layout.body
+        data = decompress(self.header.codec, self.buffer[body.start : body.end], self.header.size)
+        return [data[start:end] for start, end in pairwise(offsets_of(self.buffer, body, self._count))]
+
+    @cached_property
+    def keys(self) -> list[str | None]:
+        return self._texts(self._layout.key)
+
+    @cached_property
+    def tags(self) -> list[str | None]:
+        return self._texts(self._layout.tag)
+
+    @cached_property
+    def headers(self) -> list[Mapping[str, str]]:
+        column = self._layout.headers
+        if column is None:
+            return [NO_HEADERS] * self._count
+        return [headers_of(cell) for cell in cells_of(self.buffer, column, self._count)]
+
+    @cached_property
+    def born_at(self) -> list[int]:
+        return self._times(self._layout.born_at)
+
+    @cached_property
+    def deliver_at(self) -> list[int]:
+        """0 = at once."""
+        return self._times(self._layout.deliver_at)
+
+    @cached_property
+    def expire_at(self) -> list[int]:
+        """0 = never."""
+        return self._times(self._layout.expire_at)
+
+    @cached_property
+    def message_ids(self) -> list[str]:
+        first = self.header.sequence
+        return [message_id(self.header.producer_id, sequence) for sequence in range(first, first + self._count)]
+
+    def _texts(self, column: Column | None) -> list[str | None]:
+        return [None] * self._count if column is None else texts_of(self.buffer, column, self._count)
+
+    def _times(self, at: int) -> list[int]:
+        return list(struct.unpack_from(f"<{self._count}q", self.buffer, at)) if at else [0] * self._count
+
+
+def rows_tagged(view: BatchView, tags: Collection[str]) -> list[int]:
+    """The rows with one of these tags, in order. The filter in the header only says where there is none for certain."""
+    if not view.header.tag_filter & tag_filter(tags):
+        return []
+    return [row for row, tag in enumerate(view.tags) if tag in tags]
+
+
+def key_hashes(buffer: bytes) -> list[int | None]:
+    """The hash of each row's key, None where it has none. Nothing but the keys is decoded."""
+    header = read_header(buffer)
+    column = locate(buffer, header).key
+    if column is None:
+        return [None] * header.count
+    return [key_hash(cell) if cell else None for cell in cells_of(buffer, column, header.count)]
+
+
+def single_row(buffer: bytes, row: int) -> bytes:
+    """That row of a verified batch as a batch of its own, uncompressed: same producer and epoch, its own sequence."""
+    header = read_header(buffer)
+    layout = locate(buffer, header)
+    key, tag, headers = (_cell(buffer, column, row) for column in (layout.key, layout.tag, layout.headers))
+    body = BatchView(buffer, header).bodies[row] if header.codec else _cell(buffer, layout.body, row)
+    starts = (layout.born_at, layout.deliver_at, layout.expire_at)
+    born_at, deliver_at, expire_at = (TIME.unpack_from(buffer, at + 8 * row)[0] if at else 0 for at in starts)
+    bits = tag_bit(tag.decode()) if tag else 0
+    origin = (header.producer_id, header.epoch, header.sequence + row)
+    return pack_row((key, tag, headers, body), (born_at, deliver_at, expire_at), bits, origin)
+
+
+def _cell(buffer: bytes, column: Column | None, row: int) -> bytes:
+    if column is None:
+        return b""
+    start, end = BOUNDS.unpack_from(buffer, column.offsets + 4 * row)
+    return buffer[column.start + start : column.start + end]

@@ -1,0 +1,236 @@
+"""Making batches: from messages, from columns (the fast path for volumes), and of a single message.
+
+All give the same bytes for the same messages. A column is one `pack` of its offsets and one `join` of its cells; for a
+single message that would cost more than the rest of a send, so that is packed by one struct.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache, reduce
+from itertools import accumulate
+from typing import NamedTuple
+
+from google_crc32c import extend, value
+
+from txmq import limits
+from txmq.batch.cells import BODY_HINT, body_cell, header_cell, text_cell, too_large
+from txmq.batch.codecs import compress
+from txmq.batch.header import (
+    FIELDS,
+    LENGTH,
+    MAGIC,
+    OPTIONAL,
+    PREFIX,
+    VERSION,
+    Codec,
+)
+from txmq.batch.layout import COMPRESSED, padded
+from txmq.errors import LocalProtocolError
+from txmq.keys import tag_bit, tag_filter
+from txmq.message import Message, micros
+
+ZEROS = tuple(bytes(n) for n in range(8))
+TIME = struct.Struct("<q")
+PRODUCER_ID = 16
+NO_CODEC = int(Codec.NONE)  # as an int once: this module is where a microsecond counts
+
+Pieces = tuple[bytes, ...]  # of one column, in order; empty = the column is absent
+Origin = tuple[bytes, int, int]  # producer id (in a group: the token), its epoch, sequence of the first row
+
+
+class _Rows(NamedTuple):
+    """Messages, column by column; None = no row has a value."""
+
+    bodies: Sequence[bytes]
+    keys: Sequence[str | None] | None = None
+    tags: Sequence[str | None] | None = None
+    headers: Sequence[Mapping[str, str] | None] | None = None
+    deliver_at: Sequence[int | datetime | None] | None = None
+    expire_at: Sequence[int | datetime | None] | None = None
+
+
+def encode(
+    messages: Sequence[Message],
+    *,
+    producer_id: bytes,
+    epoch: int,
+    sequence: int,
+    born_at: int | Sequence[int],
+    codec: int = Codec.NONE,
+) -> bytes:
+    """The batch of these messages; `born_at` is one time for all, or one for each.
+
+    Raises LocalProtocolError for what no batch can hold, MessageTooLarge for a body or a batch beyond the limit.
+    """
+    try:
+        rows = _Rows(*zip(*messages, strict=True)) if messages else _Rows(())
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError("not a sequence of messages", hint="make them with txmq.Message(body, ...)") from error
+    return _encode(rows, (producer_id, epoch, sequence), born_at, codec)
+
+
+def encode_columns(
+    bodies: Sequence[bytes],
+    keys: Sequence[str | None] | None = None,
+    tags: Sequence[str | None] | None = None,
+    *,
+    producer_id: bytes,
+    epoch: int,
+    sequence: int,
+    born_at: int | Sequence[int],
+    codec: int = Codec.NONE,
+) -> bytes:
+    """The batch of messages given column by column, a key and a tag for each body. Raises as `encode` does."""
+    return _encode(_Rows(bodies, keys, tags), (producer_id, epoch, sequence), born_at, codec)
+
+
+def encode_one(message: Message, *, producer_id: bytes, epoch: int, sequence: int, born_at: int) -> bytes:
+    """The batch of one message, uncompressed. Raises as `encode` does."""
+    body, key, tag, headers, deliver_at, expire_at = message
+    cells = (
+        text_cell(key, "key", limits.KEY) if key else b"",
+        text_cell(tag, "tag", limits.TAG) if tag else b"",
+        header_cell(headers) if headers else b"",
+        body_cell(body),
+    )
+    times = (micros(born_at), micros(deliver_at), micros(expire_at))
+    return pack_row(cells, times, tag_bit(tag) if tag else 0, (producer_id, epoch, sequence))
+
+
+def pack_row(
+    cells: tuple[bytes, bytes, bytes, bytes], times: tuple[int, int, int], tag_bits: int, origin: Origin
+) -> bytes:
+    """The batch of one row: key, tag, headers and body; born_at, deliver_at, expire_at. Empty and 0 are no values."""
+    key, tag, headers, body = cells
+    born_at, deliver_at, expire_at = times
+    size = len(body)
+    shape, length, columns = _shape(
+        padded(len(key)), padded(len(tag)), padded(len(headers)), padded(size), deliver_at > 0, expire_at > 0
+    )
+    producer_id, epoch, sequence = _checked(origin)
+    packed = shape.pack(
+        *(VERSION, NO_CODEC, columns, 1, length, size, born_at, tag_bits, producer_id, epoch, 0, sequence),
+        *((0, len(key), key) if key else ()),
+        *((0, len(tag), tag) if tag else ()),
+        *((0, len(headers), headers) if headers else ()),
+        *(0, size, body, born_at),
+        *((deliver_at,) if deliver_at else ()),
+        *((expire_at,) if expire_at else ()),
+    )
+    return PREFIX.pack(MAGIC, value(packed)) + packed
+
+
+@lru_cache(maxsize=4096)
+def _shape(*sizes: int) -> tuple[struct.Struct, int, int]:
+    """The struct after the prefix, the length and the columns of a batch of one row.
+
+    `sizes` are those of key, tag, headers and body, padded (packing fills them up with zeros), then whether it has
+    deliver_at and expire_at.
+    """
+    *optional, body, deliver_at, expire_at = sizes
+    there = (*optional, deliver_at, expire_at)
+    columns = sum(flag for flag, size in zip(OPTIONAL, there, strict=True) if size)
+    cells = "".join(f"ii{size}s" for size in optional if size)
+    shape = struct.Struct(f"{FIELDS.format}{cells}ii{body}sq{'q' * (deliver_at + expire_at)}")
+    return shape, PREFIX.size + shape.size, columns
+
+
+def _encode(rows: _Rows, origin: Origin, born_at: int | Sequence[int], codec: int) -> bytes:
+    producer_id, epoch, sequence = _checked(origin)
+    count = len(rows.bodies)
+    if not 0 < count <= limits.BATCH_ROWS or any(column is not None and len(column) != count for column in rows):
+        lengths = [len(column) for column in rows if column is not None]
+        hint = f"give each body its key and tag; at most {limits.BATCH_ROWS} rows"
+        raise LocalProtocolError(f"a batch of columns with {lengths} rows", hint=hint)
+    codec, size, body = _bodies(rows.bodies, codec)
+    births, youngest = _births(born_at, count)
+    optional = (
+        _texts(rows.keys, "key", limits.KEY),
+        _texts(rows.tags, "tag", limits.TAG),
+        _headers(rows.headers),
+        _times(rows.deliver_at),
+        _times(rows.expire_at),
+    )
+    columns = sum(flag for flag, pieces in zip(OPTIONAL, optional, strict=True) if pieces)
+    key, tag, headers, deliver_at, expire_at = optional
+    pieces = (*key, *tag, *headers, *body, births, *deliver_at, *expire_at)
+    length = LENGTH + sum(map(len, pieces))
+    if length > limits.BATCH:
+        raise too_large("batch", length, limits.BATCH)
+    tags = tag_filter(text for text in rows.tags if text) if tag and rows.tags else 0
+    fields = FIELDS.pack(VERSION, codec, columns, count, length, size, youngest, tags, producer_id, epoch, 0, sequence)
+    checksum = reduce(extend, pieces, value(fields))
+    return b"".join((PREFIX.pack(MAGIC, checksum), fields, *pieces))
+
+
+def _checked(origin: Origin) -> Origin:
+    if len(origin[0]) != PRODUCER_ID:
+        raise LocalProtocolError(f"a producer id or token of {len(origin[0])} bytes, not {PRODUCER_ID}")
+    return origin
+
+
+def _texts(texts: Sequence[str | None] | None, what: str, limit: int) -> Pieces:
+    if texts is None or not any(texts):
+        return ()
+    filled = [text or "" for text in texts]
+    try:
+        joined = "".join(filled)
+        data = joined.encode()
+    except (TypeError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"a {what} must be text that UTF-8 can hold: {error}") from error
+    lengths = list(map(len, filled if joined.isascii() else [text.encode() for text in filled]))
+    if max(lengths) > limit:
+        raise LocalProtocolError(f"a {what} of {max(lengths)} bytes", hint=f"the limit is {limit}")
+    return _column(lengths, data)
+
+
+def _headers(headers: Sequence[Mapping[str, str] | None] | None) -> Pieces:
+    if headers is None or not any(headers):
+        return ()
+    cells = [header_cell(pairs) for pairs in headers]
+    return _column(list(map(len, cells)), b"".join(cells))
+
+
+def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Pieces]:
+    try:
+        data = b"".join(bodies)
+    except TypeError as error:
+        raise LocalProtocolError(f"a body is bytes: {error}", hint=BODY_HINT) from error
+    lengths = list(map(len, bodies))
+    if sum(lengths) != len(data):
+        raise LocalProtocolError("a body is bytes, not a buffer of larger items", hint=BODY_HINT)
+    if len(data) > limits.MESSAGE and max(lengths) > limits.MESSAGE:
+        raise too_large("message", max(lengths), limits.MESSAGE)
+    if len(data) > limits.BATCH:
+        raise too_large("batch", len(data), limits.BATCH)
+    offsets, pad, *plain = _column(lengths, data)
+    packed = compress(codec, data)
+    if len(packed) + COMPRESSED.size >= len(data):
+        return Codec.NONE, len(data), (offsets, pad, *plain)
+    return codec, len(data), (offsets, pad, COMPRESSED.pack(len(packed), 0), packed, ZEROS[-len(packed) % 8])
+
+
+def _column(lengths: list[int], data: bytes) -> Pieces:
+    """A column of cells of these lengths, given joined."""
+    offsets = struct.pack(f"<{len(lengths) + 1}i", *accumulate(lengths, initial=0))
+    return offsets, ZEROS[-len(offsets) % 8], data, ZEROS[-len(data) % 8]
+
+
+def _births(born_at: int | Sequence[int], count: int) -> tuple[bytes, int]:
+    if isinstance(born_at, int):
+        return TIME.pack(micros(born_at)) * count, born_at
+    if len(born_at) != count:
+        raise LocalProtocolError(f"{len(born_at)} times of birth for {count} messages")
+    youngest = micros(max(born_at))
+    micros(min(born_at))
+    return struct.pack(f"<{count}q", *born_at), youngest
+
+
+def _times(times: Sequence[int | datetime | None] | None) -> Pieces:
+    if times is None or not any(times):
+        return ()
+    values = [micros(time) for time in times]
+    return (struct.pack(f"<{len(values)}q", *values),) if any(values) else ()

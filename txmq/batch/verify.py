@@ -1,0 +1,79 @@
+"""Whether received bytes are a batch.
+
+The broker asks before it stores: what it has let in decodes in consumers, in Spark, and when a single row moves.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from google_crc32c import value
+
+from txmq import limits
+from txmq.batch.cells import headers_of, too_large
+from txmq.batch.codecs import decompress
+from txmq.batch.decode import cells_of, offsets_of, texts_of
+from txmq.batch.header import PREFIX, BatchHeader, read_header
+from txmq.batch.lanes import rises, within
+from txmq.batch.layout import Column, Layout, locate
+from txmq.errors import RemoteProtocolError
+from txmq.keys import tag_filter
+
+
+def verify(buffer: bytes) -> BatchHeader:
+    """The header of the batch that `buffer` is, after all of it was checked.
+
+    Raises MessageTooLarge where one body is beyond the limit, RemoteProtocolError for everything else.
+    """
+    header = read_header(buffer)
+    if header.length != len(buffer):
+        raise RemoteProtocolError(f"a batch of {header.length} bytes in {len(buffer)}")
+    if value(buffer[PREFIX.size :]) != header.checksum:
+        raise RemoteProtocolError("a batch with a wrong checksum")
+    layout = locate(buffer, header)
+    _check_bodies(buffer, header, layout.body)
+    _check_texts(buffer, header, layout)
+    if layout.headers:
+        _check_offsets(buffer, header, layout.headers, "headers", limits.HEADERS)
+        for cell in cells_of(buffer, layout.headers, header.count):
+            headers_of(cell)
+    _check_times(buffer, header, layout)
+    return header
+
+
+def _check_bodies(buffer: bytes, header: BatchHeader, body: Column) -> None:
+    _check_offsets(buffer, header, body, "body", header.size)
+    if header.size > limits.MESSAGE:
+        largest = max(end - start for start, end in pairwise(offsets_of(buffer, body, header.count)))
+        if largest > limits.MESSAGE:
+            raise too_large("message", largest, limits.MESSAGE)
+    if header.codec:
+        decompress(header.codec, buffer[body.start : body.end], header.size)
+
+
+def _check_offsets(buffer: bytes, header: BatchHeader, column: Column, what: str, most: int) -> None:
+    if not rises(buffer[column.offsets : column.offsets + 4 * (header.count + 1)], most):
+        raise RemoteProtocolError(f"a batch with a {what} that ends before it begins, or longer than {most} bytes")
+
+
+def _check_texts(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
+    filter_ = 0
+    try:
+        if layout.key:
+            _check_offsets(buffer, header, layout.key, "key", limits.KEY)
+            if not buffer[layout.key.start : layout.key.end].isascii():
+                texts_of(buffer, layout.key, header.count)
+        if layout.tag:
+            _check_offsets(buffer, header, layout.tag, "tag", limits.TAG)
+            filter_ = tag_filter(tag for tag in texts_of(buffer, layout.tag, header.count) if tag)
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"a key or tag that is not UTF-8: {error.reason}") from error
+    if filter_ != header.tag_filter:
+        raise RemoteProtocolError("a batch whose tag filter is not that of its tags")
+
+
+def _check_times(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
+    columns = ((layout.born_at, header.born_at), (layout.deliver_at, limits.TIME), (layout.expire_at, limits.TIME))
+    for at, latest in columns:
+        if at and not within(buffer[at : at + 8 * header.count], latest):
+            raise RemoteProtocolError(f"a batch with a time out of range: 0 to {latest} is possible")
