@@ -186,6 +186,12 @@ class DigestMismatch(RequestRejected):
     """The same token was used before for other contents."""
 
 
+class BrokerFailed(RequestRejected):
+    """The broker met an error of its own while it worked on the request; its log says which."""
+
+    outcome = "unknown"
+
+
 class StoreError(TxmqError):
     """The log or one of its companions cannot be used."""
 
