@@ -1,0 +1,192 @@
+"""Snapshots: the state tables as of one position of the log, in one file each.
+
+`snapshot/<position, 20 digits>.snap` begins with 64 bytes:
+
+    at   type  field
+    0    8s    magic TXSNAP, 0, 1
+    8    u32   version = 1
+    12   u32   CRC32C over bytes 16 .. 64
+    16   16s   log id
+    32   i64   position
+    40         zeros
+
+Then blocks, `u32 length | u32 CRC32C | MessagePack [table, [[key, value], ...]]`, the last one `["", [rows in all]]`.
+Written under another name, fsynced, renamed; two are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import groupby
+from struct import Struct
+from typing import Any
+from uuid import UUID
+
+import msgpack
+from google_crc32c import value as crc32c
+
+from txmq.errors import CorruptRecord, StoreError, UnsupportedFormat
+from txmq.store.fs import File, FileSystem
+
+MAGIC = b"TXSNAP\0\1"
+VERSION = 1
+KEPT = 2  # the older one is what is left if the newer is damaged
+
+Row = tuple[str, bytes, bytes]  # table, key, value
+
+_HEADER = Struct("<8sII16sq24x")
+_COVERED = 16  # what the header's checksum covers begins here
+_BLOCK = Struct("<II")
+_BLOCK_SIZE = 1 << 20
+_DIGITS = 20
+_SUFFIX, _TEMPORARY, _BAD = ".snap", ".tmp", ".bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot that was read through and found whole: `rows` rows, as of `position` of the log `log_id`."""
+
+    path: str
+    log_id: UUID
+    position: int
+    rows: int
+
+
+def write_snapshot(fs: FileSystem, directory: str, log_id: UUID, position: int, rows: Iterable[Row]) -> str:
+    """Write a snapshot to the data directory, durably, and remove all but the newest two. Returns its path.
+
+    Rows of one table should come together. Blocks; after an error nothing is there but what was there before.
+    """
+    folder = f"{directory}/snapshot"
+    path = f"{folder}/{position:0{_DIGITS}}{_SUFFIX}"
+    fs.makedirs(folder)
+    for name in fs.listdir(folder):
+        if name.endswith(_TEMPORARY):
+            fs.remove(f"{folder}/{name}")
+    try:
+        with closing(fs.create(path + _TEMPORARY)) as file:
+            _write(file, _encode_header(log_id, position), rows)
+            file.fsync()
+        fs.rename(path + _TEMPORARY, path)
+    except StoreError:
+        with suppress(StoreError):  # the next snapshot tries again
+            fs.remove(path + _TEMPORARY)
+        raise
+    fs.sync_directory(folder)
+    fs.sync_directory(directory)
+    for old in _positions(fs, folder)[:-KEPT]:
+        fs.remove(f"{folder}/{old:0{_DIGITS}}{_SUFFIX}")
+    return path
+
+
+def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | None:
+    """The newest snapshot of the data directory that is whole, read through from end to end; None if there is none.
+
+    One that is damaged, or of another log, is renamed to `.bad` (`bad_snapshots` tells) and the older one tried.
+    Raises UnsupportedFormat for another version's.
+    """
+    folder = f"{directory}/snapshot"
+    for position in reversed(_positions(fs, folder)):
+        path = f"{folder}/{position:0{_DIGITS}}{_SUFFIX}"
+        try:
+            return _checked(fs, path, log_id, position)
+        except CorruptRecord:
+            fs.rename(path, path + _BAD)
+            fs.sync_directory(folder)
+    return None
+
+
+def bad_snapshots(fs: FileSystem, directory: str) -> list[str]:
+    """The snapshots that were set aside because they are damaged."""
+    folder = f"{directory}/snapshot"
+    return [f"{folder}/{name}" for name in fs.listdir(folder) if name.endswith(_BAD)]
+
+
+def read_rows(fs: FileSystem, snapshot: Snapshot) -> Iterator[Row]:
+    """All rows, in the order they were written. Raises CorruptRecord if the file was damaged since it was checked."""
+    with closing(fs.open(snapshot.path)) as file:
+        for table, content in _blocks(file):
+            if table:
+                for key, value in content:
+                    yield table, key, value
+
+
+def _positions(fs: FileSystem, folder: str) -> list[int]:
+    stems = [name.removesuffix(_SUFFIX) for name in fs.listdir(folder) if name.endswith(_SUFFIX)]
+    return [int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit()]
+
+
+def _encode_header(log_id: UUID, position: int) -> bytes:
+    checksum = crc32c(_HEADER.pack(MAGIC, VERSION, 0, log_id.bytes, position)[_COVERED:])
+    return _HEADER.pack(MAGIC, VERSION, checksum, log_id.bytes, position)
+
+
+def _write(file: File, header: bytes, rows: Iterable[Row]) -> None:
+    file.pwrite([header], 0)
+    offset, count = len(header), 0
+    for table, pairs in _gathered(rows):
+        offset += _write_block(file, offset, [table, pairs])
+        count += len(pairs)
+    _write_block(file, offset, ["", [count]])
+
+
+def _write_block(file: File, offset: int, content: list[object]) -> int:
+    data: bytes = msgpack.packb(content)
+    file.pwrite([_BLOCK.pack(len(data), crc32c(data)), data], offset)
+    return _BLOCK.size + len(data)
+
+
+def _gathered(rows: Iterable[Row]) -> Iterator[tuple[str, list[tuple[bytes, bytes]]]]:
+    for table, group in groupby(rows, key=lambda row: row[0]):
+        pairs, size = [], 0
+        for _, key, value in group:
+            pairs.append((key, value))
+            size += len(key) + len(value)
+            if size >= _BLOCK_SIZE:
+                yield table, pairs
+                pairs, size = [], 0
+        if pairs:
+            yield table, pairs
+
+
+def _checked(fs: FileSystem, path: str, log_id: UUID, position: int) -> Snapshot:
+    with closing(fs.open(path)) as file:
+        header = file.pread(_HEADER.size, 0)
+        if len(header) < _HEADER.size or not header.startswith(MAGIC):
+            raise CorruptRecord(path, 0, "no snapshot begins here")
+        _, version, _, _, _ = _HEADER.unpack(header)
+        if version != VERSION:
+            raise UnsupportedFormat(path, version, VERSION)
+        if header != _encode_header(log_id, position):
+            raise CorruptRecord(path, 0, "damaged header, or the snapshot of another log or position")
+        return Snapshot(path, log_id, position, _count(file))
+
+
+def _count(file: File) -> int:
+    rows = 0
+    for table, content in _blocks(file):
+        if table:
+            rows += len(content)
+        elif content != (rows,):
+            raise CorruptRecord(file.path, file.size(), f"{rows} rows, which is not what the end of the snapshot says")
+    return rows
+
+
+def _blocks(file: File) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The blocks as table and rows, each checked; of the last one the table is empty, and the only row their number."""
+    offset, size, last = _HEADER.size, file.size(), False
+    while not last:
+        head = file.pread(_BLOCK.size, offset)
+        length, checksum = _BLOCK.unpack(head) if len(head) == _BLOCK.size else (size, 0)
+        if offset + _BLOCK.size + length > size:
+            raise CorruptRecord(file.path, offset, "the snapshot is cut off")
+        data = file.pread(length, offset + _BLOCK.size)
+        if crc32c(data) != checksum:
+            raise CorruptRecord(file.path, offset, "checksum mismatch")
+        table, content = msgpack.unpackb(data, use_list=False)
+        yield table, content
+        offset, last = offset + _BLOCK.size + length, not table
+    if offset != size:
+        raise CorruptRecord(file.path, offset, "more than a snapshot")

@@ -1,0 +1,264 @@
+"""A file system in memory that loses what was not synced: power cuts, errors and a full disk, at any call.
+
+What a program sees and what would be left of it are two things. Changes of a file since its last fsync, and names made,
+changed and removed since the last fsync of their directory, survive a power cut in part and in any order, torn at
+sectors of 512 bytes: `crash` draws one of the disks that may be left. `restart` is the death of the process alone: the
+page cache, and the doubt, stay. What an fsync failed to write is lost to later ones too, as on Linux.
+
+Every call counts. `crash_at=n` cuts the power during the n-th, `errors={n: errno.EIO}` makes it fail; `capacity` is the
+size of the disk in bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from random import Random
+from typing import TypeVar
+
+from txmq.errors import DirectoryInUse
+from txmq.store.fs import Bytes, store_error
+from txmq.testing.simdisk import Directory, Inode, used
+
+H = TypeVar("H")
+
+
+class PowerCut(BaseException):
+    """The power went. Not an Exception: no code under test may take it for an error that it can handle."""
+
+
+class SimFS:
+    """The file system; `trace` names the calls made so far."""
+
+    def __init__(self, *, crash_at: int = 0, errors: dict[int, int] | None = None, capacity: int | None = None) -> None:
+        self.crash_at = crash_at
+        self.errors = errors or {}
+        self.capacity = capacity
+        self.trace: list[str] = []
+        self._root = Directory()
+        self._locked: set[str] = set()
+
+    @property
+    def calls(self) -> int:
+        return len(self.trace)
+
+    def crash(self, rng: Random) -> SimFS:
+        """A disk that a power cut now may leave."""
+        return self._with(self._root.left(rng))
+
+    def copy(self) -> SimFS:
+        """The disk that the program sees, all of it durable."""
+        return self._with(self._root.copy())
+
+    def restart(self) -> SimFS:
+        """The same disk and page cache after the death of the process."""
+        return self._with(self._root)
+
+    def open(self, path: str, *, write: bool = False) -> SimFile:
+        self.begin("open", path)
+        return SimFile(self, path, self._inode(path, "open"), write=write)
+
+    def create(self, path: str) -> SimFile:
+        self.begin("create", path)
+        directory, name = self._parent(path, "create")
+        if name in directory.names:
+            raise _error("create", path, errno.EEXIST)
+        inode = Inode()
+        directory.change({name: inode})
+        self.end()
+        return SimFile(self, path, inode, write=True)
+
+    def rename(self, source: str, target: str) -> None:
+        self.begin("rename", source)
+        directory, name = self._parent(source, "rename")
+        other, new_name = self._parent(target, "rename")
+        if directory is not other:
+            raise _error("rename", target, errno.EXDEV)
+        directory.change({name: None, new_name: self._inode(source, "rename")})
+        self.end()
+
+    def remove(self, path: str) -> None:
+        self.begin("remove", path)
+        self._inode(path, "remove")
+        directory, name = self._parent(path, "remove")
+        directory.change({name: None})
+        self.end()
+
+    def listdir(self, path: str) -> list[str]:
+        self.begin("listdir", path)
+        node = self._find(path)
+        return sorted(node.names) if isinstance(node, Directory) else []
+
+    def makedirs(self, path: str) -> None:
+        self.begin("makedirs", path)
+        directory = self._root
+        for name in _names(path):
+            node = directory.names.get(name)
+            if node is None:
+                node = Directory()
+                directory.change({name: node})
+            if not isinstance(node, Directory):
+                raise _error("makedirs", path, errno.ENOTDIR)
+            directory = node
+        self.end()
+
+    def sync_directory(self, path: str) -> None:
+        self.begin("sync_directory", path)
+        directory = self._find(path)
+        if not isinstance(directory, Directory):
+            raise _error("sync_directory", path, errno.ENOENT)
+        self.end()
+        directory.sync()
+
+    def lock(self, path: str) -> SimLock:
+        self.begin("lock", path)
+        if path in self._locked:
+            raise DirectoryInUse(f"{path}: locked", hint="stop the other one")
+        directory, name = self._parent(path, "lock")
+        directory.change({name: directory.names.get(name) or Inode()})
+        self.end()
+        self._locked.add(path)
+        return SimLock(self._locked, path)
+
+    def begin(self, name: str, path: str) -> None:
+        """Count a call, and raise the error that it is to meet."""
+        if self.crash_at and self.calls >= self.crash_at:
+            raise PowerCut  # whatever tidies up on its way out does so in the dark
+        self.trace.append(f"{name} {path}")
+        if self.calls in self.errors:
+            raise _error(name, path, self.errors[self.calls])
+
+    def end(self) -> None:
+        """Cut the power if this is the call: what it changed is among what may be lost."""
+        if self.calls == self.crash_at:
+            raise PowerCut
+
+    def room(self) -> int:
+        """How many bytes are left on the disk."""
+        return (1 << 62) if self.capacity is None else max(0, self.capacity - used(self._root))
+
+    def _with(self, root: Directory) -> SimFS:
+        other = SimFS(capacity=self.capacity)
+        other._root = root
+        return other
+
+    def _find(self, path: str) -> Inode | Directory | None:
+        node: Inode | Directory | None = self._root
+        for name in _names(path):
+            node = node.names.get(name) if isinstance(node, Directory) else None
+        return node
+
+    def _inode(self, path: str, doing: str) -> Inode:
+        node = self._find(path)
+        if not isinstance(node, Inode):
+            raise _error(doing, path, errno.ENOENT if node is None else errno.EISDIR)
+        return node
+
+    def _parent(self, path: str, doing: str) -> tuple[Directory, str]:
+        above, _, name = path.rpartition("/")
+        directory = self._find(above)
+        if not isinstance(directory, Directory):
+            raise _error(doing, path, errno.ENOENT)
+        return directory, name
+
+
+class SimLock:
+    """A held lock."""
+
+    def __init__(self, locked: set[str], path: str) -> None:
+        self._locked = locked
+        self._path = path
+
+    def release(self) -> None:
+        self._locked.discard(self._path)
+
+
+class SimFile:
+    """An open file."""
+
+    def __init__(self, fs: SimFS, path: str, inode: Inode, *, write: bool) -> None:
+        self.path = path
+        self._fs = fs
+        self._inode = inode
+        self._write = write
+
+    def size(self) -> int:
+        self._fs.begin("size", self.path)
+        return len(self._inode.content)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        self._fs.begin("pread", self.path)
+        return bytes(self._inode.content[offset : offset + length])
+
+    def pread_cached(self, length: int, offset: int) -> bytes | None:
+        data = self.pread(length, offset)
+        return data if len(data) == length else None
+
+    def pwrite(self, buffers: Sequence[Bytes], offset: int) -> None:
+        self._change("pwrite", offset, b"".join(buffers))
+
+    def write_zeros(self, offset: int, length: int) -> None:
+        self._change("write_zeros", offset, bytes(length))
+
+    def truncate(self, size: int) -> None:
+        self._begin("truncate")
+        self._inode.change(size, bytes(max(0, len(self._inode.content) - size)), size)
+        self._fs.end()
+
+    def fdatasync(self) -> None:
+        self._sync("fdatasync")
+
+    def fsync(self) -> None:
+        self._sync("fsync")
+
+    def close(self) -> None:
+        self._fs.begin("close", self.path)
+
+    def _change(self, name: str, offset: int, data: bytes) -> None:
+        self._begin(name)
+        before = len(self._inode.content)
+        fits = data[: max(0, before - offset) + self._fs.room()]
+        self._inode.change(offset, fits, max(before, offset + len(fits)))
+        self._fs.end()
+        if len(fits) < len(data):
+            raise _error(name, self.path, errno.ENOSPC)
+
+    def _begin(self, name: str) -> None:
+        self._fs.begin(name, self.path)
+        if not self._write:
+            raise _error(name, self.path, errno.EBADF)
+
+    def _sync(self, name: str) -> None:
+        try:
+            self._fs.begin(name, self.path)
+        except BaseException:
+            self._inode.fail_sync()
+            raise
+        self._fs.end()
+        self._inode.sync()
+
+
+def crash_points(disk: SimFS, run: Callable[[SimFS, H], object], history: Callable[[], H]) -> Iterator[tuple[SimFS, H]]:
+    """Let `run` work on a copy of `disk` with the power cut during its first call, its second, and so on to its last.
+
+    Yields what each left: the file system, to be crashed or restarted, and the `history` that it wrote down.
+    """
+    for call in count(1):
+        fs, told = disk.copy(), history()
+        fs.crash_at = call
+        try:
+            run(fs, told)
+        except PowerCut:
+            yield fs, told
+        else:
+            return
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]
+
+
+def _error(doing: str, path: str, number: int) -> Exception:
+    return store_error(doing, path, OSError(number, os.strerror(number)))
