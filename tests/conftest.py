@@ -16,6 +16,8 @@ hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+pytest_plugins = ["tests.fixtures_postgres"]
+
 
 def pytest_collection_finish() -> None:
     # What importing left behind stays for good: the collections below need not walk it again after each test.

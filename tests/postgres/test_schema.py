@@ -1,0 +1,96 @@
+"""The tables: installed once, checked, refused where they are of another version."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import pytest
+
+from tests.postgres.support import as_role, rows
+from txmq.errors import DatabaseError, SchemaMissing, UnsupportedServer
+from txmq.tx.postgres.identity import Server, ServerIdentity, require_supported
+from txmq.tx.postgres.schema import check, install
+from txmq.tx.postgres.session import connect
+
+
+def run_install(dsn: str) -> None:
+    with closing(connect(dsn, application_name="test")) as connection:
+        install(connection)
+
+
+def run_check(dsn: str) -> list[str]:
+    with closing(connect(dsn, application_name="test")) as connection:
+        return check(connection)
+
+
+def tables(dsn: str) -> list[tuple[object, ...]]:
+    return rows(dsn, "SELECT oid, relname, relkind FROM pg_class WHERE relname LIKE 'txmq%%' ORDER BY relname")
+
+
+def test_installing_twice_changes_nothing(empty_database: str) -> None:
+    run_install(empty_database)
+    before = tables(empty_database)
+    rows(empty_database, "INSERT INTO txmq_inbox_recent VALUES ('g', 't', 0, 0, 1)")
+    run_install(empty_database)
+    assert tables(empty_database) == before
+    assert rows(empty_database, "SELECT count(*) FROM txmq_inbox_recent") == [(1,)]
+    assert run_check(empty_database) == []
+
+
+def test_two_installations_at_once_take_turns(empty_database: str) -> None:
+    failures: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            run_install(empty_database)
+        except DatabaseError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=attempt) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert run_check(empty_database) == []
+
+
+def test_a_database_without_tables_is_told_how_to_get_them(empty_database: str) -> None:
+    with pytest.raises(
+        SchemaMissing, match=r"txmq schema install 'host=\S+ port=\d+ dbname=txmq_\w+ user=\w+'"
+    ) as raised:
+        run_check(empty_database)
+    assert "password" not in str(raised.value)
+
+
+def test_tables_of_a_newer_txmq_are_left_alone(database: str) -> None:
+    rows(database, "UPDATE txmq_schema SET version = 99")
+    for refused in (run_check, run_install):
+        with pytest.raises(SchemaMissing, match="version 99"):
+            refused(database)
+    assert rows(database, "SELECT version FROM txmq_schema") == [(99,)]
+
+
+def test_missing_rights_and_weak_defaults_are_pointed_out(database: str) -> None:
+    [(name,)] = rows(database, "SELECT current_database()")
+    rows(database, f"ALTER DATABASE {name} SET synchronous_commit = off")
+    rows(
+        database,
+        "INSERT INTO txmq_token (tok, log_id) VALUES ('ffffffff-ffff-7fff-8fff-ffffffffffff', gen_random_uuid())",
+    )
+    role = f"{name}_reader"
+    poor = as_role(database, role)
+    rows(database, f"GRANT SELECT ON txmq_schema, txmq_token, txmq_token_default, txmq_inbox TO {role}")
+    remarks = run_check(poor)
+    assert "the role may not INSERT on txmq_token: GRANT INSERT ON public.txmq_token TO the role" in remarks
+    assert any("DELETE on txmq_inbox_recent" in remark for remark in remarks)
+    assert any("without a partition" in remark for remark in remarks)
+    assert any("synchronous_commit is off" in remark for remark in remarks)
+    rows(database, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(("version", "in_recovery"), [(130012, False), (160001, True)])
+def test_a_server_that_cannot_serve_is_refused(version: int, in_recovery: bool) -> None:  # noqa: FBT001
+    with pytest.raises(UnsupportedServer):
+        require_supported(Server(ServerIdentity(1, 1, 1), in_recovery, version, 0))

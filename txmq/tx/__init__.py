@@ -1,0 +1,1 @@
+"""Transactions: the rules (group, check-back) and the PostgreSQL side of them."""

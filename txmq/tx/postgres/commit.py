@@ -1,0 +1,102 @@
+"""A COMMIT that is believed only for good reason.
+
+psycopg2's `commit()` returns without an error when the server answered ROLLBACK, because a statement had failed and
+its error was swallowed; the command tag alone tells, and `commit()` throws it away. So COMMIT goes through a cursor.
+psycopg2 then still thinks the transaction open and would run the next statement without a BEGIN, committed by itself.
+COMMIT AND CHAIN leaves one open indeed, and `rollback()` brings the two together again: one more round trip, and no
+warning in the server's log, which COMMIT followed by `rollback()` would leave there each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import psycopg2
+from psycopg2 import extensions
+
+from txmq.errors import DatabaseConflict, InDoubt, LocalProtocolError, TransactionAborted
+from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.translate import CONFLICTS, describe, translate
+
+# The server's words where lc_messages is English. In another language the warning goes unseen, the commit stands.
+_NOT_REPLICATED: Final = "synchronous replication"
+
+
+class CommitOutcome(NamedTuple):
+    """The transaction is committed. `replicated` is False where the wait for a synchronous standby was cancelled."""
+
+    replicated: bool
+
+
+def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
+    """Commits the open transaction, returns only if it is committed.
+
+    Raises TransactionAborted or DatabaseConflict where it certainly is not, InDoubt with the token where nobody knows:
+    then no decision may be sent, the resolver finds out. The connection is ready for the next transaction, or broken.
+    """
+    _require_healthy(connection, token)
+    try:
+        with noted(connection) as notices, connection.cursor() as cursor:
+            cursor.execute("COMMIT" if connection.autocommit else "COMMIT AND CHAIN")
+            tag = cursor.statusmessage
+    except psycopg2.Error as error:
+        raise _failure(connection, error, token) from None
+    _settle(connection)
+    if tag != "COMMIT":
+        raise TransactionAborted(f"the server answered {tag} to COMMIT: a statement of the transaction had failed")
+    return CommitOutcome(replicated=not any(_NOT_REPLICATED in notice for notice in notices))
+
+
+@contextmanager
+def noted(connection: Connection) -> Iterator[list[str]]:
+    """The server's notices of the block alone; afterwards they are in the connection's own list as well."""
+    before, notices = connection.notices, list[str]()
+    connection.notices = notices
+    try:
+        yield notices
+    finally:
+        for notice in notices:
+            before.append(notice)
+        connection.notices = before
+
+
+def _require_healthy(connection: Connection, token: UUID) -> None:
+    status = connection.info.transaction_status
+    if status == extensions.TRANSACTION_STATUS_INTRANS:
+        return
+    if status == extensions.TRANSACTION_STATUS_INERROR:
+        _settle(connection)
+        raise TransactionAborted("a statement of the transaction failed earlier")
+    if status == extensions.TRANSACTION_STATUS_UNKNOWN:
+        raise TransactionAborted("the connection was lost before COMMIT was sent")
+    if status == extensions.TRANSACTION_STATUS_IDLE:
+        raise InDoubt("somebody ended the transaction before its COMMIT", token=str(token))
+    raise LocalProtocolError("the connection is busy", hint="one thread, one transaction, one connection")
+
+
+def _failure(
+    connection: Connection, error: psycopg2.Error, token: UUID
+) -> TransactionAborted | DatabaseConflict | InDoubt:
+    """An ERROR with the server idle again means an abort; all else, above all a broken connection, means nothing."""
+    idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
+    if connection.closed or not idle or error.diag.severity_nonlocalized != "ERROR":
+        return InDoubt(
+            f"COMMIT was sent and not answered: {describe(error)}", token=str(token), hint="the resolver finds out"
+        )
+    _settle(connection)
+    if error.pgcode in CONFLICTS and isinstance(conflict := translate(error, "COMMIT"), DatabaseConflict):
+        return conflict
+    return TransactionAborted(f"the server refused COMMIT: {describe(error)}")
+
+
+def _settle(connection: Connection) -> None:
+    """Ends what is still open. What became of COMMIT is known: a connection lost since then shows in its next use."""
+    with suppress(psycopg2.Error):
+        if not connection.autocommit:
+            connection.rollback()
+        elif connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
+            with connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")

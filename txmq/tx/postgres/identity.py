@@ -1,0 +1,70 @@
+"""Which database a connection leads to, and whether it is one to decide by.
+
+The system identifier stays the same in a standby, a clone and a restored copy, so it does not do alone: the timeline
+grows with each promotion, and a server that is behind the one a transaction began on knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from txmq.errors import UnsupportedServer
+from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.translate import translated
+
+OLDEST: Final = 140000  # multiranges, xid8 and pg_current_xact_id
+
+_QUERY: Final = """
+SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT timeline_id FROM pg_control_checkpoint()),
+       (SELECT oid::int8 FROM pg_database WHERE datname = current_database()),
+       pg_is_in_recovery(), current_setting('server_version_num')::int,
+       current_setting('max_prepared_transactions')::int
+"""
+
+
+class ServerIdentity(NamedTuple):
+    """The database that decides a transaction, as a group names it."""
+
+    system_id: int
+    timeline: int
+    database_oid: int
+
+    def why_not(self, server: Server) -> str:
+        """Why `server` may not decide a transaction of the database named here; empty where it may."""
+        found = server.identity
+        if server.in_recovery:
+            return "the server is in recovery"
+        if found.system_id != self.system_id:
+            return f"the server is another cluster, {found.system_id}"
+        if found.database_oid != self.database_oid:
+            return f"the connection leads to another database, oid {found.database_oid}"
+        if found.timeline < self.timeline:
+            return f"the server is on timeline {found.timeline}, behind the transaction's {self.timeline}"
+        return ""
+
+
+class Server(NamedTuple):
+    """What a connection leads to and what it can do."""
+
+    identity: ServerIdentity
+    in_recovery: bool
+    version: int  # 150004 is 15.4
+    max_prepared_transactions: int  # 0: two-phase commit is switched off
+
+
+def read_server(connection: Connection) -> Server:
+    """Asks the server; one round trip. In a transaction of the caller's it becomes part of it."""
+    with translated("reading the server's identity"), connection.cursor() as cursor:
+        cursor.execute(_QUERY)
+        row = cursor.fetchone()
+    assert row is not None
+    system_id, timeline, database_oid, in_recovery, version, prepared = row
+    return Server(ServerIdentity(system_id, timeline, database_oid), in_recovery, version, prepared)
+
+
+def require_supported(server: Server) -> None:
+    """Raises UnsupportedServer for one that is too old or takes no writes."""
+    if server.version < OLDEST:
+        raise UnsupportedServer(f"PostgreSQL {server.version // 10000} is too old", hint="14 or newer is needed")
+    if server.in_recovery:
+        raise UnsupportedServer("the server is a standby", hint="use the primary")

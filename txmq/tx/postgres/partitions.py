@@ -1,0 +1,182 @@
+"""The partitions of the token table: made ahead, dropped when nobody needs their rows any more.
+
+    MINVALUE .. floor     txmq_token_closed    refuses every row, so that nobody fences a token whose row was dropped
+    floor .. last         one a day            named after the day it begins with, in UTC
+    everything else       txmq_token_default   empties into each day's partition as that is made
+
+A token's row and the fence against it are routed by the token alone. They meet in one unique index as long as a range
+is never in two partitions at once: each step below is one transaction, and PostgreSQL checks the bounds again for a row
+that was on its way to the default partition meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from psycopg2.sql import SQL, Identifier, Literal
+
+from txmq.errors import DatabaseConflict
+from txmq.tx.postgres.session import Connection, transaction
+from txmq.tx.postgres.translate import translated
+
+DAY_MS: Final = 86_400_000
+KEEP_MS: Final = DAY_MS  # the rows are evidence when log and tables are reconciled
+AHEAD: Final = 3  # days: what a weekend without maintenance takes
+
+_PARTITIONS: Final = """
+SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = 'public.txmq_token'::regclass
+"""
+# Whoever holds the default partition is the only one to change the others. Dropping takes the whole table from the
+# producers for a moment: rather put off than in a queue that they wait behind.
+_ALONE: Final = "SET LOCAL lock_timeout = '200ms'; LOCK TABLE public.txmq_token_default IN ACCESS EXCLUSIVE MODE"
+_CREATE: Final = SQL("""
+CREATE TABLE public.{name} (LIKE public.txmq_token INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
+WITH moved AS (DELETE FROM public.txmq_token_default WHERE tok >= {lower} AND tok < {upper} RETURNING *)
+INSERT INTO public.{name} SELECT * FROM moved;
+ALTER TABLE public.txmq_token ATTACH PARTITION public.{name} FOR VALUES FROM ({lower}) TO ({upper})
+""")
+_DROP: Final = SQL("""
+DROP TABLE public.{name}, public.txmq_token_closed;
+CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token (CONSTRAINT txmq_token_too_old CHECK (false))
+FOR VALUES FROM (MINVALUE) TO ({floor})
+""")
+_STRANGERS: Final = SQL("SELECT DISTINCT log_id::text FROM public.{name} WHERE log_id <> ALL (%s::uuid[])")
+
+
+class Partition(NamedTuple):
+    """A range of tokens, `upper` excluded; `lower` is None where it has no beginning."""
+
+    name: str
+    lower: UUID | None
+    upper: UUID
+
+
+class MaintenanceReport(NamedTuple):
+    """Names of partitions: made, dropped, and put off until next time with the reason."""
+
+    created: list[str]
+    dropped: list[str]
+    put_off: dict[str, str]
+
+
+def bound(time_ms: int) -> UUID:
+    """Below every token made at `time_ms` or later, above every earlier one."""
+    return UUID(int=time_ms << 80)
+
+
+def maintain(
+    connection: Connection,
+    oldest_undecided: Mapping[UUID, UUID | None],
+    *,
+    keep_ms: int = KEEP_MS,
+    ahead: int = AHEAD,
+    now_ms: int | None = None,
+) -> MaintenanceReport:
+    """Makes the partitions of the days to come and drops those that nobody needs. Called every hour or so.
+
+    `oldest_undecided` is what the brokers report: the token of the oldest undecided group of each log, None where all
+    are decided. A partition with rows of a log that does not report stays. `now_ms` is the server's time unless given.
+    Raises DatabaseError; a lock that others hold only puts a partition off until next time.
+    """
+    report = MaintenanceReport([], [], {})
+    with translated("maintaining the token table"):
+        now_ms = now_ms or _server_time(connection)
+        today = now_ms - now_ms % DAY_MS
+        for start in range(today - DAY_MS, today + (ahead + 1) * DAY_MS, DAY_MS):
+            _create_if_free(connection, start, report)
+        for old in _outlived(connection, bound(now_ms - keep_ms)):
+            if not _drop(connection, old, oldest_undecided, report):
+                break  # what is closed stays one range
+    return report
+
+
+def create(connection: Connection, lower_ms: int, upper_ms: int) -> str | None:
+    """Makes the partition for tokens of this span and moves waiting rows into it; returns its name.
+
+    None where some of the span has a partition already. Raises DatabaseConflict where others hold a lock for long.
+    """
+    lower, upper, name = bound(lower_ms), bound(upper_ms), _name(lower_ms)
+    statement = _CREATE.format(name=Identifier(name), lower=Literal(str(lower)), upper=Literal(str(upper)))
+    if not _free(connection, lower, upper):
+        return None
+    with translated("making a partition"), transaction(connection) as cursor:
+        cursor.execute(_ALONE)
+        if not _free(connection, lower, upper):
+            return None  # somebody else was faster
+        cursor.execute(statement)
+    return name
+
+
+def partitions(connection: Connection) -> list[Partition]:
+    """All but the default partition, in order; what is closed comes first."""
+    with connection.cursor() as cursor:
+        cursor.execute(_PARTITIONS)
+        found = [_parse(name, bounds) for name, bounds in cursor.fetchall() if bounds != "DEFAULT"]
+    return sorted(found, key=lambda partition: partition.upper)
+
+
+def _free(connection: Connection, lower: UUID, upper: UUID) -> bool:
+    known = partitions(connection)
+    return not any(lower < other.upper and (other.lower is None or other.lower < upper) for other in known)
+
+
+def _create_if_free(connection: Connection, start_ms: int, report: MaintenanceReport) -> None:
+    try:
+        if name := create(connection, start_ms, start_ms + DAY_MS):
+            report.created.append(name)
+    except DatabaseConflict as busy:
+        report.put_off[_name(start_ms)] = busy.message
+
+
+def _name(start_ms: int) -> str:
+    return f"txmq_token_{datetime.fromtimestamp(start_ms / 1000, UTC):%Y%m%d_%H%M%S}"
+
+
+def _parse(name: str, bounds: str) -> Partition:
+    *lower, upper = [UUID(text) for text in re.findall(r"'([0-9a-f-]{36})'", bounds)]
+    return Partition(name, lower[0] if lower else None, upper)
+
+
+def _outlived(connection: Connection, horizon: UUID) -> Iterator[Partition]:
+    return (old for old in partitions(connection) if old.lower is not None and old.upper <= horizon)
+
+
+def _drop(
+    connection: Connection, old: Partition, oldest: Mapping[UUID, UUID | None], report: MaintenanceReport
+) -> bool:
+    reason = _needed(connection, old, oldest)
+    if not reason:
+        try:
+            with translated("dropping a partition"), transaction(connection) as cursor:
+                cursor.execute(_ALONE)
+                cursor.execute(_DROP.format(name=Identifier(old.name), floor=Literal(str(old.upper))))
+        except DatabaseConflict as busy:
+            reason = busy.message
+    if reason:
+        report.put_off[old.name] = reason
+    else:
+        report.dropped.append(old.name)
+    return not reason
+
+
+def _needed(connection: Connection, old: Partition, oldest: Mapping[UUID, UUID | None]) -> str:
+    """Why the rows of `old` may still be asked for; empty if they cannot be."""
+    for log_id, token in oldest.items():
+        if token is not None and token < old.upper:
+            return f"log {log_id} has the undecided transaction {token}"
+    with connection.cursor() as cursor:
+        cursor.execute(_STRANGERS.format(name=Identifier(old.name)), ([str(log_id) for log_id in oldest],))
+        silent = [log_id for (log_id,) in cursor.fetchall()]
+    return f"no report of log {', '.join(silent)}" if silent else ""
+
+
+def _server_time(connection: Connection) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT (extract(epoch FROM now()) * 1000)::int8")
+        row = cursor.fetchone()
+    return int(row[0]) if row else 0

@@ -1,0 +1,85 @@
+"""Connections of txmq's own: each wait has an end, and `pg_stat_activity` tells whose they are.
+
+They are in autocommit mode. There psycopg2 keeps out of the way, and statements sent as one query string are one
+transaction that commits before the reply: several steps, one round trip, no half-done state to clean up. Each statement
+of the string still gets a snapshot of its own, which both the resolver and the inbox rest on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Timer
+from typing import Final, TypeAlias
+
+import psycopg2
+from psycopg2 import extensions
+
+from txmq.errors import TransactionAborted
+from txmq.tx.postgres.translate import translated
+
+Connection: TypeAlias = extensions.connection
+Cursor: TypeAlias = extensions.cursor
+
+# A peer that vanished without a word is noticed within half a minute; PostgreSQL's own default is two hours.
+SETTINGS: Final = {
+    "connect_timeout": "5",
+    "keepalives": "1",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+    "target_session_attrs": "read-write",
+}
+
+
+def connect(dsn: str, *, application_name: str) -> Connection:
+    """A connection to the server of `dsn` that takes writes. What `dsn` itself says goes before the settings here.
+
+    Raises DatabaseUnavailable, or DatabaseError where trying again is no use.
+    """
+    with translated("connecting to PostgreSQL"):
+        connection: Connection = psycopg2.connect(
+            **{**SETTINGS, "application_name": application_name, **extensions.parse_dsn(dsn)}
+        )
+    connection.autocommit = True
+    return connection
+
+
+@contextmanager
+def transaction(connection: Connection) -> Iterator[Cursor]:
+    """BEGIN and COMMIT around the block on one of our own connections; ROLLBACK where it raises.
+
+    Raises TransactionAborted where a failed statement's error was swallowed in the block.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            yield cursor
+        except BaseException:
+            if not connection.closed and connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
+                cursor.execute("ROLLBACK")
+            raise
+        cursor.execute("COMMIT")
+        if cursor.statusmessage != "COMMIT":
+            raise TransactionAborted("the server rolled the transaction back: a statement in it had failed")
+
+
+@contextmanager
+def bounded(connection: Connection, seconds: float) -> Iterator[None]:
+    """Cancels what runs on `connection` after `seconds`.
+
+    `statement_timeout` is no substitute: it does not cover the wait of a COMMIT for a synchronous standby.
+    """
+    timer = Timer(seconds, _cancel, (connection,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cancel(connection: Connection) -> None:
+    with suppress(psycopg2.Error):  # closed or lost meanwhile: nothing is left to cancel
+        connection.cancel()

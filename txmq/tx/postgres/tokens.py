@@ -1,0 +1,81 @@
+"""The row that proves a commit, written by the producer in its own business transaction.
+
+The caller sends the group to the broker first and calls `insert_token` while the broker's answer is under way: the two
+need no order between them, row and fence alone decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import psycopg2
+from psycopg2 import extensions
+
+from txmq.errors import DatabaseError, LocalProtocolError, SynchronousCommitOff, TokenFenced, TransactionAborted
+from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.translate import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
+
+WEAK: Final = ("off", "local")  # COMMIT returns before the row is on disk here, or on the standby it should be on
+# One query string, one round trip. `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
+# The settings are read back last, so that what counts is what the transaction will commit under.
+_INSERT: Final = """
+SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'remote_write';
+INSERT INTO public.txmq_token (tok, log_id) SELECT %s::uuid, unnest(%s::uuid[])
+RETURNING current_setting('synchronous_commit'), pg_current_xact_id()::text
+"""
+
+
+class TokenReceipt(NamedTuple):
+    """The transaction's id, a hint for the resolver, and the synchronous_commit that it will commit under."""
+
+    xid: int
+    synchronous_commit: str
+
+
+def insert_token(
+    connection: Connection, token: UUID, log_ids: Sequence[UUID], *, allow_weak_commit: bool = False
+) -> TokenReceipt:
+    """Writes one row per participating broker's log into the open transaction, in one round trip.
+
+    It is the last statement before `guarded_commit`. After any error the transaction must be rolled back: TokenFenced
+    where a resolver was faster, SynchronousCommitOff under `off` or `local` unless `allow_weak_commit` takes the risk
+    that a crash undoes what was published, TransactionAborted where a statement had failed before, DatabaseError.
+    """
+    _require_open(connection)
+    # Sorted, so that no two writers of several rows can wait for one another.
+    logs = sorted(str(log_id) for log_id in log_ids)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(_INSERT, (str(token), logs))
+            setting, xid = cursor.fetchall()[0]
+    except psycopg2.Error as error:
+        raise _refusal(error, token) from None
+    if setting in WEAK and not allow_weak_commit:
+        raise SynchronousCommitOff(
+            f"synchronous_commit is {setting}",
+            hint="SET synchronous_commit = on for transactions with messages, or allow it and accept the risk",
+        )
+    return TokenReceipt(int(xid), setting)
+
+
+def _require_open(connection: Connection) -> None:
+    """Refuses where the row would be committed by itself, apart from the rows it stands for."""
+    status = connection.info.transaction_status
+    if status == extensions.TRANSACTION_STATUS_INERROR:
+        raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
+    begins_by_itself = not connection.autocommit and connection.status == extensions.STATUS_READY
+    if status != extensions.TRANSACTION_STATUS_INTRANS and not begins_by_itself:
+        raise LocalProtocolError("no transaction is open", hint="nobody may commit or roll back inside the block")
+
+
+def _refusal(error: psycopg2.Error, token: UUID) -> TokenFenced | DatabaseError:
+    if error.pgcode == UNIQUE_VIOLATION:
+        return TokenFenced(f"transaction {token} was decided as rolled back before it could commit", hint="roll back")
+    refused = translate(error, "writing the token")
+    if error.pgcode == CHECK_VIOLATION:
+        refused = DatabaseError(
+            refused.message, hint="the token is too old: check this machine's clock", sqlstate=error.pgcode
+        )
+    return refused
