@@ -169,7 +169,10 @@ class Engine:
             self._tick_soon()
 
     def _done(self, flush: Flush | None, early: list[_Waiting]) -> None:
-        self.store.done(flush)
+        if flush is None:
+            self.store.settle()
+        else:
+            self.store.done(flush)
         self._answer_early(early)
         self._release()
 

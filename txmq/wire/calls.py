@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import binascii
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from txmq import limits
+from txmq.errors import RemoteProtocolError
+from txmq.wire.json import WireModel, dump, parse, parse_as
 
 Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
 MemberName = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
@@ -32,10 +34,8 @@ def _hex_token(text: str) -> str:
 Token = Annotated[str, AfterValidator(_hex_token)]
 
 
-class Args(BaseModel):
-    """Arguments of a call. JSON has no tuples, so sequences are taken as they come; everything else is strict."""
-
-    model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
+class Args(WireModel):
+    """Arguments of a call."""
 
 
 class NoArgs(Args):
@@ -56,28 +56,32 @@ class TopicNames(Args):
 
 
 class Retry(Args):
-    """A retry policy: delays in milliseconds, the last one repeated up to `attempts` deliveries in all."""
+    """A retry policy (`txmq.retry.RetryPolicy`): delays in microseconds; `attempts` null = one for each delay."""
 
-    delays_ms: Annotated[tuple[Ms, ...], Field(min_length=1, max_length=64)]
-    attempts: Annotated[int, Field(ge=1, le=10_000)]
+    delays: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=1_000)]
+    attempts: int | None = None
+    jitter: float = 0.0
 
 
 class Join(Args):
     group: Name
-    member: MemberName | None = None
+    member: MemberName | None = None  # null = a name is made, and in broadcast mode forgotten with the member
+    instance: Annotated[str, StringConstraints(min_length=1, max_length=64)]  # tells two processes of one name apart
     mode: Literal["concurrent", "ordered", "broadcast"] = "concurrent"
     topics: Annotated[tuple[Name, ...], Field(min_length=1, max_length=1_000)]
-    start: Literal["first", "last"] | int = "first"  # int: microseconds since the epoch
-    on_exhausted: Literal["park", "block", "skip"] = "park"
+    start: Literal["first", "last"] | int | None = None  # int: microseconds since the epoch; null = no opinion, as below
+    on_exhausted: Literal["park", "block", "skip"] | None = None
     retry: Retry | None = None
     lease_ms: Ms | None = None
     session_ms: Ms | None = None
     strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
+    held: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)] | None = None
 
 
 class Member(Args):
     group: GroupName
     member: MemberName
+    instance: str = ""
 
 
 class Heartbeat(Member):
@@ -112,6 +116,7 @@ class Group(Args):
 class GroupReset(Group):
     topic: Name
     to: Literal["first", "last"] | int | dict[int, Offset] = "first"  # int: microseconds; dict: offset by partition
+    reprocess: bool = False  # let the inbox take again what it has seen
     dry_run: bool = False
 
 
@@ -169,6 +174,16 @@ class DlqAbandon(DlqReplay):
     reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
 
 
+A = TypeVar("A", bound=Args)
+
+
+class Call(WireModel, Generic[A]):
+    """The payload of a CALL frame."""
+
+    call: str
+    args: A
+
+
 CALLS: dict[str, type[Args]] = {
     "topic.create": TopicShape,
     "topic.describe": TopicNames,
@@ -203,3 +218,20 @@ CALLS: dict[str, type[Args]] = {
     "dlq.abandon": DlqAbandon,
     "broker.show": NoArgs,
 }
+
+_ENVELOPES = {name: Call[model] for name, model in CALLS.items()}  # type: ignore[valid-type]  # made at run time
+
+
+def encode_call(name: str, args: dict[str, object]) -> bytes:
+    """The payload of a call; its arguments are checked by the broker."""
+    return dump({"call": name, "args": args})
+
+
+def decode_call(payload: bytes) -> tuple[str, Args]:
+    """Name and checked arguments of a call. Raises RemoteProtocolError for an unknown one or arguments that are none of its."""
+    tree = parse(payload)
+    name = tree.get("call") if isinstance(tree, dict) else None
+    envelope = _ENVELOPES.get(name) if isinstance(name, str) else None
+    if envelope is None:
+        raise RemoteProtocolError(f"there is no call {str(name)[:64]!r}", hint="client and broker must be of one version")
+    return str(name), parse_as(envelope, payload).args

@@ -1,0 +1,110 @@
+"""Resolvers inside the broker: token rows of the configured databases, asked in threads of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import structlog
+
+from txmq.message import Decision
+from txmq.tx.postgres.identity import ServerIdentity
+from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
+
+    from txmq.broker.core.transactions import Transaction
+    from txmq.broker.engine import InThread
+    from txmq.config import Resolver as ResolverSettings
+
+AT_ONCE = 10_000  # tokens in one call of a resolver
+DECISIONS = {Verdict.COMMIT: Decision.COMMIT, Verdict.ROLLBACK: Decision.ROLLBACK, Verdict.UNKNOWN: Decision.UNKNOWN}
+log = structlog.get_logger()
+
+Answered = "Callable[[bytes, Decision, str, str], None]"
+
+
+class Resolving:
+    """Gathers the checks of each database and has them answered in one call after the other.
+
+    A database is recognised by its system id and oid (only databases in the settings are ever asked); which of the resolvers
+    leads to it is found out by asking them, because that is known only once they have connected.
+    """
+
+    def __init__(self, settings: Iterable[ResolverSettings], log_id: UUID, in_thread: InThread) -> None:
+        self._lanes = [_Lane(one, log_id, in_thread) for one in settings]
+
+    @property
+    def configured(self) -> bool:
+        """Whether there is any resolver at all."""
+        return bool(self._lanes)
+
+    def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None:
+        """Find out about a transaction; `answered` is called once, later, with UNKNOWN where no resolver could tell."""
+        lanes = [lane for lane in self._lanes if lane.may_know(row)]
+        if not lanes:
+            answered(token, Decision.UNKNOWN, "resolver", "no resolver is configured for its database")
+            return
+        _first_that_knows(lanes, token, row, answered)
+
+
+def _first_that_knows(
+    lanes: list[_Lane], token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]
+) -> None:
+    """Most brokers have one database; with several, those that turn out to be another one answer UNKNOWN."""
+    lane, rest = lanes[0], lanes[1:]
+
+    def next_one(answer: Answer) -> None:
+        if answer.verdict is Verdict.UNKNOWN and rest:
+            _first_that_knows(rest, token, row, answered)
+        else:
+            answered(token, DECISIONS[answer.verdict], f"resolver {lane.name}", answer.reason)
+
+    lane.ask(token, row, next_one)
+
+
+class _Lane:
+    """One resolver: one call at a time, everything that came up meanwhile in the next one."""
+
+    def __init__(self, settings: ResolverSettings, log_id: UUID, in_thread: InThread) -> None:
+        self.name = settings.name
+        self._log_id, self._in_thread = log_id, in_thread
+        policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
+        self._resolver = TokenResolver(settings.dsn, policy=policy)
+        self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
+        self._busy = False
+
+    def may_know(self, row: Transaction) -> bool:
+        """Whether this lane's database could be the transaction's: false only for what is no database at all."""
+        return row.decider[0] == "postgres"
+
+    def ask(self, token: bytes, row: Transaction, answered: Callable[[Answer], None]) -> None:
+        decider: tuple[Any, ...] = row.decider
+        _kind, system_id, timeline, database_oid, xid = decider
+        check = Check(UUID(bytes=token), self._log_id, ServerIdentity(system_id, timeline, database_oid), xid)
+        self._pending[check] = (token, answered)
+        self._go()
+
+    def _go(self) -> None:
+        if self._busy or not self._pending:
+            return
+        self._busy = True
+        checks = list(self._pending)[:AT_ONCE]
+        asked = [(check, self._pending.pop(check)[1]) for check in checks]
+        work: Deferred[list[Answer]] = self._in_thread(self._resolver.resolve, checks)
+        work.addCallbacks(self._answered, self._failed, callbackArgs=(asked,), errbackArgs=(asked,))
+
+    def _answered(self, answers: list[Answer], asked: list[tuple[Check, Callable[[Answer], None]]]) -> None:
+        self._busy = False
+        for (_check, answered), answer in zip(asked, answers, strict=True):
+            answered(answer)
+        self._go()
+
+    def _failed(self, failure: Failure, asked: list[tuple[Check, Callable[[Answer], None]]]) -> None:
+        """Not the database's doing, which is an answer: a bug. It decides nothing, and the next check comes in its time."""
+        log.error("resolver.failed", resolver=self.name, error=failure.getTraceback())
+        self._answered([Answer(Verdict.UNKNOWN, "the resolver failed")] * len(asked), asked)
