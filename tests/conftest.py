@@ -11,12 +11,12 @@ from typing import Any, cast
 import hypothesis
 import pytest
 
+pytest_plugins = ["tests.fixtures_postgres"]
+
 # Machines that run tests are shared and slow now and then; the limit is pytest's, for the test as a whole.
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
-
-pytest_plugins = ["tests.fixtures_postgres"]
 
 
 def pytest_collection_finish() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests import conftest
 
+ROOT = Path(conftest.__file__).parents[1]
 FORGOTTEN = """
 from twisted.internet.defer import Deferred, fail
 
@@ -37,7 +38,7 @@ def run_pytest(directory: Path, test: str, **environ: str) -> str:
     (directory / "conftest.py").write_text(Path(conftest.__file__).read_text())
     (directory / "test_it.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir", ".", "."]
-    clean = {name: value for name, value in os.environ.items() if name != "CI"}
+    clean = {name: value for name, value in os.environ.items() if name != "CI"} | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=directory, env=clean | environ, capture_output=True, check=False, text=True, timeout=60
     ).stdout
