@@ -21,4 +21,4 @@ TIME = 253_402_300_799_999_999  # microseconds to the end of the year 9999, wher
 SEQUENCE = (1 << 63) - 1  # sequences and offsets fit in a signed 64-bit column
 
 JSON_DEPTH = 32  # nothing of ours nests deeper than 6
-DETAIL_TEXT = 1_000  # characters of an error's text on the wire: a refusal must fit in a frame before the hello
+ERROR_TEXT = 400  # characters of an error or a hint on the wire: both must fit in a frame before the hello

@@ -226,7 +226,10 @@ def _births(born_at: int | Sequence[int], count: int) -> tuple[bytes, int]:
         raise LocalProtocolError(f"{len(born_at)} times of birth for {count} messages")
     youngest = micros(max(born_at))
     micros(min(born_at))
-    return struct.pack(f"<{count}q", *born_at), youngest
+    try:
+        return struct.pack(f"<{count}q", *born_at), youngest
+    except struct.error as error:
+        raise LocalProtocolError(f"times of birth are ints of microseconds: {error}") from error
 
 
 def _times(times: Sequence[int | datetime | None] | None) -> Pieces:

@@ -1,0 +1,107 @@
+"""Chunks: what FETCH and READ return (docs/FORMATS.md 2.2), batches as they were sent with the place of their rows.
+
+u32 chunks | u32 generation | i64 next offset or -1, then for each: i64 base offset | i64 stored_at | i64 position
+u32 partition | u16 attempt | u16 flags | i64 lease id or -1 | str topic, padded to 8 | u32 length | u32 first row
+u32 rows | u32 0 | batch
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from txmq.batch import read_header
+from txmq.errors import RemoteProtocolError
+from txmq.wire.reader import Reader
+
+HEAD = struct.Struct("<IIq")
+PLACE = struct.Struct("<qqqIHHq")
+ROWS = struct.Struct("<IIII")
+MOVED, SUBSET = 1, 2  # flags: a retry or replay of a single row; some of the batch's rows
+ALIGN = 8  # where a batch stands in the payload, so that Arrow can use its columns as they are
+
+
+class Chunk(NamedTuple):
+    """`rows` rows of a batch, from `first_row` on; the offset of row r is `base_offset` + r.
+
+    `attempt` counts deliveries from 1; `lease_id` is -1 where there is no lease.
+    """
+
+    topic: str
+    partition: int
+    base_offset: int
+    stored_at: int
+    position: int
+    attempt: int
+    flags: int
+    lease_id: int
+    first_row: int
+    rows: int
+    batch: bytes
+
+
+class Chunks(NamedTuple):
+    """What was found. `next_offset` is where to read on, -1 in the reply to a FETCH."""
+
+    generation: int
+    next_offset: int
+    chunks: tuple[Chunk, ...]
+
+
+def pack_chunks(chunks: Sequence[Chunk], *, generation: int = 0, next_offset: int = -1) -> list[bytes]:
+    """The payload, in pieces; the batches are not copied."""
+    pieces = [HEAD.pack(len(chunks), generation, next_offset)]
+    for chunk in chunks:
+        pieces += (_chunk_head(chunk), chunk.batch)
+    return pieces
+
+
+def chunk_size(topic: str, batch_length: int) -> int:
+    """The bytes that a chunk takes in a payload, for whoever has to stay below a limit."""
+    return _padded(PLACE.size + 1 + len(topic)) + ROWS.size + batch_length
+
+
+def unpack_chunks(payload: bytes) -> Chunks:
+    """The chunks of a payload, whole batches with plausible headers. Raises RemoteProtocolError."""
+    reader = Reader(payload)
+    count, generation, next_offset = reader.fields(HEAD)
+    if next_offset < -1:
+        raise RemoteProtocolError(f"{next_offset} is no offset to read on from")
+    chunks = tuple(_chunks(reader, count))
+    reader.end()
+    return Chunks(generation, next_offset, chunks)
+
+
+def _chunk_head(chunk: Chunk) -> bytes:
+    place = PLACE.pack(
+        *(chunk.base_offset, chunk.stored_at, chunk.position, chunk.partition),
+        *(chunk.attempt, chunk.flags, chunk.lease_id),
+    )
+    topic = chunk.topic.encode()
+    head = place + bytes((len(topic),)) + topic
+    rows = ROWS.pack(len(chunk.batch), chunk.first_row, chunk.rows, 0)
+    return head.ljust(_padded(len(head)), b"\0") + rows
+
+
+def _chunks(reader: Reader, count: int) -> Iterable[Chunk]:
+    for _ in range(count):
+        base_offset, stored_at, position, partition, attempt, flags, lease_id = reader.fields(PLACE)
+        topic = reader.name()
+        reader.take(-reader.at % ALIGN)
+        length, first_row, rows, zero = reader.fields(ROWS)
+        batch = reader.take(length)
+        header = read_header(batch)
+        numbers = base_offset >= 0 and stored_at >= 0 and position >= 0 and lease_id >= -1
+        if not numbers or zero or flags > MOVED | SUBSET:
+            raise RemoteProtocolError(f"a chunk of {topic} with impossible fields: offset {base_offset}, flags {flags}")
+        if header.length != length or not 0 < rows <= header.count - first_row:
+            raise RemoteProtocolError(f"{rows} rows from {first_row} of a batch of {header.count}")
+        yield Chunk(
+            *(topic, partition, base_offset, stored_at, position, attempt, flags, lease_id),
+            *(first_row, rows, batch),
+        )
+
+
+def _padded(size: int) -> int:
+    return size + -size % ALIGN

@@ -1,0 +1,239 @@
+"""The payloads of the requests that carry data, and of their replies (docs/FORMATS.md 2.1).
+
+Strings are a u8 length and bytes. Packing is for values that were checked before; unpacking believes nothing and raises
+RemoteProtocolError. Groups and chunks have modules of their own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from txmq.errors import RemoteProtocolError
+from txmq.message import COMMIT, ROLLBACK, Decision
+from txmq.wire.reader import Reader, name_of
+
+
+class Opcode(IntEnum):
+    """What a frame asks for; a reply repeats its request's."""
+
+    HELLO = 1
+    PING = 2
+    CALL = 3
+    SEND = 16
+    GROUP = 17
+    DECIDE = 18
+    FETCH = 19
+    ACK = 20
+    READ = 21
+
+
+SEND = struct.Struct("<HHIB")
+SEND_RECEIPT = struct.Struct("<qqB")
+DECIDE = struct.Struct("<B16sI")
+DECIDE_RECEIPT = struct.Struct("<BB")
+FETCH = struct.Struct("<IIII")
+ACK = struct.Struct("<I")
+RANGE = struct.Struct("<HHIqq")
+COUNT = struct.Struct("<I")
+TOPICS = struct.Struct("<H")
+READ = struct.Struct("<IqII")
+
+
+class Send(NamedTuple):
+    """Store a batch in a partition. `topic_epoch` is the topic's shape as the sender knows it, 0 = it does not say."""
+
+    topic: str
+    partition: int
+    topic_epoch: int
+    batch: bytes
+
+
+class SendReceipt(NamedTuple):
+    """The batch is stored: the offset of its first row, -1 while it is queued behind an undecided half of its key."""
+
+    offset: int
+    stored_at: int
+    duplicate: bool = False
+
+
+class Decide(NamedTuple):
+    """Decide a transaction. `by` says in whose name, for the journal."""
+
+    outcome: Decision
+    token: bytes
+    epoch: int
+    by: str
+
+
+class DecideReceipt(NamedTuple):
+    """Where the group stands (txmq.tx.group), and whether it was decided so before."""
+
+    state: int
+    repeated: bool
+
+
+class Fetch(NamedTuple):
+    """Lease messages to a member of a consumer group; waits up to `max_wait_ms` for the first."""
+
+    generation: int
+    max_wait_ms: int
+    max_bytes: int
+    max_messages: int
+    group: str
+    member: str
+
+
+class Acked(NamedTuple):
+    """Messages done with: offsets from `start` up to but not including `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class Ack(NamedTuple):
+    """What a member has done with."""
+
+    generation: int
+    group: str
+    member: str
+    ranges: tuple[Acked, ...]
+
+
+class Read(NamedTuple):
+    """Read published messages from an offset on, without a consumer group."""
+
+    partition: int
+    offset: int
+    max_wait_ms: int
+    max_bytes: int
+    topic: str
+
+
+@lru_cache(maxsize=4096)
+def send_header(topic: str, partition: int, topic_epoch: int) -> bytes:
+    """What stands before the batch in a SEND; the same for every send to that partition, so it is remembered."""
+    return SEND.pack(0, topic_epoch, partition, len(topic)) + topic.encode()
+
+
+def unpack_send(payload: bytes) -> Send:
+    try:
+        flags, topic_epoch, partition, size = SEND.unpack_from(payload)
+    except struct.error as error:
+        raise RemoteProtocolError(f"a send of {len(payload)} bytes ends too early") from error
+    _no_flags(flags)
+    start = SEND.size + size
+    return Send(name_of(payload[SEND.size : start]), partition, topic_epoch, payload[start:])
+
+
+def pack_send_receipt(receipt: SendReceipt) -> bytes:
+    return SEND_RECEIPT.pack(*receipt)
+
+
+def unpack_send_receipt(payload: bytes) -> SendReceipt:
+    if len(payload) != SEND_RECEIPT.size:
+        raise RemoteProtocolError(f"a receipt of {len(payload)} bytes")
+    offset, stored_at, duplicate = SEND_RECEIPT.unpack(payload)
+    if offset < -1 or stored_at < 0 or duplicate > 1:
+        raise RemoteProtocolError(f"a receipt of offset {offset}, time {stored_at}, duplicate {duplicate}")
+    return SendReceipt(offset, stored_at, duplicate == 1)
+
+
+def pack_decide(request: Decide) -> bytes:
+    return DECIDE.pack(request.outcome, request.token, request.epoch) + _string(request.by)
+
+
+def unpack_decide(payload: bytes) -> Decide:
+    reader = Reader(payload)
+    outcome, token, epoch = reader.fields(DECIDE)
+    by = reader.text()
+    reader.end()
+    if outcome not in (COMMIT, ROLLBACK):
+        raise RemoteProtocolError(f"{outcome} is no decision")
+    return Decide(Decision(outcome), token, epoch, by)
+
+
+def pack_decide_receipt(receipt: DecideReceipt) -> bytes:
+    return DECIDE_RECEIPT.pack(*receipt)
+
+
+def unpack_decide_receipt(payload: bytes) -> DecideReceipt:
+    reader = Reader(payload)
+    state, repeated = reader.fields(DECIDE_RECEIPT)
+    reader.end()
+    return DecideReceipt(state, _flag(repeated))
+
+
+def pack_fetch(request: Fetch) -> bytes:
+    return FETCH.pack(*request[:4]) + _string(request.group) + _string(request.member)
+
+
+def unpack_fetch(payload: bytes) -> Fetch:
+    reader = Reader(payload)
+    generation, max_wait_ms, max_bytes, max_messages = reader.fields(FETCH)
+    group, member = reader.group(), reader.name()
+    reader.end()
+    return Fetch(generation, max_wait_ms, max_bytes, max_messages, group, member)
+
+
+def pack_ack(request: Ack) -> bytes:
+    topics = {topic: index for index, topic in enumerate(dict.fromkeys(acked.topic for acked in request.ranges))}
+    head = ACK.pack(request.generation) + _string(request.group) + _string(request.member)
+    ranges = [RANGE.pack(topics[topic], 0, *place) for topic, *place in request.ranges]
+    return b"".join([head, COUNT.pack(len(ranges)), *ranges, TOPICS.pack(len(topics)), *map(_string, topics)])
+
+
+def unpack_ack(payload: bytes) -> Ack:
+    reader = Reader(payload)
+    (generation,) = reader.fields(ACK)
+    group, member = reader.group(), reader.name()
+    (count,) = reader.fields(COUNT)
+    ranges = list(RANGE.iter_unpack(reader.take(RANGE.size * count)))
+    (count,) = reader.fields(TOPICS)
+    topics = [reader.name() for _ in range(count)]
+    reader.end()
+    return Ack(generation, group, member, tuple(_acked(topics, *fields) for fields in ranges))
+
+
+def pack_read(request: Read) -> bytes:
+    return READ.pack(*request[:4]) + _string(request.topic)
+
+
+def unpack_read(payload: bytes) -> Read:
+    reader = Reader(payload)
+    partition, offset, max_wait_ms, max_bytes = reader.fields(READ)
+    topic = reader.name()
+    reader.end()
+    if offset < 0:
+        raise RemoteProtocolError(f"{offset} is no offset")
+    return Read(partition, offset, max_wait_ms, max_bytes, topic)
+
+
+def _acked(topics: Sequence[str], index: int, flags: int, partition: int, start: int, end: int) -> Acked:
+    _no_flags(flags)
+    if index >= len(topics):
+        raise RemoteProtocolError(f"topic {index} of {len(topics)}")
+    if not 0 <= start < end:
+        raise RemoteProtocolError(f"an acknowledgement of offsets {start} to {end}")
+    return Acked(topics[index], partition, start, end)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return bytes((len(raw),)) + raw
+
+
+def _no_flags(flags: int) -> None:
+    if flags:
+        raise RemoteProtocolError(f"unknown flags {flags:#x}")
+
+
+def _flag(number: int) -> bool:
+    if number > 1:
+        raise RemoteProtocolError(f"{number} is neither yes nor no")
+    return number == 1

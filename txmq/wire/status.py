@@ -1,0 +1,89 @@
+"""Statuses of replies: each refusal has a number on the wire and a class in `txmq.errors`.
+
+A reply whose status is not 0 carries `{"error": NAME, "message": ..., "hint": ..., "detail": {...}}`.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, JsonValue
+
+from txmq import errors, limits
+from txmq.errors import ProtocolError, RemoteProtocolError, RequestRejected, TxmqError
+from txmq.wire.json import WireModel, dump, parse_as
+
+OK = 0
+
+
+def _table(*rows: tuple[int, type[RequestRejected]]) -> dict[int, type[RequestRejected]]:
+    table = dict(rows)
+    if len(table) != len(rows) or len(set(table.values())) != len(rows) or OK in table:
+        raise ValueError("a status or an error stands there twice")
+    return table
+
+
+# Numbers are never used again.
+STATUSES = _table(
+    (1, errors.BadRequest),
+    (2, errors.BrokerFailed),
+    (3, errors.NotPermitted),
+    (4, errors.Throttled),
+    (5, errors.ReadOnly),
+    (6, errors.MessageTooLarge),
+    (16, errors.UnknownTopic),
+    (17, errors.UnknownPartition),
+    (18, errors.StaleTopic),
+    (19, errors.TopicExists),
+    (20, errors.OffsetOutOfRange),
+    (21, errors.SequenceGap),
+    (22, errors.UnknownProducer),
+    (32, errors.UnknownGroup),
+    (33, errors.UnknownMember),
+    (34, errors.StaleGeneration),
+    (35, errors.GroupMismatch),
+    (36, errors.NotLeased),
+    (37, errors.UnknownLetter),
+    (48, errors.UnknownTransaction),
+    (49, errors.Conflict),
+    (50, errors.DigestMismatch),
+    (51, errors.NoResolver),
+)
+CODES = {error: status for status, error in STATUSES.items()}
+
+
+class Refusal(WireModel):
+    """The payload of a reply that says no."""
+
+    error: str
+    message: str
+    hint: str = ""
+    detail: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+def reply_for(error: TxmqError) -> tuple[int, bytes]:
+    """Status and payload of the reply that tells of `error`; what is no refusal is told without its private details."""
+    rejected = _rejected(error)
+    message, hint = rejected.message[: limits.ERROR_TEXT], rejected.hint[: limits.ERROR_TEXT]
+    fields = {"error": type(rejected).__name__, "message": message, "hint": hint, "detail": rejected.detail}
+    return CODES[type(rejected)], dump(fields)
+
+
+def _rejected(error: TxmqError) -> RequestRejected:
+    if isinstance(error, RequestRejected) and type(error) in CODES:
+        return error
+    if isinstance(error, ProtocolError):
+        return errors.BadRequest(error.message, hint=error.hint)
+    text = f"the broker could not carry out the request: {type(error).__name__}"
+    return errors.BrokerFailed(text, hint="the broker's log says why")
+
+
+def to_error(status: int, payload: bytes) -> RequestRejected | RemoteProtocolError:
+    """The error that a reply with this status tells of; of a status unknown here, a RequestRejected that names it."""
+    try:
+        refusal = parse_as(Refusal, payload)
+    except RemoteProtocolError as error:
+        return error
+    rejected = STATUSES.get(status)
+    if rejected is None:
+        message = f"{refusal.error} (status {status}): {refusal.message}"
+        return RequestRejected(message, hint=refusal.hint, detail=dict(refusal.detail))
+    return rejected(refusal.message, hint=refusal.hint, detail=dict(refusal.detail))
