@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from uuid import UUID
 
 import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
-from psycopg2.extensions import make_dsn
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from txmq.testing.postgres import PostgresServer
 from txmq.testing.wait import wait_until
@@ -60,7 +61,10 @@ def wait_for_backend(server: PostgresServer, pid: int, condition: str) -> None:
     wait_until(lambda: rows(server.dsn(), statement, pid), what=f"backend {pid}: {condition}")
 
 
-def as_role(dsn: str, role: str) -> str:
-    """`dsn` for a new role without any rights; the role goes with its server."""
+@contextmanager
+def poor_role(dsn: str) -> Iterator[tuple[str, str]]:
+    """A role without any rights, and `dsn` for it."""
+    role = f"{parse_dsn(dsn)['dbname']}_poor"
     rows(dsn, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
-    return make_dsn(dsn, user=role, password="x")
+    yield role, make_dsn(dsn, user=role, password="x")
+    rows(dsn, f"DROP OWNED BY {role}; DROP ROLE {role}")

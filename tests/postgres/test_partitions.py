@@ -11,8 +11,9 @@ import pytest
 
 from tests.postgres.support import LOG, OTHER_LOG, check_of, new_token, producer, rows
 from txmq.errors import DatabaseConflict, DatabaseError
+from txmq.message import Decision
 from txmq.tx.postgres.partitions import AHEAD, DAY_MS, bound, create, maintain, partitions
-from txmq.tx.postgres.resolver import TokenResolver, Verdict
+from txmq.tx.postgres.resolver import TokenResolver
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.postgres.tokens import insert_token
 
@@ -38,7 +39,7 @@ def home(dsn: str, token: UUID) -> object:
     return name
 
 
-def verdict(dsn: str, token: UUID) -> Verdict:
+def verdict(dsn: str, token: UUID) -> Decision:
     resolver = TokenResolver(dsn)
     [answer] = resolver.resolve([check_of(dsn, token)])
     resolver.close()
@@ -57,20 +58,20 @@ def test_the_days_from_yesterday_on_have_a_partition_each_without_gaps(connectio
 def test_a_token_older_than_the_table_is_refused_by_name(database: str) -> None:
     with pytest.raises(DatabaseError, match="clock"):
         commit_token(database, new_token(now_ms() - 3 * DAY_MS))
-    assert verdict(database, new_token(now_ms() - 3 * DAY_MS)) is Verdict.UNKNOWN
+    assert verdict(database, new_token(now_ms() - 3 * DAY_MS)) is Decision.UNKNOWN
 
 
 def test_a_token_of_the_future_waits_in_the_default_partition_and_moves(database: str, connection: Connection) -> None:
     later = now_ms() + (AHEAD + 2) * DAY_MS
     here, fenced = new_token(later), new_token(later)
     commit_token(database, here)
-    assert verdict(database, fenced) is Verdict.ROLLBACK
+    assert verdict(database, fenced) is Decision.ROLLBACK
     assert home(database, here) == home(database, fenced) == "txmq_token_default"
     report = maintain(connection, {}, now_ms=now_ms() + 2 * DAY_MS)
     assert home(database, here) == home(database, fenced)
     assert home(database, here) in report.created
-    assert verdict(database, here) is Verdict.COMMIT
-    assert verdict(database, fenced) is Verdict.ROLLBACK
+    assert verdict(database, here) is Decision.COMMIT
+    assert verdict(database, fenced) is Decision.ROLLBACK
 
 
 def test_a_partition_is_dropped_when_all_its_logs_are_past_it(database: str, connection: Connection) -> None:
@@ -87,7 +88,7 @@ def test_what_is_dropped_is_closed_so_that_nobody_fences_it(database: str, conne
     token = new_token()
     commit_token(database, token)
     maintain(connection, {LOG: None}, now_ms=now_ms() + 2 * DAY_MS)
-    assert verdict(database, token) is Verdict.UNKNOWN
+    assert verdict(database, token) is Decision.UNKNOWN
     with pytest.raises(DatabaseError, match="clock"):
         commit_token(database, new_token())
 

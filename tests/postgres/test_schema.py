@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.postgres.support import as_role, rows
+from tests.postgres.support import poor_role, rows
 from txmq.errors import DatabaseError, SchemaMissing, UnsupportedServer
 from txmq.tx.postgres.identity import Server, ServerIdentity, require_supported
 from txmq.tx.postgres.schema import check, install
@@ -79,15 +79,13 @@ def test_missing_rights_and_weak_defaults_are_pointed_out(database: str) -> None
         database,
         "INSERT INTO txmq_token (tok, log_id) VALUES ('ffffffff-ffff-7fff-8fff-ffffffffffff', gen_random_uuid())",
     )
-    role = f"{name}_reader"
-    poor = as_role(database, role)
-    rows(database, f"GRANT SELECT ON txmq_schema, txmq_token, txmq_token_default, txmq_inbox TO {role}")
-    remarks = run_check(poor)
+    with poor_role(database) as (role, dsn):
+        rows(database, f"GRANT SELECT ON txmq_schema, txmq_token, txmq_token_default, txmq_inbox TO {role}")
+        remarks = run_check(dsn)
     assert "the role may not INSERT on txmq_token: GRANT INSERT ON public.txmq_token TO the role" in remarks
     assert any("DELETE on txmq_inbox_recent" in remark for remark in remarks)
     assert any("without a partition" in remark for remark in remarks)
     assert any("synchronous_commit is off" in remark for remark in remarks)
-    rows(database, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @pytest.mark.parametrize(("version", "in_recovery"), [(130012, False), (160001, True)])

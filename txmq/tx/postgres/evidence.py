@@ -18,15 +18,13 @@ from txmq.tx.postgres.commit import noted
 from txmq.tx.postgres.session import Connection, bounded
 from txmq.tx.postgres.translate import CHECK_VIOLATION, CONFLICTS, describe, translate, translated
 
-# The statements below also take part where tokens are wrong one by one; halving finds the ones to blame.
+# Of one token's own making; halving the batch finds it, and the others go on without it.
 _OF_ONE_TOKEN: Final = CONFLICTS | {CHECK_VIOLATION}
-_NEXT_XID: Final = "pg_snapshot_xmax(pg_current_snapshot())"
-
 # An id from the future, lost in a crash, would make pg_xact_status fail for all of them.
-_RUNNING: Final = f"""
+_RUNNING: Final = """
 SELECT x FROM unnest(%s::text[]) x
-WHERE CASE WHEN x::xid8 < {_NEXT_XID} THEN pg_xact_status(x::xid8) = 'in progress' ELSE false END
-"""  # noqa: S608 (a constant)
+WHERE CASE WHEN x::xid8 < pg_current_xact_id() THEN pg_xact_status(x::xid8) = 'in progress' ELSE false END
+"""
 _END_STUCK: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_xid::text = ANY (%s::text[])

@@ -10,22 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from txmq.errors import DatabaseError, DatabaseUnavailable
+from txmq.message import Decision
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, write
 from txmq.tx.postgres.identity import ServerIdentity, read_server
 from txmq.tx.postgres.session import Connection, connect
 
-
-class Verdict(StrEnum):
-    """What became of a transaction."""
-
-    COMMIT = "COMMIT"
-    ROLLBACK = "ROLLBACK"
-    UNKNOWN = "UNKNOWN"
+Verdict = Decision
 
 
 class Check(NamedTuple):
@@ -40,13 +34,13 @@ class Check(NamedTuple):
 class Answer(NamedTuple):
     """COMMIT and ROLLBACK are final and durable in the database. Asking again before `retry_after_s` gives the same."""
 
-    verdict: Verdict
+    verdict: Decision
     reason: str = ""
     retry_after_s: float = 0.0
 
 
 # Proof before fence. Twice, for the row that was committed between the two: the second time it is seen.
-_STEPS: Final = ((PROVE, Verdict.COMMIT), (FENCE, Verdict.ROLLBACK)) * 2
+_STEPS: Final = ((PROVE, Decision.COMMIT), (FENCE, Decision.ROLLBACK)) * 2
 _LARGEST_XID: Final = 2**63 - 1
 
 
@@ -91,7 +85,7 @@ class TokenResolver:
                 self._failures = 0
             except DatabaseError as error:
                 self._pause(error)
-        unknown = Answer(Verdict.UNKNOWN, self._trouble, max(0.0, self._pause_ends - self._clock()))
+        unknown = Answer(Decision.UNKNOWN, self._trouble, max(0.0, self._pause_ends - self._clock()))
         return [answers.get(check, unknown) for check in checks]
 
     def close(self) -> None:
@@ -104,14 +98,14 @@ class TokenResolver:
         connection = self._open()
         server = read_server(connection)
         reasons = {check: check.decider.why_not(server) for check in checks}
-        answers |= {check: Answer(Verdict.UNKNOWN, reason) for check, reason in reasons.items() if reason}
+        answers |= {check: Answer(Decision.UNKNOWN, reason) for check, reason in reasons.items() if reason}
         for batch in self._batches([check for check, reason in reasons.items() if not reason]):
             try:
                 answers |= self._decide(connection, batch)
             except DatabaseUnavailable:
                 raise
             except DatabaseError as error:  # of this batch: the others may fare better
-                answers |= dict.fromkeys(batch, Answer(Verdict.UNKNOWN, str(error), self._policy.longest_pause_s))
+                answers |= dict.fromkeys(batch, Answer(Decision.UNKNOWN, str(error), self._policy.longest_pause_s))
 
     def _batches(self, checks: list[Check]) -> Iterator[list[Check]]:
         by_log: dict[UUID, list[Check]] = {}
@@ -126,7 +120,7 @@ class TokenResolver:
         waiting = self._running(connection, batch)
         tokens = {check.token for check in batch if check.xid not in waiting}
         verdicts = self._verdicts(connection, batch[0].log_id, sorted(tokens))
-        in_progress = Answer(Verdict.UNKNOWN, "the transaction is in progress")
+        in_progress = Answer(Decision.UNKNOWN, "the transaction is in progress")
         return {check: verdicts.get(check.token, in_progress) for check in batch}
 
     def _running(self, connection: Connection, batch: list[Check]) -> set[int]:
@@ -145,8 +139,8 @@ class TokenResolver:
                 return verdicts
             written = write(connection, statement, log_id, left, self._policy.limits)
             verdicts |= dict.fromkeys(written.done, Answer(verdict))
-            verdicts |= {token: Answer(Verdict.UNKNOWN, reason) for token, reason in written.blocked.items()}
-        return dict.fromkeys(tokens, Answer(Verdict.UNKNOWN, "the row comes and goes")) | verdicts
+            verdicts |= {token: Answer(Decision.UNKNOWN, reason) for token, reason in written.blocked.items()}
+        return dict.fromkeys(tokens, Answer(Decision.UNKNOWN, "the row comes and goes")) | verdicts
 
     def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:

@@ -1,0 +1,150 @@
+"""COMMIT believed only for good reason, and psycopg2 in step with the server afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import psycopg2
+import pytest
+from psycopg2 import extensions
+
+import txmq.tx.postgres.commit as subject
+from tests.postgres.support import LOG, backend, new_token, producer, rows
+from txmq.errors import DatabaseConflict, InDoubt, LocalProtocolError, TransactionAborted
+from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.tokens import insert_token
+
+TOKEN = new_token()
+
+
+@pytest.fixture(params=["psycopg2 begins", "BEGIN by hand"])
+def connection(database: str, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """An open transaction, in both ways that there are to have one."""
+    rows(database, "CREATE TABLE business (n int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)")
+    with closing(producer(database)) as connection:
+        if request.param == "BEGIN by hand":
+            connection.autocommit = True
+            run(connection, "BEGIN")
+        run(connection, "INSERT INTO business VALUES (1)")
+        yield connection
+
+
+def run(connection: Connection, statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def business(dsn: str) -> list[tuple[object, ...]]:
+    return rows(dsn, "SELECT n FROM business ORDER BY n")
+
+
+def assert_ready(connection: Connection, database: str) -> None:
+    """The next statement begins a transaction of its own; it is not committed by itself."""
+    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
+    before = business(database)
+    if connection.autocommit:
+        run(connection, "BEGIN")
+    run(connection, "INSERT INTO business VALUES (99)")
+    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS
+    assert business(database) == before
+
+
+def test_rows_are_there_when_it_returns(connection: Connection, database: str) -> None:
+    assert guarded_commit(connection, TOKEN) == CommitOutcome(replicated=True)
+    assert business(database) == [(1,)]
+    assert_ready(connection, database)
+
+
+def test_the_servers_log_is_not_filled_with_warnings(connection: Connection) -> None:
+    connection.notices.append("an earlier notice")
+    guarded_commit(connection, TOKEN)
+    assert connection.notices == ["an earlier notice"]
+
+
+def test_a_swallowed_error_is_an_abort(connection: Connection, database: str) -> None:
+    with suppress(psycopg2.Error):
+        run(connection, "SELECT 1 / 0")
+    with pytest.raises(TransactionAborted) as raised:
+        guarded_commit(connection, TOKEN)
+    assert raised.value.outcome == "not done"
+    assert business(database) == []
+    assert_ready(connection, database)
+
+
+def test_a_tag_other_than_commit_is_an_abort(
+    connection: Connection, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "_require_healthy", lambda *_: None)
+    with suppress(psycopg2.Error):
+        run(connection, "SELECT 1 / 0")
+    with pytest.raises(TransactionAborted, match="ROLLBACK"):
+        guarded_commit(connection, TOKEN)
+    assert_ready(connection, database)
+
+
+def test_a_constraint_that_fails_at_commit_is_an_abort_without_its_values(
+    connection: Connection, database: str
+) -> None:
+    run(connection, "INSERT INTO business VALUES (1)")
+    with pytest.raises(TransactionAborted, match=r"business_pkey") as raised:
+        guarded_commit(connection, TOKEN)
+    assert "Key (n)" not in str(raised.value)
+    assert business(database) == []
+    assert_ready(connection, database)
+
+
+def test_a_serialization_failure_at_commit_may_be_tried_again(database: str) -> None:
+    rows(database, "CREATE TABLE business (n int)")
+    with closing(producer(database)) as one, closing(producer(database)) as two:
+        for connection in (one, two):
+            connection.set_session(isolation_level="SERIALIZABLE")
+            run(connection, "SELECT count(*) FROM business")
+        for connection in (one, two):
+            run(connection, "INSERT INTO business VALUES (1)")
+        guarded_commit(one, TOKEN)
+        with pytest.raises(DatabaseConflict) as raised:
+            guarded_commit(two, TOKEN)
+        assert (raised.value.retriable, raised.value.outcome) == (True, "not done")
+        assert_ready(two, database)
+
+
+def test_a_connection_that_breaks_at_commit_leaves_it_in_doubt(connection: Connection, database: str) -> None:
+    rows(database, "SELECT pg_terminate_backend(%s, 5000)", backend(connection))
+    with pytest.raises(InDoubt) as raised:
+        guarded_commit(connection, TOKEN)
+    assert (raised.value.token, raised.value.outcome) == (str(TOKEN), "unknown")
+
+
+def test_a_connection_that_broke_before_is_an_abort(connection: Connection, database: str) -> None:
+    rows(database, "SELECT pg_terminate_backend(%s, 5000)", backend(connection))
+    with suppress(psycopg2.Error):
+        run(connection, "SELECT 1")
+    with pytest.raises(TransactionAborted, match="lost before COMMIT"):
+        guarded_commit(connection, TOKEN)
+
+
+def test_a_transaction_that_somebody_else_ended_is_in_doubt(connection: Connection, database: str) -> None:
+    run(connection, "COMMIT")
+    with pytest.raises(InDoubt):
+        guarded_commit(connection, TOKEN)
+
+
+def test_a_connection_in_the_middle_of_a_statement_is_refused(database: str) -> None:
+    connection = psycopg2.connect(database, async_=True)
+    while connection.poll() != extensions.POLL_OK:
+        pass
+    run(connection, "SELECT pg_sleep(0.1)")
+    with pytest.raises(LocalProtocolError, match="busy"):
+        guarded_commit(connection, TOKEN)
+    connection.close()
+
+
+def test_a_token_inside_a_savepoint_that_is_taken_back_is_gone(database: str) -> None:
+    with closing(producer(database)) as connection:
+        run(connection, "SAVEPOINT s")
+        insert_token(connection, TOKEN, [LOG])
+        run(connection, "ROLLBACK TO SAVEPOINT s")
+        guarded_commit(connection, TOKEN)
+    assert rows(database, "SELECT FROM txmq_token") == []
