@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from txmq.broker.core import acks, delivery, group_admin, groups, leases, letters
+
 if TYPE_CHECKING:
+    from txmq.broker.core.consumers import Group
     from txmq.broker.core.events import Booted, Place
     from txmq.broker.core.state import State
 
-DECIDERS: dict[type, Any] = {}
-APPLIERS: dict[type, Any] = {}
+RULES = (groups, group_admin, delivery, acks, leases, letters)
+
+DECIDERS: dict[type, Any] = {command: rule for module in RULES for command, rule in module.DECIDERS.items()}
+APPLIERS: dict[type, Any] = {event: rule for module in RULES for event, rule in module.APPLIERS.items()}
 
 
 def apply_booted(state: State, event: Booted, place: Place) -> None:
-    del state, event, place
+    """Nobody is connected: whatever was leased is delivered again; reservations, fences and retries stay."""
+    del event
+    for group in list(state.consumers.by_id.values()):
+        _forget_members(state, group, place)
+        if group.temporary:
+            group_admin.delete(state, group)
+
+
+def _forget_members(state: State, group: Group, place: Place) -> None:
+    rows = sorted(group.held_rows)
+    leases.put_back(state, group, ((*spotted, place.stored_at) for spotted in rows))
+    for number in tuple(group.leases):
+        leases.end(state, group, number)
+    if group.members:
+        group.members.clear()
+        group.generation += 1
+        state.consumers.dirty_groups.add(group.group_id)

@@ -1,10 +1,278 @@
-"""What the broker knows of consumer groups, as plain objects."""
+"""What the broker knows of consumer groups, as plain objects.
+
+Rules for this module: plain data, look-ups, and how they become table rows. What grows with the number of failed
+messages is in tables (`moved`); groups, positions, leases and fences are here and are written to their tables when they
+have changed (`save`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sortedcontainers import SortedList
+
+from txmq.broker.core import tables as t
+from txmq.broker.core.positions import Position
+from txmq.retry import DEFAULT_DELAYS, RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Spot = tuple[int, int]  # topic id, partition
+Spotted = tuple[int, int, int]  # topic id, partition, offset: one message
+
+CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
+PARK, BLOCK, SKIP = POLICIES = ("park", "block", "skip")
+FIRST, LAST = "first", "last"
+SINGLY = 3  # from this attempt on a message that may have killed its consumer is delivered alone
+NUMBERS_KEY = t.GROUP_KEY.pack(0)
+
+
+class Settings(NamedTuple):
+    """What was agreed when the group was made. `retry` is delays (µs), retries and jitter of a `RetryPolicy`."""
+
+    mode: str = CONCURRENT
+    on_exhausted: str = PARK
+    retry: tuple[tuple[int, ...], int | None, float] = (DEFAULT_DELAYS, None, 0.0)
+    lease_us: int = 60_000_000
+    session_us: int = 30_000_000
+    start: str | int = FIRST  # "first", "last" or a time (µs): where a topic new to the group begins
+    strategy: str = ""  # of assignment; "" = the mode's own
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The retry policy as an object."""
+        return RetryPolicy(*self.retry)
+
+
+@dataclass(slots=True)
+class Member:
+    """A member of a group. `since` is the generation in which this instance of it joined."""
+
+    name: str
+    instance: str
+    topics: tuple[int, ...]
+    since: int
+    partitions: dict[Spot, None] = field(default_factory=dict)  # its share, in order; a set that keeps its order
+
+
+@dataclass(slots=True)
+class Lease:
+    """One fetch of a member: what it took and has not given back. `single`: it holds a message that may kill."""
+
+    member: str
+    generation: int
+    granted_at: int
+    deadline: int
+    single: bool = False
+    left: int = 0  # messages
+    spots: set[Spot] = field(default_factory=set)  # where its ranges are
+    rows: set[Spotted] = field(default_factory=set)  # its rows of table `moved`
+
+
+class FenceState(IntEnum):
+    """How things stand with a fenced key."""
+
+    RETRYING = 1  # its head waits for its next delivery or has it
+    DEAD = 2  # its head is a dead letter
+    WAITING = 3  # its head is done with; who is next can be said once older leases are back
+
+
+@dataclass(slots=True)
+class Fence:
+    """A key of an ordered group that failed: later messages of the key are parked behind its head."""
+
+    state: FenceState
+    partition: int  # of the head, or of the last one where it is done with
+    offset: int
+    born: int  # leases below this number may still hold messages of the key
+    since: int
+    parked: int = 0
+
+
+@dataclass(slots=True)
+class Group:
+    """A consumer group. A broadcast group is one group for each member, named `group@member`, below their `parent`."""
+
+    group_id: int
+    name: str
+    settings: Settings
+    parent: int = 0
+    temporary: bool = False  # ends with its member
+    paused: bool = False
+    epoch: int = 1  # raised when messages are to be processed again: the inbox counts by it
+    generation: int = 0
+    next_lease: int = 1
+    next_letter: int = 1
+    letters: int = 0  # open ones
+    members: dict[str, Member] = field(default_factory=dict)
+    positions: dict[Spot, Position] = field(default_factory=dict)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    held_rows: dict[Spotted, int] = field(default_factory=dict)  # leased rows of table `moved`: their lease
+    retrying: Counter[Spot] = field(default_factory=Counter)  # rows of table `retries`
+    fences: dict[int, dict[int, Fence]] = field(default_factory=dict)  # by topic and key hash
+    waiting: set[tuple[int, int]] = field(default_factory=set)  # topic and key hash of fences in that state
+
+    @property
+    def ordered(self) -> bool:
+        """One key strictly in order, one member a partition."""
+        return self.settings.mode == ORDERED
+
+    @property
+    def limit(self) -> int | None:
+        """Deliveries that a message gets where its consumers die; None = no end.
+
+        At least `SINGLY`: before, it was delivered together with others that may have been to blame.
+        """
+        if self.settings.on_exhausted == BLOCK:
+            return None
+        return max(self.settings.policy.retries + 1, SINGLY)
+
+    def fence(self, topic_id: int, key_hash: int | None) -> Fence | None:
+        """The fence of a key, if it has one; whatever partition the message is in."""
+        return None if key_hash is None else self.fences.get(topic_id, {}).get(key_hash)
+
+    def set_fence(self, topic_id: int, key_hash: int, fence: Fence | None) -> None:
+        """Put up a fence, or take it down."""
+        fences = self.fences.setdefault(topic_id, {})
+        if fence is None:
+            fences.pop(key_hash, None)
+        else:
+            fences[key_hash] = fence
+        if fence is not None and fence.state is FenceState.WAITING:
+            self.waiting.add((topic_id, key_hash))
+        else:
+            self.waiting.discard((topic_id, key_hash))
+        if not fences:
+            del self.fences[topic_id]
+
+    def every_fence(self) -> Iterator[tuple[int, int, Fence]]:
+        """Topic id, key hash and fence of each fenced key."""
+        for topic_id, fences in self.fences.items():
+            for key_hash, fence in fences.items():
+                yield topic_id, key_hash, fence
+
+    def to_row(self) -> t.Row:
+        members = tuple((m.name, m.instance, m.topics, m.since, tuple(m.partitions)) for m in self.members.values())
+        leases = tuple(
+            (
+                number,
+                lease.member,
+                lease.generation,
+                lease.granted_at,
+                lease.deadline,
+                lease.single,
+                tuple(sorted(lease.rows)),
+            )
+            for number, lease in self.leases.items()
+        )
+        retrying = tuple((*spot, rows) for spot, rows in self.retrying.items())
+        return (
+            self.name, tuple(self.settings), self.parent, self.temporary, self.paused, self.epoch, self.generation,
+            self.next_lease, self.next_letter, self.letters, members, leases, retrying,
+        )  # fmt: skip
+
+    @classmethod
+    def from_row(cls, group_id: int, row: Any) -> Group:  # noqa: ANN401  # rows are untyped tuples
+        (name, settings, parent, temporary, paused, epoch, generation, next_lease, next_letter, letters,
+         members, leases, retrying) = row  # fmt: skip
+        group = cls(group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation)
+        group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
+        for member, instance, topics, since, partitions in members:
+            group.members[member] = Member(member, instance, topics, since, dict.fromkeys(map(tuple, partitions)))
+        for number, member, at_generation, granted_at, deadline, single, rows in leases:
+            held = {tuple(spotted) for spotted in rows}
+            group.leases[number] = Lease(member, at_generation, granted_at, deadline, single, len(held), rows=held)
+            group.held_rows.update(dict.fromkeys(held, number))
+        for topic_id, partition, count in retrying:
+            group.retrying[topic_id, partition] = count
+        return group
 
 
 @dataclass(slots=True)
 class Consumers:
-    """All consumer groups."""
+    """All consumer groups. `deadlines` holds (deadline, group id, lease) of every lease."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    by_id: dict[int, Group] = field(default_factory=dict)
+    next_group_id: int = 1
+    deadlines: Any = field(default_factory=SortedList)
+    dirty_groups: set[int] = field(default_factory=set, compare=False)
+    dirty_positions: set[tuple[int, int, int]] = field(default_factory=set, compare=False)
+    dirty_fences: set[tuple[int, int, int]] = field(default_factory=set, compare=False)
+
+    def add(self, group: Group) -> None:
+        """A group came to be."""
+        self.groups[group.name] = self.by_id[group.group_id] = group
+        self.next_group_id = max(self.next_group_id, group.group_id + 1)
+        self.dirty_groups.add(group.group_id)
+
+    def touch(self, group: Group, spot: Spot) -> Position:
+        """The group's position in a partition, which is about to change."""
+        self.dirty_groups.add(group.group_id)
+        self.dirty_positions.add((group.group_id, *spot))
+        return group.positions[spot]
+
+    def save(self, tables: t.Tables) -> None:
+        """Write what changed since the last call."""
+        for group_id in self.dirty_groups:
+            group = self.by_id.get(group_id)
+            _write(tables[t.GROUPS], t.GROUP_KEY.pack(group_id), group and group.to_row())
+        if self.dirty_groups:
+            tables[t.GROUPS].put(NUMBERS_KEY, (self.next_group_id,))
+        for group_id, topic_id, partition in self.dirty_positions:
+            group = self.by_id.get(group_id)
+            position = group and group.positions.get((topic_id, partition))
+            _write(
+                tables[t.POSITIONS], t.POSITION_KEY.pack(group_id, topic_id, partition), position and position.to_row()
+            )
+        for group_id, topic_id, key_hash in self.dirty_fences:
+            group = self.by_id.get(group_id)
+            fence = group and group.fence(topic_id, key_hash)
+            _write(
+                tables[t.FENCES], t.FENCE_KEY.pack(group_id, topic_id, key_hash + t.SIGN), fence and _fence_row(fence)
+            )
+        for dirty in (self.dirty_groups, self.dirty_positions, self.dirty_fences):
+            dirty.clear()
+
+    def load(self, tables: t.Tables) -> None:
+        """Take over what `save` wrote."""
+        for key, row in tables[t.GROUPS].range(b""):
+            if key != NUMBERS_KEY:
+                self.add(Group.from_row(t.GROUP_KEY.unpack(key)[0], row))
+        numbers: Any = tables[t.GROUPS].get(NUMBERS_KEY)
+        if numbers is not None:
+            (self.next_group_id,) = numbers
+        for key, row in tables[t.POSITIONS].range(b""):
+            group_id, topic_id, partition = t.POSITION_KEY.unpack(key)
+            _restore(self.by_id[group_id], (topic_id, partition), Position.from_row(row))
+        fence_row: Any
+        for key, fence_row in tables[t.FENCES].range(b""):
+            group_id, topic_id, shifted = t.FENCE_KEY.unpack(key)
+            fence = Fence(FenceState(fence_row[0]), *fence_row[1:])
+            self.by_id[group_id].set_fence(topic_id, shifted - t.SIGN, fence)
+        for group in self.by_id.values():
+            self.deadlines.update((lease.deadline, group.group_id, number) for number, lease in group.leases.items())
+        self.dirty_groups.clear()
+
+
+def _fence_row(fence: Fence) -> t.Row:
+    return (int(fence.state), fence.partition, fence.offset, fence.born, fence.since, fence.parked)
+
+
+def _write(table: t.Table, key: bytes, row: t.Row | None) -> None:
+    if row is None:
+        table.delete(key)
+    else:
+        table.put(key, row)
+
+
+def _restore(group: Group, spot: Spot, position: Position) -> None:
+    group.positions[spot] = position
+    for start, end, grant in position.leased:
+        lease = group.leases[grant.lease]
+        lease.left += end - start
+        lease.spots.add(spot)

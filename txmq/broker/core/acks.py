@@ -1,0 +1,99 @@
+"""Acks, and messages given back un-started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.broker.core import changes, fences, leases, moved
+from txmq.broker.core.changes import Changes
+from txmq.broker.core.consumer_commands import Ack, Return, TopicRange
+from txmq.broker.core.consumer_events import Acked, Range, Returned
+from txmq.broker.core.members import Claim, active
+from txmq.broker.core.state import Outcome, Rejected, State
+
+if TYPE_CHECKING:
+    from txmq.broker.core.consumers import Group, Spotted
+    from txmq.broker.core.events import Place
+
+
+class AckReply(NamedTuple):
+    """How many messages were settled or given back; `stale` were not leased to the member (any more)."""
+
+    messages: int
+    stale: tuple[TopicRange, ...]
+
+
+def _claim(state: State, command: Ack | Return) -> tuple[Group, Claim, AckReply] | Rejected:
+    found = active(state, command.group, command.member)
+    if isinstance(found, Rejected):
+        return found
+    group, _member = found
+    claim = Claim(group, command.member, command.generation)
+    for asked in command.ranges:
+        claim.add(state, *asked)
+    messages = sum(end - start for _topic_id, _partition, start, end in claim.ranges) + len(claim.rows)
+    return group, claim, AckReply(messages, tuple(claim.stale))
+
+
+def decide_ack(state: State, command: Ack, now: int) -> Outcome | Rejected:
+    found = _claim(state, command)
+    if isinstance(found, Rejected):
+        return found
+    group, claim, reply = found
+    if not reply.messages:
+        return Outcome(reply=reply)
+    made = Changes(state, group, now)
+    for spotted in claim.rows:
+        row = moved.get(state, group, spotted)
+        assert row is not None, "leased, so it is there"
+        made.done(spotted, row.key_hash)
+    event = Acked(group.group_id, claim.ranges, tuple(claim.rows), made.moves, made.fences)
+    return Outcome((event,), reply)
+
+
+def apply_acked(state: State, event: Acked, place: Place) -> None:
+    group = state.consumers.by_id[event.group_id]
+    changes.apply(state, group, event.moves, event.fences, place.stored_at)
+    for spotted in event.rows:
+        settle_row(state, group, spotted)
+    for acked in event.ranges:
+        settle(state, group, acked)
+
+
+def settle(state: State, group: Group, acked: Range) -> None:
+    """Apply: leased messages are done with."""
+    topic_id, partition, start, end = acked
+    position = group.positions[topic_id, partition]
+    for piece in leases.release(state, group, (topic_id, partition), start, end):
+        position.settle(piece.start, piece.end)
+
+
+def settle_row(state: State, group: Group, spotted: Spotted) -> None:
+    """Apply: a moved message is done with."""
+    row = moved.drop(state, group, spotted)
+    if row is not None:
+        leases.release_row(state, group, spotted)
+        fences.head_done(state, group, spotted, row.key_hash)
+
+
+def decide_return(state: State, command: Return, now: int) -> Outcome | Rejected:
+    found = _claim(state, command)
+    if isinstance(found, Rejected):
+        return found
+    group, claim, reply = found
+    rows = tuple((*spotted, now) for spotted in claim.rows)
+    return Outcome((Returned(group.group_id, claim.ranges, rows),) if reply.messages else (), reply)
+
+
+def apply_returned(state: State, event: Returned, place: Place) -> None:
+    del place
+    group = state.consumers.by_id[event.group_id]
+    leases.put_back(state, group, event.rows, attempt=-1)
+    for topic_id, partition, start, end in event.ranges:
+        position = group.positions[topic_id, partition]
+        for piece in leases.release(state, group, (topic_id, partition), start, end):
+            position.give_back(piece.start, piece.end, piece.value.attempt)
+
+
+DECIDERS: dict[type, Any] = {Ack: decide_ack, Return: decide_return}
+APPLIERS: dict[type, Any] = {Acked: apply_acked, Returned: apply_returned}

@@ -1,0 +1,202 @@
+"""Events of consumers: kinds 64 to 127. Each is the outcome of a decision, and what must happen together is one event.
+
+Ranges are (topic id, partition, start, end[, attempt]), single messages (topic id, partition, offset[, …]). `moves` and
+`fences` are what a message, or a key's fence, becomes: `apply` needs no rule to record them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from txmq.broker.core.consumers import Settings
+from txmq.broker.core.events import event
+from txmq.broker.core.moved import Move
+
+Range = tuple[int, int, int, int]
+Attempted = tuple[int, int, int, int, int]
+Row = tuple[int, int, int]
+Due = tuple[int, int, int, int]  # a message and when it is due
+
+
+class FenceSet(NamedTuple):
+    """Part of an event: what becomes of a key's fence. `state` is a `FenceState`, 0 = lifted; the head is a message."""
+
+    topic_id: int
+    key_hash: int
+    state: int
+    partition: int
+    offset: int
+    born: int
+
+
+@event(64)
+class GroupCreated(NamedTuple):
+    """A consumer group came to be."""
+
+    group_id: int
+    name: str
+    settings: Settings
+    parent: int
+    temporary: bool
+
+
+@event(65)
+class GroupChanged(NamedTuple):
+    """The group has other settings from now on."""
+
+    group_id: int
+    settings: Settings
+
+
+@event(66)
+class GroupPaused(NamedTuple):
+    """The group delivers nothing, or delivers again."""
+
+    group_id: int
+    paused: bool
+    by: str
+
+
+@event(67)
+class GroupDeleted(NamedTuple):
+    """The group and all it knew are gone; its id is never used again."""
+
+    group_id: int
+    by: str
+
+
+@event(68)
+class MemberJoined(NamedTuple):
+    """A member came, or wants other topics."""
+
+    group_id: int
+    member: str
+    instance: str
+    topics: tuple[int, ...]
+
+
+@event(69)
+class MemberLeft(NamedTuple):
+    """A member is gone: what was leased to it is delivered again. `rows` are those of table `moved`."""
+
+    group_id: int
+    member: str
+    lost: bool
+    rows: tuple[Due, ...]
+
+
+@event(70)
+class Rebalanced(NamedTuple):
+    """A new generation: `shares` are the partitions of each member, `starts` where partitions new to the group
+    begin.
+    """
+
+    group_id: int
+    generation: int
+    shares: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+    starts: tuple[tuple[int, int, int], ...]
+
+
+@event(71)
+class PositionReset(NamedTuple):
+    """Partitions of a topic go on from other offsets. Whatever had left its place at or above them is back in it."""
+
+    group_id: int
+    topic_id: int
+    offsets: tuple[tuple[int, int], ...]
+    epoch: int
+    by: str
+
+
+@event(80)
+class Delivered(NamedTuple):
+    """One fetch. `ranges` and `rows` are leased; what was found fenced or exhausted on the way has moved.
+
+    Lease 0 = nothing is leased.
+    """
+
+    group_id: int
+    lease: int
+    member: str
+    deadline: int
+    single: bool
+    ranges: tuple[Attempted, ...]
+    rows: tuple[Row, ...]
+    moves: tuple[Move, ...]
+    fences: tuple[FenceSet, ...]
+
+
+@event(81)
+class Acked(NamedTuple):
+    """Messages were processed. `moves` and `fences`: what that set free behind a fence."""
+
+    group_id: int
+    ranges: tuple[Range, ...]
+    rows: tuple[Row, ...]
+    moves: tuple[Move, ...]
+    fences: tuple[FenceSet, ...]
+
+
+@event(82)
+class Returned(NamedTuple):
+    """Messages were given back un-started: the attempt does not count."""
+
+    group_id: int
+    ranges: tuple[Range, ...]
+    rows: tuple[Due, ...]
+
+
+@event(83)
+class LeasesExtended(NamedTuple):
+    """Leases end later."""
+
+    group_id: int
+    leases: tuple[int, ...]
+    deadline: int
+
+
+@event(84)
+class LeasesExpired(NamedTuple):
+    """Leases ran out: what is left of them is delivered again, as the next attempt."""
+
+    group_id: int
+    leases: tuple[int, ...]
+    rows: tuple[Due, ...]
+
+
+@event(85)
+class Retried(NamedTuple):
+    """A consumer failed; the message waits for its next delivery."""
+
+    group_id: int
+    moves: tuple[Move, ...]
+    fences: tuple[FenceSet, ...]
+
+
+@event(86)
+class DeadLettered(NamedTuple):
+    """A message failed for good."""
+
+    group_id: int
+    moves: tuple[Move, ...]
+    fences: tuple[FenceSet, ...]
+
+
+@event(87)
+class Replayed(NamedTuple):
+    """Dead letters are delivered again."""
+
+    group_id: int
+    moves: tuple[Move, ...]
+    fences: tuple[FenceSet, ...]
+    by: str
+
+
+@event(88)
+class Abandoned(NamedTuple):
+    """Dead letters were closed for ever; the chains behind them go on."""
+
+    group_id: int
+    moves: tuple[Move, ...]
+    fences: tuple[FenceSet, ...]
+    by: str

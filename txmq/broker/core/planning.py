@@ -1,0 +1,258 @@
+"""What a member could get now. Reading is the engine's: this names batches and rows, `delivery` leases what was read.
+
+The order within a partition: what has come back, in the order of its offsets, then what was never delivered. In an
+ordered group nothing is passed over, and a partition that came from another member waits until nothing of it is out any
+more. A message whose consumer was lost twice with it goes out alone, one at a time for each member, so that the next
+loss tells which one it was.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.broker.core import fences, moved, topics
+from txmq.broker.core import tables as t
+from txmq.broker.core.consumers import SINGLY
+from txmq.broker.core.members import current
+from txmq.broker.core.state import Rejected, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.broker.core.consumers import Group, Member, Spot
+    from txmq.broker.core.moved import Moved
+    from txmq.broker.core.positions import Position
+
+
+class Source(IntEnum):
+    """Where a candidate comes from."""
+
+    LIVE = 1  # never delivered
+    REDELIVER = 2  # delivered before, and given back
+    EXHAUSTED = 3  # given back once too often: it will not go out but to the dead letters
+    MOVED = 4  # a row of table `moved`
+
+
+class Candidate(NamedTuple):
+    """Rows of one stored batch that could go out together. `position` and `length` are the batch's in the log."""
+
+    source: Source
+    topic_id: int
+    partition: int
+    base_offset: int
+    first_row: int
+    rows: int
+    position: int
+    length: int
+    stored_at: int
+    visible_at: int
+    attempt: int
+    needs_keys: bool
+
+    @property
+    def start(self) -> int:
+        """Offset of the first row."""
+        return self.base_offset + self.first_row
+
+
+class Plan(NamedTuple):
+    """Candidates; `steps`: a delivery is worth asking for even without any, because fences can go on."""
+
+    candidates: tuple[Candidate, ...] = ()
+    steps: bool = False
+
+
+def plan(
+    state: State, group: str, member: str, generation: int, durable: int, max_messages: int, max_bytes: int, now: int
+) -> Plan | Rejected:
+    """What to read for one fetch: batches of at most so many bytes in all (or one), seen up to log position
+    `durable`.
+    """
+    found = current(state, group, member, generation)
+    if isinstance(found, Rejected):
+        return found
+    if found[0].paused:
+        return Plan()
+    planner = _Planner(state, *found, durable, now, max_messages, max_bytes)
+    planner.moved_rows(max(1, max_messages // 2))
+    planner.partitions()
+    return Plan(tuple(planner.candidates), steps_possible(state, found[0], now))
+
+
+def has_work(state: State, group: str, member: str, generation: int, durable: int, now: int) -> bool:
+    """Is a fetch worth answering now? Cheap: it stops at the first candidate. Also true where the fetch will be
+    refused.
+    """
+    found = plan(state, group, member, generation, durable, 1, 1, now)
+    return isinstance(found, Rejected) or bool(found.candidates or found.steps)
+
+
+def steps_possible(state: State, group: Group, now: int) -> bool:
+    """Can a waiting fence go on?"""
+    return bool(group.waiting) and not group.paused and any(fences.advance_waiting(state, group, now))
+
+
+def blocked(group: Group, member: Member, spot: Spot) -> bool:
+    """Has somebody else still messages of this partition? In an ordered group they could be of any key."""
+    position = group.positions[spot]
+    first = position.leased.first()
+    if first is not None and group.leases[first.value.lease].member != member.name:
+        return True
+    return any(
+        piece.value.member != member.name or piece.value.generation < member.since for piece in position.reserved
+    )
+
+
+def may_take_row(group: Group, member: Member, spot: Spot) -> bool:
+    """In an ordered group moved messages go where their partition goes, else to whoever asks."""
+    if not group.ordered:
+        return spot[0] in member.topics
+    return spot in member.partitions and not blocked(group, member, spot)
+
+
+def has_single(group: Group, member: Member) -> bool:
+    """Has the member a message that may kill it?"""
+    return any(lease.single and lease.member == member.name for lease in group.leases.values())
+
+
+def exhausted(group: Group, row: Moved) -> bool:
+    """Has a moved message had all its deliveries? (A nack has looked before; this is for those that ended
+    otherwise.)
+    """
+    return group.limit is not None and row.attempt >= group.limit
+
+
+def entries_from(state: State, spot: Spot, offset: int) -> Iterator[tuple[int, t.Entry]]:
+    """(base offset, entry) of the published batches from the one that holds `offset` on."""
+    start = t.ENTRY_KEY.pack(*spot, offset)
+    if state.entries.get(start) is None:
+        for base, entry in topics.entries(state, *spot, offset):
+            start = t.ENTRY_KEY.pack(*spot, base + entry.count)
+            yield base, entry
+    for key, row in state.entries.range(start, t.ENTRY_KEY.pack(*spot, t.SIGN)):
+        yield t.ENTRY_KEY.unpack(key)[2], t.Entry._make(row)  # type: ignore[arg-type]  # rows are untyped tuples
+
+
+class _Planner:
+    """Collects candidates until the fetch is full."""
+
+    def __init__(
+        self, state: State, group: Group, member: Member, durable: int, now: int, messages: int, size: int
+    ) -> None:
+        self._state, self._group, self._member = state, group, member
+        self._durable, self._now = durable, now
+        self._messages, self._bytes = messages, size
+        self._single_out: bool | None = None
+        self.candidates: list[Candidate] = []
+
+    def _full(self, length: int = 0) -> bool:
+        return self._messages <= 0 or (bool(self.candidates) and length > self._bytes)
+
+    def _add(self, candidate: Candidate) -> None:
+        self.candidates.append(candidate)
+        self._messages -= candidate.rows
+        self._bytes -= candidate.length
+
+    def _may_go_singly(self) -> bool:
+        """Asked for a message that may kill: yes once, unless the member has one."""
+        if self._single_out is None:
+            self._single_out = has_single(self._group, self._member)
+        free = not self._single_out
+        self._single_out = True
+        return free
+
+    def _open(self, topic_id: int) -> bool:
+        return not self._state.topics_by_id[topic_id].deleted
+
+    def moved_rows(self, most: int) -> None:
+        """Retries that are due."""
+        for spot in list(self._group.retrying):
+            if not self._open(spot[0]) or not may_take_row(self._group, self._member, spot):
+                continue
+            for spotted, row in moved.due_rows(self._state, self._group, spot, self._now):
+                if most <= 0 or self._full(row.length):
+                    return
+                if row.deaths and not exhausted(self._group, row) and not self._may_go_singly():
+                    continue
+                most -= 1
+                self._add(
+                    Candidate(
+                        Source.MOVED,
+                        *spot,
+                        spotted[2] - row.row,
+                        row.row,
+                        1,
+                        row.position,
+                        row.length,
+                        row.stored_at,
+                        row.visible_at,
+                        row.attempt + 1,
+                        needs_keys=False,
+                    )  # fmt: skip
+                )
+
+    def partitions(self) -> None:
+        """The member's partitions, beginning with another one each time, so that none is always last."""
+        spots = list(self._member.partitions)
+        turn = self._group.next_lease % len(spots) if spots else 0
+        for spot in spots[turn:] + spots[:turn]:
+            if self._messages <= 0:
+                return
+            if self._open(spot[0]) and not (self._group.ordered and blocked(self._group, self._member, spot)):
+                self._partition(spot, self._group.positions[spot])
+
+    def _partition(self, spot: Spot, position: Position) -> None:
+        if self._given_back(spot, position) or not self._group.ordered:
+            self._range(Source.LIVE, spot, position.cursor, self._state.topics_by_id[spot[0]].ends[spot[1]], 1)
+
+    def _given_back(self, spot: Spot, position: Position) -> bool:
+        """What has come back; False = not all of it is in the plan."""
+        limit = self._group.limit if position.redeliver else None
+        complete = True
+        for start, end, attempt in position.redeliver:
+            if limit is not None and attempt > limit:
+                self._range(Source.EXHAUSTED, spot, start, end, attempt)
+                complete = False  # its key may get a fence: what follows is looked at afresh
+            elif attempt < SINGLY:
+                complete &= self._range(Source.REDELIVER, spot, start, end, attempt)
+            elif self._may_go_singly():
+                self._range(Source.REDELIVER, spot, start, start + 1, attempt)
+                complete &= end == start + 1
+            else:
+                complete = False
+            if self._messages <= 0 or (self._group.ordered and not complete):
+                return False
+        return complete
+
+    def _range(self, source: Source, spot: Spot, start: int, end: int, attempt: int) -> bool:
+        """Candidates for the messages of [start, end), batch by batch; False = they did not all fit."""
+        if start >= end:
+            return True
+        needs_keys = self._group.ordered and (source is Source.EXHAUSTED or spot[0] in self._group.fences)
+        for base, entry in entries_from(self._state, spot, start):
+            if base >= end:
+                return True
+            if entry.visible_at > self._durable or self._full(entry.length):
+                return False
+            first = max(start - base, 0)
+            rows = min(entry.count, end - base) - first
+            taken = min(rows, self._messages)
+            self._add(
+                Candidate(
+                    source,
+                    *spot,
+                    base,
+                    first,
+                    taken,
+                    entry.position,
+                    entry.length,
+                    entry.stored_at,
+                    entry.visible_at,
+                    attempt,
+                    needs_keys,
+                )  # fmt: skip
+            )
+            if taken < rows:
+                return False
+        return True

@@ -1,0 +1,93 @@
+"""Where a consumer group stands in one partition.
+
+Every offset is in exactly one place: below `floor` or in `settled` (done with, or moved to a row of table `moved`), in
+`leased`, `redeliver` or `reserved`, or at or above `cursor` (never delivered). So [floor, cursor) without `settled` is
+the sum of the other three, and they do not overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.broker.core.ranges import RangeMap, pack, unpack
+
+if TYPE_CHECKING:
+    from txmq.broker.core.tables import Row
+
+
+class Grant(NamedTuple):
+    """A lease on a range, and which delivery of it this is (1 = the first)."""
+
+    lease: int
+    attempt: int
+
+
+class Reservation(NamedTuple):
+    """A range acked in a transaction that is not decided yet; the rest is what its lease was."""
+
+    token: bytes
+    attempt: int
+    lease: int
+    member: str
+    generation: int
+
+
+@dataclass(slots=True)
+class Position:
+    """The state of one partition for one group. `redeliver` holds the number of the next attempt."""
+
+    floor: int = 0
+    cursor: int = 0
+    settled: RangeMap[None] = field(default_factory=RangeMap)
+    leased: RangeMap[Grant] = field(default_factory=RangeMap)
+    redeliver: RangeMap[int] = field(default_factory=RangeMap)
+    reserved: RangeMap[Reservation] = field(default_factory=RangeMap)
+
+    def settle(self, start: int, end: int) -> None:
+        """Done with [start, end), which was taken from where it was; the floor passes whatever it can."""
+        if start > self.floor:
+            self.settled.put(start, end, None)
+            return
+        self.floor = max(self.floor, end)
+        following = self.settled.first()
+        if following is not None and following.start <= self.floor:
+            self.settled.cut(following.start, following.end)
+            self.floor = max(self.floor, following.end)
+
+    def give_back(self, start: int, end: int, attempt: int) -> None:
+        """[start, end) is to be delivered once more, as `attempt`."""
+        self.redeliver.put(start, end, attempt)
+
+    def take(self, start: int, end: int) -> None:
+        """[start, end) leaves `redeliver` or what was never delivered."""
+        if start < self.cursor:
+            self.redeliver.cut(start, end)
+        self.cursor = max(self.cursor, end)
+
+    @property
+    def unsettled(self) -> int:
+        """Messages below the cursor that are neither done with nor moved."""
+        return self.cursor - self.floor - self.settled.total
+
+    def to_row(self) -> Row:
+        return (
+            self.floor,
+            self.cursor,
+            pack(self.settled, self.floor),
+            tuple((start, end, tuple(grant)) for start, end, grant in self.leased),
+            tuple(tuple(piece) for piece in self.redeliver),
+            tuple((start, end, tuple(reservation)) for start, end, reservation in self.reserved),
+        )
+
+    @classmethod
+    def from_row(cls, row: Any) -> Position:  # noqa: ANN401  # rows are untyped tuples
+        floor, cursor, settled, leased, redeliver, reserved = row
+        return cls(
+            floor,
+            cursor,
+            unpack(settled, floor),
+            RangeMap((start, end, Grant(*grant)) for start, end, grant in leased),
+            RangeMap(redeliver),
+            RangeMap((start, end, Reservation(*reservation)) for start, end, reservation in reserved),
+        )
