@@ -1,0 +1,1 @@
+"""The log, its recovery and snapshots; the index."""

@@ -180,7 +180,7 @@ def _blocks(file: File) -> Iterator[tuple[str, tuple[Any, ...]]]:
     while not last:
         head = file.pread(_BLOCK.size, offset)
         length, checksum = _BLOCK.unpack(head) if len(head) == _BLOCK.size else (size, 0)
-        if offset + _BLOCK.size + length > size:
+        if offset + _BLOCK.size + length > size or not length:  # zeros would pass for an empty block, checksum and all
             raise CorruptRecord(file.path, offset, "the snapshot is cut off")
         data = file.pread(length, offset + _BLOCK.size)
         if crc32c(data) != checksum:

@@ -5,8 +5,8 @@ changed and removed since the last fsync of their directory, survive a power cut
 sectors of 512 bytes: `crash` draws one of the disks that may be left. `restart` is the death of the process alone: the
 page cache, and the doubt, stay. What an fsync failed to write is lost to later ones too, as on Linux.
 
-Every call counts. `crash_at=n` cuts the power during the n-th, `errors={n: errno.EIO}` makes it fail; `capacity` is the
-size of the disk in bytes.
+`crash_at=n` cuts the power during the n-th call that changes or syncs something; `errors={n: errno.EIO}` makes the n-th
+call of any kind fail; `capacity` is the size of the disk in bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ class PowerCut(BaseException):
 
 
 class SimFS:
-    """The file system; `trace` names the calls made so far."""
+    """The file system; `trace` names the calls made so far, `changes` counts those that changed or synced something."""
 
     def __init__(self, *, crash_at: int = 0, errors: dict[int, int] | None = None, capacity: int | None = None) -> None:
         self.crash_at = crash_at
         self.errors = errors or {}
         self.capacity = capacity
         self.trace: list[str] = []
+        self.changes = 0
+        self._dark = False
         self._root = Directory()
         self._locked: set[str] = set()
 
@@ -124,15 +126,17 @@ class SimFS:
 
     def begin(self, name: str, path: str) -> None:
         """Count a call, and raise the error that it is to meet."""
-        if self.crash_at and self.calls >= self.crash_at:
-            raise PowerCut  # whatever tidies up on its way out does so in the dark
+        if self._dark:
+            raise PowerCut  # whatever tidies up on its way out does so without power
         self.trace.append(f"{name} {path}")
         if self.calls in self.errors:
             raise _error(name, path, self.errors[self.calls])
 
     def end(self) -> None:
-        """Cut the power if this is the call: what it changed is among what may be lost."""
-        if self.calls == self.crash_at:
+        """Count a change, and cut the power if this is the one: it may be lost then, and a sync has synced nothing."""
+        self.changes += 1
+        if self.changes == self.crash_at:
+            self._dark = True
             raise PowerCut
 
     def room(self) -> int:
@@ -241,13 +245,13 @@ class SimFile:
 
 
 def crash_points(disk: SimFS, run: Callable[[SimFS, H], object], history: Callable[[], H]) -> Iterator[tuple[SimFS, H]]:
-    """Let `run` work on a copy of `disk` with the power cut during its first call, its second, and so on to its last.
+    """Let `run` work on a copy of `disk` with the power cut during its first change, its second, and so on to its last.
 
     Yields what each left: the file system, to be crashed or restarted, and the `history` that it wrote down.
     """
-    for call in count(1):
+    for change in count(1):
         fs, told = disk.copy(), history()
-        fs.crash_at = call
+        fs.crash_at = change
         try:
             run(fs, told)
         except PowerCut:

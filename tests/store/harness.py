@@ -1,0 +1,179 @@
+"""A workload on a log, what it was promised, and the check that the promises were kept.
+
+The promises: what was acknowledged, or served after a recovery, is there; nothing is there that was not appended, in
+its place and order; recovery succeeds, and run again finds the same; a snapshot once written is there, or a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import NamedTuple
+from uuid import UUID
+
+from txmq.errors import TxmqError
+from txmq.store.fs import FileSystem
+from txmq.store.log import Log
+from txmq.store.record import split_body
+from txmq.store.recovery import RecoveryReport
+from txmq.store.segment import read_log_id
+from txmq.store.snapshot import newest_snapshot, read_rows, write_snapshot
+from txmq.store.survey import Known
+from txmq.testing.simfs import SimFS, crash_points
+
+DIRECTORY = "/srv/data"
+LOG_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
+SEGMENT, STEP = 2048, 1024
+
+
+class Entry(NamedTuple):
+    """A record as the workload knows it."""
+
+    position: int
+    end: int
+    kind: int
+    head: bytes
+    attachment: bytes
+
+
+@dataclass
+class History:
+    """What was appended, in order; up to where it was acknowledged; the newest snapshot; what retention may take."""
+
+    entries: list[Entry] = field(default_factory=list)
+    acknowledged: int = 0
+    snapshot: int = 0
+    dropped: int = 0
+
+    def copy(self) -> History:
+        return replace(self, entries=list(self.entries))
+
+
+def new_disk() -> SimFS:
+    fs = SimFS()
+    fs.makedirs("/srv")
+    return fs.copy()
+
+
+def known(fs: FileSystem, directory: str = DIRECTORY) -> Known:
+    """What a broker without an index knows when it starts: its newest snapshot."""
+    log_id = read_log_id(fs, directory)
+    snapshot = newest_snapshot(fs, directory, log_id) if log_id else None
+    return Known(snapshot.position, snapshot.position) if snapshot else Known()
+
+
+def open_log(fs: FileSystem, directory: str = DIRECTORY, what: Known | None = None) -> tuple[Log, RecoveryReport]:
+    return Log.open(
+        fs,
+        directory,
+        now=1_000,
+        known=what or known(fs, directory),
+        segment_size=SEGMENT,
+        preallocate=STEP,
+        new_log_id=lambda: LOG_ID,
+    )
+
+
+def append(log: Log, history: History, rng: Random) -> None:
+    """Append a record of a random size, every tenth one large."""
+    head = rng.randbytes(rng.randrange(40))
+    attachment = rng.randbytes(rng.choice((0, 0, 24, 100, 900 if rng.random() < 0.3 else 300)))
+    kind = rng.randrange(1, 255)
+    at = log.append(kind, head, attachment, stored_at=2_000 + len(history.entries), boot_epoch=1)
+    history.entries.append(Entry(at.position, at.end, kind, head, attachment))
+
+
+def flush(log: Log, *, sync: bool = True) -> None:
+    """Write what was appended."""
+    if pending := log.cut():
+        log.write(pending, sync=sync)
+        log.done(pending)
+
+
+def work(fs: SimFS, history: History, *, seed: int = 1, steps: int = 14) -> None:
+    """One life of a broker: appends, flushes of every sort, rolls of segments, snapshots, retention."""
+    rng = Random(seed)
+    log, _ = open_log(fs)
+    for _ in range(steps):
+        for _ in range(rng.randrange(1, 4)):
+            append(log, history, rng)
+        if rng.random() < 0.2:
+            flush(log, sync=False)
+            if rng.random() < 0.5:
+                log.sync()
+                log.settle()
+        else:
+            flush(log)
+        history.acknowledged = log.durable
+        if log.wants_room and rng.random() < 0.7:
+            log.reserve()
+        if rng.random() < 0.15:
+            retain(fs, log, history)
+    log.close()
+
+
+def retain(fs: SimFS, log: Log, history: History) -> None:
+    """Write a snapshot and drop the segments below the one before."""
+    older, newer = history.snapshot, log.durable
+    write_snapshot(fs, DIRECTORY, log.log_id, newer, snapshot_rows(newer))
+    history.snapshot = newer
+    history.dropped = older
+    log.drop_before(older)
+
+
+def snapshot_rows(position: int) -> list[tuple[str, bytes, bytes]]:
+    return [(table, b"key", b"%d" % position) for table in ("one", "two")]
+
+
+def recovered(fs: SimFS) -> tuple[list[Entry], RecoveryReport, int]:
+    """The entries of a log after opening it, what recovery said, and the position it claims to be durable."""
+    try:
+        what = known(fs)
+        log, report = open_log(fs, what=what)
+    except TxmqError as error:
+        raise AssertionError(f"a power cut left what cannot be opened: {error}") from error
+    entries = []
+    for record in log.scan(log.first):
+        body = split_body(record)
+        entries.append(Entry(record.position, record.end, record.kind, bytes(body.head), bytes(body.attachment)))
+    log.close()
+    return entries, report, log.durable
+
+
+def check(fs: SimFS, history: History) -> None:
+    """Open the log that a crash left, compare it with the history, and go on with what is there as the history."""
+    entries, report, durable = recovered(fs)
+    expected = [entry for entry in history.entries if entry.position >= report.first]
+    assert entries == expected[: len(entries)], "invented"
+    assert all(entry.end > history.acknowledged for entry in expected[len(entries) :]), "lost"
+    assert report.first <= history.dropped, "dropped too much"
+    assert durable == report.end >= history.acknowledged
+    check_snapshot(fs, history)
+    again, second, _ = recovered(fs)
+    assert (again, second.end, second.torn, second.unfinished) == (entries, report.end, None, None)
+    history.entries, history.acknowledged = entries, durable
+
+
+def check_snapshot(fs: SimFS, history: History) -> None:
+    snapshot = newest_snapshot(fs, DIRECTORY, LOG_ID)
+    assert (snapshot.position if snapshot else 0) >= history.snapshot, "the snapshot is lost"
+    if snapshot:
+        assert list(read_rows(fs, snapshot)) == snapshot_rows(snapshot.position)
+
+
+def survive(run: Callable[[SimFS, History], None], *, images: int) -> int:
+    """Cut the power at every call of `run`, and check several of the disks that may be left; returns how many.
+
+    Then let only the process die, recover and serve, and cut the power after that.
+    """
+    checked = 0
+    for call, (fs, history) in enumerate(crash_points(new_disk(), run, History)):
+        rng = Random(call)
+        for _ in range(images):
+            check(fs.crash(rng), history.copy())
+            checked += 1
+        killed = fs.restart()
+        check(killed, history)
+        check(killed.crash(rng), history)
+    return checked
