@@ -6,6 +6,7 @@
     │  ├─ LocalProtocolError
     │  └─ RemoteProtocolError
     ├─ BrokerUnavailable
+    ├─ LogChanged
     ├─ ConnectionLost
     ├─ RequestTimeout
     ├─ ClientClosed
@@ -64,6 +65,10 @@ class BrokerUnavailable(TxmqError):
     """No connection to any broker could be made within the time allowed."""
 
     retriable = True
+
+
+class LogChanged(TxmqError):
+    """The broker has another log than before: nothing that this client knows of it holds any more."""
 
 
 class ConnectionLost(TxmqError):

@@ -1,0 +1,26 @@
+"""Named places where a test may kill the process, to see that nothing is lost whatever was done by then.
+
+    TXMQ_CRASHPOINT=tx.after_token        dies the first time it gets there
+    TXMQ_CRASHPOINT=tx.after_token:3      the third time
+
+Without the variable a crash point does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import count
+
+VARIABLE = "TXMQ_CRASHPOINT"
+_passed = count(1)
+
+
+def crashpoint(name: str) -> None:
+    """Kills this process with SIGKILL if the environment names this place."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted is None:
+        return
+    place, _, nth = wanted.partition(":")
+    if place == name and next(_passed) >= int(nth or 1):
+        os.kill(os.getpid(), signal.SIGKILL)
