@@ -75,6 +75,7 @@ class TokenResolver:
         self._failures = 0
         self._pause_ends = clock()
         self._trouble = ""
+        self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
 
     def resolve(self, checks: Sequence[Check]) -> list[Answer]:
         """One answer for each check, in their order. Never raises because of the database: that is UNKNOWN."""
@@ -97,6 +98,7 @@ class TokenResolver:
     def _ask(self, checks: Sequence[Check], answers: dict[Check, Answer]) -> None:
         connection = self._open()
         server = read_server(connection)
+        self.identity = server.identity
         reasons = {check: check.decider.why_not(server) for check in checks}
         answers |= {check: Answer(Decision.UNKNOWN, reason) for check, reason in reasons.items() if reason}
         for batch in self._batches([check for check, reason in reasons.items() if not reason]):
