@@ -1,0 +1,114 @@
+"""Hypothesis strategies for the values of txmq, all in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import strategies as st
+
+from txmq import limits
+from txmq.batch import Codec, encode
+from txmq.message import Decision, Message
+from txmq.wire.chunks import Chunk
+from txmq.wire.frames import Frame
+from txmq.wire.group import Description, Part, PartBatch
+from txmq.wire.headers import Ack, Acked, Decide, DecideReceipt, Fetch, Read, Send, SendReceipt
+
+NAME_CHARACTERS = "abcXYZ019._-"
+U16, U32 = st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 32) - 1)
+
+names = st.text(NAME_CHARACTERS, min_size=1, max_size=limits.NAME).filter(lambda name: not name.startswith("."))
+groups = names | st.tuples(names, names).map("@".join)
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+keys = texts.filter(lambda text: len(text.encode()) <= limits.KEY) | st.text("abc-0123456789", max_size=20)
+tags = texts.filter(lambda text: len(text.encode()) <= limits.TAG) | st.sampled_from(["created", "paid", "Zürich"])
+headers: st.SearchStrategy[Mapping[str, str]] = st.dictionaries(texts, texts, max_size=5)
+times = st.integers(0, limits.TIME)
+offsets = st.integers(0, limits.SEQUENCE)
+ids = st.binary(min_size=16, max_size=16)
+codecs = st.sampled_from(Codec)
+
+messages = st.builds(
+    Message,
+    body=st.binary(max_size=100),
+    key=st.none() | keys,
+    tag=st.none() | tags,
+    headers=st.none() | headers,
+    deliver_at=st.none() | times,
+    expire_at=st.none() | times,
+)
+message_lists = st.lists(messages, min_size=1, max_size=12)
+batches = st.builds(
+    encode,
+    message_lists,
+    producer_id=ids,
+    epoch=U32,
+    sequence=st.integers(0, limits.SEQUENCE - 100),
+    born_at=times,
+    codec=codecs,
+)
+
+frames = st.builds(Frame, opcode=st.integers(0, 255), status=U16, correlation=U32, payload=st.binary(max_size=200))
+
+sends = st.builds(Send, names, U32, U16, st.binary(max_size=50))
+send_receipts = st.builds(SendReceipt, st.integers(-1, limits.SEQUENCE), offsets, st.booleans())
+printable = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=50)
+decides = st.builds(Decide, st.sampled_from([Decision.COMMIT, Decision.ROLLBACK]), ids, U32, printable)
+decide_receipts = st.builds(DecideReceipt, st.integers(0, 255), st.booleans())
+fetches = st.builds(Fetch, U32, U32, U32, U32, groups, names)
+acked = st.builds(Acked, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE))
+acks = st.builds(Ack, U32, groups, names, st.lists(acked, max_size=5).map(tuple))
+reads = st.builds(Read, U32, offsets, U32, U32, names)
+
+system_ids = st.integers(1, (1 << 64) - 1)
+positive = st.integers(1, (1 << 32) - 1)
+xids = st.none() | st.integers(3, (1 << 64) - 1)
+gtrids = st.binary(max_size=64)
+deciders = st.one_of(
+    st.tuples(st.just("checker"), names),
+    st.tuples(st.just("postgres"), system_ids, positive, positive, xids),
+    st.tuples(st.just("home"), ids, ids),
+    st.tuples(st.just("job"), ids),
+    st.tuples(st.just("foreign"), st.integers(0, (1 << 31) - 1), gtrids, gtrids),
+    st.just(("local",)),
+)
+actions = st.lists(st.tuples(st.just("ack"), names, U32, offsets), max_size=3).map(tuple)
+descriptions = st.builds(
+    Description, deciders, names | st.just(""), actions, times, st.lists(names, max_size=3).map(tuple)
+)
+part_batches = st.lists(st.builds(PartBatch, names, U32, U16, batches), max_size=3).map(tuple)
+digests = st.binary(min_size=32, max_size=32).filter(any)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Part:
+    """Parts of groups, first and later ones, sealed or not."""
+    number, sealed = draw(st.integers(0, 3)), draw(st.booleans())
+    description = None if number else draw(descriptions)
+    commit = sealed and description is not None and description.decider == ("local",) and draw(st.booleans())
+    digest = draw(digests) if sealed else bytes(32)
+    return Part(draw(ids), number, draw(U32), sealed, commit, digest, description, draw(part_batches))
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> Chunk:
+    """Chunks that cover some rows of a batch."""
+    sent = draw(message_lists)
+    batch = encode(sent, producer_id=draw(ids), epoch=1, sequence=0, born_at=draw(times))
+    first = draw(st.integers(0, len(sent) - 1))
+    rows = draw(st.integers(1, len(sent) - first))
+    place = (draw(offsets), draw(times), draw(offsets), draw(U16), draw(st.integers(0, 3)))
+    base, stored_at, position, attempt, flags = place
+    lease = draw(st.integers(-1, limits.SEQUENCE))
+    return Chunk(draw(names), draw(U32), base, stored_at, position, attempt, flags, lease, first, rows, batch)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=20,
+)

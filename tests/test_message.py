@@ -1,0 +1,127 @@
+"""Names, times, ids and decisions: what users hold in their hands."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import strategies as our
+from txmq import limits, message
+from txmq.errors import LocalProtocolError
+from txmq.message import Decision, check_name, is_name, message_id, micros, parse_message_id
+
+
+@given(our.names)
+def test_names_in_the_alphabet_are_names(name: str) -> None:
+    assert check_name(name, "topic") == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a/../b",
+        "a\\b",
+        "a b",
+        "a\n",
+        "\na",
+        "a\0b",
+        "a%2e",
+        "%RETRY%g",
+        "group@member",
+        "ａdmin",  # noqa: RUF001  # a letter that only looks like one
+        "Zürich",
+        "a" * 128,
+        "a" * 65_536,
+        "'; drop table txmq_token;--",
+        "(a+)+$",
+        b"bytes",
+        None,
+        7,
+    ],
+)
+def test_other_names_are_refused_and_the_hint_tells_the_alphabet(name: str) -> None:
+    with pytest.raises(LocalProtocolError, match=r"cannot name a topic .*A-Z a-z 0-9") as caught:
+        check_name(name, "topic")
+    assert len(str(caught.value)) < 700
+
+
+def test_the_longest_name_is_a_name() -> None:
+    assert is_name("a" * limits.NAME)
+    assert is_name("0")
+    assert is_name("-_.")
+
+
+@given(our.ids, our.offsets)
+def test_a_message_id_is_read_back(producer: bytes, sequence: int) -> None:
+    assert parse_message_id(message_id(producer, sequence)) == (producer, sequence)
+
+
+def test_a_message_id_is_hexadecimal_and_a_number() -> None:
+    assert message_id(bytes(range(16)), 42) == "000102030405060708090a0b0c0d0e0f-42"
+
+
+ZEROS = "0" * 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-1",
+        ZEROS,
+        f"{ZEROS}-",
+        f"{ZEROS}--1",
+        f"{ZEROS}-01",
+        f"{ZEROS}-1 ",
+        f"{ZEROS}-1\n",
+        f"{ZEROS}-１",  # noqa: RUF001  # a digit, but not of ours
+        f"{ZEROS}-9223372036854775808",
+        f"{ZEROS}-{'9' * 5000}",
+        f"{ZEROS[:-1]}-1",
+        f"{ZEROS[:-1]}A-1",
+        f"{ZEROS[:-1]}g-1",
+    ],
+)
+def test_other_texts_are_no_message_ids(text: str) -> None:
+    with pytest.raises(LocalProtocolError, match="32 hexadecimal digits"):
+        parse_message_id(text)
+
+
+@given(st.datetimes(min_value=datetime(1970, 1, 2), timezones=st.timezones(), allow_imaginary=False))  # noqa: DTZ001  # the zones are drawn
+def test_a_datetime_of_any_zone_is_the_moment_it_names(when: datetime) -> None:
+    if when < datetime(9999, 12, 30, tzinfo=UTC):
+        assert datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros(when)) == when
+
+
+def test_times_have_known_numbers() -> None:
+    assert micros(datetime(2026, 11, 21, 12, 0, 0, 1, tzinfo=timezone(timedelta(hours=2)))) == 1_795_255_200_000_001
+    assert micros(None) == micros(0) == 0
+    assert micros(datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == limits.TIME
+
+
+@pytest.mark.parametrize(
+    "when",
+    [-1, limits.TIME + 1, 1.0, True, "2026-11-21", float("nan"), datetime(1969, 12, 31, tzinfo=UTC)],
+)
+def test_other_times_are_refused(when: int) -> None:
+    with pytest.raises(LocalProtocolError, match="time_ns"):
+        micros(when)
+
+
+def test_a_time_without_a_zone_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="astimezone"):
+        micros(datetime(2026, 11, 21))  # noqa: DTZ001  # the point of the test
+
+
+def test_decisions_have_the_numbers_of_the_wire() -> None:
+    assert [int(decision) for decision in (message.COMMIT, message.ROLLBACK, message.UNKNOWN)] == [1, 2, 3]
+    assert list(Decision) == [message.COMMIT, message.ROLLBACK, message.UNKNOWN]
