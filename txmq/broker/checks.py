@@ -49,7 +49,6 @@ class CheckBacks:
         self._asked: set[bytes] = set()
         self._offers: dict[str, deque[bytes]] = {}
         self._after = b""  # the last due row looked at: all before it are being asked about
-        self._waiters: dict[str, deque[Callable[[], bool]]] = {}
 
     def tick(self) -> None:
         """Pass on what has become due."""
@@ -84,10 +83,8 @@ class CheckBacks:
         self._engine.submit(DecideJob(job, Decision.ROLLBACK, (), "timeout"), _ignore)
 
     def _offer(self, token: bytes, service: str) -> None:
+        """To whoever asks next for work of the service: its long polls look here now and then."""
         self._offers.setdefault(service, deque()).append(token)
-        waiters = self._waiters.get(service)
-        while waiters and not waiters.popleft()():
-            pass
 
     def take(self, service: str, most: int) -> list[Offer]:
         """Transactions for a checker of this service; each is given to one, and again later if that one does not answer."""
@@ -101,10 +98,6 @@ class CheckBacks:
                 self._plan(token, row, row.tries)
             self._asked.discard(token)
         return offers
-
-    def wait(self, service: str, wake: Callable[[], bool]) -> None:
-        """Call `wake` once when there is something for this service; it says whether it still waited."""
-        self._waiters.setdefault(service, deque()).append(wake)
 
     def answered(self, token: bytes, answer: Decision, by: str, reason: str = "", deliver: Callable[[Any], None] | None = None) -> None:
         """Record an answer. UNKNOWN, which every refusal and error is, only moves the next check."""

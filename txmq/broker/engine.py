@@ -11,9 +11,11 @@ the reactor has other work (ARCHITECTURE 1).
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from txmq.broker.core import machine
 from txmq.broker.core.events import Booted, Event, Place, encode
@@ -22,22 +24,15 @@ from txmq.broker.core.state import Rejected
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from twisted.internet.defer import Deferred
-    from twisted.internet.interfaces import IReactorTime
-    from twisted.python.failure import Failure
 
     from txmq.broker.core.state import State
     from txmq.config import FlushEvery
-    from txmq.store.log import Flush, Log
+    from txmq.broker.seams import Clock, InThread
+    from txmq.store.log import Log
+    from txmq.store.writer import Flush
 
 log = structlog.get_logger()
 INLINE_BYTES = 256 * 1024  # a larger write keeps the reactor busy for longer than a thread hand-off takes
-
-
-class InThread(Protocol):
-    """Runs a blocking function in the engine's one writing thread."""
-
-    def __call__(self, function: Callable[..., Any], *args: object) -> Deferred[Any]: ...
 
 
 class _Waiting(NamedTuple):
@@ -54,7 +49,7 @@ class Engine:
         store: Log,
         state: State,
         *,
-        clock: IReactorTime,
+        clock: Clock,
         now: Callable[[], int],
         in_thread: InThread,
         flush: FlushEvery | None = None,
@@ -104,6 +99,14 @@ class Engine:
             self._tick_soon()
         else:
             self._answer_later(deliver, outcome.reply)
+
+    def when_durable(self, deliver: Callable[[], None]) -> None:
+        """Call `deliver` once everything decided so far is durable."""
+        self._answer_later(lambda _reply: deliver(), None)
+
+    def fail(self, failure: Failure) -> None:
+        """Something the broker cannot go on without has failed."""
+        self._broken(failure)
 
     def _record(self, event: Event, attachment: bytes, now: int) -> None:
         epoch = self.state.boot_epoch
@@ -194,6 +197,12 @@ class Engine:
         for listener in self.on_durable:
             listener()
 
+    def drained(self) -> Deferred[None]:
+        """Fires once everything decided so far is durable and answered."""
+        done: Deferred[None] = Deferred()
+        self.when_durable(lambda: done.callback(None))
+        return done
+
     def flush_now(self) -> None:
         """Write and sync everything, blocking: at start and stop only."""
         flush = self.store.cut()
@@ -205,9 +214,7 @@ class Engine:
         try:
             function(*args, **kwargs)
         except BaseException as error:
-            from twisted.python.failure import Failure  # noqa: PLC0415  # only here, on the way down
-
-            self._broken(Failure(error))
+            self._broken(Failure(error))  # type: ignore[no-untyped-call]
             raise
 
     def _broken(self, failure: Failure) -> None:

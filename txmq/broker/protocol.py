@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Factory, Protocol, connectionDone
-from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from txmq import limits
-from txmq.errors import ProtocolError, RequestRejected
+from txmq.errors import ProtocolError, TxmqError
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Hello, Welcome, negotiate
@@ -18,35 +19,39 @@ from txmq.wire.status import reply_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from twisted.internet.interfaces import IAddress, IReactorTime
-    from twisted.internet.tcp import Connection
+    from twisted.internet.interfaces import IAddress
+    from twisted.python.failure import Failure
 
     from txmq.broker.core.state import Rejected
+    from txmq.broker.seams import Clock, Timer, Transport
+
+    Handle = Callable[["Session", Frame], None]
 
 HELLO_SECONDS = 10  # a connection that has not said hello by then is closed
 STUCK_SECONDS = 30  # a connection that does not read its replies for so long is cut (ARCHITECTURE 3)
-UNSENT_BYTES = 8 << 20  # above it no more requests are read from the connection
 log = structlog.get_logger()
 
 
 class Session(Protocol):
     """One client connection. `reply` and `refuse` answer a request by its frame; late answers to a lost connection are dropped."""
 
-    transport: Connection
+    transport: Any  # Twisted's, without types
 
-    def __init__(self, dispatch: Dispatch) -> None:
-        self._dispatch = dispatch
+    def __init__(self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock) -> None:
+        self._handle, self._welcome, self._clock = handle, welcome, clock
         self._decoder = FrameDecoder(limits.FRAME_BEFORE_HELLO)
-        self._deadline: Any = None
+        self._deadline: Timer | None = None
         self.hello: Hello | None = None
-        self.lost: list[Callable[[], None]] = []  # called when the connection is gone
+        self.lost: dict[object, Callable[[], None]] = {}  # called when the connection is gone, by who wants to know
         self.log = log.bind()
 
     def connectionMade(self) -> None:
-        self.transport.setTcpNoDelay(enabled=True)
-        self.transport.registerProducer(_Brake(self), streaming=True)
-        self.log = log.bind(peer=str(self.transport.getPeer()))
-        self._deadline = self._dispatch.clock.callLater(HELLO_SECONDS, self._cut, "no hello")
+        self._wire: Transport = self.transport
+        self._wire.setTcpNoDelay(True)
+        # A client that does not read its replies is asked nothing more of, until it does.
+        self._wire.registerProducer(_Brake(self), streaming=True)
+        self.log = log.bind(peer=str(self._wire.getPeer()))
+        self._deadline = self._clock.callLater(HELLO_SECONDS, self._cut, "no hello")
 
     def dataReceived(self, data: bytes) -> None:
         try:
@@ -54,20 +59,20 @@ class Session(Protocol):
                 self._receive(frame)
         except ProtocolError as error:
             self.log.warning("session.protocol_error", error=error.message)
-            self.transport.write(encode_frame(Opcode.HELLO, 0, reply_for(error)[1], status=reply_for(error)[0]))
-            self.transport.loseConnection()
+            status, payload = reply_for(error)
+            self._wire.write(encode_frame(Opcode.HELLO, 0, payload, status=status))
+            self._wire.loseConnection()
 
     def _receive(self, frame: Frame) -> None:
         if self.hello is None:
             self._greet(frame)
         else:
-            self._dispatch.handle(self, frame)
+            self._handle(self, frame)
 
     def _greet(self, frame: Frame) -> None:
         hello = Hello.parse(frame)
-        welcome = self._dispatch.welcome(negotiate(hello))
-        self._deadline.cancel()
-        self._deadline = None
+        welcome = self._welcome(negotiate(hello))
+        self._cancel_deadline()
         self.hello = hello
         self._decoder.limit = limits.FRAME
         self.log = self.log.bind(service=hello.service)
@@ -75,14 +80,14 @@ class Session(Protocol):
 
     def reply(self, frame: Frame, payload: Sequence[bytes] | bytes = b"") -> None:
         """Answer a request."""
-        if self.transport.connected:
-            self.transport.write(encode_frame(frame.opcode, frame.correlation, payload))
+        if self._wire.connected:
+            self._wire.write(encode_frame(frame.opcode, frame.correlation, payload))
 
-    def refuse(self, frame: Frame, error: RequestRejected) -> None:
+    def refuse(self, frame: Frame, error: TxmqError) -> None:
         """Answer a request with a no."""
         status, payload = reply_for(error)
-        if self.transport.connected:
-            self.transport.write(encode_frame(frame.opcode, frame.correlation, payload, status=status))
+        if self._wire.connected:
+            self._wire.write(encode_frame(frame.opcode, frame.correlation, payload, status=status))
 
     def reject(self, frame: Frame, rejected: Rejected) -> None:
         """Answer a request with the core's no."""
@@ -90,27 +95,67 @@ class Session(Protocol):
 
     def pause(self) -> None:
         """The client does not read: take no more requests from it, and cut it if it goes on."""
-        self.transport.pauseProducing()
+        self._wire.pauseProducing()
         if self._deadline is None:
-            self._deadline = self._dispatch.clock.callLater(STUCK_SECONDS, self._cut, "does not read its replies")
+            self._deadline = self._clock.callLater(STUCK_SECONDS, self._cut, "does not read its replies")
 
     def resume(self) -> None:
         """The client has read what was waiting for it."""
+        self._cancel_deadline()
+        self._wire.resumeProducing()
+
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        self.transport.resumeProducing()
 
     def _cut(self, why: str) -> None:
         self._deadline = None
         self.log.warning("session.cut", reason=why)
-        self.transport.abortConnection()
+        self._wire.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         del reason
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        for listener in self.lost:
+        self._cancel_deadline()
+        lost, self.lost = self.lost, {}
+        for listener in lost.values():
             listener()
-        self.lost.clear()
+
+
+@implementer(IPushProducer)
+class _Brake:
+    """What the transport calls when its send buffer is full, and when it is empty again."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def pauseProducing(self) -> None:
+        self._session.pause()
+
+    def resumeProducing(self) -> None:
+        self._session.resume()
+
+    def stopProducing(self) -> None:
+        """The connection is over; `connectionLost` says so as well."""
+
+
+class SessionFactory(Factory):
+    """Makes sessions and knows them all."""
+
+    noisy = False
+
+    def __init__(self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock) -> None:
+        self._make = lambda: Session(handle, welcome, clock)
+        self._open: dict[Session, None] = {}
+
+    def buildProtocol(self, addr: IAddress | None) -> Session:
+        del addr
+        session = self._make()
+        self._open[session] = None
+        session.lost[self] = lambda: self._open.pop(session, None)
+        return session
+
+    def close(self) -> None:
+        """Close every connection, what was written first."""
+        for session in list(self._open):
+            session.transport.loseConnection()

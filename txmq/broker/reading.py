@@ -30,7 +30,7 @@ def published(state: State, topic_id: int, partition: int, offset: int, durable:
     here = ENTRY_KEY.pack(topic_id, partition, offset + 1)
     first = next(iter(state.entries.range(start, here, reverse=True)), None)
     for key, row in state.entries.range(here if first is None else first[0], stop):
-        entry = Entry._make(row)  # type: ignore[arg-type]  # rows are untyped tuples
+        entry = Entry._make(row)
         base = ENTRY_KEY.unpack(key)[2]
         if entry.visible_at > durable:
             return
@@ -42,7 +42,7 @@ def end_of(state: State, topic_id: int, partition: int, durable: int) -> int:
     """The offset after the last message that readers may see."""
     start, stop = ENTRY_KEY.pack(topic_id, partition, 0), ENTRY_KEY.pack(topic_id, partition + 1, 0)
     for key, row in state.tables[t.ENTRIES].range(start, stop, reverse=True):
-        entry = Entry._make(row)  # type: ignore[arg-type]
+        entry = Entry._make(row)
         if entry.visible_at <= durable:
             return int(ENTRY_KEY.unpack(key)[2]) + entry.count
     return 0
@@ -55,7 +55,7 @@ def offset_at(state: State, topic_id: int, partition: int, time: int) -> int:
     while low < high:
         middle = (low + high) // 2
         key, row = next(iter(state.entries.range(start, ENTRY_KEY.pack(topic_id, partition, middle + 1), reverse=True)))
-        entry, base = Entry._make(row), int(ENTRY_KEY.unpack(key)[2])  # type: ignore[arg-type]
+        entry, base = Entry._make(row), int(ENTRY_KEY.unpack(key)[2])
         if entry.stored_at < time:
             low = base + entry.count
         else:

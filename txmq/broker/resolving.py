@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
     from txmq.broker.core.transactions import Transaction
-    from txmq.broker.engine import InThread
+    from txmq.broker.seams import InThread
     from txmq.config import Resolver as ResolverSettings
 
 AT_ONCE = 10_000  # tokens in one call of a resolver
 DECISIONS = {Verdict.COMMIT: Decision.COMMIT, Verdict.ROLLBACK: Decision.ROLLBACK, Verdict.UNKNOWN: Decision.UNKNOWN}
 log = structlog.get_logger()
-
-Answered = "Callable[[bytes, Decision, str, str], None]"
 
 
 class Resolving:
@@ -38,14 +36,13 @@ class Resolving:
     def __init__(self, settings: Iterable[ResolverSettings], log_id: UUID, in_thread: InThread) -> None:
         self._lanes = [_Lane(one, log_id, in_thread) for one in settings]
 
-    @property
-    def configured(self) -> bool:
-        """Whether there is any resolver at all."""
-        return bool(self._lanes)
+    def knows(self, decider: tuple[Any, ...]) -> bool:
+        """Whether one of the databases is, or may be for all that is known yet, the one that decides."""
+        return any(lane.may_know(decider) for lane in self._lanes)
 
     def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None:
         """Find out about a transaction; `answered` is called once, later, with UNKNOWN where no resolver could tell."""
-        lanes = [lane for lane in self._lanes if lane.may_know(row)]
+        lanes = [lane for lane in self._lanes if lane.may_know(row.decider)]
         if not lanes:
             answered(token, Decision.UNKNOWN, "resolver", "no resolver is configured for its database")
             return
@@ -78,9 +75,10 @@ class _Lane:
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
         self._busy = False
 
-    def may_know(self, row: Transaction) -> bool:
-        """Whether this lane's database could be the transaction's: false only for what is no database at all."""
-        return row.decider[0] == "postgres"
+    def may_know(self, decider: tuple[Any, ...]) -> bool:
+        """Whether this is the database that decides, or it is not known yet which one this is."""
+        found = self._resolver.identity
+        return found is None or (found.system_id, found.database_oid) == (decider[1], decider[3])
 
     def ask(self, token: bytes, row: Transaction, answered: Callable[[Answer], None]) -> None:
         decider: tuple[Any, ...] = row.decider

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from twisted.internet.defer import Deferred, succeed
+
 from txmq.broker.core import machine
 from txmq.broker.core.events import Place, decode
 from txmq.store.index import LmdbTables
@@ -22,10 +24,9 @@ from txmq.store.survey import Known
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from twisted.internet.defer import Deferred
-
     from txmq.broker.core.state import State
-    from txmq.broker.engine import Engine, InThread
+    from txmq.broker.engine import Engine
+    from txmq.broker.seams import InThread
     from txmq.config import Broker as BrokerSettings
     from txmq.store.fs import FileSystem, Lock
     from txmq.store.index import Frozen
@@ -62,8 +63,10 @@ def _open_locked(fs: FileSystem, directory: Path, lock: Lock, settings: BrokerSe
         if snapshot is not None and tables.position < snapshot.position:
             tables.load(snapshot.position, read_rows(fs, snapshot))
         known = Known(tables.position, 0 if snapshot is None else snapshot.position, tables.position)
-    sizes = {"segment_size": settings.segment_bytes, "preallocate": settings.preallocate_bytes}
-    log, report = Log.open(fs, str(directory), now=now, known=known, lock=lock, **sizes)
+    log, report = Log.open(
+        fs, str(directory), now=now, known=known, lock=lock,
+        segment_size=settings.segment_bytes, preallocate=settings.preallocate_bytes,
+    )  # fmt: skip
     if tables is None:
         tables = LmdbTables.open(directory / "index", log_id=log.log_id)
     state = machine.load(tables)
@@ -92,6 +95,7 @@ class Keeper:
         self._fs, self._engine, self._tables, self._settings, self._in_thread = fs, engine, tables, settings, in_thread
         self._frozen: Frozen | None = None
         self._busy = False
+        self._waiting: list[Deferred[None]] = []
         self._snapshot = tables.position
 
     def tend(self) -> None:
@@ -116,9 +120,19 @@ class Keeper:
 
         def over(result: object) -> object:
             self._busy = False
+            waiting, self._waiting = self._waiting, []
+            for deferred in waiting:
+                deferred.callback(None)
             return result
 
         return work.addBoth(over).addErrback(self._engine.fail)
+
+    def idle(self) -> Deferred[None]:
+        """Fires once nothing of this runs in another thread."""
+        if not self._busy:
+            return succeed(None)
+        self._waiting.append(Deferred())
+        return self._waiting[-1]
 
     def _commit(self, frozen: Frozen, durable: int) -> None:
         self._tables.commit(frozen, durable=durable)

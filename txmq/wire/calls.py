@@ -109,6 +109,10 @@ class Return(Heartbeat):
     ranges: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)]
 
 
+class Extend(Heartbeat):
+    leases: Annotated[tuple[int, ...], Field(max_length=10_000)] = ()  # none named = all
+
+
 class Group(Args):
     group: GroupName
 
@@ -196,6 +200,7 @@ CALLS: dict[str, type[Args]] = {
     "consumer.leave": Member,
     "consumer.nack": Nack,
     "consumer.return": Return,
+    "consumer.extend": Extend,
     "group.list": NoArgs,
     "group.show": Group,
     "group.delete": Group,

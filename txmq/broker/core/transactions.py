@@ -119,7 +119,7 @@ def decide_store(state: State, command: StorePart, now: int) -> Outcome | Reject
 
 def _job_is_over(state: State, decider: tuple[object, ...]) -> Outcome | None:
     """A job that was decided takes no more groups: they would never be sent."""
-    if decider[0] == "job" and state.tables[t.JOBS].get(decider[1]) is not None:  # type: ignore[arg-type]
+    if decider[:1] == ("job",) and state.tables[t.JOBS].get(decider[1]) is not None:  # type: ignore[arg-type]
         return Outcome(reply=GroupReceipt(GroupState.ROLLED_BACK, 0))
     return None
 

@@ -1,0 +1,139 @@
+"""Control calls: what each means. Calls about consumers and about transactions have modules of their own.
+
+A handler gets the session and its checked arguments, and answers through `answer`, which takes a JSON-able dict, now or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.broker.core import topics as rules
+from txmq.broker.core.state import Rejected
+from txmq.broker.reading import end_of
+from txmq.wire import calls as wire
+from txmq.wire.json import dump
+
+if TYPE_CHECKING:
+    from txmq.broker.core.state import Topic
+    from txmq.broker.engine import Engine
+    from txmq.broker.protocol import Session
+    from txmq.config import Settings
+    from txmq.wire.frames import Frame
+
+Answer = Callable[[Any], None]  # a dict, or a Rejected
+Handler = Callable[["Asking", Any], None]
+
+
+class Asking(NamedTuple):
+    """One call under way: who asked, and how to answer."""
+
+    session: Session
+    answer: Answer
+
+
+class Calls:
+    """The table of all calls."""
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        missing = wire.CALLS.keys() ^ handlers.keys()
+        assert not missing, f"calls without a handler, or the other way round: {sorted(missing)}"
+        self._handlers = handlers
+
+    def handle(self, session: Session, frame: Frame) -> None:
+        """Carry out one call."""
+        name, args = wire.decode_call(frame.payload)
+
+        def answer(reply: Any) -> None:  # noqa: ANN401  # whatever JSON can hold
+            if isinstance(reply, Rejected):
+                session.reject(frame, reply)
+            else:
+                session.reply(frame, dump(reply))
+
+        self._handlers[name](Asking(session, answer), args)
+
+
+def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:
+    """An `answer` for replies of the core: refusals pass, everything else goes through `make`."""
+    return lambda reply: answer(reply if isinstance(reply, Rejected) else make(reply))
+
+
+class TopicCalls:
+    """Topics, and the broker itself."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine, self._settings = engine, settings
+        self.handlers: dict[str, Handler] = {
+            "topic.create": self.create,
+            "topic.describe": self.describe,
+            "topic.list": self.listed,
+            "topic.show": self.show,
+            "topic.grow": self.grow,
+            "topic.delete": self.delete,
+            "broker.show": self.broker,
+        }
+
+    def create(self, asking: Asking, args: wire.TopicShape) -> None:
+        self._engine.submit(rules.CreateTopic(args.name, args.partitions), then(asking.answer, _shape))
+
+    def grow(self, asking: Asking, args: wire.TopicShape) -> None:
+        self._engine.submit(rules.GrowTopic(args.name, args.partitions), then(asking.answer, _shape))
+
+    def delete(self, asking: Asking, args: wire.TopicName) -> None:
+        self._engine.submit(rules.DeleteTopic(args.name), then(asking.answer, lambda view: {"name": view.name}))
+
+    def describe(self, asking: Asking, args: wire.TopicNames) -> None:
+        """Creates what is missing where that is asked for and allowed; the reply waits until all of it is durable."""
+        known = self._engine.state.topics
+        missing = [name for name in args.names if name not in known]
+        if missing and not (args.create and self._settings.broker.create_topics):
+            asking.answer(rules.find(self._engine.state, missing[0]))
+            return
+        for name in missing:
+            self._engine.submit(rules.CreateTopic(name, self._settings.broker.partitions), _ignore)
+        views = [_shape(rules.view(known[name])) for name in args.names]
+        self._engine.when_durable(lambda: asking.answer({"topics": views}))
+
+    def listed(self, asking: Asking, args: wire.NoArgs) -> None:
+        del args
+        found = [_shape(rules.view(topic)) | {"messages": sum(self._ends(topic))} for topic in self._engine.state.topics.values()]
+        asking.answer({"topics": sorted(found, key=lambda topic: str(topic["name"]))})
+
+    def show(self, asking: Asking, args: wire.TopicName) -> None:
+        topic = rules.find(self._engine.state, args.name)
+        if isinstance(topic, Rejected):
+            asking.answer(topic)
+            return
+        groups = [g.name for g in self._engine.state.consumers.groups.values() if any(spot[0] == topic.topic_id for spot in g.positions)]
+        asking.answer(_shape(rules.view(topic)) | {"ends": self._ends(topic), "groups": sorted(groups)})
+
+    def _ends(self, topic: Topic) -> list[int]:
+        durable = self._engine.store.durable
+        return [end_of(self._engine.state, topic.topic_id, partition, durable) for partition in range(len(topic.ends))]
+
+    def broker(self, asking: Asking, args: wire.NoArgs) -> None:
+        del args
+        store, state = self._engine.store, self._engine.state
+        asking.answer(
+            {
+                "name": self._settings.broker.name,
+                "log_id": str(store.log_id),
+                "boot_epoch": state.boot_epoch,
+                "end": store.end,
+                "durable": store.durable,
+                "read_only": store.read_only,
+                "topics": len(state.topics),
+                "groups": len(state.consumers.groups),
+                "undecided": state.undecided,
+                "segments": len(store.segments()),
+                "resolvers": [resolver.name for resolver in self._settings.resolver],
+            }
+        )
+
+
+def _shape(view: rules.TopicView) -> dict[str, Any]:
+    return {"name": view.name, "partitions": view.partitions, "epoch": view.epoch}
+
+
+def _ignore(reply: object) -> None:
+    """The reply is told by the state."""

@@ -1,0 +1,175 @@
+"""Control calls of consumer groups and dead letters."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from txmq.batch import BatchView, key_hashes, single_row
+from txmq.broker.calls import Answer, Asking, Handler, then
+from txmq.broker.core import consumer_commands as core
+from txmq.broker.core import consumer_queries as queries
+from txmq.broker.core.letters import locate
+from txmq.broker.core.state import Rejected
+from txmq.broker.reading import offset_at, read
+from txmq.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from random import Random
+
+    from txmq.broker.core.groups import JoinReply
+    from txmq.broker.engine import Engine
+    from txmq.broker.membership import Membership
+    from txmq.wire import calls as wire
+
+MS = 1_000
+
+
+class ConsumerCalls:
+    """What members and operators ask of consumer groups."""
+
+    def __init__(self, engine: Engine, membership: Membership, chance: Random) -> None:
+        self._engine, self._membership, self._chance = engine, membership, chance
+        self.handlers: dict[str, Handler] = {
+            "consumer.join": self.join,
+            "consumer.heartbeat": self.heartbeat,
+            "consumer.leave": self.leave,
+            "consumer.nack": self.nack,
+            "consumer.return": self.give_back,
+            "consumer.extend": self.extend,
+            "group.list": lambda asking, _args: asking.answer({"groups": queries.groups(engine.state)}),
+            "group.show": lambda asking, args: asking.answer(queries.show(engine.state, args.group, engine.store.durable)),
+            "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group), asking.answer),
+            "group.reset": self.reset,
+            "group.pause": lambda asking, args: self._do(core.GroupPause(args.group, paused=True), asking.answer),
+            "group.resume": lambda asking, args: self._do(core.GroupPause(args.group, paused=False), asking.answer),
+        }
+
+    def _do(self, command: object, answer: Answer) -> None:
+        self._engine.submit(command, then(answer, lambda _reply: {}))
+
+    def join(self, asking: Asking, args: wire.Join) -> None:
+        named = args.member is not None
+        member = args.member or f"m-{uuid4().hex[:12]}"
+        wanted = core.Wanted(
+            args.on_exhausted,
+            None if args.retry is None else RetryPolicy(args.retry.delays, args.retry.attempts, args.retry.jitter),
+            None if args.lease_ms is None else args.lease_ms * MS,
+            None if args.session_ms is None else args.session_ms * MS,
+            args.start,
+            args.strategy,
+        )
+        starts = self._starts(args.topics, args.start) if isinstance(args.start, int) else ()
+        command = core.Join(args.group, member, args.instance, args.mode, args.topics, wanted, starts, args.held, named)
+
+        def joined(reply: JoinReply) -> dict[str, Any]:
+            settings = reply.settings
+            self._membership.joined(asking.session, reply.group, member, args.instance, settings.session_us)
+            return {
+                "group": reply.group,
+                "member": member,
+                "generation": reply.generation,
+                "epoch": reply.epoch,
+                "assignment": reply.assignment,
+                "session_ms": settings.session_us // MS,
+                "lease_ms": settings.lease_us // MS,
+            }
+
+        self._engine.submit(command, then(asking.answer, joined))
+
+    def _starts(self, topics: Iterable[str], time: int) -> tuple[core.TopicOffset, ...]:
+        """Where a time stands in each partition of the topics."""
+        known = self._engine.state.topics
+        return tuple(
+            (name, partition, offset_at(self._engine.state, known[name].topic_id, partition, time))
+            for name in topics
+            if name in known
+            for partition in range(len(known[name].ends))
+        )
+
+    def heartbeat(self, asking: Asking, args: wire.Heartbeat) -> None:
+        reply = queries.membership(self._engine.state, args.group, args.member)
+        if not isinstance(reply, Rejected):
+            self._membership.heard(asking.session, args.group, args.member)
+        self._engine.when_durable(lambda: asking.answer(reply))
+
+    def leave(self, asking: Asking, args: wire.Member) -> None:
+        self._membership.left(args.group, args.member)
+        self._do(core.Leave(args.group, args.member, args.instance), asking.answer)
+
+    def nack(self, asking: Asking, args: wire.Nack) -> None:
+        failure = core.Failure(args.error.type, args.error.text, args.error.fingerprint)
+        delay = None if args.delay_ms is None else args.delay_ms * MS
+        command = core.Nack(
+            args.group, args.member, args.generation, args.topic, args.partition, args.offset, None, delay, failure,
+            args.dead, self._chance.random(),
+        )  # fmt: skip
+        source = locate(self._engine.state, command)
+        if source is not None:
+            (batch,) = read(self._engine.store, [(source.position, source.length)])
+            command = command._replace(key_hash=key_hashes(bytes(batch))[source.row])
+        self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))
+
+    def give_back(self, asking: Asking, args: wire.Return) -> None:
+        command = core.Return(args.group, args.member, args.generation, args.ranges)
+        self._engine.submit(command, then(asking.answer, lambda reply: {"stale": reply.stale}))
+
+    def extend(self, asking: Asking, args: wire.Extend) -> None:
+        command = core.ExtendLeases(args.group, args.member, args.generation, args.leases)
+        self._engine.submit(command, then(asking.answer, lambda reply: {"deadline": reply.deadline}))
+
+    def reset(self, asking: Asking, args: wire.GroupReset) -> None:
+        to, offsets = "", tuple[tuple[int, int], ...]()
+        if isinstance(args.to, str):
+            to = args.to
+        elif isinstance(args.to, int):
+            offsets = tuple((partition, offset) for _topic, partition, offset in self._starts((args.topic,), args.to))
+        else:
+            offsets = tuple(args.to.items())
+        command = core.ResetPosition(args.group, args.topic, to, offsets, args.reprocess, args.dry_run)
+        self._engine.submit(command, then(asking.answer, lambda reply: {"positions": reply.positions}))
+
+
+class LetterCalls:
+    """Dead letters: seen, replayed, closed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.handlers: dict[str, Handler] = {
+            "dlq.list": self.listed,
+            "dlq.show": self.show,
+            "dlq.stats": lambda asking, args: asking.answer(queries.letter_stats(engine.state, args.group)),
+            "dlq.replay": self.replay,
+            "dlq.abandon": self.abandon,
+        }
+
+    def listed(self, asking: Asking, args: wire.DlqList) -> None:
+        found = queries.letters(self._engine.state, args.group, args.after, args.limit)
+        if isinstance(found, Rejected):
+            asking.answer(found)
+            return
+        letters, following = found
+        shown = [self._told(letter, bodies=args.bodies) for letter in letters]
+        self._engine.when_durable(lambda: asking.answer({"letters": shown, "next": following}))
+
+    def show(self, asking: Asking, args: wire.DlqShow) -> None:
+        letter = queries.letter(self._engine.state, args.group, args.topic, args.partition, args.offset)
+        told = letter if isinstance(letter, Rejected) else self._told(letter, bodies=True)
+        self._engine.when_durable(lambda: asking.answer(told))
+
+    def _told(self, letter: queries.Letter, *, bodies: bool) -> dict[str, Any]:
+        """A letter with what only its batch knows; letters of what is not durable yet do not exist, so the log can be read."""
+        (batch,) = read(self._engine.store, [(letter.position, letter.length)])
+        view = BatchView(single_row(bytes(batch), letter.row))
+        told = letter.fields | {"key": view.keys[0], "tag": view.tags[0], "headers": dict(view.headers[0])}
+        told |= {"message_id": view.message_ids[0], "born_at": view.born_at[0]}
+        return told | {"body": b64encode(view.bodies[0]).decode()} if bodies else told
+
+    def replay(self, asking: Asking, args: wire.DlqReplay) -> None:
+        self._engine.submit(core.ReplayLetters(args.group, args.letters), then(asking.answer, lambda reply: reply._asdict()))
+
+    def abandon(self, asking: Asking, args: wire.DlqAbandon) -> None:
+        command = core.AbandonLetters(args.group, args.letters, args.reason)
+        self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))

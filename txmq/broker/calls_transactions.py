@@ -1,0 +1,166 @@
+"""Control calls of transactions, jobs and checkers."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+from txmq.broker.calls import Asking, Handler, then
+from txmq.broker.core import tables as t
+from txmq.broker.core.decisions import Decide
+from txmq.broker.core.jobs import DecideJob, members
+from txmq.broker.core.state import Rejected
+from txmq.broker.core.transactions import Transaction, get
+from txmq.broker.reading import read
+from txmq.errors import UnknownTransaction
+from txmq.message import Decision
+from txmq.tx.group import GroupState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.broker.checks import CheckBacks, Offer
+    from txmq.broker.engine import Engine
+    from txmq.broker.fetching import Fetching
+    from txmq.wire import calls as wire
+
+
+class TransactionCalls:
+    """What producers, checkers and operators ask of transactions."""
+
+    def __init__(self, engine: Engine, checks: CheckBacks, fetching: Fetching) -> None:
+        self._engine, self._checks, self._fetching = engine, checks, fetching
+        self.handlers: dict[str, Handler] = {
+            "tx.list": self.listed,
+            "tx.show": self.show,
+            "tx.decide": self.decide,
+            "tx.check": self.check,
+            "tx.oldest": self.oldest,
+            "job.show": self.job,
+            "job.decide": self.decide_job,
+            "checks.wait": self.wait,
+            "checks.answer": self.answer,
+        }
+
+    def listed(self, asking: Asking, args: wire.TxList) -> None:
+        found = [row for row, _ in zip(self._chosen(args.state), range(args.limit), strict=False)]
+        self._engine.when_durable(lambda: asking.answer({"transactions": found}))
+
+    def _chosen(self, state: str) -> Iterator[dict[str, Any]]:
+        tables: Any = self._engine.state.tables
+        if state == "conflicts":
+            for _key, (token, outcome, by, at) in tables[t.CONFLICTS].range(b""):
+                yield {"token": token.hex(), "asked": Decision(outcome).name, "by": by, "at": at}
+        elif state == "waiting":
+            tokens = dict.fromkeys(row[0] for _key, row in tables[t.HOLDS].range(b"") if row[0])
+            yield from (told for told in map(self._told, tokens) if told["state"] == GroupState.COMMITTED.name)
+        else:
+            rows = (self._told(token) for _key, (token,) in tables[t.UNDECIDED].range(b""))
+            yield from (told for told in rows if state == "undecided" or told["in_doubt"])
+
+    def _told(self, token: bytes) -> dict[str, Any]:
+        row = get(self._engine.state, token)
+        assert row is not None, "it is on a list, so it is stored"
+        return {
+            "token": token.hex(),
+            "state": row.state.name,
+            "decider": _plain(row.decider),
+            "service": row.service,
+            "stored_at": row.stored_at,
+            "messages": sum(batch.count for batch in row.batches),
+            "check_at": row.check_at,
+            "tries": row.tries,
+            "in_doubt": row.in_doubt,
+            "by": row.by,
+            "reason": row.reason,
+            "decided_at": row.decided_at,
+        }
+
+    def show(self, asking: Asking, args: wire.TokenArgs) -> None:
+        token = bytes.fromhex(args.token)
+        row = get(self._engine.state, token)
+        if row is None:
+            asking.answer(Rejected(UnknownTransaction, f"transaction {args.token} was never stored at this broker, or long ago"))
+            return
+        told = self._told(token) | {"batches": self._batches(row), "actions": [_plain(action) for action in row.actions]}
+        self._engine.when_durable(lambda: asking.answer(told))
+
+    def _batches(self, row: Transaction) -> list[dict[str, Any]]:
+        topics = self._engine.state.topics_by_id
+        offsets = row.offsets or (None,) * len(row.batches)
+        return [
+            {"topic": topics[b.topic_id].name, "partition": b.partition, "messages": b.count, "keys": len(b.hashes), "offset": at}
+            for b, at in zip(row.batches, offsets, strict=True)
+        ]
+
+    def decide(self, asking: Asking, args: wire.TxDecide) -> None:
+        command = Decide(bytes.fromhex(args.token), Decision[args.outcome], f"operator {args.operator}", args.reason)
+        self._engine.submit(command, then(asking.answer, lambda r: {"state": r.state.name, "repeated": r.repeated}))
+
+    def check(self, asking: Asking, args: wire.TxCheck) -> None:
+        asking.answer({"due": self._checks.check_now(None if args.token is None else bytes.fromhex(args.token))})
+
+    def oldest(self, asking: Asking, args: wire.NoArgs) -> None:
+        del args
+        rows: Any = self._engine.state.tables[t.UNDECIDED].range(b"")
+        tokens = [token for _key, (token,) in rows]
+        told = {"log_id": str(self._engine.store.log_id), "undecided": len(tokens)}
+        told |= {"oldest": min(tokens).hex() if tokens else None}
+        self._engine.when_durable(lambda: asking.answer(told))
+
+    def job(self, asking: Asking, args: wire.TokenArgs) -> None:
+        token = bytes.fromhex(args.token)
+        row: Any = self._engine.state.tables[t.JOBS].get(token)
+        outcome = None if row is None else Decision(row[0]).name
+        told = {"outcome": outcome, "groups": [group.hex() for group in members(self._engine.state, token)]}
+        self._engine.when_durable(lambda: asking.answer(told))
+
+    def decide_job(self, asking: Asking, args: wire.JobDecide) -> None:
+        winners = tuple(bytes.fromhex(token) for token in args.winners)
+        command = DecideJob(bytes.fromhex(args.token), Decision[args.outcome], winners, "job")
+        self._engine.submit(command, then(asking.answer, lambda r: {"outcome": r.outcome.name, "repeated": r.repeated}))
+
+    def wait(self, asking: Asking, args: wire.ChecksWait) -> None:
+        """A long poll: answered when a transaction of the service is due."""
+
+        def attempt(*, last: bool) -> bool:
+            offers = self._checks.take(args.service, args.max)
+            if offers or last:
+                checks = [self._offered(offer) for offer in offers]
+                self._engine.when_durable(lambda: asking.answer({"checks": checks}))
+            return bool(offers) or last
+
+        if not attempt(last=args.wait_ms == 0):
+            self._fetching.wait(asking.session, None, args.wait_ms, attempt)
+
+    def _offered(self, offer: Offer) -> dict[str, Any]:
+        row, topics = offer.row, self._engine.state.topics_by_id
+        datas = read(self._engine.store, [(b.position, b.length) for b in row.batches])
+        batches = [
+            {"topic": topics[b.topic_id].name, "partition": b.partition, "batch": b64encode(data).decode()}
+            for b, data in zip(row.batches, datas, strict=True)
+        ]
+        return {
+            "token": offer.token.hex(),
+            "checker": row.decider[1],
+            "tries": row.tries,
+            "stored_at": row.stored_at,
+            "service": row.service,
+            "batches": batches,
+        }
+
+    def answer(self, asking: Asking, args: wire.ChecksAnswer) -> None:
+        token = bytes.fromhex(args.token)
+
+        def told(reply: object) -> None:
+            if isinstance(reply, Rejected):
+                asking.answer(reply)
+                return
+            row = get(self._engine.state, token)
+            asking.answer({"state": "UNKNOWN" if row is None else row.state.name})
+
+        self._checks.answered(token, Decision[args.answer], "checker", deliver=told)
+
+
+def _plain(fields: tuple[object, ...]) -> list[object]:
+    return [field.hex() if isinstance(field, bytes) else field for field in fields]

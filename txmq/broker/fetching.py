@@ -1,0 +1,163 @@
+"""Long polls: whoever asks for messages that are not there yet is answered when they are, or when the time is up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from txmq.batch import key_hashes, single_row
+from txmq.broker.core.consumer_commands import Deliver, Pick
+from txmq.broker.core.planning import Candidate, Source, plan
+from txmq.broker.core.state import Rejected
+from txmq.broker.reading import read
+from txmq.wire.chunks import MOVED, Chunk, pack_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+    from txmq.broker.core.delivery import Delivery, DeliverReply
+    from txmq.broker.engine import Engine
+    from txmq.broker.protocol import Session
+    from txmq.broker.seams import Clock, Timer
+    from txmq.wire.frames import Frame
+    from txmq.wire.headers import Fetch
+
+LONGEST_MS = 60_000
+MOST_MESSAGES = 10_000
+MOST_BYTES = 8 << 20
+WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
+
+
+class Attempt(Protocol):
+    """Tries to answer; True = answered. `last`: the time is up, so answer with what there is."""
+
+    def __call__(self, *, last: bool) -> bool: ...
+
+
+class _Waiter:
+    """One request that waits; `topics` are what could end the wait (None = anything)."""
+
+    __slots__ = ("attempt", "session", "timer", "topics")
+
+    def __init__(self, session: Session, attempt: Attempt, topics: Collection[str] | None) -> None:
+        self.session, self.attempt, self.topics = session, attempt, topics
+        self.timer: Timer | None = None
+
+
+class Fetching:
+    """Answers FETCH, and holds whatever waits for messages. All methods belong to the reactor's thread."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+        self._waiters: dict[_Waiter, None] = {}
+        engine.on_durable.append(self._wake)
+
+    def fetch(self, session: Session, frame: Frame, request: Fetch) -> None:
+        """Lease messages to a member, now or when there are some."""
+        _Fetch(self, self._engine, session, frame, request, self._clock.seconds()).start()
+
+    def milliseconds_to(self, time: float) -> int:
+        """From now to a time of the clock's."""
+        return int((time - self._clock.seconds()) * 1_000)
+
+    def wait(self, session: Session, topics: Collection[str] | None, wait_ms: int, attempt: Attempt) -> None:
+        """Try again whenever something of these topics becomes visible, until `wait_ms` have passed."""
+        waiter = _Waiter(session, attempt, topics)
+        self._waiters[waiter] = None
+        self._engine.reader_waits = True
+        waiter.timer = self._clock.callLater(min(wait_ms, LONGEST_MS) / 1_000, self._time_is_up, waiter)
+        session.lost[waiter] = lambda: self._forget(waiter)
+
+    def _forget(self, waiter: _Waiter) -> None:
+        self._waiters.pop(waiter, None)
+        waiter.session.lost.pop(waiter, None)
+        self._engine.reader_waits = bool(self._waiters)
+        if waiter.timer is not None and waiter.timer.active():
+            waiter.timer.cancel()
+
+    def _time_is_up(self, waiter: _Waiter) -> None:
+        self._forget(waiter)
+        waiter.attempt(last=True)
+
+    def _wake(self) -> None:
+        published = self._engine.state.published
+        if not published or not self._waiters:
+            published.clear()
+            return
+        topics = self._engine.state.topics_by_id
+        names = {topics[topic_id].name for topic_id in published}
+        published.clear()
+        for waiter in [w for w in self._waiters if w.topics is None or not names.isdisjoint(w.topics)]:
+            if waiter.attempt(last=False):
+                self._forget(waiter)
+
+    def retry(self) -> None:
+        """Timer: what has become due without a new message (retries, leases that ran out, rebalances)."""
+        for waiter in [w for w in self._waiters if w.topics is None]:
+            if waiter.attempt(last=False):
+                self._forget(waiter)
+
+
+class _Fetch:
+    """One FETCH until it is answered."""
+
+    def __init__(
+        self, fetching: Fetching, engine: Engine, session: Session, frame: Frame, request: Fetch, began: float
+    ) -> None:
+        self._fetching, self._engine, self._session, self._frame, self._request = fetching, engine, session, frame, request
+        self._until = began + min(request.max_wait_ms, LONGEST_MS) / 1_000
+        self._member = (request.group, request.member, request.generation)
+
+    def start(self) -> None:
+        """Answer now, or wait."""
+        wait_ms = self._fetching.milliseconds_to(self._until)
+        if not self._attempt(last=wait_ms <= 0):
+            self._fetching.wait(self._session, None, wait_ms, self._attempt)
+
+    def _attempt(self, *, last: bool) -> bool:
+        engine, request = self._engine, self._request
+        messages, size = min(request.max_messages, MOST_MESSAGES), min(request.max_bytes, MOST_BYTES)
+        found = plan(engine.state, *self._member, engine.store.durable, messages, size, engine.now())
+        if isinstance(found, Rejected):
+            self._session.reject(self._frame, found)
+            return True
+        if found.candidates or found.steps:
+            self._lease(found.candidates, last=last)
+            return True
+        if last:
+            self._reply([])
+        return last
+
+    def _lease(self, candidates: tuple[Candidate, ...], *, last: bool) -> None:
+        """Read what was planned and lease what of it may go out; from the second delivery on only once that is durable."""
+        batches = [bytes(b) for b in read(self._engine.store, [(c.batch.position, c.batch.length) for c in candidates])]
+        picks = tuple(Pick(c, _keys(c, b) if c.needs_keys else None) for c, b in zip(candidates, batches, strict=True))
+
+        def deliver(reply: DeliverReply | Rejected) -> None:
+            if isinstance(reply, Rejected):
+                self._session.reject(self._frame, reply)
+            elif reply.deliveries or last:
+                self._reply([self._chunk(d, reply.lease, candidates[d.pick], batches[d.pick]) for d in reply.deliveries])
+            else:
+                self.start()
+
+        self._engine.submit(Deliver(*self._member, picks), deliver)
+
+    def _chunk(self, delivery: Delivery, lease: int, candidate: Candidate, batch: bytes) -> Chunk:
+        first, rows = delivery.start - candidate.base_offset, delivery.end - delivery.start
+        flags = MOVED if candidate.source is Source.MOVED else 0
+        base = candidate.base_offset
+        if rows == 1 and len(batch) > WORTH_SLICING:
+            batch, base, first = single_row(batch, first), delivery.start, 0
+        return Chunk(
+            self._engine.state.topics_by_id[candidate.topic_id].name, candidate.partition, base, candidate.batch.stored_at,
+            candidate.batch.position, delivery.attempt, flags, lease, first, rows, batch,
+        )  # fmt: skip
+
+    def _reply(self, chunks: list[Chunk]) -> None:
+        self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
+
+
+def _keys(candidate: Candidate, batch: bytes) -> tuple[int | None, ...]:
+    hashes = key_hashes(batch)
+    return tuple(hashes[candidate.first_row : candidate.first_row + candidate.rows])

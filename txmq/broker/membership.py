@@ -1,0 +1,80 @@
+"""Who is still there: members of consumer groups live as long as their heartbeats, or a moment longer than their connection.
+
+This is the broker's volatile knowledge; that a member is gone becomes an event only when it is decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from txmq.broker.core.consumer_commands import Leave
+from txmq.broker.core.state import Rejected
+
+if TYPE_CHECKING:
+
+    from txmq.broker.engine import Engine
+    from txmq.broker.protocol import Session
+    from txmq.broker.seams import Clock
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Seen:
+    instance: str
+    session: Session
+    lasts: float  # seconds without a heartbeat
+    until: float
+
+
+class Membership:
+    """Heartbeats in, departures out. All methods belong to the reactor's thread."""
+
+    def __init__(self, engine: Engine, clock: Clock, *, grace_s: float) -> None:
+        """`grace_s`: how long a member outlives its connection, for it may come back on another one."""
+        self._engine, self._clock, self._grace = engine, clock, grace_s
+        self._seen: dict[tuple[str, str], _Seen] = {}
+
+    def joined(self, session: Session, group: str, member: str, instance: str, lasts_us: int) -> None:
+        """A member joined, or joined again, on this connection."""
+        name, lasts = (group, member), lasts_us / 1_000_000
+        self._seen[name] = _Seen(instance, session, lasts, self._clock.seconds() + lasts)
+        self._watch(name, session)
+
+    def heard(self, session: Session, group: str, member: str) -> None:
+        """A member is alive, on this connection."""
+        seen = self._seen.get((group, member))
+        if seen is not None:
+            seen.until = self._clock.seconds() + seen.lasts
+            if seen.session is not session:
+                seen.session = session
+                self._watch((group, member), session)
+
+    def _watch(self, name: tuple[str, str], session: Session) -> None:
+        session.lost[name] = lambda: self._disconnected(name, session)
+
+    def left(self, group: str, member: str) -> None:
+        """A member left by itself."""
+        self._seen.pop((group, member), None)
+
+    def _disconnected(self, name: tuple[str, str], session: Session) -> None:
+        seen = self._seen.get(name)
+        if seen is not None and seen.session is session:
+            seen.until = min(seen.until, self._clock.seconds() + self._grace)
+
+    def tick(self) -> None:
+        """Timer: whoever has not been heard of is gone."""
+        now = self._clock.seconds()
+        for (group, member), seen in [item for item in self._seen.items() if item[1].until <= now]:
+            del self._seen[group, member]
+            log.warning("member.lost", group=group, member=member)
+            self._engine.submit(Leave(group, member, seen.instance, lost=True), _gone)
+
+
+def _gone(reply: object) -> None:
+    """It may have left, or been replaced by a newer instance, a moment ago."""
+    if isinstance(reply, Rejected):
+        log.info("member.lost_already", message=reply.message)

@@ -1,0 +1,149 @@
+"""Data requests: what arrives in binary headers, turned into commands, and what the core replies, turned back into bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.batch import verify
+from txmq.broker.core import consumer_commands, decisions, sends
+from txmq.broker.core.state import Rejected
+from txmq.broker.core.topics import find
+from txmq.broker.core.transactions import GroupBatch, StorePart
+from txmq.broker.reading import Found, end_of, published, read
+from txmq.errors import BadRequest, NoResolver, OffsetOutOfRange, TxmqError
+from txmq.wire import headers
+from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
+from txmq.wire.group import GroupReceipt, Part, pack_group_receipt, unpack_part
+from txmq.wire.headers import Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.calls import Calls
+    from txmq.broker.engine import Engine
+    from txmq.broker.fetching import Fetching
+    from txmq.broker.protocol import Session
+    from txmq.broker.resolving import Resolving
+    from txmq.wire.frames import Frame
+
+
+class Requests:
+    """Answers the frames of all sessions. All methods belong to the reactor's thread."""
+
+    def __init__(self, engine: Engine, fetching: Fetching, calls: Calls, resolving: Resolving) -> None:
+        self._engine, self._fetching, self._calls, self._resolving = engine, fetching, calls, resolving
+        self._handlers: dict[int, Callable[[Session, Frame], None]] = {
+            Opcode.SEND: self._send,
+            Opcode.ACK: self._ack,
+            Opcode.FETCH: self._fetch,
+            Opcode.GROUP: self._group,
+            Opcode.DECIDE: self._decide,
+            Opcode.READ: self._read,
+            Opcode.CALL: self._calls.handle,
+            Opcode.PING: lambda session, frame: session.reply(frame),
+        }
+
+    def handle(self, session: Session, frame: Frame) -> None:
+        """Answer one request; ProtocolErrors are the session's to handle."""
+        handler = self._handlers.get(frame.opcode)
+        if handler is None or frame.status:
+            session.refuse(frame, BadRequest(f"unknown request {frame.opcode}, flags {frame.status}"))
+            return
+        try:
+            handler(session, frame)
+        except TxmqError as error:
+            # What is wrong inside a frame whose checksum is right is the request's fault alone: the next one may be fine.
+            session.refuse(frame, error)
+
+    def _submit(self, session: Session, frame: Frame, command: object, encode: Callable[[Any], bytes], *, early: bool = False) -> None:
+        def deliver(reply: object) -> None:
+            if isinstance(reply, Rejected):
+                session.reject(frame, reply)
+            else:
+                session.reply(frame, encode(reply))
+
+        self._engine.submit(command, deliver, early=early)
+
+    def _send(self, session: Session, frame: Frame) -> None:
+        request = headers.unpack_send(frame.payload)
+        command = sends.Send(
+            request.topic, request.topic_epoch, request.partition, request.batch, verify(request.batch)
+        )
+        self._submit(session, frame, command, headers.pack_send_receipt, early=True)
+
+    def _ack(self, session: Session, frame: Frame) -> None:
+        request = headers.unpack_ack(frame.payload)
+        command = consumer_commands.Ack(request.group, request.member, request.generation, request.ranges)
+        self._submit(session, frame, command, lambda _reply: b"", early=True)
+
+    def _fetch(self, session: Session, frame: Frame) -> None:
+        self._fetching.fetch(session, frame, headers.unpack_fetch(frame.payload))
+
+    def _group(self, session: Session, frame: Frame) -> None:
+        part = unpack_part(frame.payload)
+        described = part.description
+        if described is not None and described.decider[0] == "postgres" and not self._resolving.knows(described.decider):
+            hint = "name its database under [[resolver]] in the broker's settings"
+            session.refuse(frame, NoResolver("no resolver of this broker leads to the database that decides", hint=hint))
+            return
+
+        def encode(reply: Any) -> bytes:
+            return pack_group_receipt(GroupReceipt(reply.state, reply.ticket))
+
+        self._submit(session, frame, _store_part(part), encode)
+
+    def _decide(self, session: Session, frame: Frame) -> None:
+        request = headers.unpack_decide(frame.payload)
+        command = decisions.Decide(request.token, request.outcome, request.by)
+        self._submit(session, frame, command, lambda reply: headers.pack_decide_receipt(headers.DecideReceipt(*reply)))
+
+    def _read(self, session: Session, frame: Frame) -> None:
+        request = headers.unpack_read(frame.payload)
+
+        def attempt(*, last: bool) -> bool:
+            found = self._found(session, frame, request)
+            if found is None:
+                return True
+            if found or last:
+                next_offset = found[-1].base_offset + found[-1].rows if found else request.offset
+                session.reply(frame, pack_chunks(found, next_offset=next_offset))
+                return True
+            return False
+
+        if not attempt(last=request.max_wait_ms == 0):
+            self._fetching.wait(session, {request.topic}, request.max_wait_ms, attempt)
+
+    def _found(self, session: Session, frame: Frame, request: headers.Read) -> list[Chunk] | None:
+        """What is there from the offset on; None = refused."""
+        state, durable = self._engine.state, self._engine.store.durable
+        topic = find(state, request.topic, request.partition)
+        if isinstance(topic, Rejected):
+            session.reject(frame, topic)
+            return None
+        places: list[Found] = []
+        size = 0
+        for place in published(state, topic.topic_id, request.partition, request.offset, durable):
+            size += chunk_size(topic.name, place.entry.length)
+            if places and size > request.max_bytes:
+                break
+            places.append(place)
+        end = end_of(state, topic.topic_id, request.partition, durable) if not places else 0
+        if not places and request.offset > end:
+            message = f"offset {request.offset} of {topic.name}/{request.partition}: its messages end at {end}"
+            session.refuse(frame, OffsetOutOfRange(message, detail={"end": end}))
+            return None
+        datas = read(self._engine.store, [(p.entry.position, p.entry.length) for p in places])
+        return [
+            Chunk(topic.name, request.partition, p.base, p.entry.stored_at, p.entry.position, 1, 0, -1, 0, p.entry.count, bytes(data))
+            for p, data in zip(places, datas, strict=True)
+        ]
+
+
+def _store_part(part: Part) -> StorePart:
+    batches = tuple(
+        GroupBatch(batch.topic, batch.topic_epoch, batch.partition, batch.batch, verify(batch.batch)) for batch in part.batches
+    )
+    decider, service, actions, check_after = ((), "", (), 0) if part.description is None else part.description[:4]
+    return StorePart(
+        part.token, part.part, batches, part.sealed, part.commit, part.digest, part.epoch, decider, service, actions, check_after
+    )
