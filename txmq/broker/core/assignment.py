@@ -83,7 +83,7 @@ def sticky(members: Sequence[Subscriber], topic_id: int, count: int, taken: Owne
 STRATEGIES: dict[str, Callable[[Sequence[Subscriber], int, int, Owners], list[str]]] = {
     "average": average,
     "circular": circular,
-    "hash": consistent_hash,
+    "consistent": consistent_hash,
     "sticky": sticky,
 }
 

@@ -42,7 +42,7 @@ class Changes:
         return bool(self._moves or self._fences)
 
     def fenced(self, spotted: Spotted, key_hash: int | None) -> bool:
-        """Must this message wait behind another one of its key?"""
+        """Whether this message must wait behind another one of its key."""
         if key_hash is None or not self._group.ordered:
             return False
         change = self._fences.get((spotted[0], key_hash))
@@ -52,7 +52,7 @@ class Changes:
         return fence is not None and not fences.is_head(fence, spotted)
 
     def any_fence(self, topic_id: int) -> bool:
-        """Has any key of the topic a fence, so that deliveries must look at keys?"""
+        """Whether any key of the topic has a fence, so that deliveries must look at keys."""
         return topic_id in self._group.fences or any(topic == topic_id for topic, _key in self._fences)
 
     def park(self, spotted: Spotted, row: Moved) -> None:

@@ -220,23 +220,28 @@ class Consumers:
         """Write what changed since the last call."""
         for group_id in self.dirty_groups:
             group = self.by_id.get(group_id)
-            _write(tables[t.GROUPS], t.GROUP_KEY.pack(group_id), group and group.to_row())
+            _write(tables[t.GROUPS], t.GROUP_KEY.pack(group_id), None if group is None else group.to_row())
         if self.dirty_groups:
             tables[t.GROUPS].put(NUMBERS_KEY, (self.next_group_id,))
-        for group_id, topic_id, partition in self.dirty_positions:
-            group = self.by_id.get(group_id)
-            position = group and group.positions.get((topic_id, partition))
-            _write(
-                tables[t.POSITIONS], t.POSITION_KEY.pack(group_id, topic_id, partition), position and position.to_row()
-            )
+        for group_id, *spot in self.dirty_positions:
+            _write(tables[t.POSITIONS], t.POSITION_KEY.pack(group_id, *spot), self._position_row(group_id, *spot))
         for group_id, topic_id, key_hash in self.dirty_fences:
-            group = self.by_id.get(group_id)
-            fence = group and group.fence(topic_id, key_hash)
-            _write(
-                tables[t.FENCES], t.FENCE_KEY.pack(group_id, topic_id, key_hash + t.SIGN), fence and _fence_row(fence)
-            )
+            key = t.FENCE_KEY.pack(group_id, topic_id, key_hash + t.SIGN)
+            _write(tables[t.FENCES], key, self._fence_row(group_id, topic_id, key_hash))
         for dirty in (self.dirty_groups, self.dirty_positions, self.dirty_fences):
             dirty.clear()
+
+    def _position_row(self, group_id: int, topic_id: int, partition: int) -> t.Row | None:
+        group = self.by_id.get(group_id)
+        position = None if group is None else group.positions.get((topic_id, partition))
+        return None if position is None else position.to_row()
+
+    def _fence_row(self, group_id: int, topic_id: int, key_hash: int) -> t.Row | None:
+        group = self.by_id.get(group_id)
+        fence = None if group is None else group.fence(topic_id, key_hash)
+        if fence is None:
+            return None
+        return (int(fence.state), fence.partition, fence.offset, fence.born, fence.since, fence.parked)
 
     def load(self, tables: t.Tables) -> None:
         """Take over what `save` wrote."""
@@ -257,10 +262,6 @@ class Consumers:
         for group in self.by_id.values():
             self.deadlines.update((lease.deadline, group.group_id, number) for number, lease in group.leases.items())
         self.dirty_groups.clear()
-
-
-def _fence_row(fence: Fence) -> t.Row:
-    return (int(fence.state), fence.partition, fence.offset, fence.born, fence.since, fence.parked)
 
 
 def _write(table: t.Table, key: bytes, row: t.Row | None) -> None:

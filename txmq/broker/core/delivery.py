@@ -15,7 +15,7 @@ from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.consumer_events import Attempted, Delivered
 from txmq.broker.core.consumers import SINGLY, Group, Lease, Member, Spot, Spotted
 from txmq.broker.core.members import current
-from txmq.broker.core.moved import Kind, Moved
+from txmq.broker.core.moved import Kind
 from txmq.broker.core.planning import Source
 from txmq.broker.core.positions import Grant
 from txmq.broker.core.ranges import Piece
@@ -139,10 +139,8 @@ class _Draft:
     def _move(self, spotted: Spotted, candidate: planning.Candidate, key_hash: int | None) -> None:
         """Behind its key's fence or, if it is exhausted and no fence stands before it, to the dead letters."""
         before = candidate.attempt - 1
-        row = Moved(
-            Kind.PARKED, before, 0, key_hash, candidate.position, candidate.length, spotted[2] - candidate.base_offset,
-            candidate.visible_at, candidate.stored_at, deaths=before,
-        )  # fmt: skip
+        place, entry = spotted[2] - candidate.base_offset, candidate.batch
+        row = moved.row_of(entry, place, key_hash, attempt=before, deaths=before)
         if candidate.source is Source.EXHAUSTED:
             self.made.bury(spotted, row._replace(error_text=DIED, first_failed_at=self._now))
         else:

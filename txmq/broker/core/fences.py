@@ -39,12 +39,12 @@ TRANSITIONS: dict[int, frozenset[int]] = {
 
 
 def is_head(fence: Fence, spotted: Spotted) -> bool:
-    """Is this the message that the key's others wait for?"""
+    """Whether this is the message that the others of its key wait for."""
     return fence.state is not FenceState.WAITING and (fence.partition, fence.offset) == spotted[1:]
 
 
 def clear(group: Group, spot: Spot, born: int, below: int) -> bool:
-    """Can no earlier message of the key turn up any more among the offsets below this one?"""
+    """Whether no earlier message of the key can turn up any more among the offsets below this one."""
     position = group.positions.get(spot)
     if position is None:
         return True

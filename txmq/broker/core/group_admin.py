@@ -151,7 +151,12 @@ def apply_reset(state: State, event: PositionReset, place: Place) -> None:
         group.positions[spot] = Position(offset, offset)
 
 
-DECIDERS: dict[type, Any] = {GroupSet: decide_set, GroupPause: decide_pause, GroupDelete: decide_delete, ResetPosition: decide_reset}
+DECIDERS: dict[type, Any] = {
+    GroupSet: decide_set,
+    GroupPause: decide_pause,
+    GroupDelete: decide_delete,
+    ResetPosition: decide_reset,
+}
 APPLIERS: dict[type, Any] = {
     GroupChanged: apply_changed,
     GroupPaused: apply_paused,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import leases
-from txmq.broker.core.assignment import STRATEGIES, Subscriber, assign
-from txmq.broker.core.consumer_commands import Join, Leave, Rebalance, Wanted
+from txmq.broker.core.assignment import Subscriber, assign
+from txmq.broker.core.consumer_commands import Join, Leave, Rebalance
 from txmq.broker.core.consumer_events import (
     GroupCreated,
     GroupDeleted,
@@ -18,14 +18,13 @@ from txmq.broker.core.consumer_events import (
 from txmq.broker.core.consumers import (
     BROADCAST,
     LAST,
-    MODES,
     ORDERED,
-    POLICIES,
     Group,
     Member,
     Settings,
     Spot,
 )
+from txmq.broker.core.group_settings import settings_of
 from txmq.broker.core.members import Claim, active, known
 from txmq.broker.core.positions import Position
 from txmq.broker.core.ranges import RangeMap, gaps
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
 
 MAX_MEMBERS = 1_000  # of one group: each join recomputes the assignment of all
 MAX_TOPICS = 1_000  # of one member
-SECOND = 1_000_000
-LEASES = (SECOND, leases.LONGEST)
-SESSIONS = (SECOND, 3_600 * SECOND)
 
 
 class JoinReply(NamedTuple):
@@ -54,24 +50,6 @@ class JoinReply(NamedTuple):
     epoch: int
     assignment: tuple[tuple[str, int], ...]
     settings: Settings
-
-
-def settings_of(wanted: Wanted, base: Settings) -> Settings | Rejected:
-    """`base` with what is wanted; Rejected where that is out of range."""
-    named = {name: value for name, value in wanted._asdict().items() if value is not None}
-    if wanted.retry is not None:
-        named["retry"] = (wanted.retry.delays, wanted.retry.attempts, wanted.retry.jitter)
-    settings = base._replace(**named)
-    checks = (
-        (settings.mode in MODES, f"mode {settings.mode!r}: one of {', '.join(MODES)}"),
-        (settings.on_exhausted in POLICIES, f"on_exhausted {settings.on_exhausted!r}: one of {', '.join(POLICIES)}"),
-        (LEASES[0] <= settings.lease_us <= LEASES[1], f"a lease is 1 s to 12 h, not {settings.lease_us} µs"),
-        (SESSIONS[0] <= settings.session_us <= SESSIONS[1], f"a session is 1 s to 1 h, not {settings.session_us} µs"),
-        (settings.start in ("first", LAST) or isinstance(settings.start, int), "start: first, last or a time"),
-        (settings.strategy in ("", *STRATEGIES), f"strategy {settings.strategy!r}: one of {', '.join(STRATEGIES)}"),
-    )
-    bad = next((message for good, message in checks if not good), None)
-    return settings if bad is None else Rejected(BadRequest, bad)
 
 
 def decide_join(state: State, command: Join, now: int) -> Outcome | Rejected:
@@ -128,7 +106,7 @@ def _prepare(state: State, command: Join) -> tuple[Group, list[Event]] | Rejecte
         return _mismatch(group, command)
     if command.mode != BROADCAST:
         return group, events
-    return _own_group(state, group, command, settings, events)
+    return _own_group(state, group, command, events)
 
 
 def _mismatch(group: Group, command: Join) -> Rejected:
@@ -137,14 +115,12 @@ def _mismatch(group: Group, command: Join) -> Rejected:
     return Rejected(GroupMismatch, message, "to change them: txmq group set; the mode is for ever", {"settings": have})
 
 
-def _own_group(
-    state: State, parent: Group, command: Join, settings: Settings, events: list[Event]
-) -> tuple[Group, list[Event]]:
+def _own_group(state: State, parent: Group, command: Join, events: list[Event]) -> tuple[Group, list[Event]]:
     name = f"{parent.name}@{command.member}"
     group = state.consumers.groups.get(name)
     if group is None:
         group_id = max(state.consumers.next_group_id, parent.group_id + 1)
-        own = settings if command.named else settings._replace(start=LAST)
+        own = parent.settings if command.named else parent.settings._replace(start=LAST)
         group = Group(group_id, name, own, parent.group_id, temporary=not command.named)
         events.append(GroupCreated(group_id, name, own, parent.group_id, not command.named))
     return group, events

@@ -9,6 +9,7 @@ from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import ExpireLeases, ExtendLeases
 from txmq.broker.core.consumer_events import Due, LeasesExpired, LeasesExtended
 from txmq.broker.core.consumers import BLOCK, Group, Lease, Spot, Spotted
+from txmq.broker.core.group_settings import LEASES
 from txmq.broker.core.members import active
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.errors import BadRequest
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from txmq.broker.core.ranges import Piece
 
 AT_ONCE = 1_000  # rows and leases that one command ends, so that no apply takes long
-LONGEST = 12 * 3_600 * 1_000_000  # a lease: what the field's proxies allow (FEATURES (c))
 
 
 class ExtendReply(NamedTuple):
@@ -183,8 +183,10 @@ def decide_extend(state: State, command: ExtendLeases, now: int) -> Outcome | Re
         return found
     group, _member = found
     length = group.settings.lease_us if command.lease_us is None else command.lease_us
-    if not 0 < length <= LONGEST:
-        return Rejected(BadRequest, f"a lease of {length} µs is out of range", f"1 to {LONGEST} are possible")
+    if not LEASES[0] <= length <= LEASES[1]:
+        return Rejected(
+            BadRequest, f"a lease of {length} µs is out of range", f"{LEASES[0]} to {LEASES[1]} are possible"
+        )
     mine = of_member(group, command.member)
     wanted = command.leases or mine
     extended = tuple(n for n in wanted if n in mine and group.leases[n].generation <= command.generation)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ERROR_TEXT = 4 << 10  # bytes kept of an error's text: enough for a stack trace, too little to fill a disk with
 ERROR_NAME = 256  # bytes kept of an error's type and fingerprint
+LONGEST_DELAY = 30 * 24 * 3_600 * 1_000_000  # that a consumer may ask for
 LETTERS_AT_ONCE = 1_000  # of one command, so that no apply takes long
 NAMES = {Kind.RETRY: "retry", Kind.PARKED: "parked", Kind.LETTER: "letter"}
 
@@ -70,9 +71,9 @@ def decide_nack(state: State, command: Nack, now: int) -> Outcome | Rejected:
     if isinstance(found, Rejected):
         return found
     group, _member = found
-    if command.delay is not None and not 0 <= command.delay <= leases.LONGEST:
+    if command.delay is not None and not 0 <= command.delay <= LONGEST_DELAY:
         return Rejected(
-            BadRequest, f"a delay of {command.delay} µs is out of range", f"0 to {leases.LONGEST} are possible"
+            BadRequest, f"a delay of {command.delay} µs is out of range", f"0 to {LONGEST_DELAY} are possible"
         )
     claim = Claim(group, command.member, command.generation)
     claim.add(state, command.topic, command.partition, command.offset, command.offset + 1)
@@ -102,10 +103,7 @@ def _failed(state: State, group: Group, spotted: Spotted, command: Nack, now: in
 def _row_of(state: State, group: Group, spotted: Spotted, key_hash: int | None) -> Moved:
     held = group.positions[spotted[:2]].leased.overlap(spotted[2], spotted[2] + 1)[0].value
     base, entry = topics.entries(state, *spotted)[0]
-    row = spotted[2] - base
-    return Moved(
-        Kind.RETRY, held.attempt, 0, key_hash, entry.position, entry.length, row, entry.visible_at, entry.stored_at
-    )
+    return moved.row_of(entry, spotted[2] - base, key_hash, attempt=held.attempt)
 
 
 def _cut(text: str, most: int) -> str:

@@ -67,6 +67,22 @@ class Move(NamedTuple):
     row: Moved
 
 
+def row_of(entry: t.Entry, row: int, key_hash: int | None, *, attempt: int, deaths: int = 0) -> Moved:
+    """A message of a published batch as a row; its kind is for the caller to say."""
+    return Moved(
+        Kind.RETRY,
+        attempt,
+        0,
+        key_hash,
+        entry.position,
+        entry.length,
+        row,
+        entry.visible_at,
+        entry.stored_at,
+        deaths=deaths,
+    )
+
+
 def of(move: Any) -> Move:  # noqa: ANN401  # nested tuples come back from the log without their names
     """A `Move` as it was recorded."""
     topic_id, partition, offset, row = move

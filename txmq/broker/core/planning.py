@@ -35,7 +35,7 @@ class Source(IntEnum):
 
 
 class Candidate(NamedTuple):
-    """Rows of one stored batch that could go out together. `position` and `length` are the batch's in the log."""
+    """Rows of one stored batch that could go out together."""
 
     source: Source
     topic_id: int
@@ -43,17 +43,29 @@ class Candidate(NamedTuple):
     base_offset: int
     first_row: int
     rows: int
-    position: int
-    length: int
-    stored_at: int
-    visible_at: int
     attempt: int
     needs_keys: bool
+    batch: t.Entry  # of a moved row: without count and tag filter
 
     @property
     def start(self) -> int:
         """Offset of the first row."""
         return self.base_offset + self.first_row
+
+    @property
+    def position(self) -> int:
+        """Of the batch in the log."""
+        return self.batch.position
+
+    @property
+    def length(self) -> int:
+        """Of the batch, in bytes."""
+        return self.batch.length
+
+    @property
+    def stored_at(self) -> int:
+        """When the batch was stored or, in a transaction, published."""
+        return self.batch.stored_at
 
 
 class Plan(NamedTuple):
@@ -81,20 +93,18 @@ def plan(
 
 
 def has_work(state: State, group: str, member: str, generation: int, durable: int, now: int) -> bool:
-    """Is a fetch worth answering now? Cheap: it stops at the first candidate. Also true where the fetch will be
-    refused.
-    """
+    """Whether a fetch is worth answering now, be it with a refusal. Cheap: it stops at the first candidate."""
     found = plan(state, group, member, generation, durable, 1, 1, now)
     return isinstance(found, Rejected) or bool(found.candidates or found.steps)
 
 
 def steps_possible(state: State, group: Group, now: int) -> bool:
-    """Can a waiting fence go on?"""
+    """Whether a waiting fence can go on."""
     return bool(group.waiting) and not group.paused and any(fences.advance_waiting(state, group, now))
 
 
 def blocked(group: Group, member: Member, spot: Spot) -> bool:
-    """Has somebody else still messages of this partition? In an ordered group they could be of any key."""
+    """Whether somebody else still has messages of this partition: in an ordered group they could be of any key."""
     position = group.positions[spot]
     first = position.leased.first()
     if first is not None and group.leases[first.value.lease].member != member.name:
@@ -112,14 +122,12 @@ def may_take_row(group: Group, member: Member, spot: Spot) -> bool:
 
 
 def has_single(group: Group, member: Member) -> bool:
-    """Has the member a message that may kill it?"""
+    """Whether the member has a message that may kill it."""
     return any(lease.single and lease.member == member.name for lease in group.leases.values())
 
 
 def exhausted(group: Group, row: Moved) -> bool:
-    """Has a moved message had all its deliveries? (A nack has looked before; this is for those that ended
-    otherwise.)
-    """
+    """Whether a moved message has had all its deliveries, the last of them without an answer (a nack looks before)."""
     return group.limit is not None and row.attempt >= group.limit
 
 
@@ -131,7 +139,7 @@ def entries_from(state: State, spot: Spot, offset: int) -> Iterator[tuple[int, t
             start = t.ENTRY_KEY.pack(*spot, base + entry.count)
             yield base, entry
     for key, row in state.entries.range(start, t.ENTRY_KEY.pack(*spot, t.SIGN)):
-        yield t.ENTRY_KEY.unpack(key)[2], t.Entry._make(row)  # type: ignore[arg-type]  # rows are untyped tuples
+        yield t.ENTRY_KEY.unpack(key)[2], t.Entry._make(row)
 
 
 class _Planner:
@@ -176,20 +184,10 @@ class _Planner:
                 if row.deaths and not exhausted(self._group, row) and not self._may_go_singly():
                     continue
                 most -= 1
+                batch = t.Entry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
+                base = spotted[2] - row.row
                 self._add(
-                    Candidate(
-                        Source.MOVED,
-                        *spot,
-                        spotted[2] - row.row,
-                        row.row,
-                        1,
-                        row.position,
-                        row.length,
-                        row.stored_at,
-                        row.visible_at,
-                        row.attempt + 1,
-                        needs_keys=False,
-                    )  # fmt: skip
+                    Candidate(Source.MOVED, *spot, base, row.row, 1, row.attempt + 1, needs_keys=False, batch=batch)
                 )
 
     def partitions(self) -> None:
@@ -238,21 +236,7 @@ class _Planner:
             first = max(start - base, 0)
             rows = min(entry.count, end - base) - first
             taken = min(rows, self._messages)
-            self._add(
-                Candidate(
-                    source,
-                    *spot,
-                    base,
-                    first,
-                    taken,
-                    entry.position,
-                    entry.length,
-                    entry.stored_at,
-                    entry.visible_at,
-                    attempt,
-                    needs_keys,
-                )  # fmt: skip
-            )
+            self._add(Candidate(source, *spot, base, first, taken, attempt, needs_keys, entry))
             if taken < rows:
                 return False
         return True

@@ -1,0 +1,259 @@
+"""What can be asked about consumer groups and dead letters: pure reads, answers of plain JSON values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.broker.core import letters as rules
+from txmq.broker.core import moved
+from txmq.broker.core import tables as t
+from txmq.broker.core.consumers import FenceState
+from txmq.broker.core.members import active, known
+from txmq.broker.core.moved import Kind, Moved
+from txmq.broker.core.state import Rejected, State
+from txmq.errors import UnknownLetter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.broker.core.consumers import Fence, Group, Member, Spot, Spotted
+    from txmq.broker.core.positions import Position
+
+FENCES_SHOWN = 100
+LETTERS_COUNTED = 100_000  # by `letter_stats`, newest last: what is beyond is only said to be there
+
+
+class Letter(NamedTuple):
+    """A dead or abandoned letter: where its batch is, and everything else about it."""
+
+    position: int
+    length: int
+    row: int
+    fields: dict[str, Any]
+
+
+def groups(state: State) -> list[dict[str, Any]]:
+    """All groups, by name."""
+    return [_summary(state, group) for _name, group in sorted(state.consumers.groups.items())]
+
+
+def _summary(state: State, group: Group) -> dict[str, Any]:
+    topics = sorted({state.topics_by_id[spot[0]].name for spot in group.positions})
+    return {
+        "group": group.name,
+        "mode": group.settings.mode,
+        "state": _state(group),
+        "generation": group.generation,
+        "epoch": group.epoch,
+        "members": len(group.members),
+        "topics": topics,
+        "lag": sum(_lag(state, spot, position) for spot, position in group.positions.items()),
+        "leased": sum(lease.left for lease in group.leases.values()),
+        "retrying": sum(group.retrying.values()),
+        "parked": sum(fence.parked for _topic, _key, fence in group.every_fence()),
+        "fences": sum(map(len, group.fences.values())),
+        "letters": group.letters,
+    }
+
+
+def _state(group: Group) -> str:
+    if group.paused:
+        return "paused"
+    return "active" if group.members else "empty"
+
+
+def _lag(state: State, spot: Spot, position: Position) -> int:
+    """Messages of the partition that are neither processed nor moved."""
+    topic = state.topics_by_id[spot[0]]
+    return 0 if topic.deleted else topic.ends[spot[1]] - position.cursor + position.unsettled
+
+
+def lag(state: State, name: str) -> int | Rejected:
+    """Messages that a group has still to process, retries and parked ones included, dead letters not."""
+    group = known(state, name)
+    if isinstance(group, Rejected):
+        return group
+    summary = _summary(state, group)
+    held = len(group.held_rows)
+    return int(summary["lag"] + summary["retrying"] + summary["parked"] + held)
+
+
+def show(state: State, name: str, durable: int) -> dict[str, Any] | Rejected:
+    """A group in full. `why` tells for each partition what keeps it from moving, "" where nothing does."""
+    group = known(state, name)
+    if isinstance(group, Rejected):
+        return group
+    settings = group.settings._asdict()
+    settings["retry"] = group.settings.policy.to_json()
+    return _summary(state, group) | {
+        "settings": settings,
+        "member_list": [_member(state, group, member) for member in group.members.values()],
+        "positions": [_position(state, group, spot, durable) for spot in sorted(group.positions)],
+        "fence_list": [_fence(state, *item) for item in islice(group.every_fence(), FENCES_SHOWN)],
+    }
+
+
+def _member(state: State, group: Group, member: Member) -> dict[str, Any]:
+    mine = [lease for lease in group.leases.values() if lease.member == member.name]
+    return {
+        "member": member.name,
+        "since": member.since,
+        "assignment": _assignment(state, member),
+        "leased": sum(lease.left for lease in mine),
+        "oldest_lease": min((lease.granted_at for lease in mine), default=None),
+    }
+
+
+def _assignment(state: State, member: Member) -> list[tuple[str, int]]:
+    return [(state.topics_by_id[topic_id].name, partition) for topic_id, partition in member.partitions]
+
+
+def _position(state: State, group: Group, spot: Spot, durable: int) -> dict[str, Any]:
+    position = group.positions[spot]
+    topic = state.topics_by_id[spot[0]]
+    holders = sorted({group.leases[piece.value.lease].member for piece in position.leased})
+    owners = [member.name for member in group.members.values() if spot in member.partitions]
+    return {
+        "topic": topic.name,
+        "partition": spot[1],
+        "floor": position.floor,
+        "cursor": position.cursor,
+        "end": topic.ends[spot[1]],
+        "lag": _lag(state, spot, position),
+        "leased": position.leased.total,
+        "leased_to": holders,
+        "redeliver": position.redeliver.total,
+        "reserved": position.reserved.total,
+        "retrying": group.retrying[spot],
+        "owners": owners,
+        "why": _why(state, group, spot, owners, holders, durable),
+    }
+
+
+def _why(state: State, group: Group, spot: Spot, owners: list[str], holders: list[str], durable: int) -> str:
+    position = group.positions[spot]
+    topic = state.topics_by_id[spot[0]]
+    reasons = (
+        (topic.deleted, "the topic was deleted"),
+        (group.paused, "the group is paused"),
+        (not owners, "no member reads this partition"),
+        (group.ordered and any(name not in owners for name in holders), "leased to a member that had it before"),
+        (group.ordered and bool(position.reserved), "an undecided transaction has acked messages of it"),
+        (_all_out(state, spot, position), "everything is leased: waiting for acks"),
+        (_not_visible(state, spot, position, durable), "the next message is not durable yet"),
+    )
+    return next((why for applies, why in reasons if applies), "")
+
+
+def _all_out(state: State, spot: Spot, position: Position) -> bool:
+    drained = position.cursor == state.topics_by_id[spot[0]].ends[spot[1]] and not position.redeliver
+    return drained and bool(position.leased)
+
+
+def _not_visible(state: State, spot: Spot, position: Position, durable: int) -> bool:
+    row = state.entries.get(t.ENTRY_KEY.pack(*spot, position.cursor))
+    return row is not None and t.Entry._make(row).visible_at > durable
+
+
+def _fence(state: State, topic_id: int, key_hash: int, fence: Fence) -> dict[str, Any]:
+    return {
+        "topic": state.topics_by_id[topic_id].name,
+        "key_hash": key_hash,
+        "state": FenceState(fence.state).name.lower(),
+        "partition": fence.partition,
+        "offset": fence.offset,
+        "parked": fence.parked,
+        "since": fence.since,
+    }
+
+
+def membership(state: State, name: str, member: str) -> dict[str, Any] | Rejected:
+    """What a heartbeat tells a member: the present generation, and its share of it."""
+    found = active(state, name, member)
+    if isinstance(found, Rejected):
+        return found
+    group, present = found
+    return {"generation": group.generation, "assignment": _assignment(state, present)}
+
+
+def letters(state: State, name: str, after: int, limit: int) -> tuple[list[Letter], int | None] | Rejected:
+    """A page of letters in the order of dying, abandoned ones included, and the `after` of the next page (None = no more)."""
+    group = known(state, name)
+    if isinstance(group, Rejected):
+        return group
+    page = list(islice(_letters(state, group, after), limit))
+    following = page[-1][1].number if len(page) == limit else None
+    return [_letter(state, group, *item) for item in page], following
+
+
+def _letters(state: State, group: Group, after: int = 0) -> Iterator[tuple[Spotted, Moved]]:
+    start, stop = t.LETTER_KEY.pack(group.group_id, after + 1), t.LETTER_KEY.pack(group.group_id, t.SIGN)
+    rows: Any = state.tables[t.LETTERS].range(start, stop)
+    for _key, spotted in rows:
+        row = moved.get(state, group, tuple(spotted))
+        assert row is not None, "in the index, so it is there"
+        yield tuple(spotted), row
+
+
+def letter(state: State, name: str, topic: str, partition: int, offset: int) -> Letter | Rejected:
+    """One letter, by where its message was."""
+    group = known(state, name)
+    if isinstance(group, Rejected):
+        return group
+    spotted, row = rules.find(state, group, topic, partition, offset)
+    if row is None or row.kind not in (Kind.LETTER, Kind.ABANDONED):
+        return Rejected(UnknownLetter, f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}")
+    return _letter(state, group, spotted, row)
+
+
+def _letter(state: State, group: Group, spotted: Spotted, row: Moved) -> Letter:
+    topic_id, partition, offset = spotted
+    fence = group.fence(topic_id, row.key_hash)
+    fields = {
+        "group": group.name,
+        "topic": state.topics_by_id[topic_id].name,
+        "partition": partition,
+        "offset": offset,
+        "number": row.number,
+        "state": "dead" if row.kind == Kind.LETTER else "abandoned",
+        "attempts": row.attempt,
+        "replays": row.replays,
+        "error_type": row.error_type,
+        "error_text": row.error_text,
+        "fingerprint": row.fingerprint,
+        "consumer": row.consumer,
+        "first_failed_at": row.first_failed_at,
+        "dead_at": row.dead_at,
+        "stored_at": row.stored_at,
+        "key_hash": row.key_hash,
+        "parked_behind": 0 if fence is None or fence.offset != offset else fence.parked,
+        "reserved_by": row.token.hex() or None,
+        "reason": row.reason,
+    }
+    return Letter(row.position, row.length, row.row, fields)
+
+
+def letter_stats(state: State, name: str) -> dict[str, Any] | Rejected:
+    """Open letters by fingerprint, error type, topic and key; how old they are."""
+    group = known(state, name)
+    if isinstance(group, Rejected):
+        return group
+    rows = [item for item in islice(_letters(state, group), LETTERS_COUNTED) if item[1].kind == Kind.LETTER]
+    topics = Counter(state.topics_by_id[spotted[0]].name for spotted, _row in rows)
+    died = [row.dead_at for _spotted, row in rows]
+    keys = Counter(row.key_hash for _spotted, row in rows if row.key_hash is not None)
+    return {
+        "group": group.name,
+        "letters": group.letters,
+        "counted": len(rows),
+        "by_fingerprint": dict(Counter(row.fingerprint for _spotted, row in rows).most_common()),
+        "by_error_type": dict(Counter(row.error_type for _spotted, row in rows).most_common()),
+        "by_topic": dict(topics.most_common()),
+        "keys": len(keys),
+        "most_of_one_key": max(keys.values(), default=0),
+        "replayed": sum(1 for _spotted, row in rows if row.replays),
+        "oldest": min(died, default=None),
+        "newest": max(died, default=None),
+    }

@@ -1,0 +1,31 @@
+"""Settings of consumer groups, checked."""
+
+from __future__ import annotations
+
+from txmq.broker.core.assignment import STRATEGIES
+from txmq.broker.core.consumer_commands import Wanted
+from txmq.broker.core.consumers import FIRST, LAST, MODES, POLICIES, Settings
+from txmq.broker.core.state import Rejected
+from txmq.errors import BadRequest
+
+SECOND = 1_000_000
+LEASES = (SECOND, 12 * 3_600 * SECOND)  # shorter ones run out in transit; the longest is what the field's proxies allow
+SESSIONS = (SECOND, 3_600 * SECOND)
+
+
+def settings_of(wanted: Wanted, base: Settings) -> Settings | Rejected:
+    """`base` with what is wanted; Rejected where that is out of range."""
+    named = {name: value for name, value in wanted._asdict().items() if value is not None}
+    if wanted.retry is not None:
+        named["retry"] = (wanted.retry.delays, wanted.retry.attempts, wanted.retry.jitter)
+    settings = base._replace(**named)
+    checks = (
+        (settings.mode in MODES, f"mode {settings.mode!r}: one of {', '.join(MODES)}"),
+        (settings.on_exhausted in POLICIES, f"on_exhausted {settings.on_exhausted!r}: one of {', '.join(POLICIES)}"),
+        (LEASES[0] <= settings.lease_us <= LEASES[1], f"a lease is 1 s to 12 h, not {settings.lease_us} µs"),
+        (SESSIONS[0] <= settings.session_us <= SESSIONS[1], f"a session is 1 s to 1 h, not {settings.session_us} µs"),
+        (settings.start in (FIRST, LAST) or isinstance(settings.start, int), "start: first, last or a time"),
+        (settings.strategy in ("", *STRATEGIES), f"strategy {settings.strategy!r}: one of {', '.join(STRATEGIES)}"),
+    )
+    bad = next((message for good, message in checks if not good), None)
+    return settings if bad is None else Rejected(BadRequest, bad)
