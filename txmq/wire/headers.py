@@ -128,6 +128,8 @@ def unpack_send(payload: bytes) -> Send:
         raise RemoteProtocolError(f"a send of {len(payload)} bytes ends too early") from error
     _no_flags(flags)
     start = SEND.size + size
+    if start > len(payload):
+        raise RemoteProtocolError(f"a send of {len(payload)} bytes ends within the name of its topic")
     return Send(name_of(payload[SEND.size : start]), partition, topic_epoch, payload[start:])
 
 
