@@ -41,10 +41,10 @@ class ConsumerCalls:
             "consumer.extend": self.extend,
             "group.list": lambda asking, _args: asking.answer({"groups": queries.groups(engine.state)}),
             "group.show": lambda asking, args: asking.answer(queries.show(engine.state, args.group, engine.store.durable)),
-            "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group), asking.answer),
+            "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),
             "group.reset": self.reset,
-            "group.pause": lambda asking, args: self._do(core.GroupPause(args.group, paused=True), asking.answer),
-            "group.resume": lambda asking, args: self._do(core.GroupPause(args.group, paused=False), asking.answer),
+            "group.pause": lambda asking, args: self._do(core.GroupPause(args.group, True, _by(args)), asking.answer),
+            "group.resume": lambda asking, args: self._do(core.GroupPause(args.group, False, _by(args)), asking.answer),
         }
 
     def _do(self, command: object, answer: Answer) -> None:
@@ -128,7 +128,7 @@ class ConsumerCalls:
             offsets = tuple((partition, offset) for _topic, partition, offset in self._starts((args.topic,), args.to))
         else:
             offsets = tuple(args.to.items())
-        command = core.ResetPosition(args.group, args.topic, to, offsets, args.reprocess, args.dry_run)
+        command = core.ResetPosition(args.group, args.topic, to, offsets, args.reprocess, args.dry_run, _by(args))
         self._engine.submit(command, then(asking.answer, lambda reply: {"positions": reply.positions}))
 
 
@@ -168,8 +168,14 @@ class LetterCalls:
         return told | {"body": b64encode(view.bodies[0]).decode()} if bodies else told
 
     def replay(self, asking: Asking, args: wire.DlqReplay) -> None:
-        self._engine.submit(core.ReplayLetters(args.group, args.letters), then(asking.answer, lambda reply: reply._asdict()))
+        command = core.ReplayLetters(args.group, args.letters, _by(args))
+        self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))
 
     def abandon(self, asking: Asking, args: wire.DlqAbandon) -> None:
-        command = core.AbandonLetters(args.group, args.letters, args.reason)
+        command = core.AbandonLetters(args.group, args.letters, args.reason, args.operator or "")
         self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))
+
+
+def _by(args: wire.Operation) -> str:
+    """Who did it and why, for the log."""
+    return ": ".join(filter(None, (args.operator, args.reason)))

@@ -117,7 +117,14 @@ class Group(Args):
     group: GroupName
 
 
-class GroupReset(Group):
+class Operation(Group):
+    """What an operator does to a group; who and why are kept in the log."""
+
+    operator: Name | None = None
+    reason: Text = ""
+
+
+class GroupReset(Operation):
     topic: Name
     to: Literal["first", "last"] | int | dict[int, Offset] = "first"  # int: microseconds; dict: offset by partition
     reprocess: bool = False  # let the inbox take again what it has seen
@@ -170,7 +177,7 @@ class DlqShow(Group):
     offset: Offset
 
 
-class DlqReplay(Group):
+class DlqReplay(Operation):
     letters: Annotated[tuple[Place, ...], Field(min_length=1, max_length=10_000)]
 
 
@@ -203,10 +210,10 @@ CALLS: dict[str, type[Args]] = {
     "consumer.extend": Extend,
     "group.list": NoArgs,
     "group.show": Group,
-    "group.delete": Group,
+    "group.delete": Operation,
     "group.reset": GroupReset,
-    "group.pause": Group,
-    "group.resume": Group,
+    "group.pause": Operation,
+    "group.resume": Operation,
     "tx.list": TxList,
     "tx.show": TokenArgs,
     "tx.decide": TxDecide,
