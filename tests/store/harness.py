@@ -12,12 +12,14 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
-from txmq.errors import TxmqError
+import pytest
+
+from txmq.errors import CorruptRecord, TxmqError
 from txmq.store.fs import FileSystem
 from txmq.store.log import Log
-from txmq.store.record import split_body
+from txmq.store.record import Record, split_body
 from txmq.store.recovery import RecoveryReport
-from txmq.store.segment import read_log_id
+from txmq.store.segment import Segment, list_segments, read_log_id
 from txmq.store.snapshot import newest_snapshot, read_rows, write_snapshot
 from txmq.store.survey import Known
 from txmq.testing.simfs import SimFS, crash_points
@@ -91,6 +93,77 @@ def flush(log: Log, *, sync: bool = True) -> None:
         log.done(pending)
 
 
+def entry(record: Record) -> Entry:
+    body = split_body(record)
+    return Entry(record.position, record.end, record.kind, bytes(body.head), bytes(body.attachment))
+
+
+def filled(fs: FileSystem, directory: str = DIRECTORY) -> tuple[Log, History]:
+    """A log of more than three segments, all of it durable, two records to a flush."""
+    log, _ = open_log(fs, directory)
+    history, rng = History(), Random(5)
+    for _ in range(20):
+        append(log, history, rng)
+        append(log, history, rng)
+        flush(log)
+    assert len(log.segments()) > 3
+    return log, history
+
+
+def segment_of(fs: FileSystem, position: int) -> Segment:
+    return next(s for s in reversed(list_segments(fs, DIRECTORY)) if s.first <= position)
+
+
+def overwrite(fs: FileSystem, position: int, data: bytes) -> None:
+    """Write over bytes of the log, behind the back of whoever has it open."""
+    segment = segment_of(fs, position)
+    fs.open(segment.path, write=True).pwrite([data], position - segment.first)
+
+
+def flip(fs: FileSystem, position: int, bit: int = 4) -> None:
+    """Flip a bit of the log."""
+    segment = segment_of(fs, position)
+    (byte,) = fs.open(segment.path).pread(1, position - segment.first)
+    overwrite(fs, position, bytes([byte ^ bit]))
+
+
+def closed_log() -> tuple[SimFS, History]:
+    """A disk with a log of several segments that was closed in good order."""
+    fs = new_disk()
+    log, history = filled(fs)
+    log.close()
+    history.acknowledged = log.end
+    return fs.copy(), history
+
+
+def opened(fs: SimFS, what: Known | None = None) -> tuple[list[Entry], RecoveryReport]:
+    log, report = open_log(fs, what=what)
+    entries = [entry(record) for record in log.scan(log.first)]
+    log.close()
+    return entries, report
+
+
+def opened_report(fs: SimFS, what: Known) -> RecoveryReport:
+    log, report = open_log(fs, what=what)
+    log.close()
+    return report
+
+
+def log_files(fs: SimFS) -> dict[str, bytes]:
+    folder = f"{DIRECTORY}/log"
+    return {name: fs.open(f"{folder}/{name}").pread(1 << 20, 0) for name in fs.listdir(folder)}
+
+
+def refuse(fs: SimFS, what: Known | None = None) -> CorruptRecord:
+    """The error that opening ends with; the disk must be as it was."""
+    before = log_files(fs)
+    with pytest.raises(CorruptRecord) as raised:
+        open_log(fs, what=what)
+    assert log_files(fs) == before
+    assert "txmq log repair" in raised.value.hint
+    return raised.value
+
+
 def work(fs: SimFS, history: History, *, seed: int = 1, steps: int = 14) -> None:
     """One life of a broker: appends, flushes of every sort, rolls of segments, snapshots, retention."""
     rng = Random(seed)
@@ -133,10 +206,7 @@ def recovered(fs: SimFS) -> tuple[list[Entry], RecoveryReport, int]:
         log, report = open_log(fs, what=what)
     except TxmqError as error:
         raise AssertionError(f"a power cut left what cannot be opened: {error}") from error
-    entries = []
-    for record in log.scan(log.first):
-        body = split_body(record)
-        entries.append(Entry(record.position, record.end, record.kind, bytes(body.head), bytes(body.attachment)))
+    entries = [entry(record) for record in log.scan(log.first)]
     log.close()
     return entries, report, log.durable
 

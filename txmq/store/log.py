@@ -227,7 +227,7 @@ class Log:
 
     def drop_before(self, position: int) -> list[SegmentInfo]:
         """Remove the segments that lie wholly below a position, and below `durable`; returns them."""
-        below = min(position, self._durable)
+        below = min(position, self._durable, self._writer.first)  # the last segment may be in memory only
         dropped = [segment for segment in self.segments()[:-1] if segment.end <= below]
         for segment in dropped:
             self._fs.remove(segment.path)

@@ -83,11 +83,11 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
-    """The header, None if it is cut off or damaged. Raises UnsupportedFormat for one of another version."""
+    """The header, None if it is cut off or damaged. Raises UnsupportedFormat for a later version's."""
     if len(data) < HEADER_SIZE or not data.startswith(MAGIC):
         return None
     version, log_id, first, created_at = _COVERED.unpack_from(data, _PREFIX.size)
-    if version != VERSION:
+    if version > VERSION:
         # Before the checksum: what that covers is for the other version to say.
         raise UnsupportedFormat(path, version, VERSION)
     _, checksum = _PREFIX.unpack_from(data)

@@ -157,7 +157,7 @@ def _checked(fs: FileSystem, path: str, log_id: UUID, position: int) -> Snapshot
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
             raise CorruptRecord(path, 0, "no snapshot begins here")
         _, version, _, _, _ = _HEADER.unpack(header)
-        if version != VERSION:
+        if version > VERSION:
             raise UnsupportedFormat(path, version, VERSION)
         if header != _encode_header(log_id, position):
             raise CorruptRecord(path, 0, "damaged header, or the snapshot of another log or position")

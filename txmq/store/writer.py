@@ -63,8 +63,9 @@ class Tail(NamedTuple):
 class LogWriter:
     """Writes to the last segment of a log.
 
-    Records are written up to the position `end`, and on disk up to `synced`. Where not `accepting`, no record may be
-    appended, and `refusal` says why; where `read_only`, for lack of space only, and `try_space` may find some.
+    `first` is where the last segment file begins; records are written up to the position `end`, and on disk up to
+    `synced`. Where not `accepting`, no record may be appended, and `refusal` says why; where `read_only`, for lack of
+    space only, and `try_space` may find some.
     """
 
     def __init__(self, fs: FileSystem, directory: str, log_id: UUID, sizes: Sizes, tail: Tail) -> None:
@@ -74,7 +75,7 @@ class LogWriter:
         self._sizes = sizes
         self._lock = threading.Lock()
         self._file = fs.open(segment_path(directory, tail.first), write=True)
-        self._first, self.end, self._zeroed = tail
+        self.first, self.end, self._zeroed = tail
         self._why = ""
         self.synced = tail.end
         self.accepting = True
@@ -88,7 +89,7 @@ class LogWriter:
     @property
     def wants_room(self) -> bool:
         """Whether `reserve` should be called, at leisure, so that writes need not make room themselves."""
-        room = self._zeroed - (self.end - self._first)
+        room = self._zeroed - (self.end - self.first)
         return room < self._sizes.step // 2 and self._zeroed < self._sizes.segment
 
     def refusal(self) -> StoreError:
@@ -123,7 +124,7 @@ class LogWriter:
     def reserve(self) -> None:
         """Write zeros ahead. Raises DiskFull, with `read_only` set, where there is no space for them."""
         with self._working():
-            size = min(self.end - self._first + self._sizes.step, self._sizes.segment)
+            size = min(self.end - self.first + self._sizes.step, self._sizes.segment)
             if size > self._zeroed:
                 self._extend(size)
                 self._sync()
@@ -145,26 +146,27 @@ class LogWriter:
             self._file.close()
 
     def _write_run(self, run: Run) -> None:
-        if run.first != self._first:
+        if run.first != self.first:
             self._roll(run)
-        size = run.end - self._first
+        size = run.end - self.first
         if size > self._zeroed:
             part = self._sizes.step // _PARTS
             self._extend(max(size, min(size + part, self._sizes.segment)))
         with self._guarded():
-            self._file.pwrite(run.buffers, run.start - self._first)
+            self._file.pwrite(run.buffers, run.start - self.first)
         self.end = run.end
 
     def _roll(self, run: Run) -> None:
         # That the next segment's name is there will prove that this one was whole on disk: so seal it first.
         with self._guarded():
-            self._file.truncate(run.first - self._first)
+            self._file.truncate(run.first - self.first)
             self._file.fsync()
-        self.synced, self._zeroed = run.first, run.first - self._first
+        self.synced, self._zeroed = run.first, run.first - self.first
         with self._guarded(making_room=True):
             file = self._create(SegmentHeader(self._log_id, run.first, run.created_at))
-        self._file.close()
-        self._file, self._first, self._zeroed = file, run.first, HEADER_SIZE
+        with self._guarded():
+            self._file.close()
+        self._file, self.first, self._zeroed = file, run.first, HEADER_SIZE
 
     def _create(self, header: SegmentHeader) -> File:
         try:
