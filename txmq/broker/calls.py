@@ -96,7 +96,10 @@ class TopicCalls:
 
     def listed(self, asking: Asking, args: wire.NoArgs) -> None:
         del args
-        found = [_shape(rules.view(topic)) | {"messages": sum(self._ends(topic))} for topic in self._engine.state.topics.values()]
+        found = [
+            _shape(rules.view(topic)) | {"messages": sum(self._ends(topic))}
+            for topic in self._engine.state.topics.values()
+        ]
         asking.answer({"topics": sorted(found, key=lambda topic: str(topic["name"]))})
 
     def show(self, asking: Asking, args: wire.TopicName) -> None:
@@ -104,7 +107,11 @@ class TopicCalls:
         if isinstance(topic, Rejected):
             asking.answer(topic)
             return
-        groups = [g.name for g in self._engine.state.consumers.groups.values() if any(spot[0] == topic.topic_id for spot in g.positions)]
+        groups = [
+            g.name
+            for g in self._engine.state.consumers.groups.values()
+            if any(spot[0] == topic.topic_id for spot in g.positions)
+        ]
         asking.answer(_shape(rules.view(topic)) | {"ends": self._ends(topic), "groups": sorted(groups)})
 
     def _ends(self, topic: Topic) -> list[int]:

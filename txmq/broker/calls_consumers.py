@@ -40,7 +40,9 @@ class ConsumerCalls:
             "consumer.return": self.give_back,
             "consumer.extend": self.extend,
             "group.list": lambda asking, _args: asking.answer({"groups": queries.groups(engine.state)}),
-            "group.show": lambda asking, args: asking.answer(queries.show(engine.state, args.group, engine.store.durable)),
+            "group.show": lambda asking, args: asking.answer(
+                queries.show(engine.state, args.group, engine.store.durable)
+            ),
             "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),
             "group.reset": self.reset,
             "group.pause": lambda asking, args: self._do(core.GroupPause(args.group, True, _by(args)), asking.answer),

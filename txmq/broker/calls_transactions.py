@@ -80,16 +80,27 @@ class TransactionCalls:
         token = bytes.fromhex(args.token)
         row = get(self._engine.state, token)
         if row is None:
-            asking.answer(Rejected(UnknownTransaction, f"transaction {args.token} was never stored at this broker, or long ago"))
+            asking.answer(
+                Rejected(UnknownTransaction, f"transaction {args.token} was never stored at this broker, or long ago")
+            )
             return
-        told = self._told(token) | {"batches": self._batches(row), "actions": [_plain(action) for action in row.actions]}
+        told = self._told(token) | {
+            "batches": self._batches(row),
+            "actions": [_plain(action) for action in row.actions],
+        }
         self._engine.when_durable(lambda: asking.answer(told))
 
     def _batches(self, row: Transaction) -> list[dict[str, Any]]:
         topics = self._engine.state.topics_by_id
         offsets = row.offsets or (None,) * len(row.batches)
         return [
-            {"topic": topics[b.topic_id].name, "partition": b.partition, "messages": b.count, "keys": len(b.hashes), "offset": at}
+            {
+                "topic": topics[b.topic_id].name,
+                "partition": b.partition,
+                "messages": b.count,
+                "keys": len(b.hashes),
+                "offset": at,
+            }
             for b, at in zip(row.batches, offsets, strict=True)
         ]
 

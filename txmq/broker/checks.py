@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from txmq.broker.engine import Engine
-    from txmq.broker.resolving import Resolving
+    from txmq.broker.resolving import Resolves
     from txmq.tx.checkback import CheckSchedule
 
 ASKED_AT_ONCE = 10_000  # transactions that are being asked about; the rest stay due
@@ -44,7 +44,7 @@ class Offer(NamedTuple):
 class CheckBacks:
     """Finds what is due, passes it on, and records the answers. All methods belong to the reactor's thread."""
 
-    def __init__(self, engine: Engine, schedule: CheckSchedule, resolving: Resolving, chance: Random) -> None:
+    def __init__(self, engine: Engine, schedule: CheckSchedule, resolving: Resolves, chance: Random) -> None:
         self._engine, self._schedule, self._resolving, self._chance = engine, schedule, resolving, chance
         self._asked: set[bytes] = set()
         self._offers: dict[str, deque[bytes]] = {}
@@ -99,7 +99,9 @@ class CheckBacks:
             self._asked.discard(token)
         return offers
 
-    def answered(self, token: bytes, answer: Decision, by: str, reason: str = "", deliver: Callable[[Any], None] | None = None) -> None:
+    def answered(
+        self, token: bytes, answer: Decision, by: str, reason: str = "", deliver: Callable[[Any], None] | None = None
+    ) -> None:
         """Record an answer. UNKNOWN, which every refusal and error is, only moves the next check."""
         self._asked.discard(token)
         if answer is not Decision.UNKNOWN:
@@ -118,7 +120,11 @@ class CheckBacks:
 
     def check_now(self, token: bytes | None) -> int:
         """Ask about one transaction, or all undecided ones, now; returns how many were passed on."""
-        tokens = [token] if token is not None else [row[0] for _key, row in self._engine.state.tables[t.UNDECIDED].range(b"")]
+        tokens = (
+            [token]
+            if token is not None
+            else [row[0] for _key, row in self._engine.state.tables[t.UNDECIDED].range(b"")]
+        )
         before = len(self._asked)
         for name in tokens[: ASKED_AT_ONCE - before]:
             self._ask(name)  # type: ignore[arg-type]

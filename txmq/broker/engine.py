@@ -24,10 +24,9 @@ from txmq.broker.core.state import Rejected
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
     from txmq.broker.core.state import State
-    from txmq.config import FlushEvery
     from txmq.broker.seams import Clock, InThread
+    from txmq.config import FlushEvery
     from txmq.store.log import Log
     from txmq.store.writer import Flush
 

@@ -14,8 +14,7 @@ from txmq.wire.chunks import MOVED, Chunk, pack_chunks
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-
-    from txmq.broker.core.delivery import Delivery, DeliverReply
+    from txmq.broker.core.delivery import DeliverReply, Delivery
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
     from txmq.broker.seams import Clock, Timer
@@ -104,7 +103,13 @@ class _Fetch:
     def __init__(
         self, fetching: Fetching, engine: Engine, session: Session, frame: Frame, request: Fetch, began: float
     ) -> None:
-        self._fetching, self._engine, self._session, self._frame, self._request = fetching, engine, session, frame, request
+        self._fetching, self._engine, self._session, self._frame, self._request = (
+            fetching,
+            engine,
+            session,
+            frame,
+            request,
+        )
         self._until = began + min(request.max_wait_ms, LONGEST_MS) / 1_000
         self._member = (request.group, request.member, request.generation)
 
@@ -137,7 +142,9 @@ class _Fetch:
             if isinstance(reply, Rejected):
                 self._session.reject(self._frame, reply)
             elif reply.deliveries or last:
-                self._reply([self._chunk(d, reply.lease, candidates[d.pick], batches[d.pick]) for d in reply.deliveries])
+                self._reply(
+                    [self._chunk(d, reply.lease, candidates[d.pick], batches[d.pick]) for d in reply.deliveries]
+                )
             else:
                 self.start()
 

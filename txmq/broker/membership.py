@@ -14,7 +14,6 @@ from txmq.broker.core.consumer_commands import Leave
 from txmq.broker.core.state import Rejected
 
 if TYPE_CHECKING:
-
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
     from txmq.broker.seams import Clock

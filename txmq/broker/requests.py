@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from txmq.broker.engine import Engine
     from txmq.broker.fetching import Fetching
     from txmq.broker.protocol import Session
-    from txmq.broker.resolving import Resolving
+    from txmq.broker.resolving import Resolves
     from txmq.wire.frames import Frame
 
 
 class Requests:
     """Answers the frames of all sessions. All methods belong to the reactor's thread."""
 
-    def __init__(self, engine: Engine, fetching: Fetching, calls: Calls, resolving: Resolving) -> None:
+    def __init__(self, engine: Engine, fetching: Fetching, calls: Calls, resolving: Resolves) -> None:
         self._engine, self._fetching, self._calls, self._resolving = engine, fetching, calls, resolving
         self._handlers: dict[int, Callable[[Session, Frame], None]] = {
             Opcode.SEND: self._send,
@@ -55,7 +55,9 @@ class Requests:
             # What is wrong inside a frame whose checksum is right is the request's fault alone: the next one may be fine.
             session.refuse(frame, error)
 
-    def _submit(self, session: Session, frame: Frame, command: object, encode: Callable[[Any], bytes], *, early: bool = False) -> None:
+    def _submit(
+        self, session: Session, frame: Frame, command: object, encode: Callable[[Any], bytes], *, early: bool = False
+    ) -> None:
         def deliver(reply: object) -> None:
             if isinstance(reply, Rejected):
                 session.reject(frame, reply)
@@ -82,9 +84,15 @@ class Requests:
     def _group(self, session: Session, frame: Frame) -> None:
         part = unpack_part(frame.payload)
         described = part.description
-        if described is not None and described.decider[0] == "postgres" and not self._resolving.knows(described.decider):
+        if (
+            described is not None
+            and described.decider[0] == "postgres"
+            and not self._resolving.knows(described.decider)
+        ):
             hint = "name its database under [[resolver]] in the broker's settings"
-            session.refuse(frame, NoResolver("no resolver of this broker leads to the database that decides", hint=hint))
+            session.refuse(
+                frame, NoResolver("no resolver of this broker leads to the database that decides", hint=hint)
+            )
             return
 
         def encode(reply: Any) -> bytes:
@@ -134,16 +142,39 @@ class Requests:
             return None
         datas = read(self._engine.store, [(p.entry.position, p.entry.length) for p in places])
         return [
-            Chunk(topic.name, request.partition, p.base, p.entry.stored_at, p.entry.position, 1, 0, -1, 0, p.entry.count, bytes(data))
+            Chunk(
+                topic.name,
+                request.partition,
+                p.base,
+                p.entry.stored_at,
+                p.entry.position,
+                1,
+                0,
+                -1,
+                0,
+                p.entry.count,
+                bytes(data),
+            )
             for p, data in zip(places, datas, strict=True)
         ]
 
 
 def _store_part(part: Part) -> StorePart:
     batches = tuple(
-        GroupBatch(batch.topic, batch.topic_epoch, batch.partition, batch.batch, verify(batch.batch)) for batch in part.batches
+        GroupBatch(batch.topic, batch.topic_epoch, batch.partition, batch.batch, verify(batch.batch))
+        for batch in part.batches
     )
     decider, service, actions, check_after = ((), "", (), 0) if part.description is None else part.description[:4]
     return StorePart(
-        part.token, part.part, batches, part.sealed, part.commit, part.digest, part.epoch, decider, service, actions, check_after
+        part.token,
+        part.part,
+        batches,
+        part.sealed,
+        part.commit,
+        part.digest,
+        part.epoch,
+        decider,
+        service,
+        actions,
+        check_after,
     )

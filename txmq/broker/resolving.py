@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 import structlog
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 AT_ONCE = 10_000  # tokens in one call of a resolver
 DECISIONS = {Verdict.COMMIT: Decision.COMMIT, Verdict.ROLLBACK: Decision.ROLLBACK, Verdict.UNKNOWN: Decision.UNKNOWN}
 log = structlog.get_logger()
+
+
+class Resolves(Protocol):
+    """Whoever finds out what a database decided."""
+
+    def knows(self, decider: tuple[Any, ...]) -> bool: ...
+
+    def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None: ...
 
 
 class Resolving:

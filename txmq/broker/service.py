@@ -1,6 +1,6 @@
 """The broker as a whole: built here from its parts, started, drained.
 
-    OPENING ─► RECOVERING ─► SERVING ─► DRAINING ─► CLOSED        forward only, each step logged
+OPENING ─► RECOVERING ─► SERVING ─► DRAINING ─► CLOSED        forward only, each step logged
 """
 
 from __future__ import annotations
@@ -15,27 +15,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.internet.endpoints import serverFromString
-from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
-from txmq import limits
-from txmq.broker.calls import Calls, TopicCalls
-from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
-from txmq.broker.calls_transactions import TransactionCalls
-from txmq.broker.checks import CheckBacks
-from txmq.broker.core.consumer_commands import ExpireLeases
-from txmq.broker.core.upkeep import Sweep
+from txmq.broker.assembly import Assembly
 from txmq.broker.engine import Engine
-from txmq.broker.fetching import Fetching
-from txmq.broker.membership import Membership
-from txmq.broker.protocol import SessionFactory
-from txmq.broker.requests import Requests
 from txmq.broker.resolving import Resolving
 from txmq.broker.storage import Keeper, Opened, open_directory
 from txmq.store.fs import RealFileSystem
-from txmq.tx.checkback import CheckSchedule
-from txmq.wire.hello import Limits, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +30,10 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IListeningPort
     from twisted.python.failure import Failure
 
-    from txmq.config import Checks, Settings
+    from txmq.config import Settings
 
 SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms (ARCHITECTURE 1)
-TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
 KEEP_S = 0.2
-SWEEP_S = 600
 log = structlog.get_logger()
 
 
@@ -86,7 +71,6 @@ class BrokerService:
         self._port: IListeningPort | None = None
         self._threads = {name: Threads(reactor, f"txmq-{name}") for name in ("log", "index")}
         self._threads["resolver"] = Threads(reactor, "txmq-resolver", max(1, len(settings.resolver)))
-        self._loops: list[LoopingCall] = []
 
     def open(self) -> None:
         """Open the data directory and recover; blocks. Raises StoreError, and starts nothing then."""
@@ -103,48 +87,16 @@ class BrokerService:
         engine.boot(settings.name)
         self._engine = engine
         self._keeper = Keeper(fs, engine, opened.tables, settings, self._threads["index"])
-        self._wire_up(engine)
-
-    def _wire_up(self, engine: Engine) -> None:
-        settings, chance = self._settings, Random()
-        resolving = Resolving(settings.resolver, engine.store.log_id, self._threads["resolver"])
-        checks = CheckBacks(engine, _schedule(settings.checks), resolving, chance)
-        fetching = Fetching(engine, self._reactor)
-        membership = Membership(engine, self._reactor, grace_s=settings.consumers.lost_connection_grace_s)
-        calls = (
-            TopicCalls(engine, settings), ConsumerCalls(engine, membership, chance), LetterCalls(engine),
-            TransactionCalls(engine, checks, fetching),
-        )  # fmt: skip
-        table = Calls({name: handler for part in calls for name, handler in part.handlers.items()})
-        requests = Requests(engine, fetching, table, resolving)
-        self._sessions = SessionFactory(requests.handle, self._welcome, self._reactor)
-        self._every(TICK_S, membership.tick)
-        self._every(TICK_S, self._expire)
-        self._every(TICK_S, checks.tick)
-        self._every(TICK_S, fetching.retry)
-        self._every(KEEP_S, self._keeper.tend)
-        self._every(SWEEP_S, lambda: engine.submit(Sweep(), _ignore))
-
-    def _expire(self) -> None:
-        self._engine.submit(ExpireLeases(), _ignore)
-
-    def _every(self, seconds: float, function: Callable[[], None]) -> None:
-        loop = LoopingCall(function)
-        loop.clock = self._reactor
-        self._loops.append(loop)
-        loop.start(seconds, now=False).addErrback(self._failed)
-
-    def _welcome(self, version: int) -> Welcome:
-        engine = self._engine
-        sizes = Limits(frame=limits.FRAME, message=limits.MESSAGE)
-        name, log_id, epoch = self._settings.broker.name, engine.store.log_id, engine.state.boot_epoch
-        return Welcome(version=version, broker=name, log_id=log_id, boot_epoch=epoch, limits=sizes)
+        resolving = Resolving(self._settings.resolver, engine.store.log_id, self._threads["resolver"])
+        self._assembly = Assembly(engine, self._settings, self._reactor, resolving, Random())
+        self._assembly.every(KEEP_S, self._keeper.tend)
 
     async def start(self) -> str:
         """Begin to serve; returns the address. `open` must have succeeded."""
         host, _, port = self._settings.broker.listen.rpartition(":")
         endpoint = serverFromString(self._reactor, f"tcp:{port}:interface={host}:backlog=1024")
-        self._port = await endpoint.listen(self._sessions)
+        self._port = await endpoint.listen(self._assembly.sessions)
+        self._assembly.start(self._failed)
         self._to(Life.SERVING)
         address = self._port.getHost()
         return f"txmq://{address.host}:{address.port}"
@@ -157,13 +109,11 @@ class BrokerService:
         self._to(Life.DRAINING)
         if self._port is not None:
             yield self._port.stopListening()
-        for loop in self._loops:
-            if loop.running:
-                loop.stop()
+        self._assembly.stop()
         if self._engine.failed is None:
             yield self._engine.drained()
             yield self._keeper.idle()
-            self._sessions.close()
+            self._assembly.sessions.close()
             self._keeper.close()
         self._engine.store.close()
         for threads in self._threads.values():
@@ -217,7 +167,9 @@ def run(settings: Settings, *, ready: Callable[[str], None]) -> None:
     if trouble:
         raise trouble[0]
     if service.failed:
-        raise StoreClosed("the broker stopped because its disk failed", hint="see its log; mend the disk and start it again")
+        raise StoreClosed(
+            "the broker stopped because its disk failed", hint="see its log; mend the disk and start it again"
+        )
 
 
 def _log_recovery(opened: Opened, seconds: float) -> None:
@@ -229,22 +181,12 @@ def _log_recovery(opened: Opened, seconds: float) -> None:
     if report.torn is not None:
         log.warning("recover.torn_tail", **report.torn._asdict())
     for damage in report.quarantined:
-        log.error("recover.quarantined", path=damage.path, position=damage.position, end=damage.end, reason=damage.reason)
+        log.error(
+            "recover.quarantined", path=damage.path, position=damage.position, end=damage.end, reason=damage.reason
+        )
     if opened.tables.rebuilt:
         log.warning("recover.index_rebuilt", reason=opened.tables.reason)
 
 
-def _schedule(settings: Checks) -> CheckSchedule:
-    seconds = 1_000_000
-    return CheckSchedule(
-        first=int(settings.first_s * seconds), second=int(settings.then_s * seconds),
-        longest=int(settings.longest_s * seconds), in_doubt_after=settings.in_doubt_after,
-    )  # fmt: skip
-
-
 def _wall_clock() -> int:
     return time.time_ns() // 1_000
-
-
-def _ignore(reply: object) -> None:
-    """A timer's command is told by the state."""

@@ -91,7 +91,9 @@ class Keeper:
     `tend` is called now and then by a timer of the reactor's; everything that blocks runs in one thread, one piece at a time.
     """
 
-    def __init__(self, fs: FileSystem, engine: Engine, tables: LmdbTables, settings: BrokerSettings, in_thread: InThread) -> None:
+    def __init__(
+        self, fs: FileSystem, engine: Engine, tables: LmdbTables, settings: BrokerSettings, in_thread: InThread
+    ) -> None:
         self._fs, self._engine, self._tables, self._settings, self._in_thread = fs, engine, tables, settings, in_thread
         self._frozen: Frozen | None = None
         self._busy = False

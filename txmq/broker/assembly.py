@@ -1,0 +1,106 @@
+"""The parts of a broker, put together around an engine: the same for the process that serves and for the simulation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.task import LoopingCall
+
+from txmq import limits
+from txmq.broker.calls import Calls, TopicCalls
+from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
+from txmq.broker.calls_transactions import TransactionCalls
+from txmq.broker.checks import CheckBacks
+from txmq.broker.core.consumer_commands import ExpireLeases
+from txmq.broker.core.upkeep import Sweep
+from txmq.broker.fetching import Fetching
+from txmq.broker.membership import Membership
+from txmq.broker.protocol import SessionFactory
+from txmq.broker.requests import Requests
+from txmq.tx.checkback import CheckSchedule
+from txmq.wire.hello import Limits, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from twisted.python.failure import Failure
+
+    from txmq.broker.engine import Engine
+    from txmq.broker.resolving import Resolves
+    from txmq.broker.seams import Clock
+    from txmq.config import Checks, Settings
+
+TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
+SWEEP_S = 600.0
+
+
+class Assembly:
+    """Everything between the engine and the connections. `sessions` makes the protocols; `start` begins the timers."""
+
+    def __init__(self, engine: Engine, settings: Settings, clock: Clock, resolving: Resolves, chance: Random) -> None:
+        self._engine, self._settings, self._clock = engine, settings, clock
+        checks = CheckBacks(engine, _schedule(settings.checks), resolving, chance)
+        fetching = Fetching(engine, clock)
+        membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
+        parts = (
+            TopicCalls(engine, settings),
+            ConsumerCalls(engine, membership, chance),
+            LetterCalls(engine),
+            TransactionCalls(engine, checks, fetching),
+        )
+        calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
+        requests = Requests(engine, fetching, calls, resolving)
+        self.sessions = SessionFactory(requests.handle, self._welcome, clock)
+        self._timers: list[tuple[float, Callable[[], None]]] = [
+            (TICK_S, membership.tick),
+            (TICK_S, self._expire),
+            (TICK_S, checks.tick),
+            (TICK_S, fetching.retry),
+            (SWEEP_S, self._sweep),
+        ]
+        self._loops: list[LoopingCall] = []
+
+    def every(self, seconds: float, function: Callable[[], None]) -> None:
+        """One more timer; before `start`."""
+        self._timers.append((seconds, function))
+
+    def start(self, failed: Callable[[Failure], None]) -> None:
+        """Begin the timers; one that fails has met a bug, and ends the broker through `failed`."""
+        for seconds, function in self._timers:
+            loop = LoopingCall(function)
+            loop.clock = self._clock  # type: ignore[assignment]  # Twisted's type is an interface of zope's
+            loop.start(seconds, now=False).addErrback(failed)
+            self._loops.append(loop)
+
+    def stop(self) -> None:
+        """End the timers."""
+        for loop in self._loops:
+            if loop.running:
+                loop.stop()
+
+    def _expire(self) -> None:
+        self._engine.submit(ExpireLeases(), _ignore)
+
+    def _sweep(self) -> None:
+        self._engine.submit(Sweep(), _ignore)
+
+    def _welcome(self, version: int) -> Welcome:
+        store, state = self._engine.store, self._engine.state
+        sizes = Limits(frame=limits.FRAME, message=limits.MESSAGE)
+        name = self._settings.broker.name
+        return Welcome(version=version, broker=name, log_id=store.log_id, boot_epoch=state.boot_epoch, limits=sizes)
+
+
+def _schedule(settings: Checks) -> CheckSchedule:
+    seconds = 1_000_000
+    return CheckSchedule(
+        first=int(settings.first_s * seconds),
+        second=int(settings.then_s * seconds),
+        longest=int(settings.longest_s * seconds),
+        in_doubt_after=settings.in_doubt_after,
+    )
+
+
+def _ignore(reply: Any) -> None:  # noqa: ANN401  # whatever the core says
+    """A timer's command is told by the state."""
