@@ -34,7 +34,7 @@ def rows(dsn: str, statement: str, *values: object) -> list[tuple[object, ...]]:
     """What `statement` gives on a connection of its own."""
     with closing(connect(dsn, application_name="test")) as connection, connection.cursor() as cursor:
         cursor.execute(statement, values)
-        return cursor.fetchall() if cursor.description else []
+        return [] if cursor.description is None else cursor.fetchall()
 
 
 def producer(dsn: str) -> Connection:

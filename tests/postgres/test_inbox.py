@@ -1,0 +1,201 @@
+"""The inbox: one effect for each message, whoever delivers it how often, folded or not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.postgres.support import backend, new_token, poor_role, producer, rows, wait_for_backend
+from txmq.errors import DatabaseConflict, SchemaMissing
+from txmq.testing.postgres import PostgresServer
+from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.folding import FoldReport, fold
+from txmq.tx.postgres.inbox import AppliedRanges, Position, applied, apply_batch, apply_once
+from txmq.tx.postgres.session import Connection, connect
+
+HERE = Position("billing", "orders", 3)
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Connection]:
+    with closing(producer(database)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def folder(database: str) -> Iterator[Connection]:
+    with closing(connect(database, application_name="folder")) as connection:
+        yield connection
+
+
+def claim(connection: Connection, offset: int, position: Position = HERE) -> bool:
+    with connection.cursor() as cursor:
+        return apply_once(cursor, position, offset)
+
+
+def commit(connection: Connection, *offsets: int, position: Position = HERE) -> None:
+    with connection.cursor() as cursor:
+        assert apply_batch(cursor, position, offsets) == set(offsets)
+    connection.commit()
+
+
+def recent(dsn: str) -> list[tuple[object, ...]]:
+    return rows(dsn, 'SELECT "offset" FROM txmq_inbox_recent ORDER BY 1')
+
+
+def test_a_message_is_applied_once_whether_folded_or_not(connection: Connection, folder: Connection) -> None:
+    commit(connection, 5)
+    assert not claim(connection, 5)
+    connection.commit()
+    assert fold(folder, "billing") == FoldReport(1, [])
+    assert not claim(connection, 5)
+
+
+def test_a_rollback_takes_the_claim_back(connection: Connection) -> None:
+    assert claim(connection, 5)
+    connection.rollback()
+    assert claim(connection, 5)
+
+
+def test_groups_topics_partitions_and_epochs_do_not_mix(connection: Connection, folder: Connection) -> None:
+    commit(connection, 5)
+    fold(folder, "billing")
+    for change in ({"group": "mail"}, {"topic": "bills"}, {"partition": 4}, {"epoch": 1}):
+        commit(connection, 5, position=HERE._replace(**change))
+    assert fold(folder, "billing").moved == 3
+
+
+def test_a_batch_tells_the_new_from_the_known(connection: Connection, folder: Connection) -> None:
+    commit(connection, 1, 2)
+    fold(folder, "billing")
+    commit(connection, 4)
+    with connection.cursor() as cursor:
+        assert apply_batch(cursor, HERE, [5, 4, 3, 2, 1]) == {3, 5}
+        assert apply_batch(cursor, HERE, []) == set()
+
+
+def test_gaps_stay_gaps_until_they_are_filled(database: str, connection: Connection, folder: Connection) -> None:
+    commit(connection, 0, 1, 2, 5, 6)
+    fold(folder, "billing")
+    commit(connection, 8)
+    found = applied(connection, HERE)
+    assert found == AppliedRanges(((0, 3), (5, 7), (8, 9)))
+    assert [found.floor(start) for start in (0, 3, 5, 7, 8, 100)] == [3, 3, 7, 7, 9, 100]
+    commit(connection, 3, 4, 7)
+    fold(folder, "billing")
+    assert applied(connection, HERE) == AppliedRanges(((0, 9),))
+    assert recent(database) == []
+    assert len(rows(database, "SELECT FROM txmq_inbox")) == 1
+
+
+def test_nothing_applied_begins_at_the_start(connection: Connection) -> None:
+    assert applied(connection, HERE).floor(17) == 17
+
+
+def test_begin_and_claim_share_a_round_trip(database: str, folder: Connection) -> None:
+    with folder.cursor() as cursor:
+        assert apply_once(cursor, HERE, 5, begin=True)
+        assert recent(database) == []
+    guarded_commit(folder, new_token())
+    assert recent(database) == [(5,)]
+
+
+@pytest.mark.parametrize("first_commits", [True, False])
+def test_a_concurrent_duplicate_waits_for_the_first_to_end(
+    postgres: PostgresServer,
+    database: str,
+    connection: Connection,
+    first_commits: bool,  # noqa: FBT001
+) -> None:
+    claimed: list[bool] = []
+    with closing(producer(database)) as second:
+        assert claim(connection, 5)
+        waiting = threading.Thread(target=lambda: claimed.append(claim(second, 5)))
+        waiting.start()
+        wait_for_backend(postgres, backend(second), "wait_event_type = 'Lock'")
+        if first_commits:
+            connection.commit()
+        else:
+            connection.rollback()
+        waiting.join()
+        assert claimed == [not first_commits]
+
+
+def test_repeatable_read_is_told_to_try_again(database: str, connection: Connection) -> None:
+    with closing(producer(database)) as second:
+        second.set_session(isolation_level="REPEATABLE READ")
+        rows_before(second)
+        commit(connection, 5)
+        with pytest.raises(DatabaseConflict) as raised:
+            claim(second, 5)
+        assert raised.value.retriable
+        second.rollback()
+        assert not claim(second, 5)
+
+
+def rows_before(connection: Connection) -> None:
+    """Takes the snapshot that a REPEATABLE READ transaction keeps."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM txmq_inbox_recent")
+
+
+def test_no_fold_slips_in_behind_an_old_snapshot(database: str, connection: Connection, folder: Connection) -> None:
+    commit(connection, 1)
+    with closing(producer(database)) as second:
+        second.set_session(isolation_level="REPEATABLE READ")
+        rows_before(second)
+        commit(connection, 5)
+        assert fold(folder, "billing").moved == 1  # 5 is too new for `second` to know of
+        assert not claim(second, 1)
+        with pytest.raises(DatabaseConflict):
+            claim(second, 5)
+        second.rollback()
+    assert fold(folder, "billing").moved == 1
+
+
+def test_a_role_without_rights_on_others_sees_their_snapshots(database: str, connection: Connection) -> None:
+    commit(connection, 5)
+    with closing(producer(database)) as old, poor_role(database) as (role, dsn):
+        old.set_session(isolation_level="REPEATABLE READ")
+        rows_before(old)
+        commit(connection, 6)
+        rows(database, f"GRANT SELECT, INSERT, UPDATE, DELETE ON txmq_inbox, txmq_inbox_recent TO {role}")
+        with closing(connect(dsn, application_name="poor")) as poor:
+            assert fold(poor, "billing").moved == 1
+        old.rollback()
+
+
+def test_a_fold_waits_for_the_handlers_of_a_position_and_gives_up(
+    database: str, connection: Connection, folder: Connection
+) -> None:
+    elsewhere = HERE._replace(partition=4)
+    commit(connection, 5)
+    commit(connection, 6, position=elsewhere)
+    assert claim(connection, 7)
+    assert fold(folder, "billing", lock_timeout_ms=20) == FoldReport(1, [HERE])
+    connection.commit()
+    assert fold(folder, "billing").moved == 2
+
+
+def test_a_claim_waits_for_a_fold(
+    postgres: PostgresServer, database: str, connection: Connection, folder: Connection
+) -> None:
+    commit(connection, 5)
+    claimed: list[bool] = []
+    with folder.cursor() as cursor:
+        cursor.execute("BEGIN")
+        assert fold(folder, "billing").moved == 1
+        waiting = threading.Thread(target=lambda: claimed.append(claim(connection, 5)))
+        waiting.start()
+        wait_for_backend(postgres, backend(connection), "wait_event = 'advisory'")
+        cursor.execute("COMMIT")
+    waiting.join()
+    assert claimed == [False]
+
+
+def test_missing_tables_are_told_with_the_remedy(empty_database: str) -> None:
+    with closing(producer(empty_database)) as connection, pytest.raises(SchemaMissing, match="txmq schema install"):
+        claim(connection, 5)
