@@ -9,21 +9,58 @@
     name = "shop"
     dsn = "postgresql://txmq@db/shop"
 
-Nothing here is read by the rules in `broker/core` when an event is applied: settings steer decisions, the log holds outcomes.
+Nothing here is read by the rules in `broker/core` when an event is applied: settings steer decisions, the log holds
+outcomes.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from txmq.errors import ConfigError
+from txmq.message import is_name
 
 MIB = 1 << 20
+PORTS = range(1 << 16)
+M = TypeVar("M", bound=BaseModel)
+
+
+class ListenAddress(NamedTuple):
+    """Where a server listens; port 0 = any free one."""
+
+    host: str
+    port: int
+
+
+def listen_address(text: str) -> ListenAddress:
+    """The address in "HOST:PORT", where an IPv6 host stands in brackets. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not host or (":" in host) != bracketed or not (port.isascii() and port.isdigit() and int(port) in PORTS):
+        raise ValueError(f"{text!r} is no address like 127.0.0.1:7650 or [::1]:7650")
+    return ListenAddress(host, int(port))
+
+
+def _listens(text: str) -> str:
+    listen_address(text)
+    return text
+
+
+def _named(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"{text!r} is no name: letters, digits and . _ - are possible")
+    return text
+
+
 PositiveInt = Annotated[int, Field(gt=0)]
+Name = Annotated[str, AfterValidator(_named)]
+Listen = Annotated[str, AfterValidator(_listens)]
 
 
 class Model(BaseModel):
@@ -33,21 +70,28 @@ class Model(BaseModel):
 
 
 class FlushEvery(Model):
-    """Asynchronous flush: plain sends are answered before they are on disk; at most this much can be lost with the power.
+    """Asynchronous flush: plain sends are answered before they are on disk.
 
-    MetaQ's default was 1,000 messages or 10 s.
+    At most this much can be lost with the power. MetaQ's default was 1,000 messages or 10 s.
     """
 
     every_ms: PositiveInt = 10
     messages: PositiveInt = 1_000
 
 
+# The tags choose which of the two a wrong value is measured by; "" keeps them out of the name of the setting.
+Flush = Annotated[
+    Annotated[Literal["sync"], Tag("")] | Annotated[FlushEvery, Tag(" ")],
+    Discriminator(lambda value: "" if isinstance(value, str) else " "),
+]
+
+
 class Resolver(Model):
     """A database whose token rows decide half messages; only databases named here are ever asked."""
 
-    name: str
-    dsn: str
-    end_backend_after_s: PositiveInt | None = None  # end a backend that keeps a transaction open for so long; None = never
+    name: Name
+    dsn: str = Field(repr=False)  # may hold a password
+    end_backend_after_s: PositiveInt | None = None  # a backend in a transaction for so long is ended; None = never
 
 
 class Consumers(Model):
@@ -59,7 +103,10 @@ class Consumers(Model):
 
 
 class Checks(Model):
-    """When undecided transactions are asked about: first, then after `then_s`, growing to `longest_s` (RocketMQ: 6 s, 30 s)."""
+    """When undecided transactions are asked about: first, then after `then_s`, growing to `longest_s`.
+
+    RocketMQ's are 6 s and 30 s.
+    """
 
     first_s: float = Field(default=6.0, gt=0)
     then_s: float = Field(default=30.0, gt=0)
@@ -71,10 +118,10 @@ class Broker(Model):
     """The broker itself."""
 
     data: Path = Field(strict=False)
-    name: str = "broker-1"
-    listen: str = "127.0.0.1:7650"
-    http: str | None = None
-    flush: Literal["sync"] | FlushEvery = "sync"
+    name: Name = "broker-1"
+    listen: Listen = "127.0.0.1:7650"
+    http: Listen | None = None
+    flush: Flush = "sync"
     segment_bytes: int = Field(default=1 << 30, ge=MIB)
     preallocate_bytes: int = Field(default=16 * MIB, ge=4_096)
     create_topics: bool = True
@@ -93,24 +140,55 @@ class Settings(Model):
     resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
 
 
+class Resolvers(BaseModel):
+    """The part of the file that a resolver's own process reads; the rest is the broker's."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    resolver: tuple[Resolver, ...] = Field(strict=False, min_length=1)
+    checks: Checks = Checks()
+
+
 def load(path: Path | None, overrides: dict[str, object]) -> Settings:
     """Settings from a TOML file, if one is given, with `overrides` for [broker] on top (the command line's options).
 
     Raises ConfigError naming the setting, what is wrong with it and where it stands.
     """
     tree = _read(path) if path is not None else {}
+    section = tree.get("broker", {})
     given = {name: value for name, value in overrides.items() if value is not None}
-    tree["broker"] = {**tree.get("broker", {}), **given}
+    if isinstance(section, dict):
+        tree["broker"] = section | given
+    return _checked(Settings, tree, path, {f"broker.{name}" for name in given})
+
+
+def load_resolvers(path: Path) -> Resolvers:
+    """What a resolver's own process needs of a TOML file. Raises ConfigError as `load` does."""
+    return _checked(Resolvers, _read(path), path)
+
+
+def _checked(model: type[M], tree: dict[str, Any], path: Path | None, given: Collection[str] = ()) -> M:
     try:
-        return Settings.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        hint = f"in {path}" if path is not None else "see txmq broker --help"
-        raise ConfigError(where, first["msg"], hint=hint) from None
+        first = error.errors(include_url=False, include_input=False)[0]  # the input may hold a password
+        where = ".".join(part for part in map(str, first["loc"]) if part.strip())
+        hint = f"in {path}" if path is not None and where not in given else "see txmq broker --help"
+        raise ConfigError(where, _reason(first), hint=hint) from None
 
 
-def _read(path: Path) -> dict[str, dict[str, object]]:
+def _reason(error: Any) -> str:  # noqa: ANN401  # pydantic's dictionary
+    match error["type"]:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return "there is no such setting"
+        case "value_error":
+            return str(error["ctx"]["error"])
+    return str(error["msg"])
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,0 +1,5 @@
+"""`python -m txmq` is `txmq`."""
+
+from txmq.cli.app import main
+
+main()

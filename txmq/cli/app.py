@@ -1,0 +1,31 @@
+"""The `txmq` command: its parts, put together.
+
+Every command imports what it needs only when it runs, so that `txmq --help` and the completion of a shell stay quick.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from txmq.cli import broker, groups, letters, schema, send, tail, topics, transactions
+
+app = typer.Typer(
+    name="txmq",
+    help="A message queue whose messages and your database rows are one decision.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+broker.add_to(app)
+app.add_typer(schema.app, name="schema")
+app.add_typer(topics.app, name="topic")
+send.add_to(app)
+tail.add_to(app)
+app.add_typer(groups.app, name="group")
+app.add_typer(transactions.app, name="tx")
+app.add_typer(letters.app, name="dlq")
+
+
+def main() -> None:
+    """Run the command that the process was started with."""
+    app(prog_name="txmq")

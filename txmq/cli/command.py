@@ -1,0 +1,125 @@
+"""How a function becomes a command: with the options that all of them share, and with errors told the same way."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, Protocol, get_type_hints
+
+import typer
+
+from txmq.cli.options import DEFAULT_BROKER, AsJson, BrokerUrl
+from txmq.cli.output import Output
+from txmq.message import Receipt
+
+P = ParamSpec("P")
+
+
+class Client(Protocol):
+    """What commands need of a client."""
+
+    def call(self, name: str, /, **args: object) -> dict[str, Any]: ...
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        deliver_at: int | datetime | None = None,
+    ) -> Receipt: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One command's conversation with a broker."""
+
+    out: Output
+    client: Client
+    url: str
+
+    def show(self, call: str, *, columns: Sequence[str] = (), **args: object) -> None:
+        """Make a call and print its reply; of the rows in it, tables show only these columns where any are named."""
+        self.out.show(self.client.call(call, **args), columns=columns)
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask before something that cannot be taken back; no ends the command. With JSON nobody is there to ask."""
+        if not yes and not self.out.as_json:
+            typer.confirm(question, abort=True, err=True)
+
+
+def connect(url: str) -> Client:
+    """A client of the broker there."""
+    from txmq.client.blocking import connect as blocking
+
+    return blocking(url, service="txmq-cli")
+
+
+def local(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Output, P], None]], Callable[..., None]]:
+    """Make a command that needs no broker; its function gets an Output first."""
+
+    def register(function: Callable[Concatenate[Output, P], None]) -> Callable[..., None]:
+        def run(as_json: bool, **arguments: Any) -> None:  # noqa: ANN401, FBT001  # as the command line gave them
+            out = Output(as_json=as_json)
+            with out.reporting():
+                function(out, **arguments)  # type: ignore[call-arg]  # by their names
+
+        return _register(app, name, function, run, {"as_json": AsJson})
+
+    return register
+
+
+def remote(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[..., None]]:
+    """Make a command that speaks to a broker; its function gets a Session first."""
+
+    def register(function: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:
+        def run(as_json: bool, broker: str, **arguments: Any) -> None:  # noqa: ANN401, FBT001
+            with _session(Output(as_json=as_json), broker) as session:
+                function(session, **arguments)  # type: ignore[call-arg]  # by their names
+
+        return _register(app, name, function, run, {"broker": BrokerUrl, "as_json": AsJson})
+
+    return register
+
+
+@contextmanager
+def _session(out: Output, url: str) -> Iterator[Session]:
+    with out.reporting():
+        client = connect(url)
+        try:
+            yield Session(out, client, url)
+        finally:
+            client.close()
+
+
+SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
+
+
+def _register(
+    app: typer.Typer,
+    name: str,
+    function: Callable[..., None],
+    run: Callable[..., None],
+    shared: Mapping[str, object],
+) -> Callable[..., None]:
+    """Give `run` the signature that typer reads: of `function`, but for its first parameter, and the shared options."""
+    hints = get_type_hints(function, include_extras=True)
+    own: Sequence[inspect.Parameter] = list(inspect.signature(function).parameters.values())[1:]
+    options = [
+        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=SHARED_DEFAULTS[option], annotation=hint)
+        for option, hint in shared.items()
+    ]
+    parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in own] + options
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions take attributes
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = function.__doc__
+    app.command(name)(run)
+    return function
