@@ -102,3 +102,14 @@ def test_damage_that_nobody_knows_of_stops_a_reader() -> None:
     fs.open(log.segments()[1].path, write=True).truncate(100)
     with pytest.raises(CorruptRecord, match="the file ends here"):
         log.read(log.segments()[1].first, 200)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "CHUNK", 128)
+    fs = new_disk()
+    log, history = filled(fs)
+    records = log.scan(0)
+    assert entry(next(records)) == history.entries[0]
+    fs.open(log.segments()[0].path, write=True).truncate(400)
+    with pytest.raises(CorruptRecord):
+        list(records)

@@ -48,8 +48,9 @@ class SegmentScan:
                 yield found
                 at += record_size(len(found.body))
             position += at
-            # Only the chunk may have ended, not the record: then the next chunk begins with it and is large enough.
-            if found is Fault.SHORT and position + (needed := wanted(data, at)) <= reach:
+            needed = wanted(data, at)
+            if found is Fault.SHORT and position + needed <= reach and (at or needed > size):
+                # Only the chunk has ended, not the record: the next chunk begins with it and is large enough.
                 size = max(CHUNK, needed)
             elif position < reach:
                 damage = self._damage(position, reach, bound, self._reason(found, data, at))
