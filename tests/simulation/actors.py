@@ -1,0 +1,296 @@
+"""Clients: producers, services with a database, consumers, an operator. Each is a coroutine on the simulated clock."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tests.simulation.database import Fenced
+from tests.simulation.history import Broken
+from tests.simulation.network import Lost, Peer
+from txmq.batch import BatchView, encode
+from txmq.errors import Conflict, RequestRejected, UnknownMember
+from txmq.keys import partition_of
+from txmq.message import Decision, Message
+from txmq.tx.group import GroupState
+from txmq.wire import headers as h
+from txmq.wire.chunks import Chunk, unpack_chunks
+from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part, unpack_group_receipt
+from txmq.wire.headers import Opcode
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tests.simulation.world import World
+
+TOPIC, PARTITIONS = "t", 2
+POSTGRES = ("postgres", 1, 1, 5, None)
+PLAIN_KEYS, ROW_KEYS = ("p0", "p1", "p2"), ("r0", "r1", "r2")
+
+
+class Actor:
+    """What all clients share."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.rng: Random = world.rng
+        self.peer = Peer(world.clock, world.rng, lambda: world.node)
+
+    def new_id(self) -> bytes:
+        return self.rng.randbytes(16)
+
+    def new_token(self) -> bytes:
+        return (self.world.now() // 1_000).to_bytes(6, "big") + self.rng.randbytes(10)
+
+    async def insist(self, opcode: int, payload: bytes | list[bytes]) -> bytes:
+        """Ask until there is a reply; requests of this kind may be repeated."""
+        while True:
+            try:
+                return await self.peer.request(opcode, payload)
+            except Lost:
+                await self.peer.connect()
+
+    def batch(self, producer: bytes, sequence: int, *messages: tuple[str, str]) -> bytes:
+        """A batch of (key, body)."""
+        rows = [Message(body.encode(), key) for key, body in messages]
+        return encode(rows, producer_id=producer, epoch=0, sequence=sequence, born_at=self.world.now())
+
+
+def place_of(key: str) -> int:
+    return partition_of(key, PARTITIONS)
+
+
+class Producer(Actor):
+    """Sends batches with a sequence, and repeats what was not acknowledged with the same one."""
+
+    async def run(self, batches: int) -> None:
+        await self.peer.connect()
+        producer, sequence, history = self.new_id(), 0, self.world.history
+        for _ in range(batches):
+            key = self.rng.choice(PLAIN_KEYS + ROW_KEYS)
+            bodies = [f"{key}|0|{self.name}-{sequence + row}" for row in range(self.rng.randint(1, 3))]
+            history.attempted.update(bodies)
+            data = self.batch(producer, sequence, *((key, body) for body in bodies))
+            reply = await self.insist(Opcode.SEND, h.send_header(TOPIC, place_of(key), 0) + data)
+            receipt = h.unpack_send_receipt(reply)
+            for row, body in enumerate(bodies):
+                where = None if receipt.offset < 0 else (place_of(key), receipt.offset + row)
+                history.acknowledged[body] = where
+            history.counts["duplicate receipts"] += receipt.duplicate
+            sequence += len(bodies)
+            await self.peer.pause(0.02)
+
+
+class Service(Actor):
+    """Changes a row and sends messages as one decision; its process dies now and then at the worst moments."""
+
+    async def run(self, transactions: int) -> None:
+        await self.peer.connect()
+        for _ in range(transactions):
+            await self._transaction()
+            await self.peer.pause(0.02)
+
+    async def _transaction(self) -> None:
+        database, history, rng = self.world.database, self.world.history, self.rng
+        token, key = self.new_token(), rng.choice(ROW_KEYS)
+        version = await database.lock(key)
+        part = self.group(token, [(key, version), *(((PLAIN_KEYS[0], 0),) if rng.random() < 0.3 else ())], POSTGRES)
+        outcome = "roll back"
+        with suppress(Lost, Fenced):
+            if await self._store(part):
+                database.insert_token(token)
+                outcome = rng.choices(("commit", "roll back", "die before", "die after"), (70, 10, 10, 10))[0]
+        if outcome == "die before":
+            self.peer.drop()
+            await self.peer.pause(0.1)  # until the database notices that the backend's client is gone
+        if outcome in ("commit", "die after") and token not in database.fences:
+            database.commit(token, key, version)
+            history.counts["committed"] += 1
+        else:
+            database.roll_back(token, key)
+            history.dead_tokens.add(token)
+        if outcome == "die after":
+            self.peer.drop()
+        elif outcome in ("commit", "roll back"):
+            await self._tell(token, committed=token in database.committed)
+        if self.peer.link is None:
+            await self.peer.connect()
+
+    def group(self, token: bytes, rows: list[tuple[str, int]], decider: tuple[object, ...], *, commit: bool = False) -> Part:
+        bodies = [f"{key}|{version}|{token.hex()}-{n}" for n, (key, version) in enumerate(rows)]
+        self.world.history.attempted.update(bodies)
+        self.world.history.groups[token] = bodies
+        batches = tuple(
+            PartBatch(TOPIC, place_of(key), 0, self.batch(token, n, (key, body)))
+            for n, ((key, _version), body) in enumerate(zip(rows, bodies, strict=True))
+        )
+        check = 0 if decider[0] in ("local", "job") else 300_000
+        part = Part(token, 0, 0, True, commit, bytes(32), Description(decider, "sim", (), check), batches)  # noqa: FBT003
+        return part._replace(digest=group_digest([part]))
+
+    async def _store(self, part: Part) -> bool:
+        """Until the lock has been held for too long."""
+        for _ in range(3):
+            try:
+                receipt = unpack_group_receipt(await self.peer.request(Opcode.GROUP, pack_part(part)))
+            except Lost:
+                await self.peer.connect()
+            else:
+                return receipt.state in (GroupState.UNDECIDED, GroupState.PUBLISHED, GroupState.COMMITTED)
+        return False
+
+    async def _tell(self, token: bytes, *, committed: bool) -> None:
+        decision = Decision.COMMIT if committed else Decision.ROLLBACK
+        try:
+            await self.peer.request(Opcode.DECIDE, h.pack_decide(h.Decide(decision, token, 0, "producer")))
+        except Conflict as error:
+            raise Broken(f"the database said {decision.name}: {error}") from error
+        except (Lost, RequestRejected):
+            self.world.history.counts["decisions lost"] += 1  # the resolver finds out
+
+
+class Local(Service):
+    """Broker-local transactions, and jobs of several groups with one decision."""
+
+    async def run(self, transactions: int) -> None:
+        await self.peer.connect()
+        for _ in range(transactions):
+            await (self._job() if self.rng.random() < 0.4 else self._local())
+            await self.peer.pause(0.03)
+
+    async def _local(self) -> None:
+        token = self.new_token()
+        part = self.group(token, [(self.rng.choice(PLAIN_KEYS + ROW_KEYS), 0), (PLAIN_KEYS[1], 0)], ("local",), commit=True)
+        await self.insist(Opcode.GROUP, pack_part(part))
+        self.world.history.decided.add(token)
+
+    async def _job(self) -> None:
+        job, tokens, history = self.new_token(), [], self.world.history
+        for _ in range(3):
+            token = self.new_token()
+            part = self.group(token, [(PLAIN_KEYS[2], 0)], ("job", job))
+            await self.insist(Opcode.GROUP, pack_part(part))
+            tokens.append(token)
+        winners = [token for token in tokens if self.rng.random() < 0.7]
+        history.dead_tokens.update(set(tokens) - set(winners))
+        decision = {"token": job.hex(), "outcome": "COMMIT", "winners": [token.hex() for token in winners]}
+        for _ in range(1 + (self.rng.random() < 0.5)):  # a driver may say it twice
+            while True:
+                try:
+                    await self.peer.call("job.decide", **decision)
+                except Lost:
+                    await self.peer.connect()
+                else:
+                    break
+        history.decided.update(winners)
+
+
+class Consumer(Actor):
+    """A member of a group; dies now and then with messages in hand."""
+
+    group, mode = "c", "concurrent"
+
+    async def run(self) -> None:
+        while not self.world.over:
+            try:
+                await self.peer.connect()
+                await self._member()
+            except (Lost, RequestRejected):
+                self.peer.drop()
+                await self.peer.pause(0.05)
+
+    async def _member(self) -> None:
+        retry = {"delays": [50_000, 100_000], "attempts": 2}
+        options = {"session_ms": 1_000, "lease_ms": 2_000, "retry": retry, "mode": self.mode, "topics": [TOPIC]}
+        joined = await self.peer.call("consumer.join", group=self.group, member=self.name, instance=self.new_id().hex(), **options)
+        generation = joined["generation"]
+        while not self.world.over:
+            wanted = h.Fetch(generation, 200, 1 << 16, self.rng.choice((1, 3, 50)), self.group, self.name)
+            chunks = unpack_chunks(await self.peer.request(Opcode.FETCH, h.pack_fetch(wanted))).chunks
+            for chunk in chunks:
+                if self.rng.random() < self.world.trouble * 0.02:
+                    self.world.history.counts["consumers killed"] += 1
+                    raise Lost
+                await self._process(generation, chunk)
+            try:
+                beat = await self.peer.call("consumer.heartbeat", group=self.group, member=self.name, generation=generation)
+            except UnknownMember:
+                return
+            generation = beat["generation"]
+
+    async def _process(self, generation: int, chunk: Chunk) -> None:
+        view = BatchView(chunk.batch)
+        for row in range(chunk.first_row, chunk.first_row + chunk.rows):
+            offset, body = chunk.base_offset + row, view.bodies[row].decode()
+            self.world.delivered(chunk.partition, offset, body)
+            await self._one(generation, chunk, offset, body)
+
+    def _fails(self, body: str) -> bool:
+        """Some messages fail a few times, the same ones for the same seed, and then no more."""
+        left = self.world.failures.setdefault((self.group, body), self.rng.choice((0, 0, 0, 0, 0, 1, 2, 4)))
+        self.world.failures[self.group, body] = max(0, left - 1)
+        return left > 0
+
+    async def _one(self, generation: int, chunk: Chunk, offset: int, body: str) -> None:
+        if self._fails(body):
+            await self._nack(generation, chunk.partition, offset)
+            return
+        await self._ack(generation, chunk.partition, offset)
+        self.world.history.acked[body] += 1
+
+    async def _ack(self, generation: int, partition: int, offset: int) -> None:
+        ranges = (h.Acked(TOPIC, partition, offset, offset + 1),)
+        await self.peer.request(Opcode.ACK, h.pack_ack(h.Ack(generation, self.group, self.name, ranges)))
+
+    async def _nack(self, generation: int, partition: int, offset: int) -> int:
+        place = {"topic": TOPIC, "partition": partition, "offset": offset}
+        reply = await self.peer.call("consumer.nack", group=self.group, member=self.name, generation=generation, **place)
+        self.world.history.counts[f"moved to {reply['moved']}"] += 1
+        return int(reply["fence_lease"])
+
+
+class Ordered(Consumer):
+    """Processes each key's messages in the order they come, and gives back those of a key that has failed."""
+
+    group, mode = "o", "ordered"
+
+    async def _member(self) -> None:
+        self._fenced: dict[str, int] = {}
+        await super()._member()
+
+    async def _one(self, generation: int, chunk: Chunk, offset: int, body: str) -> None:
+        key, version, _rest = body.split("|")
+        if chunk.lease_id < self._fenced.get(key, 0):
+            ranges = [[TOPIC, chunk.partition, offset, offset + 1]]
+            await self.peer.call("consumer.return", group=self.group, member=self.name, generation=generation, ranges=ranges)
+            self.world.history.counts["given back"] += 1
+        elif self._fails(body):
+            self._fenced[key] = await self._nack(generation, chunk.partition, offset)
+        else:
+            if int(version):
+                self.world.history.succeeded(key, int(version))
+            await self._ack(generation, chunk.partition, offset)
+            self.world.history.acked[f"o:{body}"] += 1
+
+
+class Operator(Actor):
+    """Replays dead letters, some in a transaction of its own."""
+
+    async def run(self) -> None:
+        while not self.world.over:
+            try:
+                await self.peer.connect()
+                while not self.world.over:
+                    await self.peer.pause(0.3)
+                    for group in ("c", "o"):
+                        await self._replay(group)
+            except (Lost, RequestRejected):
+                self.peer.drop()
+                await self.peer.pause(0.05)
+
+    async def _replay(self, group: str) -> None:
+        letters = (await self.peer.call("dlq.list", group=group))["letters"]
+        places = [[letter["topic"], letter["partition"], letter["offset"]] for letter in letters]
+        if places:
+            self.world.history.counts["letters"] += len(places)
+            await self.peer.call("dlq.replay", group=group, letters=places)

@@ -1,0 +1,158 @@
+"""A network in which bytes take their time, come in pieces, and connections break."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import connectionDone
+
+from txmq.errors import TxmqError
+from txmq.message import Decision
+from txmq.wire.calls import encode_call
+from txmq.wire.frames import Frame, FrameDecoder, encode_frame
+from txmq.wire.headers import Opcode
+from txmq.wire.hello import Hello
+from txmq.wire.json import parse
+from txmq.wire.status import to_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+    from typing import Any
+
+    from twisted.internet.task import Clock
+
+    from tests.simulation.node import Node
+    from txmq.broker.protocol import Session
+
+LATENCY_S = 0.004
+REQUEST_S = 2.0  # a client waits so long for a reply
+ASKED = Decision  # of actors that look at outcomes
+
+
+class Lost(Exception):  # noqa: N818  # it is what happened
+    """The connection broke, or no reply came in time: the request may have been carried out."""
+
+
+class Link:
+    """One TCP connection: what is written on one side arrives on the other, in order, later, in pieces."""
+
+    def __init__(self, clock: Clock, rng: Random, session: Session, client: Peer) -> None:
+        self._clock, self._rng, self._session, self._client = clock, rng, session, client
+        self._arrives = [0.0, 0.0]
+        self.connected = 1
+        session.makeConnection(self)  # type: ignore[arg-type]  # a transport by what it can do
+
+    def to_server(self, data: bytes) -> None:
+        self._carry(0, data, self._session.dataReceived)
+
+    def write(self, data: bytes) -> None:
+        self._carry(1, data, self._client.received)
+
+    def _carry(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:
+        cut = self._rng.randrange(len(data) + 1) if self._rng.random() < 0.1 else len(data)
+        for piece in (data[:cut], data[cut:]):
+            at = max(self._arrives[way], self._clock.seconds() + self._rng.random() * LATENCY_S)
+            self._arrives[way] = at
+            if piece:
+                self._clock.callLater(at - self._clock.seconds(), self._arrive, deliver, piece)
+
+    def _arrive(self, deliver: Callable[[bytes], None], piece: bytes) -> None:
+        if self.connected:
+            deliver(piece)
+
+    def cut(self) -> None:
+        """The connection is gone, for both sides; what was under way is lost."""
+        if self.connected:
+            self.connected = 0
+            self._session.connectionLost(connectionDone)
+            self._client.disconnected()
+
+    def vanish(self) -> None:
+        """As `cut`, but the broker is no more."""
+        self.connected = 0
+        self._client.disconnected()
+
+    loseConnection = abortConnection = cut  # noqa: N815
+
+    def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001
+    def getPeer(self) -> str:
+        return "simulated"
+
+    def registerProducer(self, producer: object, streaming: bool) -> None: ...  # noqa: FBT001
+    def pauseProducing(self) -> None: ...
+    def resumeProducing(self) -> None: ...
+
+
+class Peer:
+    """A client's end: correlates requests and replies. Everything above it is the actor's."""
+
+    def __init__(self, clock: Clock, rng: Random, node: Callable[[], Node | None], service: str = "sim") -> None:
+        self._clock, self._rng, self._node, self._service = clock, rng, node, service
+        self.link: Link | None = None
+        self._replies: dict[int, Deferred[Frame]] = {}
+        self._next = 0
+
+    async def connect(self) -> None:
+        """Try until a broker answers the hello."""
+        while True:
+            node = self._node()
+            if node is not None:
+                self._decoder = FrameDecoder(1 << 25)
+                self.link = node.accept(self)
+                try:
+                    await self.request(Opcode.HELLO, Hello(versions=(1, 1), client="sim", service=self._service).encode())
+                except Lost:
+                    pass
+                else:
+                    return
+            await self.pause(0.02)
+
+    async def pause(self, seconds: float) -> None:
+        done: Deferred[None] = Deferred()
+        self._clock.callLater(seconds * (0.5 + self._rng.random()), done.callback, None)
+        await done
+
+    async def request(self, opcode: int, payload: bytes | list[bytes], wait_s: float = REQUEST_S) -> bytes:
+        """The payload of the reply. Raises Lost, or what the broker refused it with."""
+        if self.link is None:
+            raise Lost
+        self._next += 1
+        number, reply = self._next, Deferred[Frame]()
+        self._replies[number] = reply
+        timer = self._clock.callLater(wait_s, self._too_late, number)
+        self.link.to_server(encode_frame(opcode, number, payload))
+        frame = await reply
+        if timer.active():
+            timer.cancel()
+        if frame.status:
+            raise to_error(frame.status, frame.payload)
+        return frame.payload
+
+    async def call(self, name: str, **args: Any) -> Any:
+        return parse(await self.request(Opcode.CALL, encode_call(name, args)))
+
+    def _too_late(self, number: int) -> None:
+        if number in self._replies and self.link is not None:
+            self.link.cut()
+
+    def received(self, data: bytes) -> None:
+        for frame in self._decoder.feed(data):
+            reply = self._replies.pop(frame.correlation, None)
+            if reply is not None:
+                reply.callback(frame)
+
+    def disconnected(self) -> None:
+        self.link = None
+        waiting, self._replies = self._replies, {}
+        for reply in waiting.values():
+            reply.errback(Lost())
+
+    def drop(self) -> None:
+        """The client's process dies: its connections end with it."""
+        if self.link is not None:
+            self.link.cut()
+
+
+REFUSED = TxmqError

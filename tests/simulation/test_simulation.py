@@ -1,0 +1,1 @@
+from tests.simulation.world import World

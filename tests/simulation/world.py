@@ -1,0 +1,173 @@
+"""One seed: picks who does what when, what breaks, and when it ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from tests.simulation import actors
+from tests.simulation.database import Database
+from tests.simulation.history import Broken, History
+from tests.simulation.node import EPOCH_US, Node
+from tests.simulation.verdict import check_everything, check_group
+from txmq.testing.simfs import PowerCut, SimFS
+from txmq.wire.calls import encode_call
+from txmq.wire.headers import Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from twisted.python.failure import Failure
+
+    from tests.simulation.planted import Bug
+
+TROUBLE_S = 2.5  # after that nothing breaks any more,
+LIVELINESS_S = 60.0  # and then everything must come to its end
+STEPS = 200_000
+
+
+class World:
+    """Everything that a seed decides about."""
+
+    def __init__(self, seed: int, bug: Bug | None = None) -> None:
+        self.rng, self.clock = Random(seed), Clock()
+        self.history, self.database = History(), Database(self.clock, self.rng)
+        self.failures: dict[tuple[str, str], int] = {}
+        self.disk = SimFS()
+        self.node: Node | None = None
+        self.over = False
+        self.trouble = 1.0
+        self._bug = bug
+        self._failure: Failure | None = None
+        self._busy = 0
+        self._tokens_seen: deque[bytes] = deque(maxlen=1)
+
+    def now(self) -> int:
+        return EPOCH_US + int(self.clock.seconds() * 1_000_000)
+
+    def run(self) -> History:
+        """Raises Broken, or what an actor met, if anything is wrong."""
+        self._start_broker()
+        self._setup()
+        rng = self.rng
+        self.clock.callLater(rng.uniform(0.1, 0.8), self._power_cut)
+        self.clock.callLater(rng.uniform(0.1, 0.5), self._break_a_connection)
+        self.clock.callLater(TROUBLE_S, self._calm)
+        self._step(lambda: self.over)
+        return self.history
+
+    def _setup(self) -> None:
+        starter = actors.Operator(self, "op")
+
+        async def begin() -> None:
+            await starter.insist(Opcode.CALL, encode_call("topic.create", {"name": actors.TOPIC, "partitions": actors.PARTITIONS}))
+            for number in range(2):
+                self._do(actors.Producer(self, f"p{number}").run(8))
+                self._do(actors.Service(self, f"s{number}").run(6))
+            self._do(actors.Local(self, "l").run(4))
+            for name in ("m0", "m1"):
+                self._always(actors.Consumer(self, name).run())
+                self._always(actors.Ordered(self, name).run())
+            self._always(starter.run())
+
+        self._do(begin())
+
+    def _do(self, work: Coroutine[Deferred[Any], Any, None]) -> None:
+        """Work that must come to its end."""
+        self._busy += 1
+
+        def done(_result: object) -> None:
+            self._busy -= 1
+
+        Deferred.fromCoroutine(work).addCallbacks(done, self._failed)
+
+    def _always(self, work: Coroutine[Deferred[Any], Any, None]) -> None:
+        """Work that goes on until all is over."""
+        Deferred.fromCoroutine(work).addErrback(self._failed)
+
+    def _failed(self, failure: Failure) -> None:
+        self._failure = self._failure or failure
+
+    def _step(self, until: Any) -> None:  # noqa: ANN401
+        for _ in range(STEPS):
+            if until():
+                return
+            calls = self.clock.getDelayedCalls()
+            assert calls, "somebody is always waiting"
+            try:
+                self.clock.advance(max(0.0, calls[0].getTime() - self.clock.seconds()))
+            except PowerCut:
+                self._restart_later()
+            self._raise_failures()
+        raise Broken("the simulation does not come to its end")
+
+    def _raise_failures(self) -> None:
+        failure = self._failure or (self.node.failure if self.node is not None else None)
+        if failure is not None:
+            failure.raiseException()
+
+    def _start_broker(self) -> None:
+        self.node = Node(self.disk, self.clock, self.rng, self.database, self._bug)
+
+    def _power_cut(self) -> None:
+        """The broker's machine loses power: at once, or in the middle of one of the next changes of its disk."""
+        if not self.trouble:
+            return
+        self.history.counts["power cuts"] += 1
+        assert self.node is not None
+        self._restart_later()
+
+    def _restart_later(self) -> None:
+        assert self.node is not None
+        self.node.crash()
+        self.disk = self.disk.crash(self.rng)
+        self.node = None
+        self.clock.callLater(self.rng.uniform(0.01, 0.3), self._start_broker)
+        self.clock.callLater(self.rng.uniform(0.2, 1.2), self._power_cut)
+
+    def _break_a_connection(self) -> None:
+        if self.trouble:
+            if self.node is not None:
+                self.history.counts["connections cut"] += 1
+                self.node.cut_a_connection()
+            self.clock.callLater(self.rng.uniform(0.05, 0.4), self._break_a_connection)
+
+    def _calm(self) -> None:
+        self.trouble = 0.0
+        self.clock.callLater(0.1, self._look)
+
+    def _look(self) -> None:
+        """Is everything done, decided, delivered, replayed?"""
+        if self.node is not None and not self._busy and self._drained():
+            check_everything(self)
+            self.over = True
+        elif self.clock.seconds() > TROUBLE_S + LIVELINESS_S:
+            raise Broken(f"after {LIVELINESS_S} s of calm: {self._what_is_left()}")
+        else:
+            self.clock.callLater(0.1, self._look)
+
+    def _drained(self) -> bool:
+        return not any(self._what_is_left().values())
+
+    def _what_is_left(self) -> dict[str, int]:
+        assert self.node is not None
+        engine = self.node.engine
+        state = engine.state
+        left = {"busy": self._busy, "undecided": state.undecided, "unflushed": engine.store.end - engine.store.durable}
+        left["groups missing"] = 2 - len(state.consumers.groups)
+        for group in state.consumers.groups.values():
+            left[f"{group.name} behind"] = sum(
+                state.topics_by_id[spot[0]].ends[spot[1]] - position.floor for spot, position in group.positions.items()
+            ) + 10 * (actors.PARTITIONS - len(group.positions))
+            left[f"{group.name} moved"] = sum(group.retrying.values()) + group.letters + sum(map(len, group.fences.values()))
+        return left
+
+    def delivered(self, partition: int, offset: int, body: str) -> None:
+        """A consumer was handed a message."""
+        self.history.seen(partition, offset, body)
+        check_group(self, body)
