@@ -1,0 +1,1 @@
+"""Tests of the Spark package: most need no JVM; those that do share one session."""
