@@ -48,7 +48,9 @@ class World(Driver):
         for row, key in enumerate(keys):
             self.keys[known.topic_id, partition, base + row] = key
         sequence = sum(known.ends)
-        event = BatchStored(known.topic_id, partition, base, len(keys), BATCH, 0, known.topic_id.to_bytes(16), 0, sequence)
+        event = BatchStored(
+            known.topic_id, partition, base, len(keys), BATCH, 0, known.topic_id.to_bytes(16), 0, sequence
+        )
         self.record(event)
 
     def boot(self) -> None:
@@ -106,7 +108,9 @@ class World(Driver):
         group, generation = self._who(options)
         return self.do(Ack(group, member, generation, tuple((topic, partition, *one) for one in ranges)))
 
-    def give_back(self, member: str, *ranges: tuple[int, int], topic: str = "t", partition: int = 0, **options: Any) -> Any:
+    def give_back(
+        self, member: str, *ranges: tuple[int, int], topic: str = "t", partition: int = 0, **options: Any
+    ) -> Any:
         group, generation = self._who(options)
         return self.do(Return(group, member, generation, tuple((topic, partition, *one) for one in ranges)))
 

@@ -179,7 +179,7 @@ def membership(state: State, name: str, member: str) -> dict[str, Any] | Rejecte
 
 
 def letters(state: State, name: str, after: int, limit: int) -> tuple[list[Letter], int | None] | Rejected:
-    """A page of letters in the order of dying, abandoned ones included, and the `after` of the next page (None = no more)."""
+    """A page of letters, abandoned ones included, in the order of dying; and the next page's `after`, None = no more."""
     group = known(state, name)
     if isinstance(group, Rejected):
         return group

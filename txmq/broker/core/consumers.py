@@ -69,7 +69,7 @@ class Lease:
     deadline: int
     single: bool = False
     left: int = 0  # messages
-    spots: set[Spot] = field(default_factory=set)  # where its ranges are
+    spots: set[Spot] = field(default_factory=set, compare=False)  # where its ranges are, or were
     rows: set[Spotted] = field(default_factory=set)  # its rows of table `moved`
 
 

@@ -86,11 +86,10 @@ class _Draft:
         group = self._group
         if spot not in self._member.partitions:
             return False
-        if group.ordered:
-            if planning.blocked(group, self._member, spot):
-                return False
-            if pick.keys is None and (candidate.needs_keys or self.made.any_fence(spot[0])):
-                return False
+        if pick.keys is None and (candidate.needs_keys or (group.ordered and self.made.any_fence(spot[0]))):
+            return False
+        if group.ordered and planning.blocked(group, self._member, spot):
+            return False
         if candidate.source is Source.LIVE:
             return self._next_live(candidate.start, spot, position)
         return self._next_given_back(candidate, spot, position)
@@ -123,12 +122,12 @@ class _Draft:
             self._cursors[spot] = end
         else:
             self._passed[spot] = end
-        if pick.keys is None and candidate.source is not Source.EXHAUSTED:
+        if pick.keys is None:
             self._lease(number, spot, start, end, candidate.attempt)
             return
         free = start  # the first offset of a run that goes out
         for offset in range(start, end):
-            key_hash = None if pick.keys is None else pick.keys[offset - start]
+            key_hash = pick.keys[offset - start]
             fenced = self.made.fenced((*spot, offset), key_hash)
             if fenced or candidate.source is Source.EXHAUSTED:
                 self._lease(number, spot, free, offset, candidate.attempt)

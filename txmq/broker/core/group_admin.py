@@ -9,7 +9,7 @@ from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import GroupDelete, GroupPause, GroupSet, ResetPosition
 from txmq.broker.core.consumer_events import GroupChanged, GroupDeleted, GroupPaused, PositionReset
 from txmq.broker.core.consumers import FIRST, LAST, Settings, Spot
-from txmq.broker.core.groups import settings_of
+from txmq.broker.core.group_settings import settings_of
 from txmq.broker.core.members import known
 from txmq.broker.core.positions import Position
 from txmq.broker.core.state import Outcome, Rejected, State

@@ -103,13 +103,13 @@ def _prepare(state: State, command: Join) -> tuple[Group, list[Event]] | Rejecte
         group = Group(state.consumers.next_group_id, command.group, settings)
         events.append(GroupCreated(group.group_id, group.name, settings, 0, False))
     elif base.mode != command.mode or settings._replace(start=base.start) != base:
-        return _mismatch(group, command)
+        return _mismatch(group)
     if command.mode != BROADCAST:
         return group, events
     return _own_group(state, group, command, events)
 
 
-def _mismatch(group: Group, command: Join) -> Rejected:
+def _mismatch(group: Group) -> Rejected:
     have = group.settings._asdict()
     message = f"consumer group {group.name!r} is {have['mode']} and has other settings than its new member asks for"
     return Rejected(GroupMismatch, message, "to change them: txmq group set; the mode is for ever", {"settings": have})

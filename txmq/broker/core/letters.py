@@ -37,7 +37,8 @@ class Source(NamedTuple):
 class NackReply(NamedTuple):
     """What became of the message. `moved`: "retry", "letter", or "parked" where another of its key is retried or dead.
 
-    In an ordered group, messages of this key under leases below `fence_lease` must be given back unprocessed.
+    In an ordered group, messages of this key under leases below `fence_lease` must be given back unprocessed. That is so,
+    too, if the nack is refused with NotLeased; its detail has the number.
     """
 
     moved: str
@@ -57,7 +58,7 @@ def locate(state: State, command: Nack) -> Source | None:
     """Where the engine reads the key hash that a nack needs; None = it needs none."""
     group = state.consumers.groups.get(command.group)
     topic = state.topics.get(command.topic)
-    if group is None or topic is None or not group.ordered:
+    if group is None or topic is None:
         return None
     if moved.get(state, group, (topic.topic_id, command.partition, command.offset)) is not None:
         return None
@@ -79,7 +80,8 @@ def decide_nack(state: State, command: Nack, now: int) -> Outcome | Rejected:
     claim.add(state, command.topic, command.partition, command.offset, command.offset + 1)
     if claim.stale:
         message = f"message {command.offset} of {command.topic}/{command.partition} is not leased to {command.member!r}"
-        return Rejected(NotLeased, message, "it was acked, has moved, or its lease ran out")
+        detail: dict[str, object] = {"fence_lease": group.next_lease}
+        return Rejected(NotLeased, message, "it was acked, has moved, or its lease ran out", detail)
     spotted = (state.topics[command.topic].topic_id, command.partition, command.offset)
     failed = _failed(state, group, spotted, command, now)
     return _move_failed(Changes(state, group, now), group, spotted, failed, command, now)

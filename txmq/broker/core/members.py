@@ -87,7 +87,7 @@ class Claim:
             asked: Iterable[Spotted] = ((*spot, start),)
         else:
             asked = [row for row in held if row[:2] == spot and start <= row[2] < end]
-        return [row for row in asked if row in held and row not in self.rows and self._is_mine(held[row])]
+        return [row for row in asked if row in held and self._is_mine(held[row])]
 
     @property
     def ranges(self) -> tuple[tuple[int, int, int, int], ...]:

@@ -227,7 +227,7 @@ class _Planner:
         """Candidates for the messages of [start, end), batch by batch; False = they did not all fit."""
         if start >= end:
             return True
-        needs_keys = self._group.ordered and (source is Source.EXHAUSTED or spot[0] in self._group.fences)
+        needs_keys = source is Source.EXHAUSTED or (self._group.ordered and spot[0] in self._group.fences)
         for base, entry in entries_from(self._state, spot, start):
             if base >= end:
                 return True

@@ -1,0 +1,128 @@
+"""Consumers by simulation: many seeds, each a run of hundreds of steps; and proof that the checks have teeth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.core.consumer_checks import check, moved_rows
+from tests.core.consumer_sim import Sim, replayed_equals
+from txmq.broker.core import consumer_actions, delivery, fences, moved, planning
+from txmq.broker.core.changes import Changes
+from txmq.broker.core.members import active
+from txmq.broker.core.moved import Kind
+from txmq.broker.core.positions import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS = 400
+SEEDS = 60
+
+
+def run(seed: int) -> Sim:
+    sim = Sim(seed)
+    for number in range(STEPS):
+        sim.step()
+        try:
+            check_all(sim)
+        except AssertionError as wrong:
+            raise AssertionError(f"seed {seed}, step {number}: {wrong}") from wrong
+    replayed_equals(sim)
+    sim.drain()
+    check_all(sim)
+    return sim
+
+
+def check_all(sim: Sim) -> None:
+    for group in sim.state.consumers.by_id.values():
+        ledger = sim.ledgers[group.name]
+        check(sim.state, group, sim.keys, ledger.done | ledger.abandoned)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_message_is_in_one_place_and_keys_stay_in_order(seed: int) -> None:
+    run(seed)
+
+
+def fence_of_the_partition_only(patch: pytest.MonkeyPatch) -> None:
+    found = Changes.fenced
+
+    def fenced(self: Changes, spotted: Any, key_hash: Any) -> bool:
+        fence = self._group.fence(spotted[0], key_hash)
+        return found(self, spotted, key_hash) and (fence is None or fence.partition == spotted[1])
+
+    patch.setattr(Changes, "fenced", fenced)
+
+
+def the_floor_passes_what_was_not_moved(patch: pytest.MonkeyPatch) -> None:
+    put = moved.put
+    patch.setattr(moved, "put", lambda *args: None if args[3].kind == Kind.PARKED else put(*args))
+
+
+def expiry_forgets_the_attempt(patch: pytest.MonkeyPatch) -> None:
+    give_back = Position.give_back
+    patch.setattr(Position, "give_back", lambda self, start, end, _attempt: give_back(self, start, end, 1))
+
+
+def no_look_at_the_generation(patch: pytest.MonkeyPatch) -> None:
+    for module in (planning, delivery):
+        patch.setattr(module, "current", lambda state, group, member, _generation: active(state, group, member))
+
+
+def the_chain_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moved, "first_parked", last_parked)
+
+
+def last_parked(state: Any, group: Any, topic_id: int, key_hash: int) -> Any:
+    found = [
+        (m, row) for m, row in moved_rows(state, group).items() if (row.kind, row.key_hash) == (Kind.PARKED, key_hash)
+    ]
+    return max((item for item in found if item[0][0] == topic_id), default=None)
+
+
+def no_hold_back_behind_older_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fences, "clear", lambda *_: True)
+
+
+def no_wait_for_the_member_before(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning, "blocked", lambda *_: False)
+
+
+def new_before_what_came_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning._Planner, "_given_back", lambda *_: True)
+    patch.setattr(delivery._Draft, "_next_live", lambda _self, start, _spot, position: start == position.cursor)
+
+
+def a_head_is_forgotten_by_a_commit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fences, "head_done", lambda *_: None)
+
+
+def a_reboot_takes_reservations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(consumer_actions, "_settle_ranges", lambda *_, **__: None)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        fence_of_the_partition_only,
+        the_floor_passes_what_was_not_moved,
+        expiry_forgets_the_attempt,
+        no_look_at_the_generation,
+        the_chain_out_of_order,
+        no_hold_back_behind_older_leases,
+        no_wait_for_the_member_before,
+        new_before_what_came_back,
+        a_head_is_forgotten_by_a_commit,
+        a_reboot_takes_reservations,
+    ],
+)
+def test_a_planted_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            run(seed)
+        except AssertionError:
+            return
+    pytest.fail("the simulation is blind to this bug")
