@@ -299,6 +299,13 @@ def test_lanes_judge_offsets_as_a_loop_would(numbers: list[int], most: int) -> N
         assert rises(struct.pack(f"<{len(column)}i", *column), most) == expected
 
 
+@pytest.mark.parametrize(
+    "numbers", [(0, -1), (0, -(1 << 31)), (0, -(1 << 31) + 5), (0, 3, -(1 << 31) + 5), (-(1 << 31), 0)]
+)
+def test_lanes_see_the_sign_of_every_offset(numbers: tuple[int, ...]) -> None:
+    assert not rises(struct.pack(f"<{len(numbers)}i", *numbers), 60)
+
+
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 50), max_size=40), st.integers(0, limits.TIME))
 def test_lanes_judge_times_as_a_loop_would(numbers: list[int], most: int) -> None:
     for bound in (most, max(numbers, default=0), 50):

@@ -92,6 +92,13 @@ def test_heads_that_lie_are_refused(count: int, next_offset: int) -> None:
         unpack_chunks(struct.pack("<IIq", count, 0, next_offset) + payload_of(CHUNK)[16:])
 
 
+def test_reserved_bytes_are_zero() -> None:
+    whole = bytearray(payload_of(CHUNK))
+    whole[-len(BATCH) - 4] = 1
+    with pytest.raises(RemoteProtocolError, match="impossible"):
+        unpack_chunks(bytes(whole))
+
+
 @given(st.binary(max_size=200))
 def test_noise_is_refused_or_empty(noise: bytes) -> None:
     try:
