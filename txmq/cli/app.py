@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from txmq.cli import broker, groups, letters, schema, send, tail, topics, transactions
+from txmq.cli import broker, dev, groups, letters, resolver, schema, send, tail, topics, transactions
 
 app = typer.Typer(
     name="txmq",
@@ -17,6 +17,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 broker.add_to(app)
+dev.add_to(app)
 app.add_typer(schema.app, name="schema")
 app.add_typer(topics.app, name="topic")
 send.add_to(app)
@@ -24,6 +25,7 @@ tail.add_to(app)
 app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="tx")
 app.add_typer(letters.app, name="dlq")
+resolver.add_to(app)
 
 
 def main() -> None:

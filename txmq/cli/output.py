@@ -27,7 +27,6 @@ FAILED = 1  # exit status; that of bad usage is 2
 WIDTH_OF_A_FILE = 100_000  # nothing is cut or wrapped where no terminal sets a width
 TIMES = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline")
 A_TIME = 10**15  # microseconds, September 2001: no count or generation of that name is as large
-SEPARATORS = (", ", " ", "/")  # of lists within lists: a place [topic, partition, offset] reads topic/partition/offset
 
 
 class Output:
@@ -86,17 +85,17 @@ def cell(name: str, value: object) -> str:
     return printable(_plain(value))
 
 
-def _plain(value: object, depth: int = 0) -> str:
+def _plain(value: object, separator: str = " ") -> str:
+    """The text of a value. Lists within lists are places: [topic, partition, offset] reads topic/partition/offset."""
+    if value is None or value in ("", [], {}):
+        return "-"
     match value:
-        case None | "" | [] | {}:
-            return "-"
         case bool():
             return "yes" if value else "no"
-        case Mapping():
-            return ", ".join(f"{name}={_plain(item, 1)}" for name, item in value.items())
-        case Sequence() if not isinstance(value, str):
-            nested = any(isinstance(item, list | tuple) for item in value)
-            return SEPARATORS[1 if nested or not depth else 2].join(_plain(item, depth + 1) for item in value)
+        case dict():
+            return ", ".join(f"{name}={_plain(item, '/')}" for name, item in value.items())
+        case list() | tuple():
+            return separator.join(_plain(item, "/") for item in value)
     return str(value)
 
 

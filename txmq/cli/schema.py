@@ -20,11 +20,7 @@ Dsn = Annotated[str, typer.Argument(envvar="TXMQ_DSN", metavar="DSN", help="The 
 @local(app, "install")
 def install(out: Output, dsn: Dsn) -> None:
     """Make the tables, or bring them up to date."""
-    from txmq.tx.postgres import schema
-
-    with closing(_connect(dsn)) as connection:
-        schema.install(connection)
-    out.show({"version": schema.VERSION})
+    out.show({"version": install_into(dsn)})
 
 
 @local(app, "check")
@@ -37,6 +33,15 @@ def check(out: Output, dsn: Dsn) -> None:
     out.show({"version": schema.VERSION, "remarks": [{"remark": remark} for remark in remarks]})
     if remarks:
         raise typer.Exit(FAILED)
+
+
+def install_into(dsn: str) -> int:
+    """Make the tables, or bring them up to date; returns their version."""
+    from txmq.tx.postgres import schema
+
+    with closing(_connect(dsn)) as connection:
+        schema.install(connection)
+    return schema.VERSION
 
 
 def _connect(dsn: str) -> Connection:

@@ -15,7 +15,9 @@ Header = Annotated[
     list[Pair] | None,
     typer.Option("--header", parser=pair_of, metavar="NAME=VALUE", help="A header; may be given again."),
 ]
-Body = Annotated[str | None, typer.Argument(metavar="BODY", help="The body, as text. Without it and --file, standard input is read.")]
+Body = Annotated[
+    str | None, typer.Argument(metavar="BODY", help="The body, as text. Without it and --file, standard input is read.")
+]
 File = Annotated[str | None, typer.Option("--file", metavar="PATH", help="A file with the body; - is standard input.")]
 DeliverAt = Annotated[
     int | None,

@@ -7,17 +7,16 @@ from typing import Annotated
 import typer
 
 from txmq.cli.command import Session, remote
-from txmq.cli.options import Yes
+from txmq.cli.options import Topic, Yes
 
 app = typer.Typer(no_args_is_help=True, help="Topics and their partitions.")
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 Partitions = Annotated[int, typer.Option(min=1, max=4_096, help="How many partitions; they can only become more.")]
 
 
 @remote(app, "create")
-def create(session: Session, name: Name, partitions: Partitions = 8) -> None:
+def create(session: Session, topic: Topic, partitions: Partitions = 8) -> None:
     """Create a topic."""
-    session.show("topic.create", name=name, partitions=partitions)
+    session.show("topic.create", name=topic, partitions=partitions)
 
 
 @remote(app, "list")
@@ -27,19 +26,19 @@ def list_(session: Session) -> None:
 
 
 @remote(app, "show")
-def show(session: Session, name: Name) -> None:
+def show(session: Session, topic: Topic) -> None:
     """Show a topic: where its partitions end, and which groups read it."""
-    session.show("topic.show", name=name)
+    session.show("topic.show", name=topic)
 
 
 @remote(app, "set")
-def set_(session: Session, name: Name, partitions: Partitions) -> None:
+def set_(session: Session, topic: Topic, partitions: Partitions) -> None:
     """Give a topic more partitions."""
-    session.show("topic.grow", name=name, partitions=partitions)
+    session.show("topic.grow", name=topic, partitions=partitions)
 
 
 @remote(app, "delete")
-def delete(session: Session, name: Name, *, yes: Yes = False) -> None:
+def delete(session: Session, topic: Topic, *, yes: Yes = False) -> None:
     """Delete a topic and its messages."""
-    session.confirm(f"Delete topic {name} and all of its messages?", yes=yes)
-    session.show("topic.delete", name=name)
+    session.confirm(f"Delete topic {topic} and all of its messages?", yes=yes)
+    session.show("topic.delete", name=topic)

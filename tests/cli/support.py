@@ -1,0 +1,75 @@
+"""Commands run in this process against a client that is told what to reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from txmq.cli.app import app
+from txmq.message import Message, Receipt
+
+NOBODY = "txmq://127.0.0.1:1"
+
+
+@dataclass
+class ScriptedClient:
+    """Replies in turn, or raises what stands there instead; keeps what it was asked."""
+
+    replies: list[dict[str, Any] | Exception] = field(default_factory=list)
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    sent: list[tuple[str, Message, int | None]] = field(default_factory=list)
+    url: str = ""
+    closed: bool = False
+
+    def call(self, name: str, /, **args: object) -> dict[str, Any]:
+        self.calls.append((name, args))
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        deliver_at: int | datetime | None = None,
+    ) -> Receipt:
+        self.sent.append((topic, Message(body, key, tag, headers, deliver_at), partition))
+        return Receipt("ab" * 16 + "-7", topic, partition or 0, 42, duplicate=False)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
+    """The client that commands get, whatever broker they name."""
+    scripted = ScriptedClient()
+
+    def connect(url: str) -> ScriptedClient:
+        scripted.url = url
+        return scripted
+
+    monkeypatch.setattr("txmq.cli.command.connect", connect)
+    monkeypatch.setattr("txmq.cli.options.getuser", lambda: "ada")
+    monkeypatch.delenv("TXMQ_BROKER", raising=False)
+    yield scripted
+    assert scripted.closed or not scripted.url, "a command left its client open"
+
+
+def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
+    """Runs `txmq ARGUMENTS`. Errors that no command should let through are raised."""
+    result = CliRunner().invoke(app, list(arguments), input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result

@@ -1,0 +1,262 @@
+"""Which calls the commands make, and what becomes of the replies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.support import ScriptedClient, client, run
+from txmq.errors import BrokerUnavailable, UnknownGroup
+from txmq.message import Message
+
+__all__ = ["client"]
+
+TOKEN = "019a0000000070008000000000000001"
+BY_ADA = {"operator": "ada", "reason": ""}
+WHY = ("--reason", "lost on 3 May")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call", "args"),
+    [
+        ("topic create orders", "topic.create", {"name": "orders", "partitions": 8}),
+        ("topic create orders --partitions 3", "topic.create", {"name": "orders", "partitions": 3}),
+        ("topic list", "topic.list", {}),
+        ("topic show orders", "topic.show", {"name": "orders"}),
+        ("topic set orders --partitions 9", "topic.grow", {"name": "orders", "partitions": 9}),
+        ("topic delete orders --yes", "topic.delete", {"name": "orders"}),
+        ("group list", "group.list", {}),
+        ("group show billing", "group.show", {"group": "billing"}),
+        ("group pause billing", "group.pause", {"group": "billing", "operator": "ada"}),
+        ("group resume billing --operator eve", "group.resume", {"group": "billing", "operator": "eve"}),
+        ("tx list", "tx.list", {"state": "undecided", "limit": 100}),
+        ("tx list --state in-doubt --limit 7", "tx.list", {"state": "in-doubt", "limit": 7}),
+        ("tx list --state conflicts", "tx.list", {"state": "conflicts", "limit": 100}),
+        (f"tx show {TOKEN}", "tx.show", {"token": TOKEN}),
+        ("tx show 019A0000-0000-7000-8000-000000000001", "tx.show", {"token": TOKEN}),
+        ("tx check", "tx.check", {"token": None}),
+        (f"tx check {TOKEN}", "tx.check", {"token": TOKEN}),
+        (
+            f"tx commit {TOKEN} --reason seen",
+            "tx.decide",
+            {"token": TOKEN, "outcome": "COMMIT", "operator": "ada", "reason": "seen"},
+        ),
+        (
+            f"tx rollback {TOKEN} --reason lost --operator eve",
+            "tx.decide",
+            {"token": TOKEN, "outcome": "ROLLBACK", "operator": "eve", "reason": "lost"},
+        ),
+        (
+            "dlq show billing orders/3/17",
+            "dlq.show",
+            {"group": "billing", "topic": "orders", "partition": 3, "offset": 17},
+        ),
+        ("dlq stats billing", "dlq.stats", {"group": "billing"}),
+    ],
+)
+def test_a_command_is_a_call_and_its_reply_is_shown(
+    client: ScriptedClient, arguments: str, call: str, args: dict[str, Any]
+) -> None:
+    reply = {"answer": "as it came"}
+    client.replies = [dict(reply), dict(reply)]
+    assert json.loads(run(*arguments.split(), "--json").stdout) == reply
+    assert "as it came" in run(*arguments.split()).stdout
+    assert client.calls == [(call, args)] * 2
+
+
+def test_the_broker_is_the_one_named_else_that_of_the_environment_else_the_default(
+    client: ScriptedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.replies = [{"topics": []}] * 3
+    run("topic", "list")
+    assert client.url == "txmq://127.0.0.1:7650"
+    monkeypatch.setenv("TXMQ_BROKER", "txmq://there:1")
+    run("topic", "list")
+    assert client.url == "txmq://there:1"
+    run("topic", "list", "--broker", "txmq://elsewhere:2")
+    assert client.url == "txmq://elsewhere:2"
+
+
+def test_an_error_is_told_on_standard_error_with_status_1(client: ScriptedClient) -> None:
+    client.replies = [UnknownGroup("no group 'x'", hint="see: txmq group list"), BrokerUnavailable("nobody there")]
+    result = run("group", "show", "x")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "txmq: no group 'x' (see: txmq group list)\n")
+    result = run("group", "show", "x", "--json")
+    assert (result.exit_code, result.stdout, json.loads(result.stderr)["error"]) == (1, "", "BrokerUnavailable")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "nothing",
+        "topic",
+        "topic create",
+        "topic create .hidden",
+        "topic create orders --partitions 0",
+        "topic create orders --partitions many",
+        "topic set orders",
+        "send",
+        "send orders body --file x",
+        "send orders body --header novalue",
+        "send orders body --header =value",
+        "send orders body --deliver-at tomorrow",
+        "send orders --file /does/not/exist",
+        "tail orders --from -1",
+        "tail orders --from ever",
+        "tail orders --count 0",
+        "group reset billing orders",
+        "group reset billing orders --to 1=x",
+        "group reset billing orders --to x",
+        "group reset billing orders --to first --to 1=2",
+        "tx list --state lost",
+        "tx show 123",
+        f"tx commit {TOKEN}",
+        f"tx commit {TOKEN} --reason x --operator a:b",
+        "dlq show billing orders",
+        "dlq show billing orders/1/-2",
+        "dlq replay billing",
+        "dlq replay billing orders/1/2 --all",
+        "dlq abandon billing orders/1/2",
+        "resolver",
+    ],
+)
+def test_bad_usage_is_status_2_and_nothing_is_done(client: ScriptedClient, arguments: str) -> None:
+    result = run(*arguments.split())
+    assert result.exit_code == 2
+    assert result.stdout == "" or result.stdout.lstrip().startswith("Usage:")
+    assert client.calls == []
+    assert client.sent == []
+
+
+@pytest.mark.parametrize(
+    ("to", "sent"),
+    [
+        (["first"], "first"),
+        (["last"], "last"),
+        (["2026-07-01T12:00:00Z"], 1_782_907_200_000_000),
+        (["0=17", "3=9"], {"0": 17, "3": 9}),
+    ],
+)
+def test_a_reset_shows_what_it_would_do_before_it_asks(client: ScriptedClient, to: list[str], sent: object) -> None:
+    client.replies = [{"positions": [[0, 10, 17], [3, 4, 9]]}] * 2
+    options = [word for text in to for word in ("--to", text)]
+    result = run("group", "reset", "billing", "orders", *options, *WHY, "--reprocess", stdin="y\n")
+    args = {"group": "billing", "topic": "orders", "to": sent, "reprocess": True}
+    args |= {"operator": "ada", "reason": "lost on 3 May"}
+    assert result.exit_code == 0
+    assert client.calls == [("group.reset", args | {"dry_run": True}), ("group.reset", args)]
+    table = ["partition  before  after", "        0      10     17", "        3       4      9"]
+    lines = result.stdout.splitlines()  # with the answer, which the runner echoes, in between
+    assert (lines[:3], lines[-3:]) == (table, table)
+    assert "go on from there?" in result.stderr
+
+
+@pytest.mark.parametrize("stdin", ["n\n", ""])
+def test_a_reset_that_is_not_confirmed_is_not_done(client: ScriptedClient, stdin: str) -> None:
+    client.replies = [{"positions": []}]
+    assert run("group", "reset", "billing", "orders", "--to", "first", stdin=stdin).exit_code == 1
+    assert [args.get("dry_run") for _call, args in client.calls] == [True]
+
+
+@pytest.mark.parametrize(
+    ("option", "runs"), [("--dry-run", [True]), ("--yes", [None]), ("--json", [None]), ("--json --dry-run", [True])]
+)
+def test_a_reset_asks_nothing_where_it_only_shows_or_is_told_not_to(
+    client: ScriptedClient, option: str, runs: list[bool | None]
+) -> None:
+    client.replies = [{"positions": []}]
+    assert run("group", "reset", "billing", "orders", "--to", "first", *option.split()).exit_code == 0
+    assert [args.get("dry_run") for _call, args in client.calls] == runs
+
+
+def test_deleting_a_topic_has_to_be_confirmed(client: ScriptedClient) -> None:
+    assert run("topic", "delete", "orders", stdin="n\n").exit_code == 1
+    assert client.calls == []
+    client.replies = [{"name": "orders"}]
+    assert run("topic", "delete", "orders", stdin="y\n").exit_code == 0
+
+
+def test_a_message_has_what_the_options_say(client: ScriptedClient) -> None:
+    options = "--key k --tag t --header a=1 --header b=x=y --partition 3 --deliver-at 2026-07-01T12:00:00Z --json"
+    result = run("send", "orders", "hällo", *options.split())
+    message = Message("hällo".encode(), "k", "t", {"a": "1", "b": "x=y"}, 1_782_907_200_000_000)
+    assert client.sent == [("orders", message, 3)]
+    assert json.loads(result.stdout) == {
+        "message_id": "ab" * 16 + "-7",
+        "topic": "orders",
+        "partition": 3,
+        "offset": 42,
+        "duplicate": False,
+    }
+
+
+@pytest.mark.parametrize("options", [[], ["--file", "-"]])
+def test_a_body_may_come_from_standard_input(client: ScriptedClient, options: list[str]) -> None:
+    run("send", "orders", *options, stdin=b"\x00\xff\n")
+    assert client.sent == [("orders", Message(b"\x00\xff\n"), None)]
+
+
+def test_a_body_may_come_from_a_file(client: ScriptedClient, tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(b"\x00\xff")
+    run("send", "orders", "--file", str(tmp_path / "body"))
+    assert client.sent == [("orders", Message(b"\x00\xff"), None)]
+
+
+def letter(offset: int, **fields: object) -> dict[str, object]:
+    return {"group": "billing", "topic": "orders", "partition": 3, "offset": offset, "state": "dead"} | fields
+
+
+def test_letters_show_text_as_text_and_other_bodies_in_base64(client: ScriptedClient) -> None:
+    reply = {"letters": [letter(1, body="aGVsbG8="), letter(2, body="/w=="), letter(3)], "next": 3}
+    client.replies = [reply]
+    result = run("dlq", "list", "billing", "--bodies", "--after", "5", "--limit", "3", "--json")
+    assert client.calls == [("dlq.list", {"group": "billing", "after": 5, "limit": 3, "bodies": True})]
+    assert json.loads(result.stdout) == {
+        "letters": [letter(1, body="hello"), letter(2, body_base64="/w=="), letter(3)],
+        "next": 3,
+    }
+
+
+def test_letters_named_one_by_one_are_replayed_without_a_question(client: ScriptedClient) -> None:
+    client.replies = [{"done": [["orders", 3, 17], ["orders", 3, 18]], "refused": []}]
+    result = run("dlq", "replay", "billing", "orders/3/17", "orders/3/18")
+    letters = [("orders", 3, 17), ("orders", 3, 18)]
+    assert client.calls == [("dlq.replay", {"group": "billing", "letters": letters} | BY_ADA)]
+    assert result.stdout.split() == ["done", "2"]
+
+
+def test_status_1_tells_that_letters_were_refused(client: ScriptedClient) -> None:
+    client.replies = [{"done": [["orders", 3, 17]], "refused": [["orders", 3, 18, "no such letter"]]}] * 2
+    command = ("dlq", "abandon", "billing", "orders/3/17", "orders/3/18", *WHY)
+    result = run(*command)
+    assert result.exit_code == 1
+    assert "no such letter" in result.stdout
+    result = run(*command, "--json")
+    refused = {"topic": "orders", "partition": 3, "offset": 18, "why": "no such letter"}
+    assert json.loads(result.stdout) == {"done": [["orders", 3, 17]], "refused": [refused]}
+    assert client.calls[0][1]["reason"] == "lost on 3 May"
+
+
+def test_all_letters_means_those_that_were_dead_before_the_first_is_touched(client: ScriptedClient) -> None:
+    first = [letter(offset) for offset in range(1_000)]
+    second = [letter(1_000), letter(1_001, state="abandoned"), letter(1_002)]
+    client.replies = [{"letters": first, "next": 1_000}, {"letters": second, "next": None}]
+    client.replies += [
+        {"done": [["orders", 3, 0]] * 1_000, "refused": []},
+        {"done": [["orders", 3, 0]] * 2, "refused": []},
+    ]
+    result = run("dlq", "replay", "billing", "--all", stdin="y\n")
+    assert "1002 letters" in result.stderr
+    assert [call for call, _args in client.calls] == ["dlq.list"] * 2 + ["dlq.replay"] * 2
+    assert [args["after"] for call, args in client.calls if call == "dlq.list"] == [0, 1_000]
+    replayed = [place.offset for call, args in client.calls if call == "dlq.replay" for place in args["letters"]]
+    assert replayed == [*range(1_001), 1_002]
+
+
+def test_all_letters_are_not_abandoned_without_a_yes(client: ScriptedClient) -> None:
+    client.replies = [{"letters": [letter(1)], "next": None}]
+    assert run("dlq", "abandon", "billing", "--all", *WHY, stdin="n\n").exit_code == 1
+    assert [call for call, _args in client.calls] == ["dlq.list"]

@@ -1,0 +1,39 @@
+"""Help, usage errors and completion stay quick: what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("twisted", "psycopg2", "pyspark", "pyarrow", "pandas", "lmdb", "structlog")
+PROGRAM = """
+import sys
+from txmq.cli.app import main
+try:
+    main()
+finally:
+    print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [("--help", 0), ("broker --help", 0), ("tx commit --help", 0), ("topic create", 2)]
+)
+def test_what_does_no_work_imports_nothing_heavy(arguments: str, status: int) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments.split()], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ran.returncode == status
+    assert "Usage:" in ran.stdout + ran.stderr
+    modules = ran.stderr.splitlines()[-1].split()
+    assert "txmq" in modules
+    assert sorted(set(HEAVY) & set(modules)) == []
+
+
+def test_the_module_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "txmq", "-h"], capture_output=True, text=True, check=True, timeout=60)
+    assert "Usage: txmq " in ran.stdout
+    for name in ("broker", "dev", "schema", "topic", "send", "tail", "group", "tx", "dlq", "resolver"):
+        assert f" {name} " in ran.stdout

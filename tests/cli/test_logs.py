@@ -1,0 +1,127 @@
+"""The broker's log: what is in it, what is kept out of it, and that nobody can forge a line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from txmq.cli.logs import REDACTED, escape, observe, redact
+
+
+def cleaned(**event: object) -> Mapping[str, Any]:
+    return redact(None, "info", dict(event))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "password",
+        "dsn",
+        "body",
+        "bodies",
+        "key",
+        "keys",
+        "headers",
+        "login",
+        "Authorization",
+        "db_password",
+        "api_token",
+    ],
+)
+def test_what_is_secret_by_its_name_is_not_logged(name: str) -> None:
+    assert cleaned(**{name: "anything"}) == {name: REDACTED}
+    assert cleaned(outer={name: ["anything"]}) == {"outer": {name: REDACTED}}
+
+
+@pytest.mark.parametrize(
+    ("text", "logged"),
+    [
+        ("connect to postgresql://ada:p%40ss@db/shop failed", "connect to postgresql://ada:[redacted]@db/shop failed"),
+        ("host=db password=hunter2 dbname=shop", "host=db password=[redacted] dbname=shop"),
+        (r"password = 'with \' quote' dbname=shop", "password = [redacted] dbname=shop"),
+        ("https://x/?password=a&b=c", "https://x/?password=[redacted]&b=c"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer [redacted]"),
+        (
+            "duplicate key\nDETAIL:  Key (name)=(Ada) already exists.\nHINT: none",
+            "duplicate key\nDETAIL: [redacted]\nHINT: none",
+        ),
+        ("txmq://127.0.0.1:7650 is up", "txmq://127.0.0.1:7650 is up"),
+    ],
+)
+def test_passwords_and_quoted_rows_are_taken_out_of_any_text(text: str, logged: str) -> None:
+    assert cleaned(error=text, all=[text]) == {"error": logged, "all": [logged]}
+
+
+def test_what_an_operator_needs_stays() -> None:
+    event = {"token": "019a00", "topic": "orders", "offset": 3, "ratio": 0.5, "torn": None, "ok": True}
+    assert cleaned(**event) == event
+
+
+def test_bytes_are_only_counted() -> None:
+    assert cleaned(data=b"secret", view=memoryview(b"abc")) == {"data": "6 bytes", "view": "3 bytes"}
+
+
+def test_on_a_terminal_no_value_can_begin_a_line_of_its_own() -> None:
+    event = {"service": "x\n2026 [info] forged", "peer": "\x1b[2J", "exception": "Traceback\n  \x1bline\nError", "n": 3}
+    assert escape(None, "info", event) == {
+        "service": "x\\n2026 [info] forged",
+        "peer": "\\x1b[2J",
+        "exception": "Traceback\n      \\x1bline\n    Error",
+        "n": 3,
+    }
+
+
+def test_twisted_s_events_and_failures_are_passed_on() -> None:
+    from twisted.logger import LogLevel
+    from twisted.python.failure import Failure
+
+    failure = Failure(ValueError("broken"))  # type: ignore[no-untyped-call]  # Twisted's own
+    with capture_logs() as logs:
+        observe({"log_format": "{count} left", "count": 3, "log_level": LogLevel.warn, "log_namespace": "a.b"})
+        observe({"log_format": "oh", "log_level": LogLevel.critical, "log_failure": failure})
+        observe({"format": "old %(style)s", "style": "words"})
+    assert [(log["log_level"], log["event"], log["text"], log["namespace"]) for log in logs[:2]] == [
+        ("warning", "twisted", "3 left", "a.b"),
+        ("critical", "twisted", "oh", ""),
+    ]
+    assert "ValueError: broken" in logs[1]["exception"]
+    assert logs[2]["log_level"] == "info"
+
+
+PROGRAM = """
+from txmq.cli import logs
+logs.configure(as_json=False)
+logs.bridge_twisted()
+import structlog
+from twisted.logger import Logger
+log = structlog.get_logger().bind(peer="127.0.0.1")
+log.info("session.open", service="x\\nforged", dsn="host=db password=x")
+try:
+    raise ValueError("password=hunter2")
+except ValueError:
+    log.exception("session.failed")
+Logger(namespace="t").warn("from Twisted")
+"""
+
+
+def test_a_process_logs_one_json_object_a_line_to_standard_error() -> None:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60)
+    events = [json.loads(line) for line in ran.stderr.splitlines()]
+    assert ran.stdout == ""
+    assert [(event["event"], event["level"]) for event in events] == [
+        ("session.open", "info"),
+        ("session.failed", "error"),
+        ("twisted", "warning"),
+    ]
+    assert all("timestamp" in event for event in events)
+    assert events[0]["service"] == "x\nforged"
+    assert (events[0]["peer"], events[0]["dsn"]) == ("127.0.0.1", REDACTED)
+    assert "hunter2" not in ran.stderr
+    assert "ValueError" in events[1]["exception"]
+    assert (events[2]["text"], events[2]["namespace"]) == ("from Twisted", "t")

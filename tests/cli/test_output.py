@@ -1,0 +1,126 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from txmq.cli.output import Output, cell, printable
+from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
+
+NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
+
+
+def shown(capsys: pytest.CaptureFixture[str], value: dict[str, Any], columns: Sequence[str] = ()) -> list[str]:
+    Output(as_json=False).show(value, columns=columns)
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_single_values_come_first_and_each_list_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = {"group": "billing", "rows": [{"topic": "a", "lag": 5}, {"topic": "bcd", "lag": 12}], "paused": False}
+    assert shown(capsys, reply) == [
+        "group   billing",
+        "paused  no",
+        "",
+        "rows",
+        "topic  lag",
+        "a        5",
+        "bcd     12",
+    ]
+
+
+def test_a_lone_list_needs_no_title_and_an_empty_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, {"topics": [{"name": "a"}]}) == ["name", "a"]
+    assert shown(capsys, {"topics": []}) == ["no topics"]
+
+
+def test_chosen_columns_come_in_their_order_and_those_that_no_row_has_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = {"rows": [{"a": 1, "b": 2, "c": 3}]}
+    assert shown(capsys, rows, columns=("c", "x", "a")) == ["c  a", "3  1"]
+
+
+def test_rows_with_different_fields_share_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, {"rows": [{"a": "1"}, {"b": "2"}]}) == ["a  b", "1  -", "-  2"]
+
+
+def test_nothing_is_cut_where_no_terminal_sets_a_width(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "x" * 5_000
+    assert shown(capsys, {"error": text}) == [f"error  {text}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("stored_at", NOON, "2026-07-01 12:00:00.000Z"),
+        ("at", NOON + 123_456, "2026-07-01 12:00:00.123Z"),
+        ("oldest", NOON, "2026-07-01 12:00:00.000Z"),
+        ("check_at", 0, "0"),
+        ("since", 17, "17"),
+        ("key_hash", NOON, str(NOON)),
+        ("done", [["orders", 3, 17], ["orders", 4, 1]], "orders/3/17 orders/4/1"),
+        ("ends", [1, 2], "1 2"),
+        ("by_topic", {"a": 1, "b": 2}, "a=1, b=2"),
+        ("headers", {}, "-"),
+        ("offset", None, "-"),
+        ("in_doubt", True, "yes"),
+        ("key", "a\x1b[31m\nb\u202e", "a\\x1b[31m\\nb\\u202e"),
+        ("tag", "[bold]Zürich[/bold]", "[bold]Zürich[/bold]"),
+    ],
+)
+def test_a_value_reads_as_what_it_is(name: str, value: object, text: str) -> None:
+    assert cell(name, value) == text
+
+
+def test_markup_in_a_value_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, {"rows": [{"key": "[red]x[/red]"}]}) == ["key", "[red]x[/red]"]
+
+
+def test_json_is_the_reply_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = {"name": "Zürich\x1b", "ends": [1, 2], "none": None}
+    Output(as_json=True).show(reply, columns=("other",))
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "\x1b" not in out
+    assert json.loads(out) == reply
+
+
+def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=False).fail(TxmqError("first\nsecond", hint="do this"))
+    assert capsys.readouterr() == ("", "txmq: first\\nsecond (do this)\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "fields"),
+    [
+        (
+            UnknownTopic("no topic a", hint="create it", detail={"topic": "a"}),
+            {"error": "UnknownTopic", "message": "no topic a", "hint": "create it", "retriable": False}
+            | {"outcome": "not done", "detail": {"topic": "a"}},
+        ),
+        (
+            InDoubt("who knows", token="ab"),
+            {"error": "InDoubt", "message": "who knows", "hint": "", "retriable": False, "outcome": "unknown"},
+        ),
+        (
+            Throttled("slow down"),
+            {"error": "Throttled", "message": "slow down", "hint": "", "retriable": True, "outcome": "not done"}
+            | {"detail": {}},
+        ),
+    ],
+)
+def test_an_error_as_json_tells_what_a_program_needs(
+    capsys: pytest.CaptureFixture[str], error: TxmqError, fields: dict[str, Any]
+) -> None:
+    Output(as_json=True).fail(error)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert json.loads(err) == fields
+
+
+def test_printable_text_stays_as_it_is() -> None:
+    assert printable("o-1 ✓ naïve 日本") == "o-1 ✓ naïve 日本"

@@ -1,0 +1,104 @@
+"""A resolver's rounds: what it asks which database, and what it tells the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from tests.cli.support import ScriptedClient
+from txmq.cli.resolver import Rounds
+from txmq.errors import BrokerUnavailable, Conflict, LogChanged
+from txmq.message import Decision
+from txmq.tx.postgres.identity import ServerIdentity
+from txmq.tx.postgres.resolver import Answer, Check
+
+LOG = UUID(int=7)
+NOW = 1_782_907_200_000_000
+FIRST = 6_000_000
+COMMIT, ROLLBACK = Answer(Decision.COMMIT), Answer(Decision.ROLLBACK)
+
+
+class Database:
+    """Answers by token; what it does not know is another database's."""
+
+    def __init__(self, **answers: Answer) -> None:
+        self._answers = answers
+        self.asked: list[Check] = []
+
+    def resolve(self, checks: Sequence[Check]) -> list[Answer]:
+        self.asked += checks
+        unknown = Answer(Decision.UNKNOWN, "another database")
+        return [self._answers.get(name_of(check), unknown) for check in checks]
+
+
+def name_of(check: Check) -> str:
+    return check.token.bytes.rstrip(b"\0").decode()
+
+
+def row(name: str, decider: list[Any] | None = None, age: int = FIRST) -> dict[str, Any]:
+    token = name.encode().ljust(16, b"\0").hex()
+    return {"token": token, "decider": decider or ["postgres", 11, 1, 5, 99], "stored_at": NOW - age}
+
+
+def rounds(client: ScriptedClient, **databases: Database) -> Rounds:
+    return Rounds(client, LOG, databases, FIRST, structlog.get_logger())  # type: ignore[arg-type]  # they answer alike
+
+
+def answers(client: ScriptedClient) -> list[tuple[str, str]]:
+    given = [args for call, args in client.calls if call == "checks.answer"]
+    return [(bytes.fromhex(args["token"]).rstrip(b"\0").decode(), args["answer"]) for args in given]
+
+
+def test_what_the_databases_know_is_told_to_the_broker() -> None:
+    listed = [row("a"), row("b"), row("c"), row("young", age=FIRST - 1), row("mine", ["checker", "billing"])]
+    client = ScriptedClient([{"transactions": listed}, {"state": "PUBLISHED"}, {"state": "ROLLED_BACK"}])
+    one, other = Database(a=COMMIT), Database(b=ROLLBACK)
+    rounds(client, one=one, other=other).go(NOW)
+    assert client.calls[0] == ("tx.list", {"state": "undecided", "limit": 10_000})
+    assert answers(client) == [("a", "COMMIT"), ("b", "ROLLBACK")]
+    assert [name_of(check) for check in one.asked] == ["a", "b", "c"]
+    assert [name_of(check) for check in other.asked] == ["b", "c"]
+    assert one.asked[0] == Check(UUID(bytes=b"a".ljust(16, b"\0")), LOG, ServerIdentity(11, 1, 5), 99)
+
+
+def test_nothing_to_ask_leaves_the_databases_in_peace() -> None:
+    client, database = ScriptedClient([{"transactions": [row("young", age=0)]}]), Database()
+    rounds(client, one=database).go(NOW)
+    assert database.asked == []
+
+
+def test_a_broker_that_is_away_is_asked_again_in_the_next_round() -> None:
+    client = ScriptedClient([BrokerUnavailable("away"), {"transactions": [row("a")]}, {"state": "PUBLISHED"}])
+    resolver = rounds(client, one=Database(a=COMMIT))
+    with capture_logs() as logs:
+        resolver.go(NOW)
+        resolver.go(NOW)
+    assert answers(client) == [("a", "COMMIT")]
+    assert [log["event"] for log in logs] == ["resolver.interrupted", "resolver.decided"]
+
+
+def test_a_decision_that_lost_holds_up_no_other() -> None:
+    client = ScriptedClient([{"transactions": [row("a"), row("b")]}, Conflict("decided"), {"state": "PUBLISHED"}])
+    with capture_logs() as logs:
+        rounds(client, one=Database(a=COMMIT, b=COMMIT)).go(NOW)
+    assert answers(client) == [("a", "COMMIT"), ("b", "COMMIT")]
+    assert [log["event"] for log in logs] == ["resolver.refused", "resolver.decided"]
+
+
+def test_another_log_at_the_broker_s_address_ends_it() -> None:
+    with pytest.raises(LogChanged):
+        rounds(ScriptedClient([LogChanged("another log")]), one=Database()).go(NOW)
+
+
+def test_a_trouble_is_logged_when_it_comes_and_not_while_it_lasts() -> None:
+    client = ScriptedClient([{"transactions": listed} for listed in ([row("a")], [row("a")], [], [row("a")])])
+    resolver = rounds(client, one=Database())
+    with capture_logs() as logs:
+        for _ in range(4):
+            resolver.go(NOW)
+    assert [log["reason"] for log in logs] == ["another database"] * 2

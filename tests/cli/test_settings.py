@@ -1,0 +1,131 @@
+"""Settings: every mistake is named by its path and its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from txmq.config import FlushEvery, ListenAddress, listen_address, load, load_resolvers
+from txmq.errors import ConfigError
+
+WHOLE = """
+[broker]
+data = "/var/lib/txmq"
+flush = { every_ms = 5, messages = 100 }
+
+[consumers]
+lost_connection_grace_s = 2
+
+[[resolver]]
+name = "shop"
+dsn = "postgresql://txmq:secret@db/shop"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "txmq.toml"
+
+
+def mistake(file: Path, text: str, **overrides: object) -> str:
+    file.write_text(text, "utf-8")
+    with pytest.raises(ConfigError) as raised:
+        load(file, overrides)
+    return str(raised.value).replace(str(file), "FILE")
+
+
+def test_a_file_is_read_and_the_command_line_goes_before_it(file: Path) -> None:
+    file.write_text(WHOLE)
+    settings = load(file, {"listen": "[::1]:0", "data": Path("/elsewhere"), "name": None})
+    assert settings.broker.data == Path("/elsewhere")
+    assert settings.broker.flush == FlushEvery(every_ms=5, messages=100)
+    assert (settings.broker.listen, settings.broker.name) == ("[::1]:0", "broker-1")
+    assert [resolver.name for resolver in settings.resolver] == ["shop"]
+    assert settings.consumers.lost_connection_grace_s == 2.0
+
+
+def test_without_a_file_the_options_are_enough(tmp_path: Path) -> None:
+    assert load(None, {"data": tmp_path}).broker.data == tmp_path
+
+
+def test_passwords_are_not_shown_with_the_settings(file: Path) -> None:
+    file.write_text(WHOLE)
+    assert "secret" not in repr(load(file, {}))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "broker.data: is missing (in FILE)"),
+        ("broker = 3", "broker: Input should be a valid dictionary or instance of Broker (in FILE)"),
+        ("[broker]\ndata = 'x'\nlisen = '1'", "broker.lisen: there is no such setting (in FILE)"),
+        ("[broker]\ndata = 'x'\nflush = 'async'", "broker.flush: Input should be 'sync' (in FILE)"),
+        (
+            "[broker]\ndata = 'x'\nflush = { messages = 0 }",
+            "broker.flush.messages: Input should be greater than 0 (in FILE)",
+        ),
+        (
+            "[broker]\ndata = 'x'\nsegment_bytes = '1'",
+            "broker.segment_bytes: Input should be a valid integer (in FILE)",
+        ),
+        (
+            "[broker]\ndata = 'x'\nname = 'a b'",
+            "broker.name: 'a b' is no name: letters, digits and . _ - are possible (in FILE)",
+        ),
+        ("[broker]\ndata = 'x'\n[[resolver]]\nname = 'shop'", "resolver.0.dsn: is missing (in FILE)"),
+    ],
+)
+def test_a_mistake_is_named_by_its_path(file: Path, text: str, told: str) -> None:
+    assert mistake(file, text) == told
+
+
+def test_a_mistake_on_the_command_line_is_not_looked_for_in_the_file(file: Path) -> None:
+    told = mistake(file, "[broker]\ndata = 'x'", listen="7650")
+    assert told == "broker.listen: '7650' is no address like 127.0.0.1:7650 or [::1]:7650 (see txmq broker --help)"
+
+
+def test_a_wrong_value_is_not_repeated_where_it_may_be_secret(file: Path) -> None:
+    text = "[broker]\ndata = 'x'\n[[resolver]]\nname = 'shop'\ndsn = ['password=secret']"
+    assert "secret" not in mistake(file, text)
+
+
+def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"txmq.toml: cannot be read: No such file or directory"):
+        load(file, {})
+
+
+@pytest.mark.parametrize("data", [b"[broker", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_named(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"txmq.toml: is not TOML"):
+        load(file, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:7650", ListenAddress("127.0.0.1", 7650)),
+        ("localhost:0", ListenAddress("localhost", 0)),
+        ("[::1]:65535", ListenAddress("::1", 65535)),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(text: str, address: ListenAddress) -> None:
+    assert listen_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7650", ":7650", "host", "host:", "host:65536", "host:-1", "host:٣", "::1:7650", "[::1]"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no address"):
+        listen_address(text)
+
+
+def test_a_resolver_needs_nothing_of_the_broker_in_its_file(file: Path) -> None:
+    file.write_text("[[resolver]]\nname = 'shop'\ndsn = 'dbname=shop'\n[checks]\nfirst_s = 1.5")
+    settings = load_resolvers(file)
+    assert ([one.name for one in settings.resolver], settings.checks.first_s) == (["shop"], 1.5)
+    file.write_text("[broker]\ndata = 'x'")
+    with pytest.raises(ConfigError, match="resolver: is missing"):
+        load_resolvers(file)

@@ -1,0 +1,103 @@
+"""Reading a topic from the outside: where it begins and ends, and how a message reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+
+from txmq.batch import encode
+from txmq.cli.tail import WAIT_MS, fields_of, read, text_of
+from txmq.message import Message, ReceivedMessage
+from txmq.wire.chunks import Chunk, Chunks
+
+NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
+PRODUCER = bytes(range(16))
+
+
+def batch(bodies: list[bytes], sequence: int) -> bytes:
+    messages = [Message(body, "k") for body in bodies]
+    return encode(messages, producer_id=PRODUCER, epoch=0, sequence=sequence, born_at=[NOON] * len(bodies))
+
+
+class Partitions:
+    """A topic's partitions as lists of batches, read as a broker does it: whole batches, one in each answer."""
+
+    def __init__(self, **partitions: list[list[bytes]]) -> None:
+        self.batches = {int(name.removeprefix("p")): batches for name, batches in partitions.items()}
+        self.asked: list[tuple[int, int, int]] = []
+        self.open: list[tuple[int, int]] = []
+
+    def ask(self, partition: int, offset: int, wait_ms: int) -> None:
+        self.asked.append((partition, offset, wait_ms))
+        self.open.append((partition, offset))
+
+    def answers(self) -> Iterator[tuple[int, Chunks]]:
+        partition, offset = self.open.pop(0)
+        base = 0
+        for bodies in self.batches[partition]:
+            if offset < base + len(bodies):
+                chunk = Chunk("t", partition, base, NOON, 0, 1, 0, -1, 0, len(bodies), batch(bodies, base))
+                yield partition, Chunks(0, base + len(bodies), (chunk,))
+                return
+            base += len(bodies)
+        yield partition, Chunks(0, offset, ())
+
+
+def places(messages: Iterator[ReceivedMessage]) -> list[tuple[int, int, bytes]]:
+    return [(message.partition, message.offset, message.body) for message in messages]
+
+
+def test_each_partition_is_read_in_order_to_the_end_that_was_asked_for() -> None:
+    polls = Partitions(p0=[[b"a", b"b"], [b"c"], [b"later"]], p2=[[b"x"]])
+    found = places(read(polls, {0: 0, 2: 0}, {0: 3, 2: 1}))
+    assert [place for place in found if place[0] == 0] == [(0, 0, b"a"), (0, 1, b"b"), (0, 2, b"c")]
+    assert [place for place in found if place[0] == 2] == [(2, 0, b"x")]
+    assert {wait_ms for _partition, _offset, wait_ms in polls.asked} == {0}
+
+
+def test_a_batch_that_begins_before_the_start_gives_only_its_later_rows() -> None:
+    polls = Partitions(p0=[[b"a", b"b", b"c"]])
+    assert places(read(polls, {0: 1}, {0: 3})) == [(0, 1, b"b"), (0, 2, b"c")]
+
+
+def test_a_partition_with_nothing_to_read_is_not_asked() -> None:
+    polls = Partitions(p0=[[b"a"]])
+    assert places(read(polls, {0: 1, 1: 5}, {0: 1, 1: 3})) == []
+    assert polls.asked == []
+
+
+def test_following_asks_again_after_every_answer_and_waits() -> None:
+    polls = Partitions(p0=[[b"a"]], p1=[[], [b"x", b"y"]])
+    assert places(islice(read(polls, {0: 0, 1: 0}), 3)) == [(0, 0, b"a"), (1, 0, b"x"), (1, 1, b"y")]
+    assert polls.asked == [(0, 0, WAIT_MS), (1, 0, WAIT_MS), (0, 1, WAIT_MS)]
+
+
+def message(body: bytes, **fields: str | None) -> ReceivedMessage:
+    key, tag = fields.pop("key", None), fields.pop("tag", None)
+    headers = {name: value for name, value in fields.items() if value is not None}
+    return ReceivedMessage("orders", 3, 17, key, tag, headers, body, "id-1", 1, NOON - 5, NOON)
+
+
+@pytest.mark.parametrize(
+    ("received", "line"),
+    [
+        (message(b"hello"), "2026-07-01 12:00:00.000Z orders/3/17 hello"),
+        (
+            message("Zürich\n".encode(), key="o-1", tag="made", h="v"),
+            "2026-07-01 12:00:00.000Z orders/3/17 key=o-1 tag=made h=v Zürich\\n",
+        ),
+        (message(b"\x1b[2J", key="\x07"), "2026-07-01 12:00:00.000Z orders/3/17 key=\\x07 \\x1b[2J"),
+        (message(b"\xff\x00"), "2026-07-01 12:00:00.000Z orders/3/17 /wA="),
+    ],
+)
+def test_a_message_is_one_line_that_no_terminal_obeys(received: ReceivedMessage, line: str) -> None:
+    assert text_of(received) == line
+
+
+def test_as_json_a_message_has_its_body_as_text_where_it_is_text() -> None:
+    fields = {"topic": "orders", "partition": 3, "offset": 17, "key": "o-1", "tag": None, "headers": {"h": "v"}}
+    fields |= {"message_id": "id-1", "born_at": NOON - 5, "stored_at": NOON}
+    assert fields_of(message(b"hello", key="o-1", h="v")) == fields | {"body": "hello"}
+    assert fields_of(message(b"\xff", key="o-1", h="v")) == fields | {"body_base64": "/w=="}

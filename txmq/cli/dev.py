@@ -1,0 +1,65 @@
+"""`txmq dev`: a broker and a PostgreSQL server for a developer's machine, made for each other."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txmq import config
+from txmq.cli.broker import Listen
+from txmq.cli.command import local
+from txmq.cli.output import Output
+from txmq.cli.schema import install_into
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where to keep everything; without it nothing is kept.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make it a command of `app`."""
+    local(app, "dev")(dev)
+
+
+def dev(out: Output, *, data: Data = None, listen: Listen = None) -> None:
+    """Run a broker and a PostgreSQL server with txmq's tables, until interrupted; prints their addresses."""
+    signal.signal(signal.SIGTERM, _end)  # until the broker runs, and minds it by itself
+    with _places(data) as (directory, dsn):
+        settings = config.load(None, {"data": directory, "listen": listen})
+        resolver = config.Resolver(name="dev", dsn=dsn)
+        install_into(dsn)
+        _serve(out, settings.model_copy(update={"resolver": (resolver,)}), dsn)
+
+
+def _serve(out: Output, settings: config.Settings, dsn: str) -> None:
+    from txmq.broker.service import run
+    from txmq.cli import logs
+
+    logs.configure(as_json=out.as_json)
+    logs.bridge_twisted()
+    run(settings, ready=lambda url: out.show({"broker": url, "postgres": dsn}))
+
+
+@contextmanager
+def _places(data: Path | None) -> Iterator[tuple[Path, str]]:
+    """The broker's directory and the DSN of a database of its own, whose server ends with the block."""
+    from txmq.testing.postgres import OwnServer, temporary_server
+
+    if data is None:
+        with TemporaryDirectory(prefix="txmq-dev-") as directory, temporary_server(fsync=False) as server:
+            yield Path(directory) / "broker", server.dsn()
+    else:
+        with OwnServer(data / "postgres").start() as server:
+            yield data / "broker", server.dsn()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    sys.exit()  # through the blocks that stop what was started
