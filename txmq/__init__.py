@@ -1,1 +1,43 @@
-"""txmq: transactional messaging for Python services that keep their data in PostgreSQL."""
+"""txmq: transactional messaging for Python services that keep their data in PostgreSQL.
+
+The names that users import; the client itself is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from txmq import errors
+from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Decision, Message, Receipt, ReceivedMessage
+from txmq.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from txmq.client.blocking import Client, connect
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "COMMIT",
+    "ROLLBACK",
+    "UNKNOWN",
+    "Client",
+    "Decision",
+    "Message",
+    "Receipt",
+    "ReceivedMessage",
+    "RetryPolicy",
+    "connect",
+    "errors",
+]
+
+_LAZY = {"Client": "txmq.client.blocking", "connect": "txmq.client.blocking"}
+
+
+def __getattr__(name: str) -> object:
+    """`txmq.connect` and its like cost an import of the client when first asked for; `txmq.twisted` one of Twisted."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    if name == "twisted":
+        return import_module("txmq.twisted")
+    raise AttributeError(f"module 'txmq' has no attribute {name!r}")

@@ -1,0 +1,95 @@
+"""The blocking face of the client: a call returns when it is done, on the caller's own thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Self, Unpack
+from uuid import UUID
+
+from txmq.client.core import Core
+from txmq.client.flights import Stats
+from txmq.client.producer import Fields, Producer
+from txmq.client.settings import Options, Settings
+from txmq.errors import RequestTimeout
+from txmq.message import Message, Receipt
+
+CLOSE_S = 10.0
+
+
+def connect(url: str, *, service: str | None = None, **options: Unpack[Options]) -> Client:
+    """A client of the broker at `url`: `txmq://host:port`, or several addresses of it: `txmq://a:7650,b:7650`.
+
+    Nothing is connected before it is needed. `service` names what this process is part of; checkers are registered, and
+    transactions listed, under it. For the `options` see `txmq.client.settings.Options`. Raises ConfigError.
+    """
+    return Client(Core(url, Settings.of(service, **options)))
+
+
+class Client(Producer):
+    """A client of one broker. For any number of threads, and for use with `with`. Made by `txmq.connect`.
+
+    Every call raises BrokerUnavailable where no broker answers in time, ClientClosed after `close`, RequestRejected in
+    one of its kinds where the broker refuses, and ConnectionLost or RequestTimeout, whose outcome is unknown, where an
+    answer is missing.
+    """
+
+    def __init__(self, core: Core) -> None:
+        settings = core.settings
+        super().__init__(core.pool, core.topics, timeout=settings.timeout, retries=settings.retries)
+        self.core = core
+
+    @property
+    def service(self) -> str | None:
+        """What this process is part of."""
+        return self.core.settings.service
+
+    @property
+    def log_id(self) -> UUID:
+        """The identity of the broker's log; asks for it if need be."""
+        return self.core.log_id
+
+    @property
+    def stats(self) -> Stats:
+        """What `send_async` has done so far, `stats.coalesced` of it in common frames."""
+        return replace(self.core.pipeline.stats)
+
+    def send_async(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        partition: int | None = None,
+        timeout: float | None = None,
+        **fields: Unpack[Fields],
+    ) -> Future[Receipt]:
+        """Sends one message without waiting, for the future of its receipt. Messages of one key keep their order.
+
+        Waits up to `timeout` seconds while the window is full, then raises Throttled. The future fails with what `send`
+        would raise; its callbacks run on the client's own thread, so they should be short.
+        """
+        core = self.core
+        patience = core.settings.timeout if timeout is None else timeout
+        return core.pipeline.send(topic, Message(body, **fields), partition, patience)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns once everything sent with `send_async` has its receipt, or has failed. Raises RequestTimeout."""
+        patience = self.core.settings.delivery_timeout if timeout is None else timeout
+        if not self.core.pipeline.flush(patience):
+            raise RequestTimeout(f"not everything had its receipt within {patience} s")
+
+    def call(self, name: str, /, **args: object) -> dict[str, Any]:
+        """What a control call returns (docs/FORMATS.md 2.3). A long poll may take its `wait_ms` longer."""
+        wait_ms = args.get("wait_ms", 0)
+        longer = wait_ms / 1_000 if isinstance(wait_ms, int) else 0
+        return self.core.call(name, args, timeout=self.core.settings.timeout + longer)
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Ends the client. What `send_async` took may go out for up to `timeout` seconds; the rest of it fails."""
+        self.core.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

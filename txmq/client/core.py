@@ -1,0 +1,124 @@
+"""What the parts of a blocking client share: its connections, what it knows of topics, its pipeline."""
+
+from __future__ import annotations
+
+import os
+import time
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from txmq.client.address import parse_url
+from txmq.client.connection import Connection, dial
+from txmq.client.conversation import Conversation, LogPin, Payload, returned
+from txmq.client.pipeline import Pipeline
+from txmq.client.pool import Pool, closed
+from txmq.client.settings import Settings
+from txmq.client.topics import Topics
+from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
+from txmq.wire.calls import encode_call
+from txmq.wire.headers import Opcode
+
+
+class Core:
+    """One client's share of the world. For any number of threads; after a fork each process has its own connections."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self._addresses = parse_url(url)
+        self._pin = LogPin()
+        self._lock = Lock()
+        self._pipeline: Pipeline | None = None
+        self._pid = os.getpid()
+        self.settings = settings
+        self.closed = False
+        self.pool = Pool(self.dial, settings.connections)
+        self.topics = Topics(self._describe, settings.partitioner)
+
+    @property
+    def log_id(self) -> UUID:
+        """The log of the broker. Raises as a call does, if that is to be found out first."""
+        if self._pin.log_id is None:
+            self.request(Opcode.PING)
+        assert self._pin.log_id is not None, "the welcome told it"
+        return self._pin.log_id
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of this process, made at its first use."""
+        pipeline = self._pipeline
+        return pipeline if pipeline is not None and self._pid == os.getpid() else self._new_pipeline()
+
+    def dial(self, deadline: float) -> Connection:
+        """A connection of the caller's own. Raises BrokerUnavailable, LogChanged, or why the broker refuses it."""
+        if self.closed:
+            raise closed()
+        return dial(self._addresses, lambda: Conversation(self.settings.service, self._pin), deadline)
+
+    def call(
+        self, name: str, args: dict[str, Any], *, timeout: float | None = None, repeat: bool = False
+    ) -> dict[str, Any]:
+        """What a control call returns. Raises as `request` does."""
+        return returned(self.request(Opcode.CALL, encode_call(name, args), timeout=timeout, repeat=repeat))
+
+    def request(
+        self, opcode: int, payload: Payload = b"", *, timeout: float | None = None, repeat: bool = False
+    ) -> bytes:
+        """The payload of the reply, within `timeout` seconds; `repeat` = it does no harm to ask again.
+
+        Raises BrokerUnavailable, RequestRejected, ClientClosed; ConnectionLost or RequestTimeout: outcome unknown.
+        """
+        deadline = time.monotonic() + (self.settings.timeout if timeout is None else timeout)
+        left = self.settings.retries if repeat else 0
+        lost: ConnectionLost | RequestTimeout | None = None
+        while True:
+            try:
+                session = self.pool.take(deadline)
+            except BrokerUnavailable as gone:
+                if lost is None:
+                    raise
+                raise lost from gone
+            try:
+                share = (deadline - time.monotonic()) / (left + 1)
+                return session.connection.request(opcode, payload, timeout=share)
+            except (ConnectionLost, RequestTimeout) as error:
+                if not left:
+                    raise
+                left, lost = left - 1, error
+            finally:
+                self.pool.give(session)
+
+    def close(self, timeout: float) -> None:
+        """Lets the pipeline finish for up to `timeout` seconds, then closes every connection."""
+        with self._lock:
+            pipeline, self._pipeline = self._pipeline, None
+            already, self.closed = self.closed, True
+        if not already and pipeline is not None and self._pid == os.getpid():
+            pipeline.close(timeout)
+        self.pool.close()
+
+    def _describe(self, topic: str) -> dict[str, Any]:
+        return self.call("topic.describe", {"names": [topic], "create": True}, repeat=True)
+
+    def _new_pipeline(self) -> Pipeline:
+        if self._pid != os.getpid():  # in a child: the thread is the parent's, and may have held the lock
+            self._lock = Lock()
+            if self._pipeline is not None:
+                self._pipeline.abandon()
+            self._pipeline, self._pid = None, os.getpid()
+        with self._lock:
+            if self.closed:
+                raise closed()
+            if self._pipeline is None:
+                self._pipeline = self._made()
+            return self._pipeline
+
+    def _made(self) -> Pipeline:
+        settings = self.settings
+        return Pipeline(
+            self.dial,
+            self.topics,
+            window=settings.window,
+            window_bytes=settings.window_bytes,
+            timeout=settings.timeout,
+            patience=settings.delivery_timeout,
+        )

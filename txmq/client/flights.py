@@ -1,0 +1,334 @@
+"""What a pipeline has under way: frames, each kept until its reply is there.
+
+The sequences of a producing session have no gaps, so that a refused frame takes all behind it along. Then all replies
+are awaited, and what was refused goes out again in order:
+
+- as it was, where an earlier attempt may have stored the first of it: its sequence will tell the broker so;
+- else under a new session, because then certainly nothing of it is stored.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import uuid4
+
+from txmq.batch.cells import too_large
+from txmq.client.conversation import Conversation, Payload, result
+from txmq.client.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of
+from txmq.client.outbox import IN_TURN, Errand, Outbox, Pile, Place
+from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Messages, cuts, weight
+from txmq.client.topics import Topics
+from txmq.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    RequestTimeout,
+    SequenceGap,
+    StaleTopic,
+    Throttled,
+    TxmqError,
+    UnknownProducer,
+    UnknownTopic,
+)
+from txmq.message import Receipt
+from txmq.wire.frames import Frame
+from txmq.wire.headers import Opcode, SendReceipt, send_header
+
+FRAMES_AHEAD = 256  # sends under way: of so many the broker remembers the receipts
+WRITE_BYTES = 1 << 20  # handed to the kernel at once; meanwhile the next frames fill up
+
+
+@dataclass(slots=True)
+class Flight:
+    """A frame with the messages of a pile. `doubtful`: an earlier attempt may have been stored."""
+
+    pile: Pile
+    prefix: str  # of the message ids
+    sequence: int
+    payload: Payload
+    doubtful: bool = False
+    refusal: TxmqError | None = None
+    opcode: int = Opcode.SEND
+
+    @property
+    def time(self) -> float:
+        """When the youngest of its messages was put in."""
+        return self.pile.times[-1]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a pipeline has done so far."""
+
+    messages: int = 0  # stored
+    frames: int = 0  # sent, repetitions not counted
+    coalesced: int = 0  # messages that shared their frame with others
+    resent: int = 0  # frames sent again
+    refused: int = 0  # frames refused, those behind another refused one included
+    connections: int = 0
+    failed: int = 0  # messages without a receipt
+
+
+class Flights:
+    """The pipeline's side of an outbox. For one thread."""
+
+    def __init__(self, topics: Topics, outbox: Outbox) -> None:
+        self._topics, self._outbox = topics, outbox
+        self.stats = Stats()
+        self.stale: set[str] = set()  # topics to be asked about before anything more is sent
+        self.paused_until = 0.0  # the broker asked for a pause
+        self._pause = FIRST_PAUSE_S
+        self._queue: deque[Pile] = deque()
+        self._errands: list[Errand] = []  # of a lost connection
+        self._again: deque[Flight] = deque()
+        self._under_way: dict[int, Flight | Errand] = {}
+        self._sends = 0
+        self._refused: list[Flight] = []
+        self._renew()
+
+    def _renew(self) -> None:
+        self._producer_id = uuid4().bytes
+        self._prefix = f"{self._producer_id.hex()}-"
+        self._sequence = 0
+
+    @property
+    def awaits_replies(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._under_way)
+
+    @property
+    def can_send(self) -> bool:
+        """Whether more sends may go out now."""
+        return (
+            not (self._refused or self.stale) and self._sends < FRAMES_AHEAD and time.monotonic() >= self.paused_until
+        )
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something taken already may go out now."""
+        return self.can_send and bool(self._again or self._queue)
+
+    def pause(self) -> None:
+        """Sends nothing for a while, longer each time until a receipt comes."""
+        self.paused_until = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+
+    def fill(self, conversation: Conversation) -> list[bytes]:
+        """What to write next: about as much as one write takes."""
+        pieces: list[bytes] = []
+        for errand in (*self._errands, *self._outbox.take_errands()):
+            self._launch(conversation, errand, pieces)
+        self._errands.clear()
+        size = 0
+        while size < WRITE_BYTES and self.can_send and (flight := self._next(conversation)):
+            self._launch(conversation, flight, pieces)
+            size += flight.pile.weight
+        return pieces
+
+    def _next(self, conversation: Conversation) -> Flight | None:
+        if self._again:
+            self.stats.resent += 1
+            return self._again.popleft()
+        if not self._queue:  # not earlier: until they are taken, piles grow
+            self._queue.extend(self._outbox.take_piles())
+        while self._queue:
+            pile = self._cut(self._queue.popleft())
+            if pile is not None and (flight := self._encode(pile, conversation)):
+                return flight
+        return None
+
+    def _launch(self, conversation: Conversation, flight: Flight | Errand, pieces: list[bytes]) -> None:
+        try:
+            correlation, own = conversation.request(flight.opcode, flight.payload)
+        except TxmqError as error:  # an errand too large for a frame; for sends that was seen to
+            self._fail(flight, error)
+            return
+        self._under_way[correlation] = flight
+        self._sends += isinstance(flight, Flight)
+        pieces += own
+
+    def _cut(self, pile: Pile) -> Pile | None:
+        """The first part of a pile that fits in a frame and goes to one partition; the rest goes back."""
+        place, shape = pile.place, self._topics.known(pile.place.topic)
+        if shape and place.partition == IN_TURN:
+            pile.place = Place(place.topic, self._topics.choose(shape, None), shape.epoch, asked=False)
+        elif shape and place.epoch != shape.epoch:
+            self._reroute(pile)
+            return None
+        if pile.weight <= PIECE_BYTES and len(pile.messages) <= PIECE_ROWS:
+            return pile
+        first, *rest = (pile.part(*ends) for ends in cuts(list(map(weight, pile.messages))))
+        self._queue.extendleft(reversed(rest))
+        return first
+
+    def _reroute(self, pile: Pile) -> None:
+        """Its topic has grown since: keys may belong to other partitions now."""
+        place, shape = pile.place, self._topics.shape(pile.place.topic)
+        piles: dict[int, list[int]] = {}
+        for at, message in enumerate(pile.messages):
+            partition = place.partition if place.asked else self._topics.choose(shape, message.key)
+            piles.setdefault(partition, []).append(at)
+        for partition, places in reversed(piles.items()):
+            self._queue.appendleft(pile.pick(Place(place.topic, partition, shape.epoch, place.asked), places))
+
+    def _encode(self, pile: Pile, conversation: Conversation) -> Flight | None:
+        most, largest = conversation.limits.message, max(len(message.body) for message in pile.messages)
+        try:
+            if largest > most:
+                raise too_large("message", largest, most)
+            batch = Messages(pile.messages, pile.births).encode(self._producer_id, self._sequence)
+        except TxmqError as error:
+            self._fail(pile, error)
+            return None
+        topic, partition, epoch, _asked = pile.place
+        flight = Flight(pile, self._prefix, self._sequence, (send_header(topic, partition, epoch), batch))
+        count = len(pile.messages)
+        self._sequence += count
+        self.stats.frames += 1
+        self.stats.coalesced += count if count > 1 else 0
+        return flight
+
+    def received(self, replies: Iterable[Frame]) -> None:
+        """Replies have come."""
+        for reply in replies:
+            flight = self._under_way.pop(reply.correlation, None)
+            if flight is None:  # given up meanwhile
+                continue
+            self._sends -= isinstance(flight, Flight)
+            try:
+                payload = result(reply)
+                if isinstance(flight, Flight):
+                    self._stored(flight, receipt_of(payload))
+                else:
+                    self._outbox.settled(1, 0)
+                    flight.future.set_result(payload)
+            except TxmqError as error:
+                self._said_no(flight, error)
+        if self._refused and not self._sends:
+            self._regroup()
+
+    def _stored(self, flight: Flight, receipt: SendReceipt) -> None:
+        pile, prefix, sequence = flight.pile, flight.prefix, flight.sequence
+        topic, partition = pile.place.topic, pile.place.partition
+        offset, _stored_at, duplicate = receipt
+        count, self._pause = len(pile.futures), FIRST_PAUSE_S
+        self.stats.messages += count
+        self._outbox.settled(count, pile.weight)
+        for row, future in enumerate(pile.futures):
+            found = offset + row if offset >= 0 else None
+            future.set_result(Receipt(f"{prefix}{sequence + row}", topic, partition, found, duplicate))
+
+    def _said_no(self, flight: Flight | Errand, error: TxmqError) -> None:
+        if isinstance(flight, Flight):
+            flight.refusal = error
+            self._refused.append(flight)
+            self.stats.refused += 1
+        else:
+            self._fail(flight, error)
+
+    def _regroup(self) -> None:
+        """All replies are there: what was refused goes out again, or fails."""
+        refused, self._refused = sorted(self._refused, key=lambda flight: flight.sequence), []
+        first = refused[0]
+        certain = not first.doubtful or isinstance(first.refusal, StaleTopic | SequenceGap)
+        kept = [flight for flight in refused if self._goes_again(flight, certain=certain)]
+        if certain:
+            self._renew()
+            self._queue.extendleft(flight.pile for flight in reversed((*kept, *self._again)))
+            self._again.clear()
+        else:
+            self._again.extendleft(reversed(kept))
+
+    def _goes_again(self, flight: Flight, *, certain: bool) -> bool:
+        """Whether it is worth another attempt; what that takes is prepared. If not, its futures fail."""
+        match flight.refusal:
+            case StaleTopic():
+                self.stale.add(flight.pile.place.topic)
+                return True
+            case SequenceGap() | ConnectionLost():
+                return True
+            case UnknownProducer() if not flight.doubtful:
+                return True
+            case Throttled():
+                self.pause()
+                return True
+            case UnknownTopic():
+                self._topics.forget(flight.pile.place.topic)
+        error = flight.refusal or ConnectionLost("given up")
+        if flight.doubtful and not certain:
+            error.outcome = "unknown"
+        self._fail(flight, error)
+        return False
+
+    def lost(self) -> None:
+        """The connection is gone: what was under way goes out again, under the same sequences."""
+        flights, self._under_way, self._sends = list(self._under_way.values()), {}, 0
+        self._errands.extend(flight for flight in flights if isinstance(flight, Errand))
+        sends = [flight for flight in flights if isinstance(flight, Flight)]
+        for flight in sends:
+            flight.doubtful = True
+        if self._refused:
+            for flight in sends:
+                flight.refusal = ConnectionLost("the connection was lost")
+            self._refused += sends
+            self._regroup()
+        else:
+            self._again.extendleft(reversed(sends))
+
+    def expire(self, before: float, trouble: str) -> None:
+        """Fails what was put in before that moment and has no answer; `trouble` is why there is no connection."""
+        for correlation, flight in list(self._under_way.items()):
+            if flight.time < before:
+                del self._under_way[correlation]
+                self._sends -= isinstance(flight, Flight)
+                self._fail(flight, _too_late(trouble))
+        for late in [flight for flight in self._again if flight.time < before]:
+            self._again.remove(late)
+            self._fail(late, _too_late(trouble))
+        if self._outbox.has_older(before):
+            self._queue.extend(self._outbox.take_piles())
+            self._errands += self._outbox.take_errands()
+        for errand in [errand for errand in self._errands if errand.time < before]:
+            self._errands.remove(errand)
+            self._fail(errand, _too_late(trouble))
+        self._queue = deque(pile for old in self._queue if (pile := self._young(old, before, trouble)))
+
+    def _young(self, pile: Pile, before: float, trouble: str) -> Pile | None:
+        """The part of a pile that may still wait; the rest fails, and was never sent."""
+        end = bisect(pile.times, before)
+        if not end:
+            return pile
+        self._fail(pile.part(0, end), BrokerUnavailable(f"not sent in time: {trouble or 'the broker takes no more'}"))
+        return pile.part(end, len(pile.times)) if end < len(pile.times) else None
+
+    def give_up(self, trouble: TxmqError) -> None:
+        """Fails everything: what may have been carried out with an unknown outcome, the rest with `trouble`."""
+        self._queue.extend(self._outbox.take_piles())
+        self._errands += self._outbox.take_errands()
+        doubtful = [*self._under_way.values(), *self._again]
+        self._under_way, self._sends = {}, 0
+        for flight in doubtful:
+            self._fail(flight, ConnectionLost(f"no receipt came: {trouble.message}"))
+        rest: list[Flight | Pile | Errand] = [*self._refused, *self._queue, *self._errands]
+        for waiting in rest:
+            self._fail(waiting, trouble)
+        for done in (self._again, self._refused, self._queue, self._errands):
+            done.clear()
+
+    def _fail(self, what: Flight | Pile | Errand, error: TxmqError) -> None:
+        if isinstance(what, Errand):
+            self._outbox.settled(1, 0)
+            what.future.set_exception(error)
+            return
+        pile = what.pile if isinstance(what, Flight) else what
+        self.stats.failed += len(pile.futures)
+        self._outbox.settled(len(pile.futures), pile.weight)
+        for future in pile.futures:
+            future.set_exception(error)
+
+
+def _too_late(trouble: str) -> RequestTimeout:
+    return RequestTimeout("no answer came in time" + (f": {trouble}" if trouble else ""), hint="it may be carried out")

@@ -1,0 +1,204 @@
+"""Where messages pile up, per partition, until the pipeline takes them: as many as came during its previous write.
+
+Bounded: who puts in more than the window holds waits until receipts have come for some of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Condition, Lock, get_ident
+from typing import NamedTuple, TypeVar
+
+from txmq.client.conversation import Payload
+from txmq.client.pool import closed
+from txmq.client.rows import kept, weight
+from txmq.client.topics import Topics
+from txmq.errors import Throttled, TxmqError
+from txmq.message import Message, Receipt
+
+T = TypeVar("T")
+IN_TURN = -1  # stands for the partition of messages without a key until they go out
+
+
+class Promise(Future[T]):
+    """An answer to come. What is under way cannot be taken back, so `cancel` does nothing."""
+
+    def cancel(self) -> bool:
+        return False
+
+
+class Place(NamedTuple):
+    """Where messages shall go, chosen by the topic's shape of that epoch; `asked` = the caller named the partition."""
+
+    topic: str
+    partition: int
+    epoch: int
+    asked: bool
+
+
+@dataclass(slots=True)
+class Pile:
+    """Messages for one place, in order; with each its time of birth, when it was put in, and its future."""
+
+    place: Place
+    messages: list[Message] = field(default_factory=list)
+    births: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    futures: list[Promise[Receipt]] = field(default_factory=list)
+    weight: int = 0
+
+    def part(self, start: int, end: int) -> Pile:
+        """The messages from `start` up to, not including, `end`."""
+        messages = self.messages[start:end]
+        columns = (self.births[start:end], self.times[start:end], self.futures[start:end])
+        return Pile(self.place, messages, *columns, weight=sum(map(weight, messages)))
+
+    def pick(self, place: Place, places: Sequence[int]) -> Pile:
+        """The messages at these places, to go to `place`."""
+        messages = [self.messages[at] for at in places]
+        births, times = [self.births[at] for at in places], [self.times[at] for at in places]
+        futures = [self.futures[at] for at in places]
+        return Pile(place, messages, births, times, futures, sum(map(weight, messages)))
+
+
+@dataclass(slots=True)
+class Errand:
+    """Somebody else's request that travels along; it may be made twice."""
+
+    opcode: int
+    payload: Payload
+    time: float
+    future: Promise[bytes] = field(default_factory=Promise)
+
+
+class Outbox:
+    """Between the callers' threads and the pipeline's. `wake` is called when something comes while that one sleeps."""
+
+    def __init__(self, topics: Topics, *, messages: int, size: int, wake: Callable[[], None]) -> None:
+        self._topics = topics
+        self._most_messages, self._most_bytes = messages, size
+        self._wake = wake
+        self._lock = Lock()
+        self._changed = Condition(self._lock)  # a lock of its own would cost each message half a microsecond
+        self._piles: dict[Place, Pile] = {}
+        self._errands: list[Errand] = []
+        self._messages = self._bytes = self._waiting = 0
+        self._asleep = False
+        self._closed: TxmqError | None = None
+        self.reader = 0  # the thread that takes: it must not wait for itself
+
+    def put(self, topic: str, message: Message, partition: int | None, timeout: float) -> Promise[Receipt]:
+        """Takes a message in; its future gets the receipt.
+
+        Raises Throttled where the window stays full for `timeout` seconds, ClientClosed, and what a send raises for a
+        message that cannot be.
+        """
+        message = kept(message)
+        size = weight(message)
+        place = self._place(topic, message.key, partition)
+        born_at, now, future = time.time_ns() // 1_000, time.monotonic(), Promise[Receipt]()
+        with self._lock:
+            if self._messages >= self._most_messages or self._bytes >= self._most_bytes or self._closed:
+                self._wait_for_room(now + timeout)
+            pile = self._piles.get(place)
+            if pile is None:
+                pile = self._piles[place] = Pile(place)
+            pile.messages.append(message)
+            pile.births.append(born_at)
+            pile.times.append(now)
+            pile.futures.append(future)
+            pile.weight += size
+            self._messages += 1
+            self._bytes += size
+            wake, self._asleep = self._asleep, False
+        if wake:
+            self._wake()
+        return future
+
+    def carry(self, opcode: int, payload: Payload) -> Future[bytes]:
+        """Takes a request of another kind along; it is made again after a lost connection, so it must bear that."""
+        errand = Errand(opcode, payload, time.monotonic())
+        with self._lock:
+            if self._closed:
+                raise self._closed
+            self._errands.append(errand)
+            self._messages += 1
+            wake, self._asleep = self._asleep, False
+        if wake:
+            self._wake()
+        return errand.future
+
+    def take_piles(self) -> list[Pile]:
+        """Every message that is there; callers begin new piles."""
+        with self._lock:
+            piles, self._piles = list(self._piles.values()), {}
+        return piles
+
+    def take_errands(self) -> list[Errand]:
+        """Every other request that is there."""
+        with self._lock:
+            errands, self._errands = self._errands, []
+        return errands
+
+    def has_older(self, before: float) -> bool:
+        """Whether something was put in before that moment."""
+        with self._lock:
+            piles = any(pile.times[0] < before for pile in self._piles.values())
+            return piles or any(errand.time < before for errand in self._errands)
+
+    def sleep(self, *, messages_too: bool) -> bool:
+        """Whether there is nothing to take, of what can be sent now; then the next thing put in calls `wake`."""
+        with self._lock:
+            self._asleep = not self._errands and not (messages_too and self._piles)
+        return self._asleep
+
+    def settled(self, messages: int, size: int) -> None:
+        """So much is done with, for good or ill."""
+        with self._lock:
+            self._messages -= messages
+            self._bytes -= size
+            if self._waiting:
+                self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until everything is done with; whether it is."""
+        with self._lock:
+            self._waiting += 1
+            try:
+                return self._changed.wait_for(lambda: not self._messages, timeout)
+            finally:
+                self._waiting -= 1
+
+    def close(self) -> None:
+        """Takes nothing more in."""
+        with self._lock:
+            self._closed = closed()
+            self._changed.notify_all()
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything is done with."""
+        return not self._messages
+
+    def _place(self, topic: str, key: str | None, partition: int | None) -> Place:
+        shape = self._topics.shape(topic)
+        if partition is None and not key and not self._topics.asks_user:
+            return Place(topic, IN_TURN, shape.epoch, asked=False)
+        return Place(topic, self._topics.choose(shape, key, partition), shape.epoch, partition is not None)
+
+    def _wait_for_room(self, deadline: float) -> None:
+        if get_ident() == self.reader:  # a future's callback: only its return makes room
+            return
+        self._waiting += 1
+        try:
+            while not self._closed and (self._messages >= self._most_messages or self._bytes >= self._most_bytes):
+                if not self._changed.wait(deadline - time.monotonic()):
+                    hint = "wait for receipts before sending on, or raise `window`"
+                    raise Throttled(f"{self._messages} messages wait for their receipts", hint=hint)
+        finally:
+            self._waiting -= 1
+        if self._closed:
+            raise self._closed

@@ -1,0 +1,234 @@
+"""Sends that nobody waits for one by one: a thread of its own writes what has piled up and brings receipts back.
+
+There is no lingering: a lone message goes out at once. Under load each write takes everything that came during the
+previous one, one batch for each partition, and that alone makes the batches as large as they pay.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Lock, Thread, get_ident
+
+import structlog
+
+from txmq.client.connection import Connection
+from txmq.client.conversation import Payload
+from txmq.client.flights import Flights, Stats
+from txmq.client.outbox import Outbox, Promise
+from txmq.client.stream import Stream
+from txmq.client.topics import Topics
+from txmq.errors import ClientClosed, ConnectionLost, ProtocolError, TxmqError, UnknownTopic
+from txmq.message import Message, Receipt
+
+LOOK_EVERY_S = 0.25  # at what takes too long
+DIAL_S = 1.0  # between looks at what takes too long while no broker answers
+log = structlog.get_logger()
+
+
+class Pipeline:
+    """One connection and one producing session for all threads of a client; its thread starts at the first use."""
+
+    def __init__(
+        self,
+        dial: Callable[[float], Connection],
+        topics: Topics,
+        *,
+        window: int,
+        window_bytes: int,
+        timeout: float,
+        patience: float,
+    ) -> None:
+        """A connection silent for `timeout` seconds is given up; a message without a receipt after `patience` fails."""
+        self._dial, self._topics = dial, topics
+        self._timeout, self._patience = timeout, patience
+        self._wakes, self._waker = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._waker.setblocking(False)
+        self._outbox = Outbox(topics, messages=window, size=window_bytes, wake=self._wake)
+        self._flights = Flights(topics, self._outbox)
+        self._start = Lock()
+        self._thread: Thread | None = None
+        self._ends: float | None = None  # set by `close`: until then what is there may go out
+        self._heard = self._looked = 0.0
+        self._trouble = ""
+
+    @property
+    def stats(self) -> Stats:
+        """Counters, for the curious."""
+        return self._flights.stats
+
+    def send(self, topic: str, message: Message, partition: int | None, timeout: float) -> Promise[Receipt]:
+        """Puts a message in and returns the future of its receipt. Raises as `Outbox.put` does."""
+        future = self._outbox.put(topic, message, partition, timeout)
+        if self._thread is None:
+            self._begin()
+        return future
+
+    def submit(self, opcode: int, payload: Payload = b"") -> Future[bytes]:
+        """Sends a request of any kind behind what is there, for the future of its reply.
+
+        It is made again after a lost connection, so it must be one that does no harm twice: a decision, an ack.
+        """
+        future = self._outbox.carry(opcode, payload)
+        if self._thread is None:
+            self._begin()
+        return future
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until everything put in so far, and since, has its answer; whether it has."""
+        return self._outbox.flush(timeout)
+
+    def close(self, timeout: float) -> None:
+        """Takes nothing more in, lets what is there go out for up to `timeout` seconds, fails the rest."""
+        self._outbox.close()
+        self._ends = time.monotonic() + timeout
+        self._wake()
+        with self._start:
+            thread = self._thread
+        if thread is not None and thread.ident != get_ident():
+            thread.join(timeout + DIAL_S + 1)
+        elif thread is None:
+            self._close_wakers()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the thread is not here, and the sockets are the parent's."""
+        self._close_wakers()
+
+    def _begin(self) -> None:
+        with self._start:
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="txmq-pipeline", daemon=True)
+                self._thread.start()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it is awake; closed: nothing is left to do
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        self._outbox.reader = get_ident()
+        trouble = ClientClosed("the client was closed before the broker answered")
+        try:
+            while not self._done():
+                self._await_work()
+                if stream := self._connect():
+                    with stream:
+                        self._converse(stream)
+        except BaseException:
+            log.exception("pipeline.failed")
+            trouble = ClientClosed("the client's pipeline failed", hint="the log says why; make a new client")
+            raise
+        finally:
+            self._outbox.close()
+            self._flights.give_up(trouble)
+            self._close_wakers()
+
+    def _done(self) -> bool:
+        return self._ends is not None and (self._outbox.empty or time.monotonic() >= self._ends)
+
+    def _await_work(self) -> None:
+        """Without a connection, nothing is done until something is to be sent."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakes, selectors.EVENT_READ)
+            while self._outbox.empty and self._ends is None and self._outbox.sleep(messages_too=True):
+                selector.select()
+                self._hear_wakes()
+
+    def _connect(self) -> Stream | None:
+        """A connection, or None after a while without one; what has waited too long fails meanwhile."""
+        try:
+            stream = Stream(self._dial(time.monotonic() + DIAL_S))
+        except TxmqError as error:
+            if not error.retriable:
+                self._flights.give_up(error)
+            self._trouble = error.message
+            self._flights.expire(time.monotonic() - self._patience, self._trouble)
+            return None
+        self._trouble = ""
+        self.stats.connections += 1
+        return stream
+
+    def _converse(self, stream: Stream) -> None:
+        """Sends and receives until the connection is lost, or all is done after `close`."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(stream.socket, selectors.EVENT_READ)
+                selector.register(self._wakes, selectors.EVENT_READ)
+                self._heard = self._looked = time.monotonic()
+                while not self._done():
+                    self._send(stream)
+                    self._wait(selector, stream)
+                    self._look()
+        except (ConnectionLost, ProtocolError) as error:
+            log.warning("pipeline.connection_lost", error=error.message)
+        finally:
+            self._flights.lost()
+
+    def _send(self, stream: Stream) -> None:
+        if stream.unsent:
+            stream.write()
+            return
+        if self._flights.stale:
+            self._refresh()
+        if not self._flights.awaits_replies:
+            self._heard = time.monotonic()  # silence counts from here
+        stream.write(self._flights.fill(stream.conversation))
+
+    def _wait(self, selector: selectors.BaseSelector, stream: Stream) -> None:
+        """Until there is something to read, or to write and room for it; then reads."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
+        if selector.get_key(stream.socket).events != wanted:
+            selector.modify(stream.socket, wanted)
+        for key, events in selector.select(self._longest_wait(stream)):
+            if key.fileobj is self._wakes:
+                self._hear_wakes()
+            elif events & selectors.EVENT_READ:
+                self._heard = time.monotonic()
+                self._flights.received(stream.read())
+
+    def _longest_wait(self, stream: Stream) -> float | None:
+        flights = self._flights
+        if stream.unsent:
+            return LOOK_EVERY_S
+        if flights.has_more or not self._outbox.sleep(messages_too=flights.can_send):
+            return 0
+        pause = flights.paused_until - time.monotonic()
+        if pause > 0:
+            return min(pause, LOOK_EVERY_S)
+        return LOOK_EVERY_S if flights.awaits_replies or flights.stale or self._ends is not None else None
+
+    def _look(self) -> None:
+        """Now and then, looks for a peer that has gone silent and for what has waited too long."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now
+        if self._flights.awaits_replies and now - self._heard > self._timeout:
+            raise ConnectionLost(f"the broker has not answered for {self._timeout} s")
+        self._flights.expire(now - self._patience, self._trouble)
+
+    def _refresh(self) -> None:
+        """Topics have grown. Asked for on this thread, because nothing of theirs may go out before it is known."""
+        for topic in sorted(self._flights.stale):
+            try:
+                self._topics.refresh(topic)
+            except UnknownTopic:
+                self._topics.forget(topic)
+            except TxmqError as error:
+                self._trouble = error.message
+                self._flights.pause()
+                return
+            self._flights.stale.discard(topic)
+
+    def _hear_wakes(self) -> None:
+        with suppress(BlockingIOError):
+            while self._wakes.recv(4096):
+                pass
+
+    def _close_wakers(self) -> None:
+        self._wakes.close()
+        self._waker.close()

@@ -1,0 +1,195 @@
+"""Messages on their way to be encoded: as messages, or as columns for volumes.
+
+Both are cut into pieces small enough for a frame. The estimate of a piece's size is generous: characters count as four
+bytes, which UTF-8 never exceeds, so that no piece turns out too large when it is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import Protocol, Self, TypeVar
+
+from txmq import limits
+from txmq.batch import encode, encode_columns, encode_one
+from txmq.batch.cells import body_cell, header_cell, text_cell
+from txmq.errors import LocalProtocolError
+from txmq.keys import partition_of
+from txmq.message import Message, micros
+
+PIECE_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
+PIECE_ROWS = 1 << 16
+ROW_BYTES = 64  # offsets and times of a row
+T = TypeVar("T")
+
+
+class Rows(Protocol):
+    """Messages of one topic, in order."""
+
+    def __len__(self) -> int: ...
+
+    def encode(self, producer_id: bytes, sequence: int) -> bytes:
+        """The batch of them all."""
+
+    def pieces(self) -> Iterator[Self]:
+        """The same messages in pieces that fit in a frame."""
+
+    def keys_of(self) -> Sequence[str | None] | None:
+        """The key of each, None where none has one."""
+
+    def largest(self) -> int:
+        """The size of the largest body."""
+
+    def pick(self, places: Sequence[int]) -> Self:
+        """Those at these places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages one by one, and when each was born, in microseconds."""
+
+    messages: Sequence[Message]
+    births: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def encode(self, producer_id: bytes, sequence: int) -> bytes:
+        if len(self.messages) == 1:
+            born_at = self.births[0]
+            return encode_one(self.messages[0], producer_id=producer_id, epoch=0, sequence=sequence, born_at=born_at)
+        return encode(self.messages, producer_id=producer_id, epoch=0, sequence=sequence, born_at=self.births)
+
+    def pieces(self) -> Iterator[Messages]:
+        for start, end in cuts(list(map(weight, self.messages))):
+            yield Messages(self.messages[start:end], self.births[start:end])
+
+    def keys_of(self) -> Sequence[str | None] | None:
+        return [message.key for message in self.messages]
+
+    def largest(self) -> int:
+        return max(len(message.body) for message in self.messages)
+
+    def pick(self, places: Sequence[int]) -> Messages:
+        return Messages(_picked(self.messages, places), _picked(self.births, places))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Bodies, and a key and a tag for each where there are any; all born at the same time."""
+
+    bodies: Sequence[bytes]
+    keys: Sequence[str | None] | None
+    tags: Sequence[str | None] | None
+    born_at: int
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def encode(self, producer_id: bytes, sequence: int) -> bytes:
+        return encode_columns(
+            *(self.bodies, self.keys, self.tags),
+            producer_id=producer_id,
+            epoch=0,
+            sequence=sequence,
+            born_at=self.born_at,
+        )
+
+    def pieces(self) -> Iterator[Columns]:
+        weights = _weights(self.bodies)
+        for column in (self.keys, self.tags):
+            if column is not None:
+                weights = [size + 4 * len(text or "") for size, text in zip(weights, column, strict=True)]
+        for start, end in cuts(weights):
+            yield Columns(
+                self.bodies[start:end],
+                None if self.keys is None else self.keys[start:end],
+                None if self.tags is None else self.tags[start:end],
+                self.born_at,
+            )
+
+    def keys_of(self) -> Sequence[str | None] | None:
+        return self.keys
+
+    def largest(self) -> int:
+        return max(map(len, self.bodies))
+
+    def pick(self, places: Sequence[int]) -> Columns:
+        return Columns(
+            _picked(self.bodies, places),
+            None if self.keys is None else _picked(self.keys, places),
+            None if self.tags is None else _picked(self.tags, places),
+            self.born_at,
+        )
+
+
+def columns(
+    bodies: Sequence[bytes], keys: Sequence[str | None] | None, tags: Sequence[str | None] | None, born_at: int
+) -> Columns:
+    """The columns, if there is a key and a tag for each body. Raises LocalProtocolError."""
+    for name, column in (("keys", keys), ("tags", tags)):
+        if column is not None and len(column) != len(bodies):
+            raise LocalProtocolError(f"{len(column)} {name} for {len(bodies)} bodies", hint="give each body its own")
+    return Columns(bodies, keys, tags, born_at)
+
+
+def weight(message: Message) -> int:
+    """At most so many bytes of a batch go to this message."""
+    body, key, tag, headers, _deliver_at, _expire_at = message
+    size = len(body) + ROW_BYTES + 4 * (len(key or "") + len(tag or ""))
+    return size + 4 * sum(map(len, chain(headers.keys(), headers.values()))) + 10 * len(headers) if headers else size
+
+
+def kept(message: Message) -> Message:
+    """The message, so that nobody can change it. Raises what encoding it would: then, it would take others along."""
+    body, key, tag, headers, deliver_at, expire_at = message
+    data = body_cell(body)
+    if key:
+        text_cell(key, "key", limits.KEY)
+    if tag:
+        text_cell(tag, "tag", limits.TAG)
+    if headers:
+        header_cell(headers)
+        message = message._replace(headers=dict(headers))
+    if deliver_at or expire_at:
+        message = message._replace(deliver_at=micros(deliver_at), expire_at=micros(expire_at))
+    return message if data is body else message._replace(body=data)
+
+
+def by_partition(keys: Sequence[str | None], partitions: int, keyless: int) -> dict[int, list[int]]:
+    """The places of the messages for each partition; those without a key go to partition `keyless`."""
+    try:
+        known = {key: partition_of(key, partitions) if key else keyless for key in set(keys)}
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"a key must be text that UTF-8 can hold: {error}") from error
+    places: dict[int, list[int]] = {}
+    for place, partition in enumerate(map(known.__getitem__, keys)):
+        places.setdefault(partition, []).append(place)
+    return places
+
+
+def _weights(bodies: Sequence[bytes]) -> list[int]:
+    try:
+        return [len(body) + ROW_BYTES for body in bodies]
+    except TypeError as error:
+        raise LocalProtocolError(f"a body is bytes: {error}") from error
+
+
+def cuts(weights: list[int]) -> Iterator[tuple[int, int]]:
+    """Where to cut messages of these weights: no piece is over the size unless a single message is."""
+    count = len(weights)
+    if count <= PIECE_ROWS and sum(weights) <= PIECE_BYTES:
+        yield from ((0, count),) if count else ()
+        return
+    start, begun = 0, 0
+    for end, total in enumerate(accumulate(weights)):
+        if end > start and (total - begun > PIECE_BYTES or end - start >= PIECE_ROWS):
+            yield start, end
+            start, begun = end, total - weights[end]
+    yield start, count
+
+
+def _picked(column: Sequence[T], places: Sequence[int]) -> Sequence[T]:
+    return itemgetter(*places)(column) if len(places) > 1 else [column[places[0]]]

@@ -1,0 +1,67 @@
+"""What a client is made with, checked before anything is connected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self, TypedDict, Unpack
+
+from txmq.client.topics import Partitioner
+from txmq.errors import ConfigError
+from txmq.message import is_name
+
+LONGEST_S = 86_400.0
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `txmq.connect`; what is left out is as in `Settings`.
+
+    `timeout`: seconds that a call may take, its attempts together. `retries`: attempts after the first, of what does no
+    harm twice. `partitioner(topic, key, partitions)` chooses partitions, or None to leave it to the key. `connections`:
+    at most so many calls at once. `window`, `window_bytes`: what `send_async` may have without a receipt, before it
+    waits. `delivery_timeout`: seconds until a message of `send_async` without a receipt fails, reconnections included.
+    """
+
+    timeout: float
+    retries: int
+    partitioner: Partitioner | None
+    connections: int
+    window: int
+    window_bytes: int
+    delivery_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The checked settings of one client; `Options` tells what they mean. Time-out and retries are RocketMQ's."""
+
+    service: str | None = None
+    timeout: float = 3.0
+    retries: int = 2
+    partitioner: Partitioner | None = None
+    connections: int = 64
+    window: int = 20_000
+    window_bytes: int = 64 << 20
+    delivery_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.service is not None and not is_name(self.service):
+            raise ConfigError("service", f"{self.service!r} cannot name a service", hint="such as: orders")
+        for name in ("timeout", "delivery_timeout"):
+            _require(name, 0 < getattr(self, name) <= LONGEST_S, f"seconds, up to {LONGEST_S:.0f}, are needed")
+        for name, least in (("retries", 0), ("connections", 1), ("window", 1), ("window_bytes", 1)):
+            value = getattr(self, name)
+            _require(name, type(value) is int and value >= least, f"a number from {least} is needed")
+        _require("partitioner", self.partitioner is None or callable(self.partitioner), "a function is needed")
+
+    @classmethod
+    def of(cls, service: str | None, **options: Unpack[Options]) -> Self:
+        """The settings with these options. Raises ConfigError."""
+        try:
+            return cls(service, **options)
+        except TypeError as error:
+            raise ConfigError("connect", str(error), hint="see txmq.client.settings.Options") from error
+
+
+def _require(name: str, condition: bool, rule: str) -> None:  # noqa: FBT001
+    if not condition:
+        raise ConfigError(name, rule)

@@ -1,0 +1,23 @@
+"""Names that are never given twice: tokens of transactions, ids of producing sessions."""
+
+from __future__ import annotations
+
+import os
+import time
+from uuid import UUID
+
+VERSION, VARIANT = 7 << 76, 2 << 62
+
+
+def new_token() -> UUID:
+    """A UUIDv7: its first 48 bits are the time in milliseconds, so that tokens sort by their age (FORMATS 1)."""
+    random = int.from_bytes(os.urandom(10), "big")
+    low = random & ~(0xF << 76) & ~(3 << 62)
+    return UUID(int=(time.time_ns() // 1_000_000) << 80 | VERSION | VARIANT | low)
+
+
+def as_token(token: UUID | bytes | str) -> UUID:
+    """A token in any of its forms: 16 bytes, or text with hyphens or without. Raises ValueError."""
+    if isinstance(token, UUID):
+        return token
+    return UUID(bytes=token) if isinstance(token, bytes) else UUID(token)
