@@ -235,8 +235,8 @@ class Consumer(Actor):
         if self._fails(body):
             await self._nack(generation, chunk.partition, offset)
             return
+        self.world.history.handled[body] += 1
         await self._ack(generation, chunk.partition, offset)
-        self.world.history.acked[body] += 1
 
     async def _ack(self, generation: int, partition: int, offset: int) -> None:
         ranges = (h.Acked(TOPIC, partition, offset, offset + 1),)
@@ -269,8 +269,8 @@ class Ordered(Consumer):
         else:
             if int(version):
                 self.world.history.succeeded(key, int(version))
+            self.world.history.handled[f"o:{body}"] += 1
             await self._ack(generation, chunk.partition, offset)
-            self.world.history.acked[f"o:{body}"] += 1
 
 
 class Operator(Actor):

@@ -9,10 +9,9 @@ from twisted.internet.defer import Deferred
 from txmq.message import Decision
 
 if TYPE_CHECKING:
+    from tests.simulation.clock import Clock
     from collections.abc import Callable
     from random import Random
-
-    from twisted.internet.task import Clock
 
     from txmq.broker.core.transactions import Transaction
 

@@ -21,7 +21,7 @@ class History:
     decided: set[bytes] = field(default_factory=set)  # local groups and jobs' winners whose commit was acknowledged
     places: dict[tuple[int, int], str] = field(default_factory=dict)  # partition, offset → body, for ever
     processed: dict[str, list[int]] = field(default_factory=dict)  # ordered group: key → versions as they first succeeded
-    acked: Counter[str] = field(default_factory=Counter)  # concurrent group: body → acks
+    handled: Counter[str] = field(default_factory=Counter)  # body, in the ordered group with o: before it → successes
     counts: Counter[str] = field(default_factory=Counter)
 
     def seen(self, partition: int, offset: int, body: str) -> None:

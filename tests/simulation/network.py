@@ -17,11 +17,10 @@ from txmq.wire.json import parse
 from txmq.wire.status import to_error
 
 if TYPE_CHECKING:
+    from tests.simulation.clock import Clock
     from collections.abc import Callable
     from random import Random
     from typing import Any
-
-    from twisted.internet.task import Clock
 
     from tests.simulation.node import Node
     from txmq.broker.protocol import Session

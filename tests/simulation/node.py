@@ -22,15 +22,16 @@ from txmq.store.survey import Known
 from txmq.testing.simfs import PowerCut
 
 if TYPE_CHECKING:
+    from tests.simulation.clock import Clock
     from collections.abc import Callable
     from random import Random
 
-    from twisted.internet.task import Clock
     from twisted.python.failure import Failure
 
     from tests.simulation.network import Peer
     from tests.simulation.planted import Bug
     from txmq.broker.core.state import State
+    from txmq.broker.core.transactions import Transaction
     from txmq.broker.resolving import Resolves
     from txmq.testing.simfs import SimFS
 
@@ -60,7 +61,7 @@ class Node:
         if bug is not None:
             bug.plant(self.engine)
         self.engine.boot("sim")
-        self._assembly = Assembly(self.engine, SETTINGS, _Mortal(self, clock), resolving, rng)
+        self._assembly = Assembly(self.engine, SETTINGS, _Mortal(self, clock), _MortalResolver(self, resolving), rng)
         self._assembly.every(0.1, self._upkeep)
         self._assembly.start(self._failed)
 
@@ -133,6 +134,21 @@ class _Mortal:
                 function(*args)
 
         return self._clock.callLater(delay, run)
+
+
+class _MortalResolver:
+    """The database's answers, for a broker that is still there to hear them."""
+
+    def __init__(self, node: Node, resolving: Resolves) -> None:
+        self._node, self._resolving = node, resolving
+        self.knows = resolving.knows
+
+    def ask(self, token: bytes, row: Transaction, answered: Callable[..., None]) -> None:
+        def hear(*answer: object) -> None:
+            if self._node.alive:
+                answered(*answer)
+
+        self._resolving.ask(token, row, hear)
 
 
 def dumped(state: State) -> list[tuple[str, bytes, bytes]]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-from txmq.broker.core import decisions, holds, machine, sends, transactions
-from txmq.broker.core.state import Outcome, Rejected
+from tests.simulation import node
+from txmq.broker import checks
+from txmq.broker.core import holds, jobs, machine, persistence, sends
+from txmq.message import Decision
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from txmq.broker.engine import Engine
+    from txmq.store.writer import Flush
 
 
 class Bug(NamedTuple):
@@ -20,7 +24,7 @@ class Bug(NamedTuple):
 
     name: str
     plant: Callable[[Engine], None] = lambda _engine: None
-    around: Callable[[], AbstractContextManager[Any]] = lambda: patch.dict({})
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def _reply_before_flush(engine: Engine) -> None:
@@ -32,43 +36,52 @@ def _reply_before_flush(engine: Engine) -> None:
 
 
 def _no_sync(engine: Engine) -> None:
-    write = engine.store.write
+    store = engine.store
+    write = store.write
 
-    def write_only(flush: Any, *, sync: bool = True) -> None:  # noqa: ANN401
+    def only_write(flush: Flush, *, sync: bool = True) -> None:
         del sync
         write(flush, sync=False)
-        engine.store._writer._synced = flush.end  # type: ignore[attr-defined]  # noqa: SLF001
+        store._writer.synced = store._writer.end  # noqa: SLF001
 
-    engine.store.write = write_only  # type: ignore[method-assign]
-
-
-def _readers_see_everything(engine: Engine) -> None:
-    type(engine.store).durable.fget  # noqa: B018  # the property the bug stands in for
-
-    class Ahead(type(engine.store)):  # type: ignore[misc]
-        @property
-        def durable(self) -> int:
-            return int(self.end)
-
-    del Ahead
+    store.write = only_write  # type: ignore[method-assign]
 
 
-def _last_decision_wins() -> AbstractContextManager[Any]:
-    real = decisions.decide_decide
+def _publish_without_the_last(state: Any, waiting: Any, offsets: Any, place: Any) -> None:  # noqa: ANN401
+    _publish(state, waiting._replace(batches=waiting.batches[:1]), offsets[:1], place)
 
-    def decide(state: Any, command: Any, now: int) -> Outcome | Rejected:  # noqa: ANN401
-        row = transactions.get(state, command.token)
-        if row is not None and row.state is transactions.GroupState.ROLLED_BACK:
-            return decisions.decide_now(state, row._replace(state=transactions.GroupState.UNDECIDED), command)
-        return real(state, command, now)
 
-    return patch.dict(machine.DECIDERS, {decisions.Decide: decide})
+def _decide_again(state: Any, command: Any, now: int) -> Any:  # noqa: ANN401
+    state.tables["jobs"].delete(command.token)
+    return _decide_job(state, command._replace(winners=tuple(jobs.members(state, command.token))), now)
 
+
+def _unknown_is_no(self: Any, token: bytes, answer: Decision, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    _answered(self, token, Decision.ROLLBACK if answer is Decision.UNKNOWN else answer, *args, **kwargs)
+
+
+def _save_without_topics(state: Any) -> None:  # noqa: ANN401
+    state.dirty_topics.clear()
+    _save(state)
+
+
+def _write_early(self: Any) -> None:  # noqa: ANN401
+    """A snapshot of what is in memory, not of what is durable."""
+    if self.log.end > self.log.durable:
+        node.write_snapshot(self.disk, node.DATA, self.log.log_id, self.log.end, node.dumped(self.engine.state))
+
+
+_publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
 
 BUGS = (
-    Bug("replies before the flush", _reply_before_flush),
-    Bug("a flush that does not sync", _no_sync),
-    Bug("no order tickets", around=lambda: patch.object(holds.Release, "_free", lambda _self, _waiting: True)),
+    Bug("replies go out before the flush", _reply_before_flush),
+    Bug("a flush does not sync", _no_sync),
+    Bug("order tickets are ignored", around=lambda: patch.object(holds.Release, "_free", lambda _self, _waiting: True)),
     Bug("plain sends pass held keys", around=lambda: patch.object(holds, "any_held", lambda *_args: False)),
-    Bug("repeated sends are stored again", around=lambda: patch.object(sends, "_seen_before", lambda *_args: None)),
+    Bug("a repeated send is stored again", around=lambda: patch.object(sends, "_seen_before", lambda *_args: None)),
+    Bug("a group is published in part", around=lambda: patch.object(holds, "publish", _publish_without_the_last)),
+    Bug("a job decided again is carried out again", around=lambda: patch.dict(machine.DECIDERS, {jobs.DecideJob: _decide_again})),
+    Bug("no answer is taken for a rollback", around=lambda: patch.object(checks.CheckBacks, "answered", _unknown_is_no)),
+    Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
+    Bug("a snapshot leads the log", around=lambda: patch.object(node.Node, "_upkeep", _write_early)),
 )

@@ -101,8 +101,8 @@ def _consumers(world: World, bodies: list[list[str]]) -> None:
     history = world.history
     for rows in bodies:
         for body in rows:
-            require(history.acked[body] > 0, f"{body} was never processed by group c")
-            require(history.acked[f"o:{body}"] > 0, f"{body} was never processed by group o")
+            require(history.handled[body] > 0, f"{body} was never processed by group c")
+            require(history.handled[f"o:{body}"] > 0, f"{body} was never processed by group o")
     for key, version in world.database.versions.items():
         require(len(history.processed.get(key, [])) == version, f"{key}: {version} versions, processed {history.processed.get(key)}")
 

@@ -46,6 +46,11 @@ class SimFS:
     def calls(self) -> int:
         return len(self.trace)
 
+    @property
+    def dark(self) -> bool:
+        """Whether the power has been cut."""
+        return self._dark
+
     def crash(self, rng: Random) -> SimFS:
         """A disk that a power cut now may leave."""
         return self._with(self._root.left(rng))

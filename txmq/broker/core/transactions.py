@@ -180,7 +180,7 @@ def _state_after(event: PartStored) -> GroupState:
         return GroupState.PUBLISHED
     if not event.sealed:
         return GroupState.OPEN
-    return GroupState.COMMITTED if event.decider[0] == "local" else GroupState.UNDECIDED
+    return GroupState.COMMITTED if event.decider[:1] == ("local",) else GroupState.UNDECIDED  # later parts name none
 
 
 def apply_stored(state: State, event: PartStored, place: Place) -> None:
