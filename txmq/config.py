@@ -36,6 +36,9 @@ class ListenAddress(NamedTuple):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 def listen_address(text: str) -> ListenAddress:
     """The address in "HOST:PORT", where an IPv6 host stands in brackets. Raises ValueError."""

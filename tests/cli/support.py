@@ -1,7 +1,8 @@
-"""Commands run in this process against a client that is told what to reply."""
+"""Commands run in this process, and a client that is told what to reply."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -65,6 +66,14 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
     monkeypatch.delenv("TXMQ_BROKER", raising=False)
     yield scripted
     assert scripted.closed or not scripted.url, "a command left its client open"
+
+
+def reply(*arguments: str, broker: str, stdin: bytes = b"") -> Any:
+    """What a command prints as JSON: an object, or a list of those on several lines. It must succeed."""
+    result = run(*arguments, "--json", "--broker", broker, stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    return lines[0] if len(lines) == 1 else lines
 
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> Result:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txmq import config as settings
 from txmq.cli.command import local
 from txmq.cli.output import Output
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from txmq.config import Settings
 
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="The directory of its data; made if need be.")]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings, as TOML; options here go before them.")]
@@ -26,10 +30,22 @@ def add_to(app: typer.Typer) -> None:
 
 def broker(out: Output, *, data: Data = None, config: Config = None, listen: Listen = None) -> None:
     """Run a broker until SIGTERM, which drains it. Prints `ready txmq://HOST:PORT` once it serves."""
-    chosen = settings.load(config, {"data": data, "listen": listen})
+    from txmq.config import load
+
+    serve(out, load(config, {"data": data, "listen": listen}), ready=lambda url: print(f"ready {url}", flush=True))
+
+
+def serve(out: Output, settings: Settings, *, ready: Callable[[str], None]) -> None:
+    """Run a broker in this process, with its log on standard error; `ready` gets its URL."""
+    from twisted.internet.error import CannotListenError
+
     from txmq.broker.service import run
     from txmq.cli import logs
 
     logs.configure(as_json=out.as_json)
     logs.bridge_twisted()
-    run(chosen, ready=lambda url: print(f"ready {url}", flush=True))
+    try:
+        run(settings, ready=ready)
+    except CannotListenError as error:
+        reason = f"cannot listen on {settings.broker.listen}: {error.socketError.strerror}"
+        raise ConfigError("broker.listen", reason, hint="choose another address, or port 0 for any free one") from None

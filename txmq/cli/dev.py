@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txmq import config
-from txmq.cli.broker import Listen
+from txmq.cli.broker import Listen, serve
 from txmq.cli.command import local
 from txmq.cli.output import Output
 from txmq.cli.schema import install_into
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from txmq.config import Settings
 
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where to keep everything; without it nothing is kept.")]
 
@@ -33,19 +34,16 @@ def dev(out: Output, *, data: Data = None, listen: Listen = None) -> None:
     """Run a broker and a PostgreSQL server with txmq's tables, until interrupted; prints their addresses."""
     signal.signal(signal.SIGTERM, _end)  # until the broker runs, and minds it by itself
     with _places(data) as (directory, dsn):
-        settings = config.load(None, {"data": directory, "listen": listen})
-        resolver = config.Resolver(name="dev", dsn=dsn)
+        settings = _settings(directory, listen, dsn)
         install_into(dsn)
-        _serve(out, settings.model_copy(update={"resolver": (resolver,)}), dsn)
+        serve(out, settings, ready=lambda url: out.show({"broker": url, "postgres": dsn}))
 
 
-def _serve(out: Output, settings: config.Settings, dsn: str) -> None:
-    from txmq.broker.service import run
-    from txmq.cli import logs
+def _settings(directory: Path, listen: str | None, dsn: str) -> Settings:
+    from txmq.config import Resolver, load
 
-    logs.configure(as_json=out.as_json)
-    logs.bridge_twisted()
-    run(settings, ready=lambda url: out.show({"broker": url, "postgres": dsn}))
+    settings = load(None, {"data": directory, "listen": listen})
+    return settings.model_copy(update={"resolver": (Resolver(name="dev", dsn=dsn),)})
 
 
 @contextmanager

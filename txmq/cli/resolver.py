@@ -16,7 +16,6 @@ from uuid import UUID
 
 import typer
 
-from txmq import config as settings
 from txmq.cli.command import Client, Session, remote
 from txmq.errors import RequestRejected, TxmqError
 from txmq.message import UNKNOWN
@@ -43,9 +42,10 @@ def resolver(session: Session, *, config: Config, every: Every = 2.0) -> None:
     import structlog
 
     from txmq.cli import logs
+    from txmq.config import load_resolvers
     from txmq.tx.postgres.resolver import ResolverPolicy, TokenResolver
 
-    chosen = settings.load_resolvers(config)
+    chosen = load_resolvers(config)
     logs.configure(as_json=session.out.as_json)
     databases = {
         one.name: TokenResolver(one.dsn, policy=ResolverPolicy(end_stuck_after_s=one.end_backend_after_s))

@@ -85,7 +85,7 @@ def _ends(session: Session, topic: str, partitions: list[int] | None) -> dict[in
 
 
 def _offset(start: str, end: int) -> int:
-    return {"first": 0, "last": end}[start] if start in ("first", "last") else int(start)
+    return {"first": 0, "last": end}[start] if start in ("first", "last") else min(int(start), end)
 
 
 class Polls(Protocol):

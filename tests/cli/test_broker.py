@@ -1,0 +1,166 @@
+"""The command line against a broker that runs, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import Running, running
+from tests.cli.support import reply, run
+from txmq.testing.wait import wait_until
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
+    """A broker and its URL, for the whole module: tests use topics of their own."""
+    directory = tmp_path_factory.mktemp("broker")
+    with running(directory, "broker", "--data", str(directory / "data"), "--listen", "127.0.0.1:0") as process:
+        yield process, process.first_line().removeprefix("ready ")
+
+
+@pytest.fixture
+def broker(served: tuple[Running, str]) -> str:
+    return served[1]
+
+
+def test_a_broker_says_where_it_serves_and_ends_in_order(tmp_path: Path) -> None:
+    with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
+        line = process.first_line()
+        assert re.fullmatch(r"ready txmq://127\.0\.0\.1:[1-9]\d*", line)
+        assert process.end() == 0
+        assert process.out.read_text() == line + "\n"
+    lives = [event["state"] for event in process.events() if event["event"] == "broker.life"]
+    assert lives[-3:] == ["SERVING", "DRAINING", "CLOSED"]
+    assert any(event["event"] == "broker.recovered" for event in process.events())
+
+
+def test_what_was_sent_outlives_the_broker(tmp_path: Path) -> None:
+    for sends in (1, 0):
+        with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
+            url = process.first_line().removeprefix("ready ")
+            for _ in range(sends):
+                reply("send", "orders", "hello", "--partition", "2", broker=url)
+            found = reply("tail", "orders", "--no-follow", broker=url)
+            assert (found["partition"], found["offset"], found["body"]) == (2, 0, "hello")
+            assert process.end(signal.SIGINT) == 0
+
+
+def test_topics_are_made_listed_grown_and_deleted(broker: str) -> None:
+    made = reply("topic", "create", "letters", "--partitions", "3", broker=broker)
+    assert made == {"name": "letters", "partitions": 3, "epoch": made["epoch"]}
+    assert [t["partitions"] for t in reply("topic", "list", broker=broker)["topics"] if t["name"] == "letters"] == [3]
+    assert reply("topic", "set", "letters", "--partitions", "4", broker=broker)["partitions"] == 4
+    shown = reply("topic", "show", "letters", broker=broker)
+    assert (shown["ends"], shown["groups"]) == ([0, 0, 0, 0], [])
+    again = run("topic", "create", "letters", "--partitions", "9", "--broker", broker)
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "letters" in again.stderr
+    reply("topic", "delete", "letters", broker=broker)
+    gone = run("topic", "show", "letters", "--json", "--broker", broker)
+    assert (gone.exit_code, json.loads(gone.stderr)["error"]) == (1, "UnknownTopic")
+
+
+def test_a_message_is_sent_and_read_with_all_that_belongs_to_it(broker: str) -> None:
+    options = ("--key", "o-1", "--tag", "made", "--header", "source=shop")
+    sent = reply("send", "orders", *options, broker=broker, stdin=b"\xff\x00")
+    found = reply("tail", "orders", "--no-follow", broker=broker)
+    assert {name: found[name] for name in ("message_id", "topic", "partition", "offset")} == {
+        name: sent[name] for name in ("message_id", "topic", "partition", "offset")
+    }
+    assert (found["key"], found["tag"], found["headers"]) == ("o-1", "made", {"source": "shop"})
+    assert found["body_base64"] == "/wA="
+    only = ("--partition", str(sent["partition"]), "--broker", broker)
+    line = run("tail", "orders", "--no-follow", *only).stdout
+    assert line.endswith(f" orders/{sent['partition']}/{sent['offset']} key=o-1 tag=made source=shop /wA=\n")
+
+
+def test_tail_begins_where_it_is_told(broker: str) -> None:
+    for number in range(4):
+        reply("send", "numbers", str(number), "--partition", "1", broker=broker)
+    bodies = [found["body"] for found in reply("tail", "numbers", "--from", "1", "-n", "2", broker=broker)]
+    assert bodies == ["1", "2"]
+    assert reply("tail", "numbers", "--no-follow", "--from", "last", broker=broker) == []
+    assert reply("tail", "numbers", "--no-follow", "--from", "99", broker=broker) == []
+    assert run("tail", "numbers", "--partition", "99", "--broker", broker).exit_code == 2
+
+
+def test_tail_follows_until_it_is_interrupted(broker: str, tmp_path: Path) -> None:
+    reply("send", "news", "first", "--partition", "0", broker=broker)
+    with running(tmp_path, "tail", "news", "--from", "first", "--json", "--broker", broker) as tail:
+        assert json.loads(tail.first_line())["body"] == "first"
+        for partition in (5, 0):
+            reply("send", "news", f"to {partition}", "--partition", str(partition), broker=broker)
+        wait_until(lambda: tail.out.read_text().count("\n") == 3, what="three messages")
+        assert tail.end(signal.SIGINT) == 0
+    assert {json.loads(line)["body"] for line in tail.out.read_text().splitlines()[1:]} == {"to 5", "to 0"}
+
+
+def test_where_nothing_is_there_lists_are_empty_and_names_are_unknown(broker: str) -> None:
+    assert reply("group", "list", broker=broker) == {"groups": []}
+    assert reply("tx", "list", broker=broker) == {"transactions": []}
+    assert run("tx", "list", "--broker", broker).stdout == "no transactions\n"
+    for arguments, error in (
+        (("group", "show", "nobody"), "UnknownGroup"),
+        (("group", "pause", "nobody"), "UnknownGroup"),
+        (("dlq", "list", "nobody"), "UnknownGroup"),
+        (("dlq", "stats", "nobody"), "UnknownGroup"),
+        (("dlq", "replay", "nobody", "orders/1/2"), "UnknownGroup"),
+        (("dlq", "abandon", "nobody", "orders/1/2", "--reason", "x"), "UnknownGroup"),
+        (("group", "reset", "nobody", "orders", "--to", "first"), "UnknownGroup"),
+        (("tx", "show", "019a0000000070008000000000000001"), "UnknownTransaction"),
+        (("tx", "commit", "019a0000000070008000000000000001", "--reason", "x"), "UnknownTransaction"),
+    ):
+        ran = run(*arguments, "--json", "--broker", broker)
+        assert (ran.exit_code, json.loads(ran.stderr)["error"]) == (1, error), arguments
+
+
+def test_without_a_broker_the_error_says_how_to_start_one() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+    ran = run("topic", "list", "--broker", f"txmq://127.0.0.1:{port}")
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert "txmq broker" in ran.stderr
+
+
+def test_a_second_broker_in_the_same_directory_is_refused(served: tuple[Running, str], tmp_path: Path) -> None:
+    data = served[0].out.parent / "data"
+    with running(tmp_path, "broker", "--data", str(data), "--listen", "127.0.0.1:0") as second:
+        assert second.status() == 1
+    assert second.out.read_text() == ""
+    told = second.err.read_text().splitlines()[-1]
+    assert told.startswith("txmq: ")
+    assert str(data) in told
+    assert "(" in told, "a hint is missing"
+
+
+def test_a_port_that_is_taken_is_an_error(served: tuple[Running, str], tmp_path: Path) -> None:
+    taken = served[1].removeprefix("txmq://")
+    with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", taken) as second:
+        assert second.status() == 1
+    told = second.err.read_text().splitlines()[-1]
+    assert told.startswith("txmq: ")
+    assert taken in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[broker]\ndata = 'x'\nlisten = 'here'", "broker.listen: "),
+        ("[broker]\ndata = 'x'\npartition = 3", "broker.partition: there is no such setting"),
+        ("[broker", "is not TOML"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(text)
+    ran = run("broker", "--config", str(file))
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert told in ran.stderr
+    assert str(file) in ran.stderr
