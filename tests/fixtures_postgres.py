@@ -1,38 +1,97 @@
-"""Fixtures of PostgreSQL: one server for the session, a database with txmq's tables for each test."""
+"""Fixtures of PostgreSQL: one server for the session, a database with txmq's tables for each test.
+
+Both servers run with fsync off. The tests kill processes, not the machine: what a process has written is safe with the
+kernel, and what it has not is lost, with or without fsync.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
+import psycopg2
 import pytest
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
 from txmq.testing.postgres import OwnServer, PostgresServer, any_server, temporary_server
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
 
-Connect = Callable[..., Connection]
+# What tests make, use up or leave behind; locks of a connection that somebody forgot to close go first.
+CLEAN = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid();
+DO $$
+DECLARE
+    own regclass;
+BEGIN
+    FOR own IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v')
+        AND relname NOT LIKE 'txmq%'
+    LOOP
+        EXECUTE format('DROP TABLE %s CASCADE', own);
+    END LOOP;
+END $$;
+DELETE FROM public.txmq_token;
+DELETE FROM public.txmq_inbox_recent;
+DELETE FROM public.txmq_inbox
+"""
+FINGERPRINT = """
+SELECT (SELECT array_agg(concat_ws(' ', oid, relname, relacl) ORDER BY oid) FROM pg_class WHERE oid >= 16384),
+       (SELECT array_agg(oid ORDER BY oid) FROM pg_proc WHERE oid >= 16384),
+       (SELECT array_agg(concat_ws(' ', oid, nspname) ORDER BY oid) FROM pg_namespace WHERE oid >= 16384),
+       (SELECT count(*) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
+        WHERE d.datname = current_database()),
+       (SELECT version FROM public.txmq_schema)
+"""
+
+
+class Databases:
+    """Copies of one database with txmq's tables. A copy serves again if a test left no more than rows and tables."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._template = with_tables(server)
+        self._fingerprint = self._look(self._template)
+        self._clean: list[str] = []
+
+    def take(self) -> str:
+        """The name of a database as good as new."""
+        return self._clean.pop() if self._clean else self._server.create_database(template=self._template)
+
+    def give_back(self, name: str) -> None:
+        try:
+            self._server.execute(CLEAN, name)
+            as_new = self._look(name) == self._fingerprint
+        except psycopg2.Error:
+            as_new = False  # txmq's own tables are gone, or out of reach
+        if as_new:
+            self._clean.append(name)
+        else:
+            self._server.drop_database(name)
+
+    def _look(self, name: str) -> list[tuple[object, ...]]:
+        with closing(self._server.connect(name)) as connection, connection.cursor() as cursor:
+            cursor.execute(FINGERPRINT)
+            return cursor.fetchall()
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A server that many tests share: they may not crash it. TXMQ_TEST_DSN names it, else it is a temporary one."""
-    with any_server() as server:
+    with any_server(fsync=False) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def crashable_postgres() -> Iterator[OwnServer]:
     """A temporary server that tests may kill; each leaves it running."""
-    with temporary_server() as server:
+    with temporary_server(fsync=False) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def template(postgres: PostgresServer) -> str:
-    """A database with txmq's tables that nobody is connected to: new ones are copies of it."""
-    return with_tables(postgres)
+def databases(postgres: PostgresServer) -> Databases:
+    """Where `database` comes from; for tests that need several."""
+    return Databases(postgres)
 
 
 @pytest.fixture
@@ -44,11 +103,11 @@ def empty_database(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def database(postgres: PostgresServer, template: str) -> Iterator[str]:
-    """The DSN of a new database with txmq's tables."""
-    name = postgres.create_database(template=template)
+def database(postgres: PostgresServer, databases: Databases) -> Iterator[str]:
+    """The DSN of a database with txmq's tables and nothing in them."""
+    name = databases.take()
     yield postgres.dsn(name)
-    postgres.drop_database(name)
+    databases.give_back(name)
 
 
 @pytest.fixture
@@ -58,6 +117,7 @@ def crashable_database(crashable_postgres: OwnServer) -> str:
 
 
 def with_tables(server: PostgresServer) -> str:
+    """A new database with txmq's tables."""
     name = server.create_database()
     with closing(connect(server.dsn(name), application_name="fixtures")) as connection:
         install(connection)

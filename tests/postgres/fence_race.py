@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -56,18 +56,23 @@ class Race:
     stop: threading.Event = field(default_factory=threading.Event)
     drained_by: float = 0.0
 
-    def run(self, seconds: float, *, producers: int = 8, resolvers: int = 2) -> None:
-        """Producers work for `seconds`, or until something is wrong; resolvers until every group is decided."""
+    def run(self, seconds: float, *, at_least: Mapping[str, int] | None = None, limit: float = 30.0) -> None:
+        """Producers work for `seconds` and until `counts` are `at_least` so many; no longer than `limit`.
+
+        They stop as soon as something is wrong. Resolvers go on until every group is decided.
+        """
         rows(self.dsn, "CREATE TABLE business (tok uuid PRIMARY KEY)")
         self._lay_an_edge(seconds / 2)
-        writers = [threading.Thread(target=self._produce, args=(seed,)) for seed in range(producers)]
+        writers = [threading.Thread(target=self._produce, args=(seed,)) for seed in range(8)]
         writers.append(threading.Thread(target=self._kill))
-        readers = [threading.Thread(target=self._resolve, args=(seed,)) for seed in range(resolvers)]
+        readers = [threading.Thread(target=self._resolve, args=(seed,)) for seed in range(2)]
         for thread in (*writers, *readers):
             thread.start()
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.wrong():
-            self.stop.wait(0.2)
+        began = time.monotonic()
+        while (spent := time.monotonic() - began) < limit and not self.wrong():
+            if spent >= seconds and all(self.counts[name] >= least for name, least in (at_least or {}).items()):
+                break
+            self.stop.wait(0.1)
         self.drained_by = time.monotonic() + DRAIN_S
         self.stop.set()
         for thread in (*writers, *readers):
@@ -179,7 +184,7 @@ class Race:
             ended = rows(
                 self.dsn,
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1",
+                " AND backend_type = 'client backend' AND application_name <> 'test' ORDER BY random() LIMIT 1",
             )
             self.counts["killed"] += ended == [(True,)]
 

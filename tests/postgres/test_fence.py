@@ -15,6 +15,7 @@ from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolv
 from txmq.tx.postgres.session import Connection, connect
 
 RUN_S = 4.0
+ENOUGH = {"COMMIT": 100, "ROLLBACK": 50, "UNKNOWN": 20, "TokenFenced": 5, "killed": 10}
 BUDGET_S = 15.0  # for a planted mistake to be found; it takes a second or two
 EAGER = ResolverPolicy(first_pause_s=0.01, longest_pause_s=0.05)
 
@@ -68,21 +69,17 @@ def row_before_status(connection: Connection, check: Check) -> Decision:
 
 def test_no_phantom_and_no_loss_among_racing_producers_and_killed_backends(database: str) -> None:
     race = Race(database, sound)
-    race.run(RUN_S)
+    race.run(RUN_S, at_least=ENOUGH)
     assert race.phantoms() == set()
     assert race.lost() == set()
     assert race.flipped == set()
     assert race.lied_to() == set()
     assert race.undecided() == []
-    committed, rolled_back = race.counts["COMMIT"], race.counts["ROLLBACK"]
-    assert min(committed, rolled_back) >= 50, race.counts
-    assert race.counts["killed"] >= 10, race.counts
-    assert race.counts["TokenFenced"] >= 5, race.counts
-    assert race.counts["UNKNOWN"] >= 10, race.counts
+    assert {name: race.counts[name] >= least for name, least in ENOUGH.items()} == dict.fromkeys(ENOUGH, True)
 
 
 @pytest.mark.parametrize("rule", [without_fence, row_before_status])
 def test_a_mistaken_resolver_is_found_out(database: str, rule: Callable[[Connection, Check], Decision]) -> None:
     race = Race(database, lambda dsn: Mistaken(dsn, rule), hints=1.0)
     race.run(BUDGET_S)
-    assert race.lost()
+    assert race.lost() or race.flipped

@@ -128,7 +128,8 @@ class OwnServer(PostgresServer):
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Ends the server: in order, or at once as in a crash. A temporary one takes its directory with it."""
         atexit.unregister(self.stop)
-        self._end(signal.SIGINT if mode == "fast" else signal.SIGQUIT)
+        # A temporary one has nothing to put in order.
+        self._end(signal.SIGINT if mode == "fast" and not self._temporary else signal.SIGQUIT)
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
         self._lock.close()
@@ -236,10 +237,10 @@ def temporary_server(*, fsync: bool = True, settings: Mapping[str, str] | None =
     return OwnServer(directory, fsync=fsync, settings=settings, temporary=True).start()
 
 
-def any_server(environ: Mapping[str, str] = os.environ) -> PostgresServer:
+def any_server(environ: Mapping[str, str] = os.environ, *, fsync: bool = True) -> PostgresServer:
     """The server of TXMQ_TEST_DSN where that is set, else a temporary one."""
     dsn = environ.get("TXMQ_TEST_DSN")
-    return PostgresServer(dsn) if dsn else temporary_server()
+    return PostgresServer(dsn) if dsn else temporary_server(fsync=fsync)
 
 
 def _environment() -> dict[str, str]:
