@@ -46,7 +46,7 @@ class Driver:
         place = Place(self.end, self.end + RECORD + len(attachment), self.end + RECORD, self.now, self.state.boot_epoch)
         self.end = place.end
         self.bytes[place.attachment] = attachment
-        again = events.decode(event.KIND, events.encode(event))  # what recovery will see, not what we hold
+        again = events.decode(events.KINDS[type(event)], events.encode(event))  # what recovery will see, not what we hold
         self.log.append((place, again))
         machine.apply(self.state, again, place)
 
@@ -57,27 +57,48 @@ class Driver:
             machine.apply(state, event, place)
         return state
 
-    def send(self, topic: str, *bodies: str, key: str | None = None, partition: int = 0, producer: bytes = b"p" * 16) -> Any:
+    def send(
+        self, topic: str, *bodies: str, key: str | None = None, partition: int = 0, producer: bytes = b"p" * 16
+    ) -> Any:
         sequence = self.sequences.get(producer, 0)
-        data = encode([Message(b.encode(), key) for b in bodies], producer_id=producer, epoch=0, sequence=sequence, born_at=self.now)
+        data = encode(
+            [Message(b.encode(), key) for b in bodies],
+            producer_id=producer,
+            epoch=0,
+            sequence=sequence,
+            born_at=self.now,
+        )
         reply = self.do(Send(topic, 0, partition, data, verify(data)))
         if not isinstance(reply, Rejected):
             self.sequences[producer] = sequence + len(bodies)
         return reply
 
-    def store(self, token: bytes, sends: Iterable[tuple[str, int, str | None, str]], decider: tuple[object, ...], **options: Any) -> Any:
+    def store(
+        self,
+        token: bytes,
+        sends: Iterable[tuple[str, int, str | None, str]],
+        decider: tuple[object, ...],
+        **options: Any,
+    ) -> Any:
         """Store a group of single messages (topic, partition, key, body)."""
         batches = []
         for place, (topic, partition, key, body) in enumerate(sends):
             data = encode([Message(body.encode(), key)], producer_id=token, epoch=0, sequence=place, born_at=self.now)
             batches.append(GroupBatch(topic, 0, partition, data, verify(data)))
-        fields = {"part": 0, "sealed": True, "commit": decider == ("local",), "digest": b"d" * 32, "epoch": 0, "service": "s"}
+        fields = {
+            "part": 0,
+            "sealed": True,
+            "commit": decider == ("local",),
+            "digest": b"d" * 32,
+            "epoch": 0,
+            "service": "s",
+        }
         fields |= {"actions": (), "check_after": 6 * SECOND} | options
         return self.do(StorePart(token=token, batches=tuple(batches), decider=decider, **fields))
 
     def bodies(self, topic: str, partition: int = 0) -> list[str]:
         """What a reader of the partition sees, in order; offsets must be contiguous from 0."""
-        from txmq.batch import BatchView  # noqa: PLC0415  # only here
+        from txmq.batch import BatchView  # only here
 
         topic_id = self.state.topics[topic].topic_id
         seen: list[str] = []

@@ -116,7 +116,9 @@ class Service(Actor):
         if self.peer.link is None:
             await self.peer.connect()
 
-    def group(self, token: bytes, rows: list[tuple[str, int]], decider: tuple[object, ...], *, commit: bool = False) -> Part:
+    def group(
+        self, token: bytes, rows: list[tuple[str, int]], decider: tuple[object, ...], *, commit: bool = False
+    ) -> Part:
         bodies = [f"{key}|{version}|{token.hex()}-{n}" for n, (key, version) in enumerate(rows)]
         self.world.history.attempted.update(bodies)
         self.world.history.groups[token] = bodies
@@ -125,7 +127,7 @@ class Service(Actor):
             for n, ((key, _version), body) in enumerate(zip(rows, bodies, strict=True))
         )
         check = 0 if decider[0] in ("local", "job") else 300_000
-        part = Part(token, 0, 0, True, commit, bytes(32), Description(decider, "sim", (), check), batches)  # noqa: FBT003
+        part = Part(token, 0, 0, True, commit, bytes(32), Description(decider, "sim", (), check), batches)
         return part._replace(digest=group_digest([part]))
 
     async def _store(self, part: Part) -> bool:
@@ -160,7 +162,9 @@ class Local(Service):
 
     async def _local(self) -> None:
         token = self.new_token()
-        part = self.group(token, [(self.rng.choice(PLAIN_KEYS + ROW_KEYS), 0), (PLAIN_KEYS[1], 0)], ("local",), commit=True)
+        part = self.group(
+            token, [(self.rng.choice(PLAIN_KEYS + ROW_KEYS), 0), (PLAIN_KEYS[1], 0)], ("local",), commit=True
+        )
         await self.insist(Opcode.GROUP, pack_part(part))
         self.world.history.decided.add(token)
 
@@ -202,7 +206,9 @@ class Consumer(Actor):
     async def _member(self) -> None:
         retry = {"delays": [50_000, 100_000], "attempts": 2}
         options = {"session_ms": 1_000, "lease_ms": 2_000, "retry": retry, "mode": self.mode, "topics": [TOPIC]}
-        joined = await self.peer.call("consumer.join", group=self.group, member=self.name, instance=self.new_id().hex(), **options)
+        joined = await self.peer.call(
+            "consumer.join", group=self.group, member=self.name, instance=self.new_id().hex(), **options
+        )
         generation = joined["generation"]
         while not self.world.over:
             wanted = h.Fetch(generation, 200, 1 << 16, self.rng.choice((1, 3, 50)), self.group, self.name)
@@ -213,7 +219,9 @@ class Consumer(Actor):
                     raise Lost
                 await self._process(generation, chunk)
             try:
-                beat = await self.peer.call("consumer.heartbeat", group=self.group, member=self.name, generation=generation)
+                beat = await self.peer.call(
+                    "consumer.heartbeat", group=self.group, member=self.name, generation=generation
+                )
             except UnknownMember:
                 return
             generation = beat["generation"]
@@ -244,7 +252,9 @@ class Consumer(Actor):
 
     async def _nack(self, generation: int, partition: int, offset: int) -> int:
         place = {"topic": TOPIC, "partition": partition, "offset": offset}
-        reply = await self.peer.call("consumer.nack", group=self.group, member=self.name, generation=generation, **place)
+        reply = await self.peer.call(
+            "consumer.nack", group=self.group, member=self.name, generation=generation, **place
+        )
         self.world.history.counts[f"moved to {reply['moved']}"] += 1
         return int(reply["fence_lease"])
 
@@ -262,7 +272,9 @@ class Ordered(Consumer):
         key, version, _rest = body.split("|")
         if chunk.lease_id < self._fenced.get(key, 0):
             ranges = [[TOPIC, chunk.partition, offset, offset + 1]]
-            await self.peer.call("consumer.return", group=self.group, member=self.name, generation=generation, ranges=ranges)
+            await self.peer.call(
+                "consumer.return", group=self.group, member=self.name, generation=generation, ranges=ranges
+            )
             self.world.history.counts["given back"] += 1
         elif self._fails(body):
             self._fenced[key] = await self._nack(generation, chunk.partition, offset)

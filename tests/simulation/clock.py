@@ -1,4 +1,6 @@
-"""A clock that jumps from one call to the next. Twisted's sorts all its calls at each change, which took half of a seed's time."""
+"""A clock that jumps from one call to the next. Twisted's sorts all its calls at each change, which took half of a
+seed's time.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Clock:
     def seconds(self) -> float:
         return self._now
 
-    def callLater(self, delay: float, function: Callable[..., object], *args: object) -> Any:  # noqa: N802, ANN401  # Twisted's
+    def callLater(self, delay: float, function: Callable[..., object], *args: object) -> Any:  # Twisted's
         call = Call(self._now + delay, function, args)
         self._made += 1
         heappush(self._calls, (call.time, self._made, call))

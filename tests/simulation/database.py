@@ -9,14 +9,14 @@ from twisted.internet.defer import Deferred
 from txmq.message import Decision
 
 if TYPE_CHECKING:
-    from tests.simulation.clock import Clock
     from collections.abc import Callable
     from random import Random
 
+    from tests.simulation.clock import Clock
     from txmq.broker.core.transactions import Transaction
 
 
-class Fenced(Exception):  # noqa: N818
+class Fenced(Exception):
     """A resolver was there first: the transaction can only roll back."""
 
 

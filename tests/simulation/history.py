@@ -1,4 +1,6 @@
-"""What everybody outside the broker saw: the evidence for the verdict. Times of seeing matter, so some checks are made at once."""
+"""What everybody outside the broker saw: the evidence for the verdict. Times of seeing matter, so some checks are
+made at once.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ class History:
     """Bodies are unique texts: `name` of a plain send, `token-n` of a transaction's, prefixed with key and version."""
 
     attempted: set[str] = field(default_factory=set)
-    acknowledged: dict[str, tuple[int, int] | None] = field(default_factory=dict)  # body → partition, offset (None: no offset yet)
+    acknowledged: dict[str, tuple[int, int] | None] = field(
+        default_factory=dict
+    )  # body → partition, offset (None: no offset yet)
     dead_tokens: set[bytes] = field(default_factory=set)  # rolled back for certain
     groups: dict[bytes, list[str]] = field(default_factory=dict)  # token → its bodies
     decided: set[bytes] = field(default_factory=set)  # local groups and jobs' winners whose commit was acknowledged
     places: dict[tuple[int, int], str] = field(default_factory=dict)  # partition, offset → body, for ever
-    processed: dict[str, list[int]] = field(default_factory=dict)  # ordered group: key → versions as they first succeeded
+    processed: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # ordered group: key → versions as they first succeeded
     handled: Counter[str] = field(default_factory=Counter)  # body, in the ordered group with o: before it → successes
     counts: Counter[str] = field(default_factory=Counter)
 

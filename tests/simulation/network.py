@@ -17,11 +17,11 @@ from txmq.wire.json import parse
 from txmq.wire.status import to_error
 
 if TYPE_CHECKING:
-    from tests.simulation.clock import Clock
     from collections.abc import Callable
     from random import Random
     from typing import Any
 
+    from tests.simulation.clock import Clock
     from tests.simulation.node import Node
     from txmq.broker.protocol import Session
 
@@ -30,7 +30,7 @@ REQUEST_S = 2.0  # a client waits so long for a reply
 ASKED = Decision  # of actors that look at outcomes
 
 
-class Lost(Exception):  # noqa: N818  # it is what happened
+class Lost(Exception):  # it is what happened
     """The connection broke, or no reply came in time: the request may have been carried out."""
 
 
@@ -73,7 +73,7 @@ class Link:
         self.connected = 0
         self._client.disconnected()
 
-    loseConnection = abortConnection = cut  # noqa: N815
+    loseConnection = abortConnection = cut
 
     def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001
     def getPeer(self) -> str:
@@ -101,7 +101,9 @@ class Peer:
                 self._decoder = FrameDecoder(1 << 25)
                 self.link = node.accept(self)
                 try:
-                    await self.request(Opcode.HELLO, Hello(versions=(1, 1), client="sim", service=self._service).encode())
+                    await self.request(
+                        Opcode.HELLO, Hello(versions=(1, 1), client="sim", service=self._service).encode()
+                    )
                 except Lost:
                     pass
                 else:

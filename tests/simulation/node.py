@@ -22,12 +22,12 @@ from txmq.store.survey import Known
 from txmq.testing.simfs import PowerCut
 
 if TYPE_CHECKING:
-    from tests.simulation.clock import Clock
     from collections.abc import Callable
     from random import Random
 
     from twisted.python.failure import Failure
 
+    from tests.simulation.clock import Clock
     from tests.simulation.network import Peer
     from tests.simulation.planted import Bug
     from txmq.broker.core.state import State
@@ -40,7 +40,9 @@ SEGMENT, PREALLOCATE = 64 << 10, 8 << 10
 EPOCH_US = 1_700_000_000_000_000
 SETTINGS = load(None, {"data": Path(DATA)}).model_copy(
     update={
-        "checks": load(None, {"data": DATA}).checks.model_copy(update={"first_s": 0.3, "then_s": 0.3, "longest_s": 1.0}),
+        "checks": load(None, {"data": DATA}).checks.model_copy(
+            update={"first_s": 0.3, "then_s": 0.3, "longest_s": 1.0}
+        ),
         "consumers": load(None, {"data": DATA}).consumers.model_copy(update={"lost_connection_grace_s": 0.1}),
     }
 )
@@ -90,7 +92,9 @@ class Node:
         return done
 
     def _upkeep(self) -> None:
-        """What the keeper does on a real disk: room ahead, and a snapshot now and then, never ahead of what is durable."""
+        """What the keeper does on a real disk: room ahead, and a snapshot now and then, never ahead of what is
+        durable.
+        """
         if self.log.wants_room and not self.log.busy:
             self.log.reserve()
         if self._snapshot is not None:

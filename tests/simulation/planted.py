@@ -30,9 +30,9 @@ class Bug(NamedTuple):
 def _reply_before_flush(engine: Engine) -> None:
     def answer_now(deliver: Callable[[Any], None], reply: object) -> None:
         deliver(reply)
-        engine._tick_soon()  # noqa: SLF001
+        engine._tick_soon()
 
-    engine._answer_later = answer_now  # type: ignore[method-assign]  # noqa: SLF001
+    engine._answer_later = answer_now  # type: ignore[method-assign]
 
 
 def _no_sync(engine: Engine) -> None:
@@ -42,30 +42,30 @@ def _no_sync(engine: Engine) -> None:
     def only_write(flush: Flush, *, sync: bool = True) -> None:
         del sync
         write(flush, sync=False)
-        store._writer.synced = store._writer.end  # noqa: SLF001
+        store._writer.synced = store._writer.end
 
     store.write = only_write  # type: ignore[method-assign]
 
 
-def _publish_without_the_last(state: Any, waiting: Any, offsets: Any, place: Any) -> None:  # noqa: ANN401
+def _publish_without_the_last(state: Any, waiting: Any, offsets: Any, place: Any) -> None:
     _publish(state, waiting._replace(batches=waiting.batches[:1]), offsets[:1], place)
 
 
-def _decide_again(state: Any, command: Any, now: int) -> Any:  # noqa: ANN401
+def _decide_again(state: Any, command: Any, now: int) -> Any:
     state.tables["jobs"].delete(command.token)
     return _decide_job(state, command._replace(winners=tuple(jobs.members(state, command.token))), now)
 
 
-def _unknown_is_no(self: Any, token: bytes, answer: Decision, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+def _unknown_is_no(self: Any, token: bytes, answer: Decision, *args: Any, **kwargs: Any) -> None:
     _answered(self, token, Decision.ROLLBACK if answer is Decision.UNKNOWN else answer, *args, **kwargs)
 
 
-def _save_without_topics(state: Any) -> None:  # noqa: ANN401
+def _save_without_topics(state: Any) -> None:
     state.dirty_topics.clear()
     _save(state)
 
 
-def _write_early(self: Any) -> None:  # noqa: ANN401
+def _write_early(self: Any) -> None:
     """A snapshot of what is in memory, not of what is durable."""
     if self.log.end > self.log.durable:
         node.write_snapshot(self.disk, node.DATA, self.log.log_id, self.log.end, node.dumped(self.engine.state))
@@ -80,8 +80,13 @@ BUGS = (
     Bug("plain sends pass held keys", around=lambda: patch.object(holds, "any_held", lambda *_args: False)),
     Bug("a repeated send is stored again", around=lambda: patch.object(sends, "_seen_before", lambda *_args: None)),
     Bug("a group is published in part", around=lambda: patch.object(holds, "publish", _publish_without_the_last)),
-    Bug("a job decided again is carried out again", around=lambda: patch.dict(machine.DECIDERS, {jobs.DecideJob: _decide_again})),
-    Bug("no answer is taken for a rollback", around=lambda: patch.object(checks.CheckBacks, "answered", _unknown_is_no)),
+    Bug(
+        "a job decided again is carried out again",
+        around=lambda: patch.dict(machine.DECIDERS, {jobs.DecideJob: _decide_again}),
+    ),
+    Bug(
+        "no answer is taken for a rollback", around=lambda: patch.object(checks.CheckBacks, "answered", _unknown_is_no)
+    ),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
     Bug("a snapshot leads the log", around=lambda: patch.object(node.Node, "_upkeep", _write_early)),
 )

@@ -17,7 +17,14 @@ from tests.simulation.world import World
 SEEDS, SOAK_SEEDS = 2_000, 10_000
 PIECE = 50  # seeds in one task of a worker
 BUG_SEEDS = 60
-ENOUGH = {"seen": 50, "committed": 2, "power cuts": 1, "connections cut": 4, "letters": 2, "moved to retry": 10}  # a seed, on average
+ENOUGH = {
+    "seen": 50,
+    "committed": 2,
+    "power cuts": 1,
+    "connections cut": 4,
+    "letters": 2,
+    "moved to retry": 10,
+}  # a seed, on average
 
 
 def _quiet() -> None:

@@ -24,7 +24,7 @@ def require(condition: bool, what: str) -> None:  # noqa: FBT001
 def check_group(world: World, body: str) -> None:
     """At the moment of a delivery: nothing undecided, nothing rolled back, and never a part of a group."""
     key, version, name = body.split("|")
-    if len(name) < 32:  # noqa: PLR2004  # a plain send's
+    if len(name) < 32:  # a plain send's
         return
     token = bytes.fromhex(name.split("-")[0])
     require(token not in world.history.dead_tokens, f"{body} was delivered, but its transaction was rolled back")
@@ -32,7 +32,9 @@ def check_group(world: World, body: str) -> None:
         require(token in world.database.committed, f"{body} was delivered before its transaction committed")
     assert world.node is not None
     row = get(world.node.engine.state, token)
-    require(row is not None and row.state is GroupState.PUBLISHED, f"{body} was delivered, but its group is not published")
+    require(
+        row is not None and row.state is GroupState.PUBLISHED, f"{body} was delivered, but its group is not published"
+    )
     del key
 
 
@@ -91,9 +93,12 @@ def _order(bodies: list[list[str]]) -> None:
             if int(version):
                 require(int(version) > last.get(key, 0), f"{body} stands after version {last.get(key)}")
                 last[key] = int(version)
-            elif not len(name) >= 32:  # noqa: PLR2004
+            elif not len(name) >= 32:
                 producer, number = name.split("-")
-                require(int(number) > sequences.get((producer, key), -1), f"{body} stands after {sequences.get((producer, key))}")
+                require(
+                    int(number) > sequences.get((producer, key), -1),
+                    f"{body} stands after {sequences.get((producer, key))}",
+                )
                 sequences[producer, key] = int(number)
 
 
@@ -104,7 +109,10 @@ def _consumers(world: World, bodies: list[list[str]]) -> None:
             require(history.handled[body] > 0, f"{body} was never processed by group c")
             require(history.handled[f"o:{body}"] > 0, f"{body} was never processed by group o")
     for key, version in world.database.versions.items():
-        require(len(history.processed.get(key, [])) == version, f"{key}: {version} versions, processed {history.processed.get(key)}")
+        require(
+            len(history.processed.get(key, [])) == version,
+            f"{key}: {version} versions, processed {history.processed.get(key)}",
+        )
 
 
 def _recovery_is_a_fold(world: World) -> None:

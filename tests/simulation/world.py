@@ -64,7 +64,9 @@ class World:
         starter = actors.Operator(self, "op")
 
         async def begin() -> None:
-            await starter.insist(Opcode.CALL, encode_call("topic.create", {"name": actors.TOPIC, "partitions": actors.PARTITIONS}))
+            await starter.insist(
+                Opcode.CALL, encode_call("topic.create", {"name": actors.TOPIC, "partitions": actors.PARTITIONS})
+            )
             for number in range(2):
                 self._do(actors.Producer(self, f"p{number}").run(5))
                 self._do(actors.Service(self, f"s{number}").run(4))
@@ -92,7 +94,7 @@ class World:
     def _failed(self, failure: Failure) -> None:
         self._failure = self._failure or failure
 
-    def _step(self, until: Any) -> None:  # noqa: ANN401
+    def _step(self, until: Any) -> None:
         for _ in range(STEPS):
             if until():
                 return
@@ -121,7 +123,7 @@ class World:
             self.clock.callLater(0.05, self._power_cut)
             return
         self.history.counts["power cuts"] += 1
-        if self.rng.random() < 0.5:  # noqa: PLR2004
+        if self.rng.random() < 0.5:
             self._restart_later()
         else:
             self.disk.crash_at = self.disk.changes + self.rng.randint(1, 20)
@@ -147,7 +149,7 @@ class World:
         self.clock.callLater(0.1, self._look)
 
     def _look(self) -> None:
-        """Is everything done, decided, delivered, replayed?"""
+        """End it once everything is done, decided, delivered and replayed."""
         if self.node is not None and not self._busy and self._drained():
             check_everything(self)
             self.over = True
@@ -169,7 +171,9 @@ class World:
             left[f"{group.name} behind"] = sum(
                 state.topics_by_id[spot[0]].ends[spot[1]] - position.floor for spot, position in group.positions.items()
             ) + 10 * (actors.PARTITIONS - len(group.positions))
-            left[f"{group.name} moved"] = sum(group.retrying.values()) + group.letters + sum(map(len, group.fences.values()))
+            left[f"{group.name} moved"] = (
+                sum(group.retrying.values()) + group.letters + sum(map(len, group.fences.values()))
+            )
             left[f"{group.name} in hand"] = len(group.held_rows) + len(group.leases)
         return left
 

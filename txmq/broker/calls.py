@@ -1,6 +1,7 @@
 """Control calls: what each means. Calls about consumers and about transactions have modules of their own.
 
-A handler gets the session and its checked arguments, and answers through `answer`, which takes a JSON-able dict, now or later.
+A handler gets the session and its checked arguments, and answers through `answer`, which takes a JSON-able dict, now
+or later.
 """
 
 from __future__ import annotations

@@ -162,7 +162,9 @@ class LetterCalls:
         self._engine.when_durable(lambda: asking.answer(told))
 
     def _told(self, letter: queries.Letter, *, bodies: bool) -> dict[str, Any]:
-        """A letter with what only its batch knows; letters of what is not durable yet do not exist, so the log can be read."""
+        """A letter with what only its batch knows; letters of what is not durable yet do not exist, so the log can be
+        read.
+        """
         (batch,) = read(self._engine.store, [(letter.position, letter.length)])
         view = BatchView(single_row(bytes(batch), letter.row))
         told = letter.fields | {"key": view.keys[0], "tag": view.tags[0], "headers": dict(view.headers[0])}

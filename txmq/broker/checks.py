@@ -1,8 +1,8 @@
 """Check-backs: whoever can tell is asked what became of an undecided transaction.
 
-Due checks are rows of the log's state, so nothing is forgotten over a restart; what is volatile here is only who is being asked just now.
-A database's token row is asked by a resolver, a service's checker by a long poll of the service's, and a job whose driver is gone is
-rolled back, because it is the broker that decides it.
+Due checks are rows of the log's state, so nothing is forgotten over a restart; what is volatile here is only who is
+being asked just now. A database's token row is asked by a resolver, a service's checker by a long poll of the
+service's, and a job whose driver is gone is rolled back, because it is the broker that decides it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CheckBacks:
                 return
             self._after = key
             if t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK:
-                self._ask(token)  # type: ignore[arg-type]  # rows are untyped tuples
+                self._ask(token)
 
     def _ask(self, token: bytes) -> None:
         row = get(self._engine.state, token)
@@ -87,7 +87,9 @@ class CheckBacks:
         self._offers.setdefault(service, deque()).append(token)
 
     def take(self, service: str, most: int) -> list[Offer]:
-        """Transactions for a checker of this service; each is given to one, and again later if that one does not answer."""
+        """Transactions for a checker of this service; each is given to one, and again later if that one does not
+        answer.
+        """
         queue = self._offers.get(service, deque())
         offers: list[Offer] = []
         while queue and len(offers) < most:
@@ -127,7 +129,7 @@ class CheckBacks:
         )
         before = len(self._asked)
         for name in tokens[: ASKED_AT_ONCE - before]:
-            self._ask(name)  # type: ignore[arg-type]
+            self._ask(name)
         return len(self._asked) - before
 
 

@@ -3,9 +3,9 @@
     command ─► decide ─► append ─► apply          at once, in memory
     tick:  cut what is pending ─► write and fdatasync ─► replies go out, readers are woken
 
-One write is under way at a time; what arrives meanwhile goes with the next one (group commit). The write happens inline when exactly one
-reply waits for it, else in a thread: a hand-off to a thread and back costs about as much as the sync itself, and is worth it only when
-the reactor has other work (ARCHITECTURE 1).
+One write is under way at a time; what arrives meanwhile goes with the next one (group commit). The write happens
+inline when exactly one reply waits for it, else in a thread: a hand-off to a thread and back costs about as much as
+the sync itself, and is worth it only when the reactor has other work (ARCHITECTURE 1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from txmq.broker.core import machine
-from txmq.broker.core.events import Booted, Event, Place, encode
+from txmq.broker.core.events import KINDS, Booted, Event, Place, encode
 from txmq.broker.core.state import Rejected
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Engine:
 
     def _record(self, event: Event, attachment: bytes, now: int) -> None:
         epoch = self.state.boot_epoch
-        at = self.store.append(event.KIND, encode(event), attachment, stored_at=now, boot_epoch=epoch)
+        at = self.store.append(KINDS[type(event)], encode(event), attachment, stored_at=now, boot_epoch=epoch)
         machine.apply(self.state, event, Place(at.position, at.end, at.attachment_position, now, epoch))
 
     def _answer_later(self, deliver: Callable[[Any], None], reply: object) -> None:
@@ -213,11 +213,13 @@ class Engine:
         try:
             function(*args, **kwargs)
         except BaseException as error:
-            self._broken(Failure(error))  # type: ignore[no-untyped-call]
+            self._broken(Failure(error))
             raise
 
     def _broken(self, failure: Failure) -> None:
-        """A write failed: what is on disk is not known any more. No reply is sent, nothing is tried again (PROTOCOLS 8)."""
+        """A write failed: what is on disk is not known any more. No reply is sent, nothing is tried again (PROTOCOLS
+        8).
+        """
         self.failed = failure
         self.on_failure(failure)
 

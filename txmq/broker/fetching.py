@@ -134,7 +134,9 @@ class _Fetch:
         return last
 
     def _lease(self, candidates: tuple[Candidate, ...], *, last: bool) -> None:
-        """Read what was planned and lease what of it may go out; from the second delivery on only once that is durable."""
+        """Read what was planned and lease what of it may go out; from the second delivery on only once that is
+        durable.
+        """
         batches = [bytes(b) for b in read(self._engine.store, [(c.batch.position, c.batch.length) for c in candidates])]
         picks = tuple(Pick(c, _keys(c, b) if c.needs_keys else None) for c, b in zip(candidates, batches, strict=True))
 
@@ -156,9 +158,10 @@ class _Fetch:
         base = candidate.base_offset
         if rows == 1 and len(batch) > WORTH_SLICING:
             batch, base, first = single_row(batch, first), delivery.start, 0
+        topic, stored = self._engine.state.topics_by_id[candidate.topic_id], candidate.batch
         return Chunk(
-            self._engine.state.topics_by_id[candidate.topic_id].name, candidate.partition, base, candidate.batch.stored_at,
-            candidate.batch.position, delivery.attempt, flags, lease, first, rows, batch,
+            topic.name, candidate.partition, base, stored.stored_at, stored.position, delivery.attempt, flags, lease,
+            first, rows, batch,
         )  # fmt: skip
 
     def _reply(self, chunks: list[Chunk]) -> None:

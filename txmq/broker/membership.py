@@ -1,4 +1,5 @@
-"""Who is still there: members of consumer groups live as long as their heartbeats, or a moment longer than their connection.
+"""Who is still there: members of consumer groups live as long as their heartbeats, or a moment longer than their
+connection.
 
 This is the broker's volatile knowledge; that a member is gone becomes an event only when it is decided here.
 """

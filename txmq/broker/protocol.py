@@ -1,4 +1,6 @@
-"""The broker's end of a connection: bytes to requests, replies to bytes. What requests mean is in `requests` and `calls`."""
+"""The broker's end of a connection: bytes to requests, replies to bytes. What requests mean is in `requests` and
+`calls`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ log = structlog.get_logger()
 
 
 class Session(Protocol):
-    """One client connection. `reply` and `refuse` answer a request by its frame; late answers to a lost connection are dropped."""
+    """One client connection. `reply` and `refuse` answer a request by its frame; late answers to a lost connection
+    are dropped.
+    """
 
     transport: Any  # Twisted's, without types
 
@@ -122,7 +126,7 @@ class Session(Protocol):
             listener()
 
 
-@implementer(IPushProducer)
+@implementer(IPushProducer)  # type: ignore[no-untyped-call]
 class _Brake:
     """What the transport calls when its send buffer is full, and when it is empty again."""
 

@@ -49,7 +49,9 @@ def end_of(state: State, topic_id: int, partition: int, durable: int) -> int:
 
 
 def offset_at(state: State, topic_id: int, partition: int, time: int) -> int:
-    """The first offset stored at or after `time`; the end where there is none. Times grow with offsets, so this bisects."""
+    """The first offset stored at or after `time`; the end where there is none. Times grow with offsets, so this
+    bisects.
+    """
     low, high = 0, state.topics_by_id[topic_id].ends[partition]
     start = ENTRY_KEY.pack(topic_id, partition, 0)
     while low < high:

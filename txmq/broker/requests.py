@@ -1,11 +1,13 @@
-"""Data requests: what arrives in binary headers, turned into commands, and what the core replies, turned back into bytes."""
+"""Data requests: what arrives in binary headers, turned into commands, and what the core replies, turned back into
+bytes.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import verify
-from txmq.broker.core import consumer_commands, decisions, sends
+from txmq.broker.core import consumer_commands, decisions, sends, transactions
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
 from txmq.broker.core.transactions import GroupBatch, StorePart
@@ -52,7 +54,8 @@ class Requests:
         try:
             handler(session, frame)
         except TxmqError as error:
-            # What is wrong inside a frame whose checksum is right is the request's fault alone: the next one may be fine.
+            # What is wrong inside a frame whose checksum is right is the request's fault alone: the next one may be
+            # fine.
             session.refuse(frame, error)
 
     def _submit(
@@ -95,7 +98,7 @@ class Requests:
             )
             return
 
-        def encode(reply: Any) -> bytes:
+        def encode(reply: transactions.GroupReceipt) -> bytes:
             return pack_group_receipt(GroupReceipt(reply.state, reply.ticket))
 
         self._submit(session, frame, _store_part(part), encode)

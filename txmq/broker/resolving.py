@@ -37,8 +37,8 @@ class Resolves(Protocol):
 class Resolving:
     """Gathers the checks of each database and has them answered in one call after the other.
 
-    A database is recognised by its system id and oid (only databases in the settings are ever asked); which of the resolvers
-    leads to it is found out by asking them, because that is known only once they have connected.
+    A database is recognised by its system id and oid (only databases in the settings are ever asked); which of the
+    resolvers leads to it is found out by asking them, because that is known only once they have connected.
     """
 
     def __init__(self, settings: Iterable[ResolverSettings], log_id: UUID, in_thread: InThread) -> None:
@@ -111,6 +111,8 @@ class _Lane:
         self._go()
 
     def _failed(self, failure: Failure, asked: list[tuple[Check, Callable[[Answer], None]]]) -> None:
-        """Not the database's doing, which is an answer: a bug. It decides nothing, and the next check comes in its time."""
+        """Not the database's doing, which is an answer: a bug. It decides nothing, and the next check comes in its
+        time.
+        """
         log.error("resolver.failed", resolver=self.name, error=failure.getTraceback())
         self._answered([Answer(Verdict.UNKNOWN, "the resolver failed")] * len(asked), asked)

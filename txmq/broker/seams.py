@@ -1,4 +1,6 @@
-"""What the broker asks of Twisted, as types: the clock, timers, a connection, threads. Tests pass doubles of just this."""
+"""What the broker asks of Twisted, as types: the clock, timers, a connection, threads. Tests pass doubles of just
+this.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from txmq.store.fs import RealFileSystem
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from twisted.internet.interfaces import IListeningPort
     from twisted.python.failure import Failure
 
     from txmq.config import Settings
@@ -70,7 +69,7 @@ class BrokerService:
     def __init__(self, settings: Settings, reactor: Any) -> None:  # noqa: ANN401  # several interfaces of Twisted's
         self._settings, self._reactor = settings, reactor
         self.life = Life.OPENING
-        self._port: IListeningPort | None = None
+        self._port: Any = None  # an IListeningPort
         self._threads = {name: Threads(reactor, f"txmq-{name}") for name in ("log", "index")}
         self._threads["resolver"] = Threads(reactor, "txmq-resolver", max(1, len(settings.resolver)))
 
@@ -90,7 +89,7 @@ class BrokerService:
         self._engine = engine
         self._keeper = Keeper(fs, engine, opened.tables, settings, self._threads["index"])
         resolving = Resolving(self._settings.resolver, engine.store.log_id, self._threads["resolver"])
-        self._assembly = Assembly(engine, self._settings, self._reactor, resolving, Random())
+        self._assembly = Assembly(engine, self._settings, self._reactor, resolving, Random())  # noqa: S311  # jitter
         self._assembly.every(KEEP_S, self._keeper.tend)
 
     async def start(self) -> str:
@@ -157,7 +156,7 @@ def run(settings: Settings, *, ready: Callable[[str], None]) -> None:
 
     def start() -> None:
         def refused(failure: Failure) -> None:
-            trouble.append(failure.value)
+            trouble.append(failure.value or StoreClosed("the broker could not start"))
             the_reactor.stop()
 
         Deferred.fromCoroutine(service.start()).addCallbacks(ready, refused)

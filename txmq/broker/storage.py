@@ -2,8 +2,9 @@
 
     <data>/lock  <data>/log/*.seg  <data>/index/ (LMDB, a cache)  <data>/snapshot/*.snap
 
-Start: tables as LMDB has them, or as the newest snapshot does, then every later record of the log through the same `apply` that made
-them. While it runs, the tables' overlay is written to LMDB now and then, always behind what is durable in the log.
+Start: tables as LMDB has them, or as the newest snapshot does, then every later record of the log through the same
+`apply` that made them. While it runs, the tables' overlay is written to LMDB now and then, always behind what is
+durable in the log.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def roll_forward(state: State, log: Log, position: int) -> int:
 class Keeper:
     """Brings the state tables to disk behind the log, makes snapshots, and keeps zeroed space ahead of the log's end.
 
-    `tend` is called now and then by a timer of the reactor's; everything that blocks runs in one thread, one piece at a time.
+    `tend` is called now and then by a timer of the reactor's; everything that blocks runs in one thread, one piece at
+    a time.
     """
 
     def __init__(

@@ -54,7 +54,8 @@ HOLDING = frozenset({"postgres", "checker"})
 
 
 def makes_holds(decider: tuple[object, ...]) -> bool:
-    """Whether a group of this decider takes its place in the order of its keys when it is stored, not when it is decided.
+    """Whether a group of this decider takes its place in the order of its keys when it is stored, not when it is
+    decided.
 
     Only where somebody's row lock can order two transactions before either is decided (PROTOCOLS 5, result 10).
     """

@@ -13,7 +13,9 @@ from txmq.wire.json import WireModel, dump, parse, parse_as
 
 Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
 MemberName = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
-GroupName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}(@[A-Za-z0-9_-][A-Za-z0-9._-]{0,126})?$")]
+GroupName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}(@[A-Za-z0-9_-][A-Za-z0-9._-]{0,126})?$")
+]
 Text = Annotated[str, StringConstraints(max_length=4_096)]
 Ms = Annotated[int, Field(ge=0, le=366 * 24 * 3600 * 1000)]
 Offset = Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
@@ -24,7 +26,7 @@ Place = tuple[Name, Partition, Offset]
 
 def _hex_token(text: str) -> str:
     try:
-        if len(binascii.unhexlify(text)) == 16:  # noqa: PLR2004  # a UUID
+        if len(binascii.unhexlify(text)) == 16:  # a UUID
             return text
     except binascii.Error:
         pass
@@ -43,14 +45,20 @@ class NoArgs(Args):
 
 
 class TopicName(Args):
+    """One topic."""
+
     name: Name
 
 
 class TopicShape(TopicName):
+    """A topic and its number of partitions."""
+
     partitions: Annotated[int, Field(ge=1, le=4_096)]
 
 
 class TopicNames(Args):
+    """Several topics; `create` makes the missing ones, where the broker allows it."""
+
     names: Annotated[tuple[Name, ...], Field(max_length=10_000)]
     create: bool = False
 
@@ -64,12 +72,16 @@ class Retry(Args):
 
 
 class Join(Args):
+    """Become a member of a consumer group; null = no opinion, the group has its own or the default."""
+
     group: Name
     member: MemberName | None = None  # null = a name is made, and in broadcast mode forgotten with the member
     instance: Annotated[str, StringConstraints(min_length=1, max_length=64)]  # tells two processes of one name apart
     mode: Literal["concurrent", "ordered", "broadcast"] = "concurrent"
     topics: Annotated[tuple[Name, ...], Field(min_length=1, max_length=1_000)]
-    start: Literal["first", "last"] | int | None = None  # int: microseconds since the epoch; null = no opinion, as below
+    start: Literal["first", "last"] | int | None = (
+        None  # int: microseconds since the epoch; null = no opinion, as below
+    )
     on_exhausted: Literal["park", "block", "skip"] | None = None
     retry: Retry | None = None
     lease_ms: Ms | None = None
@@ -79,12 +91,16 @@ class Join(Args):
 
 
 class Member(Args):
+    """A member, by the group's name that the join gave."""
+
     group: GroupName
     member: MemberName
     instance: str = ""
 
 
 class Heartbeat(Member):
+    """A member and the generation it last heard of."""
+
     generation: int
 
 
@@ -97,6 +113,8 @@ class Failure(Args):
 
 
 class Nack(Heartbeat):
+    """A message failed."""
+
     topic: Name
     partition: Partition
     offset: Offset
@@ -106,14 +124,20 @@ class Nack(Heartbeat):
 
 
 class Return(Heartbeat):
+    """Messages given back un-started: (topic, partition, start, end)."""
+
     ranges: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)]
 
 
 class Extend(Heartbeat):
+    """The member is still at work."""
+
     leases: Annotated[tuple[int, ...], Field(max_length=10_000)] = ()  # none named = all
 
 
 class Group(Args):
+    """One consumer group."""
+
     group: GroupName
 
 
@@ -125,6 +149,8 @@ class Operation(Group):
 
 
 class GroupReset(Operation):
+    """Where a group goes on."""
+
     topic: Name
     to: Literal["first", "last"] | int | dict[int, Offset] = "first"  # int: microseconds; dict: offset by partition
     reprocess: bool = False  # let the inbox take again what it has seen
@@ -132,56 +158,78 @@ class GroupReset(Operation):
 
 
 class TxList(Args):
+    """Which transactions to list."""
+
     state: Literal["undecided", "in-doubt", "waiting", "conflicts"] = "undecided"
     limit: Limit = 100
 
 
 class TokenArgs(Args):
+    """One transaction or job."""
+
     token: Token
 
 
 class TxDecide(TokenArgs):
+    """An operator's decision."""
+
     outcome: Literal["COMMIT", "ROLLBACK"]
     operator: Name
     reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
 
 
 class TxCheck(Args):
+    """What to ask about now; null = all that is undecided."""
+
     token: Token | None = None
 
 
 class JobDecide(TokenArgs):
+    """One decision over many groups."""
+
     outcome: Literal["COMMIT", "ROLLBACK"]
     winners: Annotated[tuple[Token, ...], Field(max_length=100_000)] = ()
 
 
 class ChecksWait(Args):
+    """A long poll of a service's checker."""
+
     service: Name
     max: Limit = 16
     wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 20_000
 
 
 class ChecksAnswer(TokenArgs):
+    """A checker's answer."""
+
     answer: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
 
 
 class DlqList(Group):
+    """A page of dead letters."""
+
     after: int = 0
     limit: Limit = 100
     bodies: bool = False
 
 
 class DlqShow(Group):
+    """One dead letter."""
+
     topic: Name
     partition: Partition
     offset: Offset
 
 
 class DlqReplay(Operation):
+    """Letters to deliver again."""
+
     letters: Annotated[tuple[Place, ...], Field(min_length=1, max_length=10_000)]
 
 
 class DlqAbandon(DlqReplay):
+    """Letters to close for ever."""
+
     reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
 
 
@@ -240,10 +288,14 @@ def encode_call(name: str, args: dict[str, object]) -> bytes:
 
 
 def decode_call(payload: bytes) -> tuple[str, Args]:
-    """Name and checked arguments of a call. Raises RemoteProtocolError for an unknown one or arguments that are none of its."""
+    """Name and checked arguments of a call. Raises RemoteProtocolError for an unknown one or arguments that are none
+    of its.
+    """
     tree = parse(payload)
     name = tree.get("call") if isinstance(tree, dict) else None
     envelope = _ENVELOPES.get(name) if isinstance(name, str) else None
     if envelope is None:
-        raise RemoteProtocolError(f"there is no call {str(name)[:64]!r}", hint="client and broker must be of one version")
+        raise RemoteProtocolError(
+            f"there is no call {str(name)[:64]!r}", hint="client and broker must be of one version"
+        )
     return str(name), parse_as(envelope, payload).args

@@ -61,7 +61,7 @@ class Member:
 
 @dataclass(slots=True)
 class Lease:
-    """One fetch of a member: what it took and has not given back. `single`: it holds a message that may kill."""
+    """One fetch of a member: what it took and has not given back. `single`: it came with a message that may kill."""
 
     member: str
     generation: int

@@ -1,4 +1,6 @@
-"""Decisions: a transaction is decided once, by compare-and-set, and what that sets free is published in the order of its tickets."""
+"""Decisions: a transaction is decided once, by compare-and-set, and what that sets free is published in the order of
+its tickets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ STEPS = {Decision.COMMIT: Step.COMMIT, Decision.ROLLBACK: Step.ROLLBACK}
 
 
 class Decide(NamedTuple):
-    """Decide a transaction. `by` names who: producer, checker, resolver, operator …"""
+    """Decide a transaction. `by` names who: producer, checker, resolver, or an operator."""
 
     token: bytes
     outcome: Decision
@@ -54,8 +56,12 @@ def decide_decide(state: State, command: Decide, now: int) -> Outcome | Rejected
 def _contradiction(row: Transaction, command: Decide) -> Outcome | Rejected:
     name = command.token.hex()
     if row.state is GroupState.OPEN:
-        return Rejected(Conflict, f"transaction {name} is not complete: its last part is missing", "store all parts first")
-    refused = Rejected(Conflict, f"transaction {name} is {row.state.name} and stays so", "see: txmq tx show", {"state": int(row.state)})
+        return Rejected(
+            Conflict, f"transaction {name} is not complete: its last part is missing", "store all parts first"
+        )
+    refused = Rejected(
+        Conflict, f"transaction {name} is {row.state.name} and stays so", "see: txmq tx show", {"state": int(row.state)}
+    )
     return Outcome((ConflictSeen(command.token, int(command.outcome), command.by),), refused)
 
 
@@ -89,7 +95,7 @@ def committed(state: State, ticket: int, token: bytes | None) -> Waiting | None:
         row = get(state, token)
         return row.waiting(token) if row is not None and row.state is GroupState.COMMITTED else None
     queued = state.tables[t.QUEUED].get(t.TICKET_KEY.pack(ticket))
-    return None if queued is None else Waiting(ticket, None, (HeldBatch._make(queued),))  # type: ignore[arg-type]
+    return None if queued is None else Waiting(ticket, None, (HeldBatch._make(queued),))
 
 
 def apply_decided(state: State, event: Decided, place: Place) -> None:
@@ -151,7 +157,9 @@ def apply_released(state: State, released: tuple[Released, ...], place: Place) -
 
 
 def apply_conflict(state: State, event: ConflictSeen, place: Place) -> None:
-    state.tables[t.CONFLICTS].put(t.TICKET_KEY.pack(place.position), (event.token, event.outcome, event.by, place.stored_at))
+    state.tables[t.CONFLICTS].put(
+        t.TICKET_KEY.pack(place.position), (event.token, event.outcome, event.by, place.stored_at)
+    )
 
 
 DECIDERS = {Decide: decide_decide}

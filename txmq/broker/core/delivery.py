@@ -111,7 +111,7 @@ class _Draft:
         return over or candidate.attempt < SINGLY or (candidate.rows == 1 and self._may_go_singly())
 
     def _may_go_singly(self) -> bool:
-        free = not (self._single or planning.has_single(self._group, self._member))
+        free = not (self._single or planning.has_single(self._state, self._group, self._member))
         self._single = self._single or free
         return free
 

@@ -9,7 +9,8 @@ Numbers 1..63 are topics, messages and transactions, 64..127 consumers (`consume
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
@@ -24,24 +25,21 @@ class Place(NamedTuple):
     boot_epoch: int
 
 
-class Event(Protocol):
-    """A NamedTuple with a class attribute KIND."""
+Event = tuple[Any, ...]  # one of the NamedTuples registered below
 
-    KIND: ClassVar[int]
-
-
-EVENTS: dict[int, type] = {}
-E = TypeVar("E", bound=type)
+EVENTS: dict[int, type[Event]] = {}
+KINDS: dict[type[Event], int] = {}
+E = TypeVar("E", bound=type[Event])
 
 
-def event(kind: int) -> object:
+def event(kind: int) -> Callable[[E], E]:
     """Class decorator: give an event its number; two events of one number are an error at import."""
 
     def register(cls: E) -> E:
         if kind in EVENTS:
             raise ValueError(f"event number {kind} is taken by {EVENTS[kind].__name__}")
         EVENTS[kind] = cls
-        cls.KIND = kind
+        KINDS[cls] = kind
         return cls
 
     return register
@@ -54,8 +52,7 @@ def encode(event: Event) -> bytes:
 
 def decode(kind: int, head: bytes | memoryview) -> Event:
     """The event of a record. Raises KeyError for a number this version does not know."""
-    fields: Event = EVENTS[kind](*msgpack.unpackb(head, use_list=False))
-    return fields
+    return EVENTS[kind](*msgpack.unpackb(head, use_list=False))
 
 
 @event(1)
@@ -98,7 +95,7 @@ class BatchStored(NamedTuple):
     topic_id: int
     partition: int
     base_offset: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody counts in this tuple
     length: int
     tag_filter: int
     producer: bytes
@@ -115,7 +112,7 @@ class BatchQueued(NamedTuple):
 
     topic_id: int
     partition: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody counts in this tuple
     length: int
     tag_filter: int
     producer: bytes
@@ -131,7 +128,7 @@ class StoredBatch(NamedTuple):
     partition: int
     start: int
     length: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody counts in this tuple
     tag_filter: int
     hashes: tuple[int, ...]  # of its keys, where the decider makes holds; else empty
 
@@ -140,8 +137,9 @@ class StoredBatch(NamedTuple):
 class PartStored(NamedTuple):
     """A part of a group was stored. Attachment: its batches, joined.
 
-    Part 0 brings the description; the last part carries the seal, and with it the group's ticket: the position of that record.
-    A local group comes sealed and decided: `offsets` are its batches' base offsets, part by part published at once.
+    Part 0 brings the description; the last part carries the seal, and with it the group's ticket: the position of
+    that record. A local group comes sealed and decided: `offsets` are its batches' base offsets, part by part
+    published at once.
     """
 
     token: bytes
@@ -158,7 +156,9 @@ class PartStored(NamedTuple):
 
 
 class Released(NamedTuple):
-    """What a decision made visible: a transaction (by token) or a queued batch (by ticket), and its batches' base offsets."""
+    """What a decision made visible: a transaction (by token) or a queued batch (by ticket), and its batches' base
+    offsets.
+    """
 
     token: bytes | None
     ticket: int
@@ -169,8 +169,8 @@ class Released(NamedTuple):
 class Decided(NamedTuple):
     """A transaction was decided, once and for ever, and with it everything that had waited for just this.
 
-    `outcome` is a `Decision`'s number. `released` are the groups and queued batches whose last obstacle it was, in the order of publication;
-    a committed transaction that still waits for an earlier ticket is not among them.
+    `outcome` is a `Decision`'s number. `released` are the groups and queued batches whose last obstacle it was, in
+    the order of publication; a committed transaction that still waits for an earlier ticket is not among them.
     """
 
     token: bytes
@@ -182,7 +182,9 @@ class Decided(NamedTuple):
 
 @event(18)
 class CheckPlanned(NamedTuple):
-    """The next check-back of an undecided transaction; `answered` counts the checks that a checker answered or refused."""
+    """The next check-back of an undecided transaction; `answered` counts the checks that a checker answered or
+    refused.
+    """
 
     token: bytes
     check_at: int
@@ -201,7 +203,9 @@ class ConflictSeen(NamedTuple):
 
 @event(20)
 class JobDecided(NamedTuple):
-    """One decision over many groups: the winners are published, in the order named; every other group of the job is rolled back."""
+    """One decision over many groups: the winners are published, in the order named; every other group of the job is
+    rolled back.
+    """
 
     token: bytes
     outcome: int

@@ -1,8 +1,9 @@
 """Order tickets: who waits for whom, key by key.
 
-A half message has no offset, but a place in the order of its keys: its ticket, the log position at which it was stored. A table row
-(topic, partition, key hash, ticket) says that the key is held. What is decided may be published only when, for each of its keys, no
-earlier ticket is left; a plain batch that meets a held key takes a ticket too and waits as if it were committed.
+A half message has no offset, but a place in the order of its keys: its ticket, the log position at which it was
+stored. A table row (topic, partition, key hash, ticket) says that the key is held. What is decided may be published
+only when, for each of its keys, no earlier ticket is left; a plain batch that meets a held key takes a ticket too and
+waits as if it were committed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class HeldBatch(NamedTuple):
     partition: int
     position: int
     length: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody counts in this tuple
     tag_filter: int
     hashes: tuple[int, ...]
 
@@ -76,7 +77,9 @@ def any_held(state: State, topic_id: int, partition: int, hashes: Iterable[int])
 
 def meets_a_hold(state: State, batches: Iterable[HeldBatch]) -> bool:
     """Whether something that takes its position only now would have to wait."""
-    return any(state.holds[b.topic_id, b.partition] and any_held(state, b.topic_id, b.partition, b.hashes) for b in batches)
+    return any(
+        state.holds[b.topic_id, b.partition] and any_held(state, b.topic_id, b.partition, b.hashes) for b in batches
+    )
 
 
 def _tickets(state: State, key: Key) -> Iterator[tuple[int, bytes | None]]:
@@ -84,11 +87,13 @@ def _tickets(state: State, key: Key) -> Iterator[tuple[int, bytes | None]]:
     topic_id, partition, key_hash = key
     first = t.HOLD_KEY.pack(topic_id, partition, key_hash + t.SIGN, 0)
     for row_key, (token,) in state.tables[t.HOLDS].range(first, first[:-8] + LAST_TICKET.to_bytes(8, "big")):
-        yield t.HOLD_KEY.unpack(row_key)[3], token  # type: ignore[misc]  # rows are untyped tuples
+        yield t.HOLD_KEY.unpack(row_key)[3], token
 
 
 class Release:
-    """Works out what a decision sets free, without touching the state: offsets and order of everything published by it."""
+    """Works out what a decision sets free, without touching the state: offsets and order of everything published by
+    it.
+    """
 
     def __init__(self, state: State, committed: Callable[[int, bytes | None], Waiting | None]) -> None:
         """`committed` gives what stands behind a ticket if it is ready to be published but for its keys, else None."""
@@ -100,7 +105,9 @@ class Release:
         self.released: list[Released] = []
 
     def offer(self, waiting: Waiting) -> bool:
-        """Publish this if nobody is before it on any of its keys, and then whatever that sets free. False = it must wait."""
+        """Publish this if nobody is before it on any of its keys, and then whatever that sets free. False = it must
+        wait.
+        """
         if not self._free(waiting):
             return False
         self._publish(waiting)
@@ -159,7 +166,8 @@ class Release:
 
 
 def publish(state: State, waiting: Waiting, offsets: tuple[int, ...], place: Place) -> None:
-    """Apply: make stored batches visible by pointing at them; readers may see them once the record at `place` is durable.
+    """Apply: make stored batches visible by pointing at them; readers may see them once the record at `place` is
+    durable.
 
     Their time of storing is that of the publication, so that times grow with offsets.
     """

@@ -1,21 +1,21 @@
 """Jobs: one decision over many groups that were stored apart, such as by the tasks of a Spark write.
 
-Each task stores a group under a token of its own whose decider is the job; the decision names the winners and drops all others.
-Repeating it changes nothing, and what comes for a decided job is not stored: a task tried twice, a driver that died and a job that is run
-again never send twice.
+Each task stores a group under a token of its own whose decider is the job; the decision names the winners and drops
+all others. Repeating it changes nothing, and what comes for a decided job is not stored: a task tried twice, a driver
+that died and a job that is run again never send twice.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import tables as t
 from txmq.broker.core import decisions as tx
+from txmq.broker.core import tables as t
 from txmq.broker.core.events import JobDecided
 from txmq.broker.core.holds import Release
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.broker.core.transactions import get
-from txmq.errors import Conflict, UnknownTransaction
+from txmq.errors import UnknownTransaction
 from txmq.message import Decision
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import changes, leases, moved, topics
+from txmq.broker.core import changes, fences, leases, moved, topics
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import AbandonLetters, Nack, ReplayLetters, TopicOffset
 from txmq.broker.core.consumer_events import Abandoned, DeadLettered, Replayed, Retried
@@ -37,8 +37,8 @@ class Source(NamedTuple):
 class NackReply(NamedTuple):
     """What became of the message. `moved`: "retry", "letter", or "parked" where another of its key is retried or dead.
 
-    In an ordered group, messages of this key under leases below `fence_lease` must be given back unprocessed. That is so,
-    too, if the nack is refused with NotLeased; its detail has the number.
+    Messages of this key under leases below `fence_lease` must be given back unprocessed; 0 = its key has no fence. In an
+    ordered group that is so, too, if the nack is refused with NotLeased, whose detail has the number.
     """
 
     moved: str
@@ -122,7 +122,9 @@ def _move_failed(made: Changes, group: Group, spotted: Spotted, row: Moved, comm
         made.retry(spotted, row, due)
     after = made.moves[0].row
     kind = DeadLettered if after.kind == Kind.LETTER else Retried
-    born = next((item.born for item in made.fences if item.key_hash == row.key_hash), group.next_lease)
+    before = group.fence(spotted[0], row.key_hash)
+    born = before.born if before is not None and after.kind == Kind.PARKED else 0
+    born = next((item.born for item in made.fences if item.state != fences.LIFTED), born)
     reply = NackReply(NAMES[Kind(after.kind)], row.attempt, after.due, born)
     return Outcome((kind(group.group_id, made.moves, made.fences),), reply)
 

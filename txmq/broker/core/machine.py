@@ -34,7 +34,9 @@ def decide(state: State, command: object, now: int) -> Outcome | Rejected:
 
 
 def apply(state: State, event: Event, place: Place) -> None:
-    """Record an event that stands in the log at `place`. Total and deterministic: settings, clock and chance play no part."""
+    """Record an event that stands in the log at `place`. Total and deterministic: settings, clock and chance play no
+    part.
+    """
     state.stored_at = place.stored_at
     APPLIERS[type(event)](state, event, place)
 

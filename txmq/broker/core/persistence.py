@@ -44,7 +44,7 @@ def load(tables: t.Tables) -> State:
     broker = tables[t.META].get(BROKER_ROW)
     if broker is None:
         return state
-    state.boot_epoch, state.next_topic_id, state.stored_at = broker  # type: ignore[assignment]  # rows are untyped tuples
+    state.boot_epoch, state.next_topic_id, state.stored_at = broker
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
         topic = Topic(topic_id, row[0], list(row[3]), row[1], deleted=row[2])

@@ -20,7 +20,7 @@ from txmq.broker.core.state import Rejected, State
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from txmq.broker.core.consumers import Group, Member, Spot
+    from txmq.broker.core.consumers import Group, Lease, Member, Spot
     from txmq.broker.core.moved import Moved
     from txmq.broker.core.positions import Position
 
@@ -121,9 +121,20 @@ def may_take_row(group: Group, member: Member, spot: Spot) -> bool:
     return spot in member.partitions and not blocked(group, member, spot)
 
 
-def has_single(group: Group, member: Member) -> bool:
+def has_single(state: State, group: Group, member: Member) -> bool:
     """Whether the member has a message that may kill it."""
-    return any(lease.single and lease.member == member.name for lease in group.leases.values())
+    return any(
+        lease.single and lease.member == member.name and _holds_single(state, group, number, lease)
+        for number, lease in group.leases.items()
+    )
+
+
+def _holds_single(state: State, group: Group, number: int, lease: Lease) -> bool:
+    held = (grant for spot in lease.spots for _start, _end, grant in group.positions[spot].leased)
+    if any(grant.lease == number and grant.attempt >= SINGLY for grant in held):
+        return True
+    rows = (moved.get(state, group, spotted) for spotted in lease.rows)
+    return any(row is not None and row.deaths > 0 for row in rows)
 
 
 def exhausted(group: Group, row: Moved) -> bool:
@@ -165,7 +176,7 @@ class _Planner:
     def _may_go_singly(self) -> bool:
         """Asked for a message that may kill: yes once, unless the member has one."""
         if self._single_out is None:
-            self._single_out = has_single(self._group, self._member)
+            self._single_out = has_single(self._state, self._group, self._member)
         free = not self._single_out
         self._single_out = True
         return free

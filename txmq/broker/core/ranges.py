@@ -104,7 +104,7 @@ class RangeMap(Generic[V]):
     def _span(self, start: int, end: int) -> tuple[int, int]:
         """Indices of the ranges that meet [start, end)."""
         low = bisect_right(self._ends, start)
-        return low, max(low, bisect_left(self._starts, end))
+        return low, low if end <= start else max(low, bisect_left(self._starts, end))
 
     def _clip(self, low: int, high: int, start: int, end: int) -> list[Piece[V]]:
         return [
@@ -128,39 +128,47 @@ def gaps(pieces: Iterable[Piece[V]], start: int, end: int) -> Iterator[tuple[int
 
 
 def pack(ranges: RangeMap[None], origin: int) -> bytes:
-    """Ranges at or above `origin` in about a byte each: lengths of gaps and runs in turn, as varints, deflated."""
-    lengths: list[int] = []
+    """Ranges at or above `origin` in about a byte each: the gaps before them, then their lengths, varints, deflated."""
+    before, lengths = [], []
     for piece in ranges:
-        lengths += (piece.start - origin, piece.end - piece.start)
+        before.append(piece.start - origin)
+        lengths.append(piece.end - piece.start)
         origin = piece.end
     if not lengths:
         return b""
-    plain = bytes(lengths) if max(lengths) < SMALL else b"".join(map(_varint, lengths))
-    return zlib.compress(plain)
+    # small numbers without a pattern: their frequencies compress, and those of gaps and of lengths are best kept apart
+    deflate = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
+    packed = deflate.compress(_varints(before)) + deflate.flush(zlib.Z_SYNC_FLUSH)
+    return packed + deflate.compress(_varints(lengths)) + deflate.flush()
 
 
 def unpack(packed: bytes, origin: int) -> RangeMap[None]:
     """The ranges that `pack` was given, with the same origin."""
     ranges: RangeMap[None] = RangeMap()
-    lengths = _varints(zlib.decompress(packed)) if packed else iter(())
-    for gap, run in zip(lengths, lengths, strict=True):
-        start = origin + gap
-        origin = start + run
+    numbers = list(_numbers(zlib.decompress(packed))) if packed else []
+    count = len(numbers) // 2
+    for before, length in zip(numbers[:count], numbers[count:], strict=True):
+        start = origin + before
+        origin = start + length
         ranges.put(start, origin, None)
     return ranges
 
 
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; every byte but the last has its top bit set."""
+def _varints(numbers: list[int]) -> bytes:
+    """Seven bits a byte, the lowest first; every byte of a number but its last has the top bit set."""
+    if max(numbers) < SMALL:
+        return bytes(numbers)
     encoded = bytearray()
-    while number >= SMALL:
-        encoded.append(number & 0x7F | SMALL)
-        number >>= 7
-    encoded.append(number)
+    for number in numbers:
+        rest = number
+        while rest >= SMALL:
+            encoded.append(rest & 0x7F | SMALL)
+            rest >>= 7
+        encoded.append(rest)
     return bytes(encoded)
 
 
-def _varints(data: bytes) -> Iterator[int]:
+def _numbers(data: bytes) -> Iterator[int]:
     number = shift = 0
     for byte in data:
         number |= (byte & 0x7F) << shift

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import key_hashes
 from txmq.broker.core import holds
@@ -35,15 +35,16 @@ def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
     known = _seen_before(state.producers.get(header.producer_id), header)
     if known is not None:
         return known
-    place = (topic.topic_id, command.partition)
-    origin = (header.producer_id, header.epoch, header.sequence)
-    size = (header.count, len(command.batch), header.tag_filter)
-    if state.holds[place]:
-        hashes = distinct(key_hashes(command.batch))
-        if holds.any_held(state, *place, hashes):
-            return Outcome((BatchQueued(*place, *size, *origin, hashes),), SendReceipt(-1, now), command.batch)
-    base = topic.ends[command.partition]
-    return Outcome((BatchStored(*place, base, *size, *origin),), SendReceipt(base, now), command.batch)
+    topic_id, partition, batch = topic.topic_id, command.partition, command.batch
+    size = (header.count, len(batch), header.tag_filter)
+    if state.holds[topic_id, partition]:
+        hashes = distinct(key_hashes(batch))
+        if holds.any_held(state, topic_id, partition, hashes):
+            queued = BatchQueued(topic_id, partition, *size, header.producer_id, header.epoch, header.sequence, hashes)
+            return Outcome((queued,), SendReceipt(-1, now), batch)
+    base = topic.ends[partition]
+    stored = BatchStored(topic_id, partition, base, *size, header.producer_id, header.epoch, header.sequence)
+    return Outcome((stored,), SendReceipt(base, now), batch)
 
 
 def distinct(hashes: list[int | None]) -> tuple[int, ...]:
@@ -105,4 +106,4 @@ def apply_queued(state: State, event: BatchQueued, place: Place) -> None:
 
 
 DECIDERS = {Send: decide_send}
-APPLIERS = {BatchStored: apply_stored, BatchQueued: apply_queued}
+APPLIERS: dict[type, Any] = {BatchStored: apply_stored, BatchQueued: apply_queued}

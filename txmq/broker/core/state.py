@@ -1,8 +1,8 @@
 """State: what the broker knows, a fold of its log over `apply`.
 
-Rules for this module: plain data and look-ups only. What grows with the number of messages is in `tables`; topics, producers and
-consumer groups are plain objects, whose rows are written to the tables when they are marked dirty (`persist`), so that the tables
-alone, at one position of the log, are the whole state.
+Rules for this module: plain data and look-ups only. What grows with the number of messages is in `tables`; topics,
+producers and consumer groups are plain objects, whose rows are written to the tables when they are marked dirty
+(`persist`), so that the tables alone, at one position of the log, are the whole state.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Rejected(NamedTuple):
 class Outcome(NamedTuple):
     """What a command comes to: the events to record, in order, and the reply that may go out once they are durable.
 
-    `attachment` belongs to the first event, where that has one. `early`: the events need not be durable before the reply
-    goes out, because losing them does no more than a lost reply would (first leases, heartbeats).
+    `attachment` belongs to the first event, where that has one. `early`: the events need not be durable before the
+    reply goes out, because losing them does no more than a lost reply would (first leases, heartbeats).
     """
 
     events: tuple[Event, ...] = ()
@@ -89,6 +89,8 @@ class State:
         self.boot_epoch = 0
         self.next_topic_id = 1
         self.stored_at = 0
-        self.published: set[int] = set()  # topics with new entries; whoever wakes readers clears it (not part of the fold)
+        self.published: set[int] = (
+            set()
+        )  # topics with new entries; whoever wakes readers clears it (not part of the fold)
         self.dirty_topics: set[int] = set()
         self.dirty_producers: set[bytes] = set()

@@ -1,21 +1,21 @@
 """Tables: where the broker keeps the state that is too wide for plain objects.
 
-A table maps byte keys, ordered as bytes, to rows (tuples of what MessagePack can hold). The broker keeps them in LMDB under
-an overlay in memory (`txmq.store.index`), the simulation in `MemoryTables`. They are a fold of the log: whatever is in them can be
-rebuilt, and nothing is in them that the log does not hold.
+A table maps byte keys, ordered as bytes, to rows (tuples of what MessagePack can hold). The broker keeps them in LMDB
+under an overlay in memory (`txmq.store.index`), the simulation in `MemoryTables`. They are a fold of the log: whatever
+is in them can be rebuilt, and nothing is in them that the log does not hold.
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sortedcontainers import SortedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Row = tuple[object, ...]
+Row = tuple[Any, ...]
 
 TOPICS, PARTITIONS, ENTRIES = "topics", "partitions", "entries"
 PRODUCERS = "producers"
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
     position: int
     length: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody counts in this tuple
     stored_at: int
     tag_filter: int
     visible_at: int  # log position that must be durable before anybody may see the batch
@@ -94,7 +94,8 @@ class MemoryTable:
         self._rows: SortedDict[bytes, Row] = SortedDict()
 
     def get(self, key: bytes) -> Row | None:
-        return self._rows.get(key)
+        row: Row | None = self._rows.get(key)
+        return row
 
     def put(self, key: bytes, row: Row) -> None:
         self._rows[key] = row

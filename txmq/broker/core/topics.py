@@ -49,7 +49,9 @@ def find(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic |
     if topic is None:
         return Rejected(UnknownTopic, f"there is no topic {name!r}", "create it: txmq topic create", {"topic": name})
     if epoch and epoch != topic.epoch:
-        return Rejected(StaleTopic, f"topic {name!r} has grown", "fetch its metadata", {"topic": name, "epoch": topic.epoch})
+        return Rejected(
+            StaleTopic, f"topic {name!r} has grown", "fetch its metadata", {"topic": name, "epoch": topic.epoch}
+        )
     if partition >= len(topic.ends):
         message = f"topic {name!r} has no partition {partition}: it has {len(topic.ends)}, from 0"
         return Rejected(UnknownPartition, message, detail={"topic": name, "partitions": len(topic.ends)})
@@ -137,7 +139,7 @@ def entries(state: State, topic_id: int, partition: int, offset: int) -> list[tu
     start = t.ENTRY_KEY.pack(topic_id, partition, 0)
     for key, row in state.entries.range(start, t.ENTRY_KEY.pack(topic_id, partition, offset + 1), reverse=True):
         base: int = t.ENTRY_KEY.unpack(key)[2]
-        entry = t.Entry._make(row)  # type: ignore[arg-type]  # rows are untyped tuples
+        entry = t.Entry._make(row)
         return [(base, entry)] if offset < base + entry.count else []
     return []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import key_hashes
 from txmq.broker.core import consumer_actions as actions
@@ -34,7 +34,9 @@ class GroupBatch(NamedTuple):
 
 
 class StorePart(NamedTuple):
-    """Store a part of a group. Part 0 describes the group; the part with `sealed` completes it; `commit` decides it at once (local)."""
+    """Store a part of a group. Part 0 describes the group; the part with `sealed` completes it; `commit` decides it
+    at once (local).
+    """
 
     token: bytes
     part: int
@@ -88,7 +90,7 @@ def get(state: State, token: bytes) -> Transaction | None:
     row = state.transactions.get(token)
     if row is None:
         return None
-    found = Transaction._make(row)  # type: ignore[arg-type]  # rows are untyped tuples
+    found = Transaction._make(row)
     return found._replace(state=GroupState(found.state), batches=tuple(HeldBatch._make(b) for b in found.batches))
 
 
@@ -117,9 +119,9 @@ def decide_store(state: State, command: StorePart, now: int) -> Outcome | Reject
     return Outcome((event,), GroupReceipt(_state_after(event), 0, offsets or ()), attachment)
 
 
-def _job_is_over(state: State, decider: tuple[object, ...]) -> Outcome | None:
+def _job_is_over(state: State, decider: tuple[Any, ...]) -> Outcome | None:
     """A job that was decided takes no more groups: they would never be sent."""
-    if decider[:1] == ("job",) and state.tables[t.JOBS].get(decider[1]) is not None:  # type: ignore[arg-type]
+    if decider[:1] == ("job",) and state.tables[t.JOBS].get(decider[1]) is not None:
         return Outcome(reply=GroupReceipt(GroupState.ROLLED_BACK, 0))
     return None
 
@@ -127,19 +129,24 @@ def _job_is_over(state: State, decider: tuple[object, ...]) -> Outcome | None:
 def _stored_before(known: Transaction | None, command: StorePart, now: int) -> Outcome | Rejected | None:
     """The answer to a part that came before or comes out of turn; None = store it."""
     if known is None:
-        if command.part:
-            return Rejected(SequenceGap, f"part {command.part} of a group whose part 0 is missing", "send all parts again")
-        if token_time(command.token) < now - KEPT:
-            return Rejected(UnknownTransaction, "the token is older than the outcomes that are kept", "use a new token")
-        if command.commit and not command.sealed:
-            return Rejected(BadRequest, "a local transaction is stored and decided in one part")
-        return None
+        return _refused_as_first(command, now)
     if known.state is not GroupState.OPEN and known.digest != command.digest and command.sealed:
         return Rejected(DigestMismatch, "the token was used for other contents", "a token is never reused")
     if known.state is not GroupState.OPEN or command.part < known.parts:
         return Outcome(reply=GroupReceipt(known.state, known.ticket, known.offsets))
     if command.part > known.parts:
         return Rejected(SequenceGap, f"part {command.part} after {known.parts} parts", "send the missing parts first")
+    return None
+
+
+def _refused_as_first(command: StorePart, now: int) -> Rejected | None:
+    if command.part:
+        missing = f"part {command.part} of a group whose part 0 is missing"
+        return Rejected(SequenceGap, missing, "send all parts again")
+    if token_time(command.token) < now - KEPT:
+        return Rejected(UnknownTransaction, "the token is older than the outcomes that are kept", "use a new token")
+    if command.commit and not command.sealed:
+        return Rejected(BadRequest, "a local transaction is stored and decided in one part")
     return None
 
 
@@ -152,7 +159,9 @@ def _located(state: State, batches: tuple[GroupBatch, ...]) -> tuple[StoredBatch
         hashes = distinct(key_hashes(batch.data))
         header = batch.header
         located.append(
-            StoredBatch(topic.topic_id, batch.partition, start, len(batch.data), header.count, header.tag_filter, hashes)
+            StoredBatch(
+                topic.topic_id, batch.partition, start, len(batch.data), header.count, header.tag_filter, hashes
+            )
         )
         start += len(batch.data)
     return tuple(located)
@@ -190,7 +199,8 @@ def apply_stored(state: State, event: PartStored, place: Place) -> None:
         row = known._replace(batches=known.batches + batches)
     else:
         row = Transaction(
-            GroupState.OPEN, event.epoch, event.decider, event.service, 0, 0, b"", place.stored_at, batches, event.actions, event.check_at,
+            GroupState.OPEN, event.epoch, event.decider, event.service, 0, 0, b"", place.stored_at, batches,
+            event.actions, event.check_at,
         )  # fmt: skip
     ticket = place.position if event.sealed else 0
     row = row._replace(state=_state_after(event), parts=event.part + 1, ticket=ticket, digest=event.digest)
@@ -208,7 +218,7 @@ def apply_stored(state: State, event: PartStored, place: Place) -> None:
 
 
 def _seal(state: State, token: bytes, row: Transaction) -> None:
-    """The group is complete: it holds its keys from now on, where its kind does, and is on the list of the undecided."""
+    """The group is complete: it holds its keys from now on, where its kind does, and is listed as undecided."""
     if makes_holds(row.decider) or row.state is GroupState.COMMITTED:
         holds.take(state, row.ticket, token, row.batches)
     if row.decider[0] == "job":

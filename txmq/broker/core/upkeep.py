@@ -38,7 +38,7 @@ def due_checks(state: State, now: int, limit: int) -> Iterator[bytes]:
     for key, row in state.tables[t.DUE].range(start, stop):
         if t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK and limit > 0:
             limit -= 1
-            yield row[0]  # type: ignore[misc]  # rows are untyped tuples
+            yield row[0]
 
 
 def decide_plan(state: State, command: PlanCheck, now: int) -> Outcome:
@@ -57,14 +57,19 @@ def apply_planned(state: State, event: CheckPlanned, place: Place) -> None:
     if row.check_at:
         due.delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
     due.put(t.DUE_KEY.pack(event.check_at, t.DUE_CHECK, row.ticket), (event.token,))
-    state.transactions.put(event.token, row._replace(check_at=event.check_at, tries=event.tries, in_doubt=event.in_doubt))
+    state.transactions.put(
+        event.token, row._replace(check_at=event.check_at, tries=event.tries, in_doubt=event.in_doubt)
+    )
 
 
 def decide_sweep(state: State, command: Sweep, now: int) -> Outcome:
     del command
     idle = [name for name, producer in state.producers.items() if producer.seen_at < now - PRODUCERS_KEPT][:AT_ONCE]
     old = list(_old_transactions(state, now))
-    events = (*((ProducerForgotten(tuple(idle)),) if idle else ()), *((TransactionsForgotten(tuple(old)),) if old else ()))
+    events = (
+        *((ProducerForgotten(tuple(idle)),) if idle else ()),
+        *((TransactionsForgotten(tuple(old)),) if old else ()),
+    )
     return Outcome(events)
 
 
@@ -73,7 +78,7 @@ def _old_transactions(state: State, now: int) -> Iterator[bytes]:
     stop = ((now - KEPT) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
     rows = state.transactions.range(b"", stop)
     for (token, row), _count in zip(rows, range(AT_ONCE), strict=False):
-        if decided(GroupState(row[0])) and token_time(token) < now - KEPT:  # type: ignore[call-overload]
+        if decided(GroupState(row[0])) and token_time(token) < now - KEPT:
             yield token
 
 
