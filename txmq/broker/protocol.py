@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -126,7 +127,7 @@ class Session(Protocol):
             listener()
 
 
-@implementer(IPushProducer)  # type: ignore[no-untyped-call]
+@implementer(IPushProducer)
 class _Brake:
     """What the transport calls when its send buffer is full, and when it is empty again."""
 
@@ -149,7 +150,7 @@ class SessionFactory(Factory):
     noisy = False
 
     def __init__(self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock) -> None:
-        self._make = lambda: Session(handle, welcome, clock)
+        self._make = partial(Session, handle, welcome, clock)
         self._open: dict[Session, None] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> Session:
