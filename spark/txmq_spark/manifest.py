@@ -53,9 +53,10 @@ class Facts(WireModel):
     group: str
     log_id: str
     ends: dict[str, tuple[Offset, ...]]  # of each topic's partitions
+    evidence: tuple[str, ...] = ()  # the tables that were asked
     database: str | None = None  # its system identifier and name, None where none was asked
     snapshot: str | None = None  # what it could see, in PostgreSQL's words
-    snapshot_at: int  # microseconds
+    snapshot_at: int | None = None  # microseconds, by the database's clock
 
 
 class Header(WireModel):

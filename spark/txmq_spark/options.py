@@ -53,8 +53,8 @@ def reading(options: Mapping[str, str]) -> Reading:
         raise ConfigError("topic", "either a topic or `letters` is needed", hint='option("topic", "orders,payments")')
     return Reading(
         url=_required(options, "url"),
-        topics=tuple(check_name(name.strip(), "topic") for name in topic.split(",")) if topic else (),
-        letters=letters and check_name(letters, "consumer group"),
+        topics=() if topic is None else tuple(check_name(name.strip(), "topic") for name in topic.split(",")),
+        letters=None if letters is None else _group(letters),
         start=_offsets(options, "startingOffsets", EARLIEST),
         end=_offsets(options, "endingOffsets", LATEST),
         least_partitions=_count(options, "minPartitions"),
@@ -65,9 +65,11 @@ def writing(options: Mapping[str, str]) -> Writing:
     """Checked options of a write. Raises ConfigError."""
     _known(options, WRITING)
     topic, key = options.get("topic"), options.get("idempotency_key")
+    if topic is not None:
+        check_name(topic, "topic")
     if key is not None and not key.strip():
         raise ConfigError("idempotency_key", "it is empty", hint=KEY_HINT)
-    return Writing(_required(options, "url"), topic and check_name(topic, "topic"), key)
+    return Writing(_required(options, "url"), topic, key)
 
 
 def spans(wanted: Reading, published: Ends) -> list[Span]:
@@ -102,10 +104,18 @@ def _end(wanted: Reading, topic: str, partition: int, published: int) -> int:
 def _existing(wanted: Reading, published: Ends) -> None:
     for name, offsets in (("startingOffsets", wanted.start), ("endingOffsets", wanted.end)):
         for topic, partitions in offsets.items():
-            unknown = [number for number in partitions if not 0 <= number < len(published.get(topic, ()))]
-            if topic not in published or unknown:
-                what = f"{topic}/{unknown[0]}" if unknown else topic
+            ends = published.get(topic, ())
+            unknown = [f"{topic}/{number}" for number in partitions if not 0 <= number < len(ends)]
+            if not ends or unknown:
+                what = unknown[0] if ends else topic
                 raise ConfigError(name, f"{what} is none of what is read", hint="name topics and partitions there are")
+
+
+def _group(name: str) -> str:
+    """The name of a consumer group, or of one member's own: `group@member`."""
+    for part in name.split("@", 1):
+        check_name(part, "consumer group")
+    return name
 
 
 def _known(options: Mapping[str, str], names: frozenset[str]) -> None:

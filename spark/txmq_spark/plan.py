@@ -58,6 +58,7 @@ class Letter(NamedTuple):
     dead_at: int
     attempts: int
     error_type: str = ""
+    error_text: str = ""
     fingerprint: str = ""
     deaths: int = 0  # deliveries that ended without an answer: the consumer crashed
     replays: int = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import txmq
 from txmq.testing.spark import local_session
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.terminate()
         process.wait(STOP_LIMIT_S)
         process.stdout.close()
+
+
+@pytest.fixture
+def client(broker: str) -> Iterator[txmq.Client]:
+    with txmq.connect(broker, service="tests") as client:
+        yield client
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ MASTER: Final = "local[2]"
 # A JVM that shares a small machine with a broker, a database and tests.
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
@@ -40,6 +41,7 @@ def local_session(master: str = MASTER, settings: Mapping[str, str] | None = Non
     with tempfile.TemporaryDirectory(prefix="txmq-spark-") as directory:
         prepare(Path(directory))
         from pyspark.sql import SparkSession  # noqa: PLC0415 (an extra, and it takes half a second)
+
         from txmq_spark import TxmqDataSource  # noqa: PLC0415 (needs pyspark)
 
         builder = SparkSession.builder.master(master).appName("txmq")
@@ -59,6 +61,7 @@ def prepare(directory: Path) -> None:
     import txmq_spark  # noqa: PLC0415 (needs pyspark, which is an extra)
 
     os.environ["JAVA_HOME"] = str(java_home(directory))
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # or it looks for an address and warns of the one it finds
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     roots = [str(Path(package.__file__ or "").parents[1]) for package in (txmq, txmq_spark)]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -71,6 +74,7 @@ def _end(session: SparkSession) -> None:
     session.stop()
     gateway = SparkContext._gateway  # noqa: SLF001 (Spark keeps the JVM for a next session that would not come)
     if gateway is not None:
+        gateway.close()
         gateway.shutdown()
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
         gateway.proc.stdin.close()
