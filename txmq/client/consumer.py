@@ -1,0 +1,208 @@
+"""Consuming, blocking: messages come out of an iterator, or go to handlers in threads (`Consumer.run`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import TYPE_CHECKING, TypeVar, Unpack
+
+from txmq.client.consumer_base import ConsumerBase
+from txmq.client.consuming.hands import NO_ACK
+from txmq.client.consuming.parcels import DeliveredMessage, ReceivedBatch
+from txmq.client.consuming.settings import Options, checked
+from txmq.client.core import Core
+from txmq.client.runner import Limits, run_plain
+from txmq.errors import LocalProtocolError, NotLeased, RequestTimeout
+from txmq.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+
+ACK_S = 10.0  # how long `wait=True` waits
+CLOSE_S = 10.0
+T = TypeVar("T")
+
+
+def consume(core: Core, group: str, topics: Iterable[str], **options: Unpack[Options]) -> Consumer:
+    """A consumer that has joined its group, within the client's `timeout`.
+
+    Raises LocalProtocolError for settings that cannot be meant, BrokerUnavailable, and why the broker refuses:
+    UnknownTopic, GroupMismatch where the group has other settings.
+    """
+    names = topics if isinstance(topics, str) else list(topics)
+    consumer = Consumer(core, checked(group, names, **options))
+    consumer.join(core.settings.timeout)
+    return consumer
+
+
+class Consumer(ConsumerBase):
+    """A member of a consumer group. For any number of threads, and for use with `with`. Made by `client.consumer`.
+
+    It takes messages ahead and keeps them leased while they are here. A lost connection or a restarted broker is
+    survived silently: what was not acked is delivered again. A process that dies loses nothing either, its messages go
+    to others when its session lapses.
+
+    In an ordered group the next message of a key comes only when the one before it was acked or nacked.
+    """
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Messages, until the consumer is closed."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    def batches(self) -> Iterator[ReceivedBatch]:
+        """Messages as they came together, until the consumer is closed; in an ordered group one batch a partition.
+
+        The fast path for volumes: the columns of a batch (`bodies`, `keys`, `offsets` ...) are decoded at once.
+        """
+        while (batch := self.receive_batch()) is not None:
+            yield batch
+
+    def receive(self, timeout: float | None = None) -> ReceivedMessage | None:
+        """The next message; None after `timeout` seconds without one, and once the consumer is closed.
+
+        Raises why the consumer cannot go on.
+        """
+        found = self.receive_many(1, timeout)
+        return found[0] if found else None
+
+    def receive_many(self, most: int, timeout: float | None = None) -> list[DeliveredMessage]:
+        """Waits as `receive` does for the first, and takes more, at most so many, if they are there.
+
+        In an ordered group they may be of one key, and are to be processed in their order.
+        """
+        return self._take(lambda now: self._hands.take(most, now), timeout) or []
+
+    @contextmanager
+    def working(self, most: int, timeout: float) -> Iterator[list[DeliveredMessage]]:
+        """Messages for the block, as `receive_many` has them; `close` waits for the end of the block."""
+        with self._changed:
+            self._handlers += 1
+        try:
+            yield self.receive_many(most, timeout)
+        finally:
+            with self._changed:
+                self._handlers -= 1
+                self._changed.notify_all()
+
+    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
+        """The next batch; otherwise as `receive`."""
+        return self._take(self._hands.take_batch, timeout)
+
+    def _take(self, take: Callable[[float], T], timeout: float | None) -> T | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._member.closing:
+                found = take(time.monotonic())
+                if found:
+                    if self._member.may_fetch():
+                        self._thread.poke()
+                    return found
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or not self._changed.wait(left):
+                    return None
+        return None
+
+    def ack(self, message: ReceivedMessage, *, wait: bool = False) -> None:
+        """The message is processed. Returns at once: acks go out together, within 10 ms.
+
+        `wait` until the broker has it in its log; raises RequestTimeout where that takes too long, NotLeased where the
+        message was not in hand any more. Without `wait` nobody is told: the message is simply delivered again.
+        """
+        with self._changed:
+            number = self._hands.ack(message, time.monotonic())
+            self._sent(number, wait=wait)
+
+    def ack_batch(self, batch: ReceivedBatch, *, wait: bool = False) -> None:
+        """All messages of the batch are processed, but for those that were acked or nacked alone."""
+        with self._changed:
+            number = self._hands.ack_batch(batch, time.monotonic())
+            self._sent(number, wait=wait)
+
+    def _sent(self, number: int, *, wait: bool) -> None:
+        settling = self._member.settling
+        if self.settings.ordered:
+            self._changed.notify_all()  # the next message of the key may be taken
+        if wait or settling.acks.lone:
+            settling.hurry |= wait
+            self._thread.poke()
+        if not wait:
+            return
+        if number == NO_ACK:
+            raise NotLeased("the message is not in hand", hint="it was acked or nacked before, or given back")
+        self._changed.wait_for(lambda: settling.acks.confirmed(number) or self._gone, ACK_S)
+        if not settling.acks.confirmed(number):
+            raise self._member.failure or RequestTimeout("the broker did not confirm the ack")
+
+    def nack(
+        self, message: ReceivedMessage, delay: float | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """The message failed; it comes again after `delay` seconds, or by the policy of the group.
+
+        `error` is kept with it. Later messages of its key wait for it in an ordered group. Raises NotLeased where it is
+        not in hand.
+        """
+        with self._changed:
+            self._hands.nack(message, delay, error)
+            self._thread.poke()
+
+    def nack_batch(
+        self, batch: ReceivedBatch, delay: float | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """All messages of the batch failed, but for those that were acked or nacked alone."""
+        with self._changed:
+            for message in batch.messages():
+                if self._hands.holds(message):
+                    self._hands.nack(message, delay, error)
+            self._thread.poke()
+
+    def dead_letter(self, message: ReceivedMessage, reason: str) -> None:
+        """The message goes to the dead letters at once. Raises NotLeased where it is not in hand."""
+        with self._changed:
+            self._hands.nack(message, None, reason, dead=True)
+            self._thread.poke()
+
+    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Hands messages back as if they had never been taken.
+
+        In an ordered group only after a nack of an earlier message of their key, or before `close`: else later ones
+        could overtake them.
+        """
+        with self._changed:
+            for message in messages:
+                self._hands.give_back(message, time.monotonic())
+            self._changed.notify_all()
+            self._thread.poke()
+
+    def run(
+        self,
+        handler: Callable[..., object],
+        *,
+        inbox: Callable[[], Connection] | None = None,
+        threads: int = 1,
+        batch: int | None = None,
+        idle_exit: float | None = None,
+        stop: Event | None = None,
+    ) -> None:
+        """Calls the handler for each message, in so many threads, until `stop` is set or the consumer is closed.
+
+        `handler(message)`: what it returns from is acked, what raises is nacked, and retried by the group's policy.
+        `inbox`, a function that connects to PostgreSQL: then `handler(message, connection)` runs in a transaction that
+        also remembers the message, and its effect comes exactly once, however often the message is delivered. The
+        transaction is committed here; serialization failures and deadlocks are run again in place.
+        `batch`: the handler gets lists of up to so many messages instead. One that fails in the inbox is taken apart,
+        so that only the messages that are to blame fail. `idle_exit`: seconds without a message after which to return.
+        """
+        if batch is not None and batch < 1:
+            raise LocalProtocolError(f"batches of {batch}", hint="at least 1")
+        if threads < 1:
+            raise LocalProtocolError(f"{threads} threads", hint="at least 1")
+        limits = Limits(threads, batch, idle_exit, stop or Event())
+        if inbox is None:
+            run_plain(self, handler, limits)
+        else:
+            from txmq.client.inbox_runner import run_with_inbox  # noqa: PLC0415  # psycopg2 only for those who need it
+
+            run_with_inbox(self, handler, inbox, limits)

@@ -1,0 +1,149 @@
+"""What users do with messages, the same for both faces of the client."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from txmq.client.consuming.failure import Failure, failure_of
+from txmq.client.consuming.member import Member
+from txmq.client.consuming.parcels import LENT, NACKED, STARTED, DeliveredMessage, ReceivedBatch
+from txmq.client.consuming.settling import ANY_LEASE, Nack
+from txmq.errors import LocalProtocolError, NotLeased
+from txmq.message import ReceivedMessage
+from txmq.wire.headers import Acked
+
+LONGEST_DELAY_S = 12 * 3_600
+NO_ACK = 0  # a number that counts as confirmed
+
+
+Delivered = ReceivedMessage | ReceivedBatch
+
+
+class AckAction(NamedTuple):
+    """What makes an ack a part of a transaction (docs/FORMATS.md)."""
+
+    action: str
+    group: str
+    member: str
+    generation: int
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class Hands:
+    """Takes messages from a member and settles them. Not thread-safe."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def take(self, most: int, now: float) -> list[DeliveredMessage]:
+        """At most so many messages. Raises why the member cannot go on."""
+        member = self._member
+        if member.failure is not None:
+            raise member.failure
+        if not member.holdings.ready:
+            return []
+        messages = member.holdings.take(most, now=now)
+        member.stats.delivered += len(messages)
+        return messages
+
+    def take_batch(self, now: float) -> ReceivedBatch | None:
+        """The messages of one delivery. Raises why the member cannot go on."""
+        member = self._member
+        if member.failure is not None:
+            raise member.failure
+        batch = member.holdings.take_batch(now=now)
+        member.stats.delivered += 0 if batch is None else len(batch)
+        return batch
+
+    def ack(self, message: ReceivedMessage, now: float) -> int:
+        """The message is processed. Returns the number of its ack; `NO_ACK` where it is in nobody's hands any more."""
+        member, done = self._member, _place_of(message)
+        if isinstance(message, DeliveredMessage):
+            count = int(member.holdings.settle_one(message, now=now))
+        else:
+            count = member.holdings.settle(done, now=now)
+        return self._acked(done, count, now)
+
+    def ack_batch(self, batch: ReceivedBatch, now: float) -> int:
+        """All messages of the batch are processed, but for those that were acked or nacked alone."""
+        number, parcel = NO_ACK, batch.parcel
+        for run in list(parcel.runs(STARTED)):
+            number = self._acked(run, self._member.holdings.settle(run, parcel, now=now), now)
+        return number
+
+    def _acked(self, done: Acked, count: int, now: float) -> int:
+        self._member.stats.acked += count
+        return self._member.settling.acks.add(done, now) if count else NO_ACK
+
+    def nack(
+        self, message: ReceivedMessage, delay: float | None, error: BaseException | str | None, *, dead: bool = False
+    ) -> None:
+        """The message failed. `delay` is seconds until it comes again. Raises NotLeased where it is not in hand."""
+        delay_ms = None if delay is None else _milliseconds(delay)
+        failure = failure_of(error)
+        if dead and not failure.type:
+            failure = Failure("dead-lettered", failure.text, failure.fingerprint)
+        if not self._member.holdings.change(_place_of(message), STARTED, NACKED):
+            raise _not_in_hand(message)
+        self._member.settling.nack(Nack(message, delay_ms, failure, dead))
+
+    def give_back(self, message: ReceivedMessage, now: float) -> None:
+        """Hands a message back as if it had not been taken. In an ordered group only behind a nack, or at the end."""
+        self._require_in_hand(message)
+        member = self._member
+        if member.settings.ordered and message.key:
+            member.settling.give_back(member.holdings.drop_key(message.topic, message.key, ANY_LEASE))
+        member.settling.give_back([_place_of(message)])
+        member.holdings.settle(_place_of(message), now=now)
+
+    def lend(self, delivered: Delivered) -> list[AckAction]:
+        """Hands over to a transaction what is in hand of this. Returns the actions that ack it."""
+        seat, holdings = self._member.seat, self._member.holdings
+        places = _places_of(delivered, STARTED)
+        if seat is None or not sum(holdings.change(place, STARTED, LENT) for place in places):
+            raise _not_in_hand(delivered)
+        return [AckAction("ack", seat.group, seat.member, seat.generation, *place) for place in places]
+
+    def lent(self, delivered: Delivered, now: float, *, committed: bool | None) -> None:
+        """The transaction is over; True or None: the broker settles what it has got, False: all is in hand again."""
+        holdings = self._member.holdings
+        for place in _places_of(delivered, LENT):
+            if committed is False:
+                holdings.change(place, LENT, STARTED)
+            else:
+                self._member.stats.acked += holdings.settle(place, now=now, old=LENT)
+
+    def holds(self, message: ReceivedMessage) -> bool:
+        """Whether the message is in hand, neither acked nor nacked."""
+        return self._member.holdings.in_hand(*message[:3])
+
+    def _require_in_hand(self, message: ReceivedMessage) -> None:
+        if not self.holds(message):
+            raise _not_in_hand(message)
+
+
+def _not_in_hand(delivered: Delivered) -> NotLeased:
+    where = delivered.offset if isinstance(delivered, ReceivedMessage) else delivered.offsets[0]
+    place = f"{delivered.topic}/{delivered.partition}/{where}"
+    return NotLeased(f"message {place} is not in hand", hint="it was acked or nacked before, or given back")
+
+
+def _place_of(message: ReceivedMessage) -> Acked:
+    topic, partition, offset = message[:3]
+    return Acked(topic, partition, offset, offset + 1)
+
+
+def _places_of(delivered: Delivered, state: int) -> list[Acked]:
+    """A message, or the messages of a batch that are in this state."""
+    if isinstance(delivered, ReceivedMessage):
+        return [_place_of(delivered)]
+    return list(delivered.parcel.runs(state))
+
+
+def _milliseconds(seconds: float) -> int:
+    if not 0 <= seconds <= LONGEST_DELAY_S:
+        raise LocalProtocolError(f"a delay of {seconds!r} s", hint=f"0 to {LONGEST_DELAY_S} are possible")
+    return round(seconds * 1_000)

@@ -1,0 +1,185 @@
+"""In which order messages that wait here are handed out.
+
+Concurrent and broadcast groups: as they arrived. Ordered groups: a message waits until the one of its key before it is
+done with (`KeyLanes`), or, where whole batches are taken, until the batch of its partition before it is (`SpotLanes`).
+
+Rows may stop being READY behind a queue's back, when they are given back or delivered anew: queues skip them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from txmq.client.consuming.parcels import READY, Parcel
+from txmq.wire.headers import Acked
+
+Taken = tuple[Parcel, int]  # and an offset in it
+Spot = tuple[str, int]
+
+
+class Line(Protocol):
+    """A queue of single messages. Whoever takes one marks it STARTED."""
+
+    def put(self, parcel: Parcel) -> None:
+        """Its READY rows wait from now on."""
+
+    def take(self, most: int) -> list[Taken]:
+        """At most so many that may be handed out together, in the order in which they are to be processed."""
+
+    def settled(self, done: Acked, count: int) -> None:
+        """`count` messages of this range were taken and are done with."""
+
+
+class BatchLine(Protocol):
+    """A queue of parcels. Whoever takes one marks its READY rows STARTED."""
+
+    def put(self, parcel: Parcel) -> None:
+        """Its READY rows wait from now on."""
+
+    def take_parcel(self) -> Parcel | None:
+        """One whose READY rows may be handed out."""
+
+    def settled(self, done: Acked, count: int) -> None:
+        """`count` messages of this range were taken and are done with."""
+
+
+class Arrivals:
+    """As they arrived; both a Line and a BatchLine."""
+
+    def __init__(self) -> None:
+        self._parcels: deque[Parcel] = deque()
+        self._row = 0  # rows of the first parcel before this one are not READY
+
+    def put(self, parcel: Parcel) -> None:
+        self._parcels.append(parcel)
+
+    def take(self, most: int) -> list[Taken]:
+        taken: list[Taken] = []
+        while len(taken) < most and (parcel := self.take_parcel()) is not None:
+            row = parcel.states.find(READY, self._row)
+            while row >= 0 and len(taken) < most:
+                taken.append((parcel, parcel.start + row))
+                row = parcel.states.find(READY, row + 1)
+            self._row = len(parcel.states) if row < 0 else row
+        return taken
+
+    def take_parcel(self) -> Parcel | None:
+        parcels = self._parcels
+        while parcels:
+            if parcels[0].states.find(READY, self._row) >= 0:
+                return parcels[0]
+            parcels.popleft()
+            self._row = 0
+        return None
+
+    def settled(self, done: Acked, count: int) -> None:
+        """What is done with makes no difference to the others."""
+
+
+class _Lane:
+    """The messages of one key: those that wait, and how many of them are in the user's hands."""
+
+    __slots__ = ("busy", "key", "queued", "waiting")
+
+    def __init__(self, key: tuple[str, int] | None) -> None:
+        self.key = key
+        self.waiting: deque[Taken] = deque()
+        self.busy = 0
+        self.queued = False  # for its next message to be taken
+
+    def next(self) -> Taken | None:
+        """Takes its first message that is still READY."""
+        while self.waiting:
+            parcel, offset = self.waiting.popleft()
+            if parcel.state(offset) == READY:
+                return parcel, offset
+        return None
+
+
+class KeyLanes:
+    """Keys side by side, the messages of one key one after the other. Those without a key wait for nobody."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._free: deque[_Lane] = deque()
+        self._in_hand: dict[tuple[str, int, int], _Lane] = {}
+
+    def put(self, parcel: Parcel) -> None:
+        for row, key_hash in enumerate(parcel.hashes()):
+            if parcel.states[row] == READY:
+                lane = self._lane(None if key_hash is None else (parcel.topic, key_hash))
+                lane.waiting.append((parcel, parcel.start + row))
+                self._offer(lane)
+
+    def take(self, most: int) -> list[Taken]:
+        taken: list[Taken] = []
+        while self._free and len(taken) < most:
+            lane = self._free.popleft()
+            lane.queued = False
+            while len(taken) < most and (found := lane.next()) is not None:
+                parcel, offset = found
+                self._in_hand[parcel.topic, parcel.partition, offset] = lane
+                lane.busy += 1
+                taken.append(found)
+            self._forget_idle(lane)
+        return taken
+
+    def settled(self, done: Acked, count: int) -> None:
+        for offset in _offsets(done, count, self._in_hand):
+            lane = self._in_hand.pop((done.topic, done.partition, offset), None)
+            if lane is not None:
+                lane.busy -= 1
+                self._offer(lane)
+                self._forget_idle(lane)
+
+    def _lane(self, key: tuple[str, int] | None) -> _Lane:
+        lane = None if key is None else self._lanes.get(key)
+        if lane is None:
+            lane = _Lane(key)
+            if key is not None:
+                self._lanes[key] = lane
+        return lane
+
+    def _offer(self, lane: _Lane) -> None:
+        if not lane.busy and not lane.queued and lane.waiting:
+            lane.queued = True
+            self._free.append(lane)
+
+    def _forget_idle(self, lane: _Lane) -> None:
+        if lane.key is not None and not lane.busy and not lane.waiting:
+            self._lanes.pop(lane.key, None)
+
+
+class SpotLanes:
+    """Partitions side by side, the parcels of one partition one after the other."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Spot, deque[Parcel]] = {}
+        self._busy: Counter[Spot] = Counter()
+
+    def put(self, parcel: Parcel) -> None:
+        self._waiting.setdefault(parcel.spot, deque()).append(parcel)
+
+    def take_parcel(self) -> Parcel | None:
+        for spot, parcels in self._waiting.items():
+            while parcels and not parcels[0].ready:
+                parcels.popleft()
+            if parcels and self._busy[spot] <= 0:
+                parcel = parcels.popleft()
+                self._waiting[spot] = self._waiting.pop(spot)  # the others first, next time
+                self._busy[spot] += parcel.ready
+                return parcel
+        return None
+
+    def settled(self, done: Acked, count: int) -> None:
+        self._busy[done.topic, done.partition] -= count
+
+
+def _offsets(done: Acked, count: int, in_hand: dict[tuple[str, int, int], _Lane]) -> Iterable[int]:
+    """The offsets of the range that may be in hand; a wide range is not gone through one by one."""
+    if done.end - done.start <= max(count, 1) * 4:
+        return range(done.start, done.end)
+    spot = done[:2]
+    return [offset for *place, offset in in_hand if tuple(place) == spot and done.start <= offset < done.end]

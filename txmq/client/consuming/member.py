@@ -1,0 +1,288 @@
+"""A member of a consumer group, without I/O: requests out, answers in, time as an argument.
+
+    AWAY ──connected──► JOINING ──► SERVING ──close──► LEAVING ──► GONE
+      ▲                                │
+      └──────── lost, refused ─────────┘        what waited here is forgotten, what is in hand is claimed by the rejoin
+
+A driver holds the connection: it calls `connected`, sends what `requests` gives, hands answers to the requests' own
+callbacks, calls `lost` when the connection ends, and ends it where `wants_reconnect` says so. `wake_at` is when to ask
+for requests again. Everything is called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, auto
+from itertools import chain
+
+import structlog
+
+from txmq.client.consuming.acks import RANGES_AT_ONCE, join
+from txmq.client.consuming.holdings import Holdings
+from txmq.client.consuming.parcels import Parcel
+from txmq.client.consuming.replies import Beat, Joined
+from txmq.client.consuming.requests import Request, Seat, call, fetch, member_args
+from txmq.client.consuming.settings import Settings
+from txmq.client.consuming.settling import Settling, Stats
+from txmq.errors import (
+    BrokerFailed,
+    RequestRejected,
+    StaleGeneration,
+    TxmqError,
+    UnknownGroup,
+    UnknownMember,
+    UnknownTopic,
+)
+from txmq.wire.chunks import Chunk, unpack_chunks
+from txmq.wire.json import parse_as
+
+FETCH_WAIT_S = 20.0
+PAUSE_S = 0.2  # where the broker asks for one
+log = structlog.get_logger()
+
+
+class Phase(Enum):
+    """Where a member is in its life."""
+
+    AWAY = auto()
+    JOINING = auto()
+    SERVING = auto()
+    LEAVING = auto()
+    GONE = auto()
+
+
+class Member:
+    """See the module's docstring. `instance` tells this process from others with the same member name."""
+
+    def __init__(self, settings: Settings, instance: str, *, owner: object = None) -> None:
+        self.settings = settings
+        self.stats = Stats()
+        self.holdings = Holdings(ordered=settings.ordered, tags=settings.tags)
+        self.settling = Settling(self.holdings, self.stats, self._refused, ordered=settings.ordered)
+        self.phase = Phase.AWAY
+        self.seat: Seat | None = None
+        self.failure: TxmqError | None = None  # why it cannot go on
+        self.wants_reconnect = False
+        self._instance, self._owner = instance, owner
+        self._closing = self._leaving = self._said_goodbye = False
+        self._fetching = self._beating = False
+        self._paused_until = self._beat_at = 0.0
+        self._leases: dict[int, float] = {}  # since when, or extended when
+        self._asked_for_topics = False
+        self._queue: list[Request] = []  # to be sent before all else
+
+    def connected(self, now: float) -> None:
+        """There is a connection."""
+        self.phase, self.wants_reconnect = Phase.JOINING, False
+        self._beat_at = self._paused_until = now
+        self._queue = [self._first_request()]
+
+    def lost(self, now: float) -> None:
+        """The connection is gone, and with it what was under way."""
+        if self.phase is Phase.GONE:
+            return
+        self.phase = Phase.AWAY
+        self._fetching = self._beating = self._said_goodbye = False
+        self._queue.clear()
+        self.settling.lost(now)
+        self.holdings.drop_ready()
+
+    @property
+    def closing(self) -> bool:
+        """Whether it hands out nothing more."""
+        return self._closing
+
+    def close(self) -> None:
+        """Hands out nothing more, and gives back what waits here."""
+        self._closing = True
+        self.settling.give_back(self.holdings.drop_ready())
+
+    def leave(self) -> None:
+        """Goes, once the broker has confirmed everything. What is still in hand is delivered to others."""
+        self.close()
+        self._leaving = True
+
+    def requests(self, now: float) -> Iterator[Request]:
+        """What is to be sent now."""
+        queue, self._queue = self._queue, []
+        yield from queue
+        if self.phase is not Phase.SERVING or self.seat is None or self.wants_reconnect:
+            return
+        if now >= self._beat_at and not self._beating:
+            yield from self._beat(self.seat, now)
+        if now < self._paused_until:
+            return
+        yield from self.settling.requests(self.seat, now, at_once=self._closing)
+        if self._leaving:
+            yield from self._goodbye(self.seat)
+        elif self.may_fetch():
+            yield self._fetch(self.seat)
+
+    def wake_at(self) -> float | None:
+        """When to ask for requests without another reason; None = there is no such time."""
+        if self.phase is not Phase.SERVING or self.wants_reconnect:
+            return 0.0 if self._queue else None
+        due = self.settling.due_at()
+        if due is None and self.may_fetch():
+            due = 0.0
+        times = [] if due is None else [max(due, self._paused_until)]
+        return min(times if self._beating else [*times, self._beat_at], default=None)
+
+    def _first_request(self) -> Request:
+        """A rejoin; but a broadcast member without a name of its own may have been forgotten, name and all."""
+        seat = self.seat
+        if seat is None or self.settings.mode != "broadcast" or self.settings.member is not None:
+            return self._join()
+
+        def forgotten(error: RequestRejected, now: float) -> None:
+            del error, now
+            self.seat = None
+            self._queue.append(self._join())
+
+        return call(
+            "consumer.heartbeat", member_args(seat), lambda _payload, _now: self._queue.append(self._join()), forgotten
+        )
+
+    def _join(self) -> Request:
+        args = self.settings.join_args(self._instance) | {"member": self.settings.member, "held": None}
+        if self.seat is not None:
+            args |= {"member": self.seat.member, "held": self._held()}
+        return call("consumer.join", args, self._joined, self._join_refused)
+
+    def _held(self) -> list[tuple[str, int, int, int]] | None:
+        """What is in hand; None, which claims everything, where that is too much to name."""
+        held = join(chain(self.holdings.taken(), self.settling.acks.ranges()))
+        return list(map(tuple, held)) if len(held) <= RANGES_AT_ONCE else None  # type: ignore[arg-type]
+
+    def _joined(self, payload: bytes, now: float) -> None:
+        reply = parse_as(Joined, payload)
+        self.stats.rejoined += self.seat is not None
+        self.seat = Seat(
+            *(reply.group, reply.member, self._instance, reply.generation, reply.epoch),
+            *(frozenset(reply.assignment), reply.session_ms / 1_000, reply.lease_ms / 1_000),
+        )
+        self.phase = Phase.SERVING
+        self._beat_at = now + self._interval(self.seat)
+        log.info("consumer.joined", group=reply.group, member=reply.member, partitions=len(reply.assignment))
+
+    def _join_refused(self, error: RequestRejected, now: float) -> None:
+        if isinstance(error, UnknownTopic) and not self._asked_for_topics:
+            self._asked_for_topics = True  # the broker may make topics at first use
+            args = {"names": list(self.settings.topics), "create": True}
+            self._queue.append(
+                call(
+                    "topic.describe", args, lambda _payload, _now: self._queue.append(self._join()), self._join_refused
+                )
+            )
+            return
+        self._refused(error, now)
+        self.wants_reconnect = True
+
+    def _refused(self, error: RequestRejected, now: float) -> None:
+        """A refusal that concerns the member as a whole."""
+        if isinstance(error, StaleGeneration):
+            self._beat_at = now
+        elif isinstance(error, UnknownMember | UnknownGroup) and not error.detail.get("replaced"):
+            log.warning("consumer.forgotten", group=self.settings.group, error=error.message)
+            self.wants_reconnect = True
+        elif error.retriable or isinstance(error, BrokerFailed):
+            log.warning("consumer.paused", group=self.settings.group, error=error.message)
+            self._paused_until = now + PAUSE_S
+        else:
+            self.failure = error
+
+    @staticmethod
+    def _interval(seat: Seat) -> float:
+        return min(seat.session_s, seat.lease_s) / 3
+
+    def _beat(self, seat: Seat, now: float) -> Iterator[Request]:
+        self._beating = True
+        self._beat_at = now + self._interval(seat)
+        yield call("consumer.heartbeat", member_args(seat), self._beaten, self._beat_refused)
+        alive = self.holdings.leases(now - self.settings.stuck_s)
+        self._leases = {lease: since for lease, since in self._leases.items() if lease in alive}
+        old = [lease for lease, since in self._leases.items() if now - since > seat.lease_s / 2]
+        if old:
+            self._leases |= dict.fromkeys(old, now)
+            args = member_args(seat) | {"leases": old[:RANGES_AT_ONCE]}
+            yield call("consumer.extend", args, lambda _payload, _now: None, self._refused)
+
+    def _beat_refused(self, error: RequestRejected, now: float) -> None:
+        self._beating = False
+        self._refused(error, now)
+
+    def _beaten(self, payload: bytes, now: float) -> None:
+        self._beating = False
+        reply, seat = parse_as(Beat, payload), self.seat
+        if seat is None:
+            return
+        epoch = seat.epoch if reply.epoch is None else reply.epoch
+        before = seat
+        self.seat = seat = seat._replace(
+            generation=reply.generation, epoch=epoch, assignment=frozenset(reply.assignment)
+        )
+        if seat.epoch != before.epoch:  # what waits here counts by the old one
+            self.settling.give_back(self.holdings.drop_ready())
+        elif seat.generation != before.generation:
+            log.info(
+                "consumer.rebalanced", group=seat.group, generation=seat.generation, partitions=len(seat.assignment)
+            )
+            self.settling.give_back(self.holdings.drop_ready(self._not_mine))
+
+    def _not_mine(self, parcel: Parcel) -> bool:
+        """Whether another member should have it: a single retry may stay, unless it has to keep its order."""
+        assert self.seat is not None, "only members have heartbeats"
+        return parcel.spot not in self.seat.assignment and (self.settings.ordered or not parcel.moved)
+
+    def may_fetch(self) -> bool:
+        """Whether half of what may wait here could be filled, and nobody is about to."""
+        if self._fetching or self._closing:
+            return False
+        holdings, settings = self.holdings, self.settings
+        few = holdings.ready <= settings.prefetch_messages // 2
+        return few and holdings.ready_bytes <= settings.prefetch_bytes // 2
+
+    def _fetch(self, seat: Seat) -> Request:
+        self._fetching = True
+        messages = self.settings.prefetch_messages - self.holdings.ready
+        size = self.settings.prefetch_bytes - self.holdings.ready_bytes
+        return fetch(seat, FETCH_WAIT_S, messages, size, self._fetched, self._fetch_refused)
+
+    def _fetched(self, payload: bytes, now: float) -> None:
+        self._fetching = False
+        for chunk in unpack_chunks(payload).chunks:
+            self._take_in(chunk, now)
+        if self._closing:
+            self.settling.give_back(self.holdings.drop_ready())
+
+    def _take_in(self, chunk: Chunk, now: float) -> None:
+        assert self.seat is not None, "only members fetch"
+        self._leases.setdefault(chunk.lease_id, now)
+        parcel = Parcel(chunk, owner=self._owner, epoch=self.seat.epoch, now=now)
+        for unwanted in self.holdings.add(parcel):
+            self.settling.acks.add(unwanted, now)
+            self.stats.filtered += unwanted.end - unwanted.start
+
+    def _fetch_refused(self, error: RequestRejected, now: float) -> None:
+        self._fetching = False
+        self._refused(error, now)
+
+    def _goodbye(self, seat: Seat) -> Iterator[Request]:
+        """Once all is confirmed, the end. Before it, if a fetch is under way, a rejoin gives back what that brings."""
+        if not self.settling.idle or self._said_goodbye:
+            return
+        self._said_goodbye = True
+        if self._fetching:
+            yield self._join()._replace(reply=self._parted, refused=lambda _error, now: self._parted(b"", now))
+            return
+        args = {"group": seat.group, "member": seat.member, "instance": self._instance}
+        yield call("consumer.leave", args, self._left, lambda _error, now: self._left(b"", now))
+
+    def _parted(self, payload: bytes, now: float) -> None:
+        del payload, now
+        self._fetching = self._said_goodbye = False
+
+    def _left(self, payload: bytes, now: float) -> None:
+        del payload, now
+        self.phase = Phase.GONE
+        log.info("consumer.left", group=self.settings.group)

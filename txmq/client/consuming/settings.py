@@ -1,0 +1,130 @@
+"""What a consumer is made with, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypedDict, Unpack
+
+from txmq.errors import LocalProtocolError
+from txmq.message import check_name, micros
+from txmq.retry import RetryPolicy
+
+Mode = Literal["concurrent", "ordered", "broadcast"]
+OnExhausted = Literal["park", "block", "skip"]
+Strategy = Literal["average", "circular", "consistent", "sticky"]
+Start = Literal["first", "last"]
+MODES, POLICIES = ("concurrent", "ordered", "broadcast"), ("park", "block", "skip")
+STRATEGIES, STARTS = ("average", "circular", "consistent", "sticky"), ("first", "last")
+MIB = 1 << 20
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `client.consumer`; what is left out is as the group has it, or by default.
+
+    `mode`: "concurrent", "ordered" (one key strictly in order) or "broadcast" (every member gets everything; where it
+    is, is remembered by the name of the `member`). `tags`: only messages with one of them. `start`: where a topic new
+    to the group begins. `on_exhausted`: what becomes of a message that failed for good, in an ordered group of its key:
+    "park", "block" or "skip". `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s;
+    `session_s`: how long a member may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most.
+    `stuck_s`: a message in hand for longer, without another one making progress, is left to others when its lease ends.
+    """
+
+    mode: Mode
+    tags: Collection[str] | None
+    start: Start | datetime | int | None
+    on_exhausted: OnExhausted | None
+    retry: RetryPolicy | None
+    member: str | None
+    strategy: Strategy | None
+    lease_s: float | None
+    session_s: float | None
+    prefetch_messages: int
+    prefetch_bytes: int
+    stuck_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The checked settings of one consumer; `Options` tells what they mean. A `start` that is a time is in µs."""
+
+    group: str
+    topics: tuple[str, ...]
+    mode: Mode = "concurrent"
+    tags: frozenset[str] | None = None
+    start: Start | int | None = None
+    on_exhausted: OnExhausted | None = None
+    retry: RetryPolicy | None = None
+    member: str | None = None
+    strategy: Strategy | None = None
+    lease_s: float | None = None
+    session_s: float | None = None
+    prefetch_messages: int = 4_096
+    prefetch_bytes: int = 16 * MIB
+    stuck_s: float = 900.0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether messages of one key come strictly one after the other."""
+        return self.mode == "ordered"
+
+    def join_args(self, instance: str) -> dict[str, Any]:
+        """The arguments of `consumer.join`, without those that only a rejoin has."""
+        return {
+            "group": self.group,
+            "instance": instance,
+            "mode": self.mode,
+            "topics": list(self.topics),
+            "start": self.start,
+            "on_exhausted": self.on_exhausted,
+            "retry": None if self.retry is None else self.retry.to_json(),
+            "lease_ms": _milliseconds(self.lease_s),
+            "session_ms": _milliseconds(self.session_s),
+            "strategy": self.strategy,
+        }
+
+
+def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Settings:
+    """The settings that these arguments make. Raises LocalProtocolError for what cannot be meant."""
+    check_name(group, "consumer group")
+    if isinstance(topics, str) or not topics:
+        raise LocalProtocolError(f"{topics!r} are no topics", hint='a sequence of names: topics=["orders"]')
+    names = tuple(dict.fromkeys(check_name(topic, "topic") for topic in topics))
+    if options.get("member") is not None:
+        check_name(str(options["member"]), "member")
+    _one_of("mode", options.get("mode", "concurrent"), MODES)
+    _one_of("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
+    _one_of("strategy", options.get("strategy"), (None, *STRATEGIES))
+    for name in ("prefetch_messages", "prefetch_bytes", "stuck_s", "lease_s", "session_s"):
+        value: Any = options.get(name)
+        if value is not None and not value > 0:
+            raise LocalProtocolError(f"{name} is {value!r}", hint="more than 0 is needed")
+    fields: dict[str, Any] = dict(options)
+    fields["tags"] = _tags(fields.get("tags"))
+    fields["start"] = _start(fields.get("start"))
+    return Settings(group, names, **fields)
+
+
+def _one_of(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        raise LocalProtocolError(f"{name} is {value!r}", hint=f"one of {', '.join(map(repr, known))}")
+
+
+def _tags(tags: Collection[str] | None) -> frozenset[str] | None:
+    if tags is None:
+        return None
+    if isinstance(tags, str) or not tags or not all(isinstance(tag, str) and tag for tag in tags):
+        raise LocalProtocolError(f"{tags!r} are no tags", hint='a collection of texts: tags={"paid", "shipped"}')
+    return frozenset(tags)
+
+
+def _start(start: Start | datetime | int | None) -> Start | int | None:
+    if start is None or isinstance(start, int | datetime):
+        return None if start is None else micros(start)
+    _one_of("start", start, STARTS)
+    return start
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1_000)

@@ -1,0 +1,120 @@
+"""What a consumer with an inbox does now and then: keep the inbox small, and see that it is not behind the broker.
+
+The database is the authority for what was applied. A database restored to the past lacks effects that the broker knows
+as acked: then the position of the group goes back to where the inbox ends, and the messages are delivered again. Gaps
+below that are no sign of it: dead letters, skipped and parked messages leave some. Nor can a consumer that chooses by
+tags tell, since what it does not want is acked without a trace in the inbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from txmq.errors import TxmqError
+from txmq.tx.postgres.folding import fold
+from txmq.tx.postgres.inbox import Position, applied
+from txmq.tx.postgres.translate import translated
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+
+    from txmq.client.consumer import Consumer
+
+EVERY_S = 5.0
+LETTERS_AT_ONCE = 1_000
+log = structlog.get_logger()
+
+
+def open_connection(connect: Callable[[], Connection]) -> Connection:
+    """A connection made by the user's function, for our own use. Raises DatabaseUnavailable, DatabaseError."""
+    with translated("connecting to PostgreSQL"):
+        connection = connect()
+        connection.autocommit = True
+    return connection
+
+
+class Keeper:
+    """A thread with a connection of its own, as long as handlers run."""
+
+    def __init__(self, consumer: Consumer, connect: Callable[[], Connection]) -> None:
+        self._consumer, self._connect = consumer, connect
+        self._stopped = Event()
+        self._thread = Thread(target=self._run, name=f"txmq-{consumer.settings.group}-inbox", daemon=True)
+        self._connection: Connection | None = None
+        self._checked: frozenset[tuple[str, int]] = frozenset()
+        self._folded_at = 0  # how many acks ago
+
+    def start(self) -> None:
+        """Begins with a look at the positions."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Folds a last time and ends."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._tend()
+                self._stopped.wait(EVERY_S)
+            self._tend()
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _tend(self) -> None:
+        """One round; what goes wrong is for the next one."""
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = open_connection(self._connect)
+                self._checked = frozenset()  # it may be another database by now
+            self._check(self._connection)
+            acked = self._consumer.stats.acked
+            if acked != self._folded_at:
+                fold(self._connection, self._consumer.group)
+                self._folded_at = acked
+        except TxmqError as error:
+            log.warning("inbox.not_tended", group=self._consumer.group, error=str(error))
+
+    def _check(self, connection: Connection) -> None:
+        consumer = self._consumer
+        assigned = consumer.assignment
+        fresh = assigned - self._checked
+        if fresh and consumer.settings.tags is None:
+            shown = consumer.core.call("group.show", {"group": consumer.group}, repeat=True)
+            for place in shown["positions"]:
+                if (place["topic"], place["partition"]) in fresh:
+                    self._check_one(connection, place, shown)
+        self._checked = assigned
+
+    def _check_one(self, connection: Connection, place: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+        topic, partition, floor = place["topic"], place["partition"], place["floor"]
+        ranges = applied(connection, Position(shown["group"], topic, partition, shown["epoch"])).ranges
+        if not ranges:
+            return  # nothing was applied here yet: the group may have begun elsewhere, or without an inbox
+        top = ranges[-1][1]
+        elsewhere = place["retrying"] + sum(
+            fence["parked"]
+            for fence in shown["fence_list"]
+            if (fence["topic"], fence["partition"]) == (topic, partition)
+        )
+        if top + elsewhere >= floor:
+            return
+        dead = sum(1 for letter in self._letters(topic, partition) if top <= letter["offset"] < floor)
+        if top + elsewhere + dead < floor:
+            log.error("inbox.behind", group=shown["group"], topic=topic, partition=partition, inbox=top, broker=floor)
+            args = {"group": shown["group"], "topic": topic, "to": {str(partition): top}}
+            self._consumer.core.call("group.reset", args, repeat=True)
+
+    def _letters(self, topic: str, partition: int) -> Iterator[Mapping[str, Any]]:
+        after = 0
+        while after is not None:
+            args = {"group": self._consumer.group, "after": after, "limit": LETTERS_AT_ONCE}
+            page = self._consumer.core.call("dlq.list", args, repeat=True)
+            yield from (one for one in page["letters"] if (one["topic"], one["partition"]) == (topic, partition))
+            after = page["next"]
