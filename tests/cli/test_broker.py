@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.peer import peer
 from tests.cli.processes import Running, running
 from tests.cli.support import reply, run
 from txmq.testing.wait import wait_until
@@ -119,6 +120,76 @@ def test_where_nothing_is_there_lists_are_empty_and_names_are_unknown(broker: st
     ):
         ran = run(*arguments, "--json", "--broker", broker)
         assert (ran.exit_code, json.loads(ran.stderr)["error"]) == (1, error), arguments
+
+
+def test_an_operator_decides_what_nobody_else_can(broker: str) -> None:
+    reply("topic", "create", "halves", "--partitions", "1", broker=broker)
+    with peer(broker) as shop:
+        lost, seen = (shop.half("halves", body, ("checker", "shop")) for body in (b"lost", b"seen"))
+    listed = reply("tx", "list", broker=broker)["transactions"]
+    assert [(row["token"], row["state"], row["messages"]) for row in listed] == [
+        (lost, "UNDECIDED", 1),
+        (seen, "UNDECIDED", 1),
+    ]
+    assert seen in run("tx", "list", "--broker", broker).stdout
+    assert reply("tx", "check", seen, broker=broker)["due"] == 1
+    why = ("--reason", "seen in the books", "--operator", "ada")
+    assert reply("tx", "rollback", lost, *why, broker=broker) == {"state": "ROLLED_BACK", "repeated": False}
+    assert reply("tx", "commit", seen, *why, broker=broker) == {"state": "PUBLISHED", "repeated": False}
+    assert reply("tx", "commit", seen, *why, broker=broker)["repeated"] is True
+    shown = reply("tx", "show", seen, broker=broker)
+    assert (shown["state"], shown["by"], shown["reason"]) == ("PUBLISHED", "operator ada", "seen in the books")
+    assert shown["batches"][0]["topic"] == "halves"
+    assert reply("tail", "halves", "--no-follow", broker=broker)["body"] == "seen"
+    flipped = run("tx", "rollback", seen, *why, "--json", "--broker", broker)
+    assert (flipped.exit_code, json.loads(flipped.stderr)["error"]) == (1, "Conflict")
+    assert [row["token"] for row in reply("tx", "list", "--state", "conflicts", broker=broker)["transactions"]] == [
+        seen
+    ]
+    assert reply("tx", "list", broker=broker) == {"transactions": []}
+
+
+def test_a_group_is_seen_paused_and_sent_back(broker: str) -> None:
+    for number in range(3):
+        reply("send", "bills", str(number), "--partition", "0", broker=broker)
+    with peer(broker) as billing:
+        billing.dead_letters("billing", "bills", 3)
+    [group] = [row for row in reply("group", "list", broker=broker)["groups"] if row["group"] == "billing"]
+    assert (group["topics"], group["letters"]) == (["bills"], 3)
+    assert "billing" in run("group", "list", "--broker", broker).stdout
+    reply("group", "pause", "billing", broker=broker)
+    assert reply("group", "show", "billing", broker=broker)["state"] == "paused"
+    assert "paused" in run("group", "show", "billing", "--broker", broker).stdout
+    reply("group", "resume", "billing", broker=broker)
+    reset = ("group", "reset", "billing", "bills", "--to", "0=1", "--reason", "again")
+    before = {"positions": [{"partition": 0, "before": 3, "after": 1}]}
+    assert reply(*reset, "--dry-run", broker=broker) == before
+    assert reply(*reset, broker=broker) == before
+    assert reply(*reset, "--dry-run", broker=broker)["positions"][0]["before"] == 1
+    assert reply("dlq", "stats", "billing", broker=broker)["letters"] == 1
+
+
+def test_letters_are_seen_replayed_and_abandoned(broker: str) -> None:
+    for number in range(5):
+        reply("send", "parcels", f"parcel {number}", "--partition", "7", "--key", "k", broker=broker)
+    with peer(broker) as shipping:
+        places = ["/".join(map(str, place)) for place in shipping.dead_letters("shipping", "parcels", 5)]
+    listed = reply("dlq", "list", "shipping", "--limit", "2", "--bodies", broker=broker)
+    assert len(listed["letters"]) == 2
+    rest = reply("dlq", "list", "shipping", "--after", str(listed["next"]), broker=broker)
+    assert len(rest["letters"]) == 3
+    shown = reply("dlq", "show", "shipping", places[0], broker=broker)
+    assert (shown["body"], shown["error_type"], shown["error_text"]) == ("parcel 0", "ValueError", "no such order")
+    assert "no such order" in run("dlq", "list", "shipping", "--broker", broker).stdout
+    assert reply("dlq", "stats", "shipping", broker=broker)["by_fingerprint"] == {"f-1": 5}
+    assert reply("dlq", "replay", "shipping", places[0], broker=broker)["refused"] == []
+    gone = run("dlq", "replay", "shipping", places[0], "--broker", broker)
+    assert gone.exit_code == 1
+    assert "not dead" in gone.stdout
+    reply("dlq", "abandon", "shipping", places[1], "--reason", "obsolete", broker=broker)
+    assert reply("dlq", "show", "shipping", places[1], broker=broker)["state"] == "abandoned"
+    assert len(reply("dlq", "replay", "shipping", "--all", broker=broker)["done"]) == 3
+    assert reply("dlq", "stats", "shipping", broker=broker)["letters"] == 0
 
 
 def test_without_a_broker_the_error_says_how_to_start_one() -> None:

@@ -103,6 +103,7 @@ def test_an_error_is_told_on_standard_error_with_status_1(client: ScriptedClient
         "send orders body --header novalue",
         "send orders body --header =value",
         "send orders body --deliver-at tomorrow",
+        "send orders body --deliver-at 1900-01-01",
         "send orders --file /does/not/exist",
         "tail orders --from -1",
         "tail orders --from ever",

@@ -81,7 +81,7 @@ def test_twisted_s_events_and_failures_are_passed_on() -> None:
     from twisted.logger import LogLevel
     from twisted.python.failure import Failure
 
-    failure = Failure(ValueError("broken"))  # type: ignore[no-untyped-call]  # Twisted's own
+    failure = Failure(ValueError("broken"))
     with capture_logs() as logs:
         observe({"log_format": "{count} left", "count": 3, "log_level": LogLevel.warn, "log_namespace": "a.b"})
         observe({"log_format": "oh", "log_level": LogLevel.critical, "log_failure": failure})

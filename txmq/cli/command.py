@@ -16,6 +16,7 @@ from txmq.cli.output import Output
 from txmq.message import Receipt
 
 P = ParamSpec("P")
+SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
 
 
 class Client(Protocol):
@@ -98,9 +99,6 @@ def _session(out: Output, url: str) -> Iterator[Session]:
             yield Session(out, client, url)
         finally:
             client.close()
-
-
-SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
 
 
 def _register(

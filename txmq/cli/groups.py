@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from txmq.cli.command import Session, remote
-from txmq.cli.options import Group, Operator, Topic, Yes, is_number, time_of
+from txmq.cli.options import Group, Operator, Reason, Topic, Yes, is_number, time_of
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
 COLUMNS = ("group", "mode", "state", "members", "topics", "lag", "leased", "retrying", "fences", "letters")
@@ -41,7 +41,6 @@ To = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")]
 Reprocess = Annotated[bool, typer.Option("--reprocess", help="Let the inbox take again what it has seen.")]
-Why = Annotated[str, typer.Option(help="Why; kept in the broker's log.")]
 
 
 @remote(app, "list")
@@ -78,7 +77,7 @@ def reset(  # noqa: PLR0913  # its options
     reprocess: Reprocess = False,
     dry_run: DryRun = False,
     operator: Operator,
-    reason: Why = "",
+    reason: Reason = "",
     yes: Yes = False,
 ) -> None:
     """Let a group go on from other offsets of a topic. What had failed at or above them is back in its place."""

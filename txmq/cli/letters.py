@@ -60,7 +60,7 @@ def replay(
     *,
     everything: All = False,
     operator: Operator,
-    reason: Annotated[str, typer.Option(help="Why; kept in the broker's log.")] = "",
+    reason: Reason = "",
     yes: Yes = False,
 ) -> None:
     """Deliver letters again, each in the order of its key."""

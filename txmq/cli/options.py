@@ -10,6 +10,7 @@ from uuid import UUID
 
 import typer
 
+from txmq.errors import LocalProtocolError
 from txmq.message import is_name, micros
 
 DEFAULT_BROKER = "txmq://127.0.0.1:7650"
@@ -29,9 +30,6 @@ class Place(NamedTuple):
     topic: str
     partition: int
     offset: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}/{self.partition}/{self.offset}"
 
 
 def place_of(text: str) -> Place:
@@ -66,8 +64,8 @@ def time_of(text: str) -> int:
     """Microseconds of a time like 2026-07-01T12:00:00Z; without a zone it is the local time."""
     try:
         return micros(datetime.fromisoformat(text).astimezone())
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is no time: 2026-07-01T12:00:00Z would be one") from None
+    except (ValueError, OverflowError, LocalProtocolError):
+        raise typer.BadParameter(f"{text!r} is no time of a message: 2026-07-01T12:00:00Z would be one") from None
 
 
 class Pair(NamedTuple):

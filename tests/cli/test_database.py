@@ -1,0 +1,128 @@
+"""The commands that deal with a database: its tables, a resolver, and the broker with a server of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psycopg2
+import pytest
+
+from tests.cli.peer import peer
+from tests.cli.processes import running
+from tests.cli.support import reply, run
+from txmq.client.tokens import new_token
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.tokens import insert_token
+
+
+def test_the_tables_are_made_and_looked_over(empty_database: str) -> None:
+    missing = run("schema", "check", empty_database, "--json")
+    assert (missing.exit_code, json.loads(missing.stderr)["error"]) == (1, "SchemaMissing")
+    for _ in range(2):
+        assert run("schema", "install", empty_database).stdout.split() == ["version", "1"]
+    assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {"version": 1, "remarks": []}
+
+
+def test_the_database_may_come_from_the_environment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXMQ_DSN", database)
+    assert run("schema", "check").exit_code == 0
+
+
+def test_remarks_about_the_tables_are_shown_with_status_1(database: str) -> None:
+    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("ALTER DATABASE " + connection.info.dbname + " SET synchronous_commit = off")
+    result = run("schema", "check", database)
+    assert result.exit_code == 1
+    assert "synchronous_commit is off" in result.stdout
+
+
+def test_a_database_that_is_away_is_an_error_without_its_password() -> None:
+    result = run("schema", "install", "host=127.0.0.1 port=1 password=hunter2")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert "hunter2" not in result.stderr
+
+
+def state_of(token: str, broker: str) -> Any:
+    return reply("tx", "show", token, broker=broker)["state"]
+
+
+def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(database: str, tmp_path: Path) -> None:
+    broker_file, resolver_file = tmp_path / "broker.toml", tmp_path / "resolver.toml"
+    section = "[[resolver]]\nname = 'shop'\ndsn = {}\n"
+    broker_file.write_text(section.format(json.dumps("host=127.0.0.1 port=1 connect_timeout=1")))
+    resolver_file.write_text(section.format(json.dumps(database)) + "[checks]\nfirst_s = 0.1\n")
+    data = ("--data", str(tmp_path / "data"), "--config", str(broker_file), "--listen", "127.0.0.1:0")
+    with running(tmp_path / "1", "broker", *data) as broker:
+        url = broker.first_line().removeprefix("ready ")
+        reply("topic", "create", "orders", "--partitions", "1", broker=url)
+        with peer(url) as shop, closing(psycopg2.connect(database)) as connection:
+            identity = tuple(read_server(connection).identity)
+            connection.rollback()
+            committed = new_token()
+            xid = insert_token(connection, committed, [shop.log_id]).xid
+            proved = shop.half("orders", b"paid", ("postgres", *identity, xid), committed)
+            connection.commit()
+            absent = shop.half("orders", b"not paid", ("postgres", *identity, None))
+        arguments = ("resolver", "--config", str(resolver_file), "--every", "0.05", "--broker", url)
+        with running(tmp_path / "2", *arguments) as resolver:
+            assert resolver.first_line() == "ready shop"
+            wait_until(lambda: state_of(proved, url) == "PUBLISHED", what="the commit is found")
+            wait_until(lambda: state_of(absent, url) == "ROLLED_BACK", what="the rollback is found")
+            assert resolver.end() == 0
+        decided = {
+            event["token"]: event["answer"] for event in resolver.events() if event["event"] == "resolver.decided"
+        }
+        assert decided == {proved: "COMMIT", absent: "ROLLBACK"}
+        assert reply("tail", "orders", "--no-follow", broker=url)["body"] == "paid"
+        assert broker.end() == 0
+
+
+def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path: Path) -> None:
+    with running(tmp_path, "dev", "--json", "--listen", "127.0.0.1:0") as dev:
+        addresses = json.loads(dev.first_line())
+        url, dsn = addresses["broker"], addresses["postgres"]
+        reply("topic", "create", "orders", "--partitions", "1", broker=url)
+        assert run("schema", "check", dsn).exit_code == 0
+        with peer(url) as shop, closing(psycopg2.connect(dsn)) as connection:
+            identity = tuple(read_server(connection).identity)
+            connection.rollback()
+            token = new_token()
+            insert_token(connection, token, [shop.log_id])
+            half = shop.half("orders", b"paid", ("postgres", *identity, None), token)
+            connection.commit()
+        assert reply("tx", "check", half, broker=url)["due"] == 1
+        wait_until(lambda: state_of(half, url) == "PUBLISHED", what="the broker's resolver has asked the database")
+        assert dev.end() == 0
+    with pytest.raises(psycopg2.OperationalError):
+        psycopg2.connect(dsn)
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory that a server can work in that runs as another user, to whom pytest's own are closed."""
+    with TemporaryDirectory(prefix="txmq-test-dev-") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def test_a_developer_s_data_is_kept_where_it_is_told(tmp_path: Path, reachable: Path) -> None:
+    data = reachable / "data"
+    for number in range(2):
+        with running(tmp_path / str(number), "dev", "--json", "--data", str(data), "--listen", "127.0.0.1:0") as dev:
+            addresses = json.loads(dev.first_line())
+            topics = reply("topic", "list", broker=addresses["broker"])["topics"]
+            assert [topic["name"] for topic in topics] == ["orders"][:number]
+            with closing(psycopg2.connect(addresses["postgres"])) as connection, connection.cursor() as cursor:
+                cursor.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
+                cursor.execute("INSERT INTO kept VALUES (1)")
+                cursor.execute("SELECT count(*) FROM kept")
+                assert cursor.fetchone() == (number + 1,)
+                connection.commit()
+            run("topic", "create", "orders", "--broker", addresses["broker"])
+            assert dev.end() == 0
