@@ -9,7 +9,7 @@ from tests.simulation.database import Fenced
 from tests.simulation.history import Broken
 from tests.simulation.network import Lost, Peer
 from txmq.batch import BatchView, encode
-from txmq.errors import Conflict, RequestRejected, UnknownMember
+from txmq.errors import Conflict, RequestRejected
 from txmq.keys import partition_of
 from txmq.message import Decision, Message
 from txmq.tx.group import GroupState
@@ -204,8 +204,8 @@ class Consumer(Actor):
                 await self.peer.pause(0.05)
 
     async def _member(self) -> None:
-        retry = {"delays": [50_000, 100_000], "attempts": 2}
-        options = {"session_ms": 1_000, "lease_ms": 2_000, "retry": retry, "mode": self.mode, "topics": [TOPIC]}
+        retry = {"delays": [20_000, 40_000], "attempts": 2}
+        options = {"session_ms": 1_000, "lease_ms": 1_000, "retry": retry, "mode": self.mode, "topics": [TOPIC]}
         joined = await self.peer.call(
             "consumer.join", group=self.group, member=self.name, instance=self.new_id().hex(), **options
         )
@@ -218,13 +218,12 @@ class Consumer(Actor):
                     self.world.history.counts["consumers killed"] += 1
                     raise Lost
                 await self._process(generation, chunk)
-            try:
-                beat = await self.peer.call(
-                    "consumer.heartbeat", group=self.group, member=self.name, generation=generation
-                )
-            except UnknownMember:
-                return
-            generation = beat["generation"]
+            if self.rng.random() < 0.4:
+                generation = await self._heartbeat(generation)
+
+    async def _heartbeat(self, generation: int) -> int:
+        beat = await self.peer.call("consumer.heartbeat", group=self.group, member=self.name, generation=generation)
+        return int(beat["generation"])
 
     async def _process(self, generation: int, chunk: Chunk) -> None:
         view = BatchView(chunk.batch)
@@ -293,7 +292,7 @@ class Operator(Actor):
             try:
                 await self.peer.connect()
                 while not self.world.over:
-                    await self.peer.pause(0.3)
+                    await self.peer.pause(0.12)
                     for group in ("c", "o"):
                         await self._replay(group)
             except (Lost, RequestRejected):

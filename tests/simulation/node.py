@@ -41,7 +41,7 @@ EPOCH_US = 1_700_000_000_000_000
 SETTINGS = load(None, {"data": Path(DATA)}).model_copy(
     update={
         "checks": load(None, {"data": DATA}).checks.model_copy(
-            update={"first_s": 0.3, "then_s": 0.3, "longest_s": 1.0}
+            update={"first_s": 0.15, "then_s": 0.15, "longest_s": 1.0}
         ),
         "consumers": load(None, {"data": DATA}).consumers.model_copy(update={"lost_connection_grace_s": 0.1}),
     }

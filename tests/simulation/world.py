@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.planted import Bug
 
-TROUBLE_S = 1.0  # after that nothing breaks any more,
+TROUBLE_S = 0.7  # after that nothing breaks any more,
 LIVELINESS_S = 60.0  # and then everything must come to its end
 STEPS = 200_000
 
@@ -68,11 +68,11 @@ class World:
                 Opcode.CALL, encode_call("topic.create", {"name": actors.TOPIC, "partitions": actors.PARTITIONS})
             )
             for number in range(2):
-                self._do(actors.Producer(self, f"p{number}").run(5))
+                self._do(actors.Producer(self, f"p{number}").run(4))
                 self._do(actors.Service(self, f"s{number}").run(4))
             self._do(actors.Local(self, "l").run(3))
+            self._always(actors.Consumer(self, "m0").run())
             for name in ("m0", "m1"):
-                self._always(actors.Consumer(self, name).run())
                 self._always(actors.Ordered(self, name).run())
             self._always(starter.run())
 
@@ -146,7 +146,7 @@ class World:
     def _calm(self) -> None:
         self.trouble = 0.0
         self.disk.crash_at = 0
-        self.clock.callLater(0.1, self._look)
+        self.clock.callLater(0.05, self._look)
 
     def _look(self) -> None:
         """End it once everything is done, decided, delivered and replayed."""
@@ -156,7 +156,7 @@ class World:
         elif self.clock.seconds() > TROUBLE_S + LIVELINESS_S:
             raise Broken(f"after {LIVELINESS_S} s of calm: {self._what_is_left()}")
         else:
-            self.clock.callLater(0.1, self._look)
+            self.clock.callLater(0.05, self._look)
 
     def _drained(self) -> bool:
         return not any(self._what_is_left().values())
