@@ -70,6 +70,7 @@ class Producer(Actor):
             key = self.rng.choice(PLAIN_KEYS + ROW_KEYS)
             bodies = [f"{key}|0|{self.name}-{sequence + row}" for row in range(self.rng.randint(1, 3))]
             history.attempted.update(bodies)
+            history.started.update(dict.fromkeys(bodies, self.world.clock.seconds()))
             data = self.batch(producer, sequence, *((key, body) for body in bodies))
             reply = await self.insist(Opcode.SEND, h.send_header(TOPIC, place_of(key), 0) + data)
             receipt = h.unpack_send_receipt(reply)
@@ -98,6 +99,7 @@ class Service(Actor):
         outcome = "roll back"
         with suppress(Lost, Fenced):
             if await self._store(part):
+                history.stored[token] = self.world.clock.seconds()
                 database.insert_token(token)
                 outcome = rng.choices(("commit", "roll back", "die before", "die after"), (70, 10, 10, 10))[0]
         if outcome == "die before":

@@ -27,6 +27,8 @@ class History:
     processed: dict[str, list[int]] = field(
         default_factory=dict
     )  # ordered group: key → versions as they first succeeded
+    stored: dict[bytes, float] = field(default_factory=dict)  # token → when its group was known to be stored
+    started: dict[str, float] = field(default_factory=dict)  # body of a plain send → when it was first sent
     handled: Counter[str] = field(default_factory=Counter)  # body, in the ordered group with o: before it → successes
     counts: Counter[str] = field(default_factory=Counter)
 

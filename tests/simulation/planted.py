@@ -65,10 +65,21 @@ def _save_without_topics(state: Any) -> None:
     _save(state)
 
 
-def _write_early(self: Any) -> None:
-    """A snapshot of what is in memory, not of what is durable."""
-    if self.log.end > self.log.durable:
-        node.write_snapshot(self.disk, node.DATA, self.log.log_id, self.log.end, node.dumped(self.engine.state))
+def _snapshot_at_once(engine: Engine) -> None:
+    """Of what is in memory, not of what is durable."""
+    record = engine._record
+
+    def and_snapshot(*args: Any) -> None:
+        record(*args)
+        node.write_snapshot(
+            engine.store._fs,
+            node.DATA,
+            engine.store.log_id,
+            engine.store.end,
+            node.dumped(engine.state),
+        )
+
+    engine._record = and_snapshot  # type: ignore[method-assign]
 
 
 _publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
@@ -88,5 +99,5 @@ BUGS = (
         "no answer is taken for a rollback", around=lambda: patch.object(checks.CheckBacks, "answered", _unknown_is_no)
     ),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
-    Bug("a snapshot leads the log", around=lambda: patch.object(node.Node, "_upkeep", _write_early)),
+    Bug("a snapshot leads the log", _snapshot_at_once),
 )

@@ -44,6 +44,7 @@ def check_everything(world: World) -> None:
     _nothing_lost_or_doubled(world, bodies)
     _transactions(world, bodies)
     _order(bodies)
+    _tickets(world, bodies)
     _consumers(world, bodies)
     _recovery_is_a_fold(world)
 
@@ -100,6 +101,21 @@ def _order(bodies: list[list[str]]) -> None:
                     f"{body} stands after {sequences.get((producer, key))}",
                 )
                 sequences[producer, key] = int(number)
+
+
+def _tickets(world: World, bodies: list[list[str]]) -> None:
+    """What is sent once a half of its key is stored comes after it, whenever the half is decided."""
+    history = world.history
+    for rows in bodies:
+        for at, body in enumerate(rows):
+            key, version, name = body.split("|")
+            since = history.stored.get(bytes.fromhex(name.split("-")[0])) if int(version) else None
+            passed = [
+                b
+                for b in rows[:at]
+                if b.startswith(f"{key}|") and since is not None and history.started.get(b, 0) > since
+            ]
+            require(not passed, f"{passed} were sent when {body} was stored, and stand before it")
 
 
 def _consumers(world: World, bodies: list[list[str]]) -> None:
