@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.peer import peer
-from tests.cli.processes import Running, running
 from tests.cli.support import reply, run
+from txmq.testing.processes import Running, running
 from txmq.testing.wait import wait_until
 
 

@@ -13,9 +13,9 @@ import psycopg2
 import pytest
 
 from tests.cli.peer import peer
-from tests.cli.processes import running
 from tests.cli.support import reply, run
 from txmq.client.tokens import new_token
+from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.tokens import insert_token

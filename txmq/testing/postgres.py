@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -32,6 +31,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 (a class,
 from psycopg2.extensions import make_dsn
 
 from txmq.errors import ConfigError, DatabaseUnavailable, DirectoryInUse
+from txmq.testing.ports import free_port
 from txmq.testing.postgres_binaries import find_binaries, server_identity
 from txmq.testing.wait import wait_until
 
@@ -39,8 +39,6 @@ PREFIX: Final = "txmq-postgres-"
 START_LIMIT_S: Final = 60.0  # crash recovery on a loaded machine included
 STOP_LIMIT_S: Final = 30.0
 ABANDONED_S: Final = 60.0  # a directory younger than this may belong to somebody who is about to lock it
-# Below those that the kernel takes for outgoing connections: while the server is down nobody gets its port by chance.
-PORTS: Final = range(20_000, 32_000)
 SETTINGS: Final = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_prepared_transactions": "64"}
 
 
@@ -109,7 +107,7 @@ class OwnServer(PostgresServer):
         self._identity = server_identity()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = _locked(self.directory)
-        port = _free_port()
+        port = free_port()
         self._settings = SETTINGS | {"port": str(port), "fsync": "on" if fsync else "off"} | dict(settings or {})
         password = self._password()
         super().__init__(make_dsn(host="127.0.0.1", port=port, user="postgres", password=password, dbname="postgres"))
@@ -257,14 +255,6 @@ def _locked(directory: Path) -> IO[bytes]:
         lock.close()
         raise DirectoryInUse(f"another process runs a PostgreSQL server in {directory}") from None
     return lock
-
-
-def _free_port() -> int:
-    while True:
-        port = secrets.choice(PORTS)
-        with closing(socket.socket()) as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 def _processes_in(directory: Path) -> Iterator[int]:
