@@ -55,8 +55,7 @@ def violations(sources: Mapping[str, str]) -> list[str]:
 def imports(module: str, source: str, known: Mapping[str, str]) -> Iterator[tuple[int, str, bool]]:
     """Each import as its line, the full name of the module it is of, and whether it waits inside a function."""
     tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inside = {id(node) for function in functions for node in ast.walk(function)}
+    inside = {id(node) for late in ast.walk(tree) if waits(late) for node in ast.walk(late)}
     package = module if any(name.startswith(f"{module}.") for name in known) else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -65,6 +64,13 @@ def imports(module: str, source: str, known: Mapping[str, str]) -> Iterator[tupl
             base = resolve_name("." * node.level + (node.module or ""), package)
             names = (f"{base}.{alias.name}" for alias in node.names)
             yield from ((node.lineno, name if name in known else base, id(node) in inside) for name in names)
+
+
+def waits(node: ast.AST) -> bool:
+    """Whether what is inside runs only when a function is called, or never, for it is there for the type checker."""
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def judge(module: str, name: str, *, lazy: bool) -> str:
@@ -88,7 +94,8 @@ def layer(module: str) -> int | None:
 
 def at(module: str, places: str) -> bool:
     """Whether `module` is one of `places`, names below txmq, or inside one."""
-    return any(fnmatchcase(module, f"txmq.{name}") or fnmatchcase(module, f"txmq.{name}.*") for name in places.split())
+    names = places.split()
+    return "*" in names or any(fnmatchcase(module, f"txmq.{name}{below}") for name in names for below in ("", ".*"))
 
 
 def test_every_module_keeps_to_its_layer() -> None:
