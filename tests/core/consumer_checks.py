@@ -108,4 +108,4 @@ def check_fences(state: State, group: Group, rows: dict[Spotted, Moved], keys: M
         for start, end, grant in position.leased:
             for offset in range(start, end):
                 name = (spot[0], keys[*spot, offset])
-                assert name not in fences or grant.lease < fences[name].born, "a message of a fenced key went out"  # type: ignore[index]
+                assert name not in fences or grant.lease < fences[name].born, "a message of a fenced key went out"

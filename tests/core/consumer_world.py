@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.core.driver import Driver
+from txmq.broker.core import machine
 from txmq.broker.core.consumer_commands import Ack, Deliver, Failure, Join, Nack, Pick, Return, Wanted
 from txmq.broker.core.events import BatchStored, Booted
 from txmq.broker.core.planning import Candidate, Plan, plan
@@ -75,8 +76,9 @@ class World(Driver):
     def _keys(self, c: Candidate) -> tuple[int | None, ...]:
         return tuple(self.keys[c.topic_id, c.partition, c.start + row] for row in range(c.rows))
 
-    def plan(self, member: str, group: str = "g", *, most: int = 1_000, size: int = EVERYTHING) -> Any:
-        return plan(self.state, group, member, self.generation(group), self.end, most, size, self.now)
+    def plan(self, member: str, *, most: int = 1_000, size: int = EVERYTHING, durable: int | None = None) -> Any:
+        durable = self.end if durable is None else durable
+        return plan(self.state, "g", member, self.generation(), durable, most, size, self.now)
 
     def fetch(self, member: str, group: str = "g", *, most: int = 1_000, generation: int | None = None) -> Any:
         """What the member gets, message by message; a Rejected where it is refused."""
@@ -99,6 +101,13 @@ class World(Driver):
             partition = picks[pick].candidate.partition
             got += [Got(name, partition, offset, attempt) for offset in range(start, end)]
         return self.fetch(member, group, generation=generation) if reply.again else got
+
+    def early(self, member: str) -> bool:
+        """Whether what the member would get may go out before it is durable."""
+        picks = self.picks(self.plan(member).candidates)
+        outcome = machine.decide(self.state, Deliver("g", member, self.generation(), picks), self.now)
+        assert not isinstance(outcome, Rejected)
+        return outcome.early
 
     def offsets(self, member: str, **options: Any) -> list[int]:
         """Offsets that the member gets, whatever the partition."""

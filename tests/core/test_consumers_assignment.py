@@ -1,0 +1,83 @@
+"""Assignment strategies: everything is read, by one member (or in turn), as evenly as the strategy promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from txmq.broker.core.assignment import STRATEGIES, Subscriber, assign
+
+
+def subscribers(*names: str, topics: tuple[int, ...] = (1,)) -> list[Subscriber]:
+    return [Subscriber(name, topics) for name in names]
+
+
+def test_average_gives_neighbours_to_one_member() -> None:
+    shares = assign("average", subscribers("b", "a"), {1: 5}, share=False)
+    assert shares == {"a": ((1, 0), (1, 1)), "b": ((1, 2), (1, 3), (1, 4))}
+
+
+def test_circular_goes_round_over_all_topics() -> None:
+    shares = assign("circular", subscribers("a", "b", topics=(1, 2)), {1: 3, 2: 1}, share=False)
+    assert shares == {"a": ((1, 0), (1, 2)), "b": ((1, 1), (2, 0))}
+
+
+def test_a_consistent_hash_moves_only_what_the_new_member_takes() -> None:
+    before = assign("consistent", subscribers("a", "b", "c"), {1: 300}, share=False)
+    after = assign("consistent", subscribers("a", "b", "c", "d"), {1: 300}, share=False)
+    taken = set(after.pop("d"))
+    assert 30 < len(taken) < 150
+    assert {name: tuple(spot for spot in before[name] if spot not in taken) for name in before} == after
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sticky_is_even_and_moves_no_more_than_it_must(seed: int) -> None:
+    random = Random(seed)
+    count = random.randint(1, 40)
+    names = random.sample("abcdefgh", random.randint(1, 8))
+    before = assign("sticky", subscribers(*names), {1: count}, share=False)
+    later = random.sample("abcdefgh", random.randint(1, 8))
+    members = [Subscriber(name, (1,), before.get(name, ())) for name in later]
+    after = assign("sticky", members, {1: count}, share=False)
+    sizes = [len(spots) for spots in after.values()]
+    assert max(sizes) - min(sizes) <= 1
+    for name in later:
+        had = before.get(name, ())
+        assert len(set(had) & set(after[name])) >= min(len(had), count // len(later))
+
+
+def test_sticky_again_changes_nothing() -> None:
+    first = assign("sticky", subscribers("a", "b", "c"), {1: 8, 2: 3}, share=False)
+    members = [Subscriber(name, (1,), first[name]) for name in first]
+    assert assign("sticky", members, {1: 8}, share=False) == {
+        name: tuple(spot for spot in spots if spot[0] == 1) for name, spots in first.items()
+    }
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("share", [True, False])
+def test_every_partition_is_read_by_somebody_who_wants_it(strategy: str, share: bool) -> None:  # noqa: FBT001
+    members = [*subscribers("a", "b", "c", topics=(1, 2)), Subscriber("d", (2, 3)), Subscriber("e", (1,))]
+    shares = assign(strategy, members, {1: 7, 2: 2, 3: 1}, share=share)
+    readers = Counter(spot for spots in shares.values() for spot in spots)
+    assert set(readers) == {(1, p) for p in range(7)} | {(2, 0), (2, 1), (3, 0)}
+    assert share or max(readers.values()) == 1
+    wanted = {member.name: member.topics for member in members}
+    assert all(spot[0] in wanted[name] for name, spots in shares.items() for spot in spots)
+
+
+def test_members_beyond_the_partitions_share_them() -> None:
+    shares = assign("average", subscribers("a", "b", "c", "d", "e"), {1: 2}, share=True)
+    assert all(len(spots) == 1 for spots in shares.values())
+    assert Counter(spot for spots in shares.values() for spot in spots) == {(1, 0): 3, (1, 1): 2}
+
+
+def test_in_an_ordered_group_they_wait() -> None:
+    shares = assign("sticky", subscribers("a", "b", "c"), {1: 2}, share=False)
+    assert sorted(map(len, shares.values())) == [0, 1, 1]
+
+
+def test_nobody_means_nothing() -> None:
+    assert assign("average", [], {1: 3}, share=True) == {}

@@ -1,0 +1,185 @@
+"""Deliveries and acks: what goes out, in which order, and what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.consumer_world import BATCH, Got, World
+from txmq.broker.core.consumer_commands import (
+    Ack,
+    Deliver,
+    ExpireLeases,
+    GroupPause,
+    Leave,
+    Pick,
+    TopicRange,
+)
+from txmq.broker.core.consumer_events import Acked, Delivered
+from txmq.broker.core.planning import Source, has_work
+from txmq.broker.core.topics import CreateTopic
+
+LEASE = 60_000_000
+
+
+@pytest.fixture
+def world() -> World:
+    return World(t=2)
+
+
+def test_neighbouring_batches_go_out_under_one_lease(world: World) -> None:
+    for _ in range(5):
+        world.publish("t", 1)
+    world.publish("t", 1, 2, 3, partition=1)
+    world.join("a")
+    since = len(world.log)
+    assert world.fetch("a") == [*(Got("t", 1, n, 1) for n in range(3)), *(Got("t", 0, n, 1) for n in range(5))]
+    ranges = ((1, 1, 0, 3, 1), (1, 0, 0, 5, 1))
+    assert world.events(since) == [Delivered(1, 1, "a", world.now + LEASE, False, ranges, (), (), ())]
+
+
+def test_a_fetch_stops_at_its_limits(world: World) -> None:
+    for _ in range(4):
+        world.publish("t", 1, 2, 3)
+    world.join("a")
+    assert [c.rows for c in world.plan("a", most=7).candidates] == [3, 3, 1]
+    assert [c.rows for c in world.plan("a", size=2 * BATCH).candidates] == [3, 3]
+    assert [c.rows for c in world.plan("a", size=1).candidates] == [3], "one always goes"
+    assert world.offsets("a", most=7) == list(range(7))
+    first = world.plan("a", most=3).candidates
+    assert [(c.base_offset, c.first_row, c.rows) for c in first] == [(6, 1, 2), (9, 0, 1)]
+
+
+def test_nobody_sees_what_is_not_durable(world: World) -> None:
+    world.publish("t", 1)
+    durable = world.end
+    world.publish("t", 2)
+    world.join("a")
+    assert [c.start for c in world.plan("a", durable=durable).candidates] == [0]
+    assert not world.plan("a", durable=durable - 1).candidates
+
+
+def test_a_first_delivery_need_not_wait_for_the_disk_a_later_one_must(world: World) -> None:
+    world.publish("t", 1)
+    world.join("a")
+    assert world.early("a")
+    world.fetch("a")
+    world.now += LEASE
+    world.do(ExpireLeases())
+    assert not world.early("a")
+
+
+def test_what_was_planned_is_looked_at_again(world: World) -> None:
+    world.publish("t", 1, 2)
+    world.join("a")
+    found = world.plan("a")
+    assert world.deliver("a", 1, found) == [Got("t", 0, 0, 1), Got("t", 0, 1, 1)]
+    assert world.deliver("a", 1, found) == [], "somebody else was quicker"
+    world.publish("t", 3)
+    found = world.plan("a")
+    world.do(GroupPause("g", paused=True))
+    assert world.deliver("a", 1, found) == []
+
+
+def test_a_pick_past_a_hole_is_left_out(world: World) -> None:
+    world.publish("t", 1)
+    world.publish("t", 2)
+    world.join("a")
+    _first, second = world.picks(world.plan("a").candidates)
+    assert world.do(Deliver("g", "a", 1, (second,))).deliveries == ()
+
+
+def test_acks_come_in_any_order_and_the_floor_follows(world: World) -> None:
+    world.publish("t", *range(6))
+    world.join("a")
+    world.fetch("a")
+    since = len(world.log)
+    assert world.ack("a", (2, 3), (4, 5), (3, 4)).messages == 3
+    world.ack("a", (0, 2))
+    assert world.events(since) == [Acked(1, ((1, 0, 2, 5),), (), (), ()), Acked(1, ((1, 0, 0, 2),), (), (), ())]
+    assert world.group().positions[1, 0].floor == 5
+    world.ack("a", (5, 6))
+    assert world.group().leases == {}
+
+
+@pytest.mark.parametrize(
+    ("ranges", "stale"),
+    [
+        (("t", 0, 0, 9), ("t", 0, 2, 9)),
+        (("t", 0, 7, 1 << 62), ("t", 0, 7, 1 << 62)),
+        (("t", 1, 0, 1), ("t", 1, 0, 1)),
+        (("t", 9, 0, 1), ("t", 9, 0, 1)),
+        (("nothing", 0, 0, 1), ("nothing", 0, 0, 1)),
+    ],
+)
+def test_what_is_not_leased_cannot_be_acked(world: World, ranges: TopicRange, stale: TopicRange) -> None:
+    world.publish("t", 1, 2)
+    world.join("a")
+    world.fetch("a")
+    assert world.do(Ack("g", "a", 1, (ranges,))).stale == (stale,)
+
+
+def test_an_ack_counts_once(world: World) -> None:
+    world.publish("t", 1)
+    world.join("a")
+    world.fetch("a")
+    assert world.ack("a", (0, 1), (0, 1)).messages == 1
+    since = len(world.log)
+    assert world.ack("a", (0, 1)).stale == (("t", 0, 0, 1),)
+    assert world.events(since) == []
+
+
+def test_nobody_acks_for_somebody_else(world: World) -> None:
+    world.publish("t", 1)
+    world.join("a")
+    world.fetch("a")
+    world.join("b")
+    assert world.ack("b", (0, 1)).messages == 0
+    assert world.ack("a", (0, 1), generation=1).messages == 1, "what one has one may finish after a rebalance"
+
+
+def test_a_generation_to_come_speaks_for_nobody(world: World) -> None:
+    world.publish("t", 1)
+    world.join("a")
+    world.fetch("a")
+    assert world.ack("a", (0, 1), generation=7).messages == 0
+
+
+def test_members_who_share_a_partition_get_different_messages(world: World) -> None:
+    world.do(CreateTopic("one", 1))
+    world.publish("one", *range(4))
+    for name in "ab":
+        world.join(name, "one")
+    assert world.offsets("a", most=3) == [0, 1, 2]
+    assert world.offsets("b") == [3]
+    world.do(Leave("g", "a", "a"))
+    assert world.offsets("b") == [0, 1, 2]
+
+
+def test_no_partition_is_always_last(world: World) -> None:
+    for partition in (0, 1):
+        world.publish("t", *range(10), partition=partition)
+    world.join("a")
+    firsts = {world.fetch("a", most=1)[0].partition for _ in range(4)}
+    assert firsts == {0, 1}
+
+
+def test_whether_there_is_work_can_be_asked(world: World) -> None:
+    world.join("a")
+    assert not has_work(world.state, "g", "a", 1, world.end, world.now)
+    world.publish("t", 1)
+    assert has_work(world.state, "g", "a", 1, world.end, world.now)
+    assert not has_work(world.state, "g", "a", 1, world.end - 1, world.now)
+    assert has_work(world.state, "g", "b", 1, world.end, world.now), "to be told that it is no member"
+    world.fetch("a")
+    assert not has_work(world.state, "g", "a", 1, world.end, world.now)
+
+
+def test_a_candidate_names_its_batch(world: World) -> None:
+    world.publish("t", 1, 2, 3)
+    world.join("a")
+    world.fetch("a", most=1)
+    (candidate,) = world.plan("a").candidates
+    assert (candidate.source, candidate.base_offset, candidate.first_row, candidate.rows) == (Source.LIVE, 0, 1, 2)
+    assert (candidate.length, candidate.stored_at, candidate.attempt) == (BATCH, world.now, 1)
+    assert not candidate.needs_keys
+    assert world.do(Deliver("g", "a", 1, (Pick(candidate),))).deliveries == ((0, 1, 3, 1),)

@@ -1,0 +1,279 @@
+"""Ordered groups: a failed key waits, in its order, and all others flow."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.core.consumer_world import QUICK, Got, World
+from txmq.broker.core.consumer_commands import AbandonLetters, ExpireLeases, GroupSet, Leave, ReplayLetters, Wanted
+from txmq.broker.core.consumer_events import Acked, DeadLettered, Delivered
+from txmq.broker.core.consumers import FenceState
+from txmq.broker.core.fences import LIFTED, TRANSITIONS
+from txmq.broker.core.moved import Kind, Moved
+
+SECOND = 1_000_000
+RETRYING, DEAD, WAITING = FenceState
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(t=2)
+    world.join("a", mode="ordered", retry=QUICK)
+    return world
+
+
+def fences(world: World) -> dict[int | None, tuple[FenceState, int, int]]:
+    """State, head and length of the chain, by key."""
+    return {key: (fence.state, fence.offset, fence.parked) for _topic, key, fence in world.group().every_fence()}
+
+
+def test_the_later_messages_of_a_failed_key_are_parked_and_others_flow(world: World) -> None:
+    world.publish("t", 7)
+    world.fetch("a")
+    reply = world.nack("a", 0)
+    assert reply.fence_lease == 2
+    assert fences(world) == {7: (RETRYING, 0, 0)}
+    world.publish("t", 7, 8, 7, None)
+    since = len(world.log)
+    assert world.fetch("a") == [Got("t", 0, 2, 1), Got("t", 0, 4, 1)]
+    (event,) = world.events(since)
+    assert isinstance(event, Delivered)
+    assert event.ranges == ((1, 0, 2, 3, 1), (1, 0, 4, 5, 1))
+    assert [(move[:3], Moved(*move[3]).kind, Moved(*move[3]).attempt) for move in event.moves] == [
+        ((1, 0, 1), Kind.PARKED, 0),
+        ((1, 0, 3), Kind.PARKED, 0),
+    ]
+    world.ack("a", (2, 5))
+    assert world.group().positions[1, 0].floor == 5
+    assert fences(world) == {7: (RETRYING, 0, 2)}
+
+
+def test_the_chain_drains_one_by_one_and_the_fence_is_lifted_with_the_last_ack(world: World) -> None:
+    world.publish("t", 7, 7, 7)
+    world.fetch("a", most=1)
+    world.nack("a", 0, delay=0)
+    assert world.fetch("a") == [Got("t", 0, 0, 2)]
+    since = len(world.log)
+    world.ack("a", (0, 1))
+    assert world.fetch("a") == [Got("t", 0, 1, 1)]
+    assert world.fetch("a") == []
+    world.ack("a", (1, 2))
+    world.fetch("a")
+    world.ack("a", (2, 3))
+    acks = [event for event in world.events(since) if isinstance(event, Acked)]
+    assert [(event.rows, event.fences) for event in acks] == [
+        (((1, 0, 0),), ((1, 7, RETRYING, 0, 1, 2),)),
+        (((1, 0, 1),), ((1, 7, RETRYING, 0, 2, 2),)),
+        (((1, 0, 2),), ((1, 7, LIFTED, 0, 2, 2),)),
+    ]
+    assert fences(world) == {}
+    world.publish("t", 7)
+    assert world.fetch("a") == [Got("t", 0, 3, 1)]
+
+
+def test_a_keyless_message_fences_nothing(world: World) -> None:
+    world.publish("t", None, None)
+    world.fetch("a", most=1)
+    assert world.nack("a", 0).fence_lease == 0
+    assert fences(world) == {}
+    assert world.fetch("a") == [Got("t", 0, 1, 1)]
+
+
+def test_a_fence_holds_in_every_partition(world: World) -> None:
+    world.publish("t", 7)
+    world.fetch("a")
+    world.nack("a", 0, delay=0)
+    world.publish("t", 7, 8, partition=1)
+    assert world.fetch("a") == [Got("t", 0, 0, 2), Got("t", 1, 1, 1)]
+    world.ack("a", (0, 1))
+    assert world.fetch("a") == [Got("t", 1, 0, 1)]
+
+
+def test_keys_of_other_topics_are_other_keys(world: World) -> None:
+    from txmq.broker.core.topics import CreateTopic
+
+    world.do(CreateTopic("u", 1))
+    world.join("a", "t", "u", mode="ordered", retry=QUICK)
+    world.publish("t", 7)
+    world.fetch("a")
+    world.nack("a", 0)
+    world.publish("u", 7)
+    assert world.fetch("a") == [Got("u", 0, 0, 1)]
+
+
+def test_messages_given_back_are_parked_in_their_order(world: World) -> None:
+    world.publish("t", 7, 7)
+    world.fetch("a")
+    world.publish("t", 7)
+    world.nack("a", 0, delay=0)
+    world.fetch("a")
+    assert fences(world)[7] == (RETRYING, 0, 1), "the third, while the second is still out"
+    world.ack("a", (0, 1))
+    assert fences(world)[7] == (WAITING, 0, 1), "who is next cannot be said yet"
+    assert world.fetch("a") == []
+    world.give_back("a", (1, 2))
+    assert world.fetch("a") == [Got("t", 0, 1, 1)]
+    world.ack("a", (1, 2))
+    assert world.fetch("a") == [Got("t", 0, 2, 1)]
+
+
+def test_a_fence_stays_while_older_leases_may_hold_its_key(world: World) -> None:
+    world.publish("t", 7, 7)
+    world.fetch("a")
+    world.nack("a", 0, delay=0)
+    world.fetch("a")
+    world.ack("a", (0, 1))
+    assert fences(world)[7] == (WAITING, 0, 0)
+    world.publish("t", 7)
+    assert world.fetch("a") == []
+    assert fences(world)[7] == (WAITING, 0, 1)
+    world.now += 60 * SECOND
+    world.do(ExpireLeases())
+    assert world.fetch("a") == [Got("t", 0, 1, 2)]
+
+
+def test_leases_younger_than_a_fence_hold_up_nothing(world: World) -> None:
+    world.publish("t", 7)
+    world.fetch("a")
+    world.nack("a", 0, delay=0)
+    world.publish("t", 8, 7)
+    assert world.offsets("a") == [0, 1]
+    world.ack("a", (0, 1))
+    assert world.offsets("a") == [2], "though message 1 is still out"
+
+
+def test_an_exhausted_head_is_a_letter_and_its_chain_waits(world: World) -> None:
+    world.publish("t", 7, 7, 8)
+    world.fetch("a", most=1)
+    since = len(world.log)
+    assert world.nack("a", 0, dead=True).moved == "letter"
+    (event,) = world.events(since)
+    assert isinstance(event, DeadLettered)
+    assert event.fences == ((1, 7, DEAD, 0, 0, 2),)
+    assert world.fetch("a") == [Got("t", 0, 2, 1)]
+    assert fences(world) == {7: (DEAD, 0, 1)}
+    world.now += 3600 * SECOND
+    assert world.fetch("a") == []
+
+
+def test_a_replay_lets_the_chain_go_on_in_its_order(world: World) -> None:
+    world.publish("t", 7, 7)
+    world.fetch("a", most=1)
+    world.nack("a", 0, dead=True)
+    world.fetch("a")
+    world.do(ReplayLetters("g", (("t", 0, 0),)))
+    assert fences(world) == {7: (RETRYING, 0, 1)}
+    assert world.fetch("a") == [Got("t", 0, 0, 1)]
+    world.ack("a", (0, 1))
+    assert world.fetch("a") == [Got("t", 0, 1, 1)]
+    world.ack("a", (1, 2))
+    assert fences(world) == {}
+
+
+def test_an_abandoned_letter_lets_the_chain_go_on(world: World) -> None:
+    world.publish("t", 7, 7)
+    world.fetch("a", most=1)
+    world.nack("a", 0, dead=True)
+    world.fetch("a")
+    world.do(AbandonLetters("g", (("t", 0, 0),), "why"))
+    assert world.fetch("a") == [Got("t", 0, 1, 1)]
+    assert fences(world) == {7: (RETRYING, 1, 0)}
+
+
+def test_with_skip_the_key_goes_on_without_the_letter(world: World) -> None:
+    world.do(GroupSet("g", Wanted(on_exhausted="skip")))
+    world.publish("t", 7, 7, 7)
+    world.fetch("a", most=1)
+    assert world.nack("a", 0, dead=True).fence_lease == 0
+    assert fences(world) == {}
+    world.fetch("a", most=1)
+    world.nack("a", 1, delay=0)
+    world.fetch("a")
+    world.now += 3 * SECOND
+    while world.nack("a", 1).moved == "retry":
+        world.now += 3 * SECOND
+        world.fetch("a")
+    assert world.group().letters == 2
+    assert world.fetch("a") == [Got("t", 0, 2, 1)], "the head died, the next follows"
+    world.ack("a", (2, 3))
+    assert fences(world) == {}
+
+
+def test_letters_of_one_key_are_replayed_in_their_order(world: World) -> None:
+    world.do(GroupSet("g", Wanted(on_exhausted="skip")))
+    world.publish("t", 7, 7, 7)
+    world.fetch("a")
+    for offset in range(3):
+        world.nack("a", offset, dead=True)
+    world.do(ReplayLetters("g", (("t", 0, 2), ("t", 0, 0), ("t", 0, 1))))
+    assert fences(world) == {7: (RETRYING, 0, 2)}
+    for offset in range(3):
+        assert world.offsets("a") == [offset]
+        world.ack("a", (offset, offset + 1))
+
+
+def test_a_failure_behind_the_fence_is_parked_with_its_attempts(world: World) -> None:
+    world.publish("t", 7, 7)
+    world.fetch("a")
+    world.nack("a", 0)
+    assert world.nack("a", 1).moved == "parked"
+    assert world.nack("a", 1).error.__name__ == "NotLeased"
+    world.now += SECOND
+    world.fetch("a")
+    world.ack("a", (0, 1))
+    assert world.fetch("a") == [Got("t", 0, 1, 2)]
+
+
+def test_a_message_that_kills_each_time_fences_its_key(world: World) -> None:
+    world.publish("t", 7, 7, 8)
+    for _ in range(3):
+        world.fetch("a", most=1)
+        world.now += 60 * SECOND
+        world.do(ExpireLeases())
+    assert world.offsets("a") == [2]
+    assert fences(world) == {7: (DEAD, 0, 1)}
+
+
+def test_retries_go_where_their_partition_goes(world: World) -> None:
+    world.publish("t", 7)
+    world.fetch("a")
+    world.nack("a", 0, delay=0)
+    world.join("b", mode="ordered", retry=QUICK)
+    assert list(world.group().members["b"].partitions) == [(1, 1)]
+    assert world.fetch("b") == []
+    world.do(Leave("g", "a", "a"))
+    assert world.fetch("b") == [Got("t", 0, 0, 2)]
+
+
+def test_fences_survive_the_broker(world: World) -> None:
+    world.publish("t", 7, 7)
+    world.fetch("a", most=1)
+    world.nack("a", 0, dead=True)
+    world.fetch("a")
+    world.boot()
+    world.join("a", mode="ordered", retry=QUICK)
+    world.publish("t", 7, 8)
+    assert world.offsets("a") == [3]
+    assert fences(world) == {7: (DEAD, 0, 2)}
+
+
+def test_a_pick_without_keys_is_left_out_where_a_fence_came_up_meanwhile(world: World) -> None:
+    world.publish("t", 7)
+    world.fetch("a")
+    world.publish("t", 7)
+    found = world.plan("a")
+    assert not found.candidates[0].needs_keys
+    world.nack("a", 0)
+    assert world.deliver("a", world.generation(), found) == []
+    assert world.plan("a").candidates[0].needs_keys
+
+
+def test_every_state_of_a_fence_has_its_steps() -> None:
+    assert TRANSITIONS.keys() == {LIFTED, *FenceState}
+    steps = {(before, after) for before, after in product(TRANSITIONS, TRANSITIONS) if after in TRANSITIONS[before]}
+    assert (WAITING, DEAD) not in steps
+    assert (WAITING, WAITING) not in steps
+    assert (LIFTED, WAITING) not in steps
+    assert {after for before, after in steps if before == LIFTED} == {RETRYING, DEAD}

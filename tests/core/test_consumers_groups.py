@@ -1,0 +1,217 @@
+"""Consumer groups: members, generations, assignment, what a new group is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.consumer_world import QUICK, World
+from txmq.broker.core.consumer_commands import (
+    GroupPause,
+    Leave,
+    Rebalance,
+)
+from txmq.broker.core.consumer_events import (
+    GroupCreated,
+    GroupDeleted,
+    MemberJoined,
+    MemberLeft,
+    Rebalanced,
+    Returned,
+)
+from txmq.broker.core.consumers import Settings
+from txmq.broker.core.groups import MAX_MEMBERS
+from txmq.broker.core.topics import DeleteTopic, GrowTopic
+from txmq.errors import (
+    BadRequest,
+    GroupMismatch,
+    StaleGeneration,
+    Throttled,
+    UnknownGroup,
+    UnknownMember,
+    UnknownTopic,
+)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(t=2, u=1)
+
+
+def test_the_first_member_makes_the_group(world: World) -> None:
+    world.publish("t", 1, 2)
+    since = len(world.log)
+    reply = world.join("a")
+    assert world.events(since) == [
+        GroupCreated(1, "g", Settings(), 0, temporary=False),
+        MemberJoined(1, "a", "a", (1,)),
+        Rebalanced(1, 1, (("a", ((1, 0), (1, 1))),), ((1, 0, 0), (1, 1, 0))),
+    ]
+    assert reply.assignment == (("t", 0), ("t", 1))
+    assert (reply.group, reply.generation, reply.epoch) == ("g", 1, 1)
+
+
+def test_each_member_that_comes_or_goes_makes_a_generation(world: World) -> None:
+    world.join("a")
+    assert world.join("b").assignment == (("t", 1),)
+    assert world.generation() == 2
+    since = len(world.log)
+    world.do(Leave("g", "a", "a"))
+    assert world.events(since) == [
+        MemberLeft(1, "a", False, ()),
+        Rebalanced(1, 3, (("b", ((1, 0), (1, 1))),), ()),
+    ]
+
+
+def test_joining_again_as_one_is_changes_nothing(world: World) -> None:
+    first = world.join("a")
+    since = len(world.log)
+    assert world.join("a") == first
+    assert world.events(since) == []
+
+
+def test_a_member_may_want_other_topics(world: World) -> None:
+    world.publish("t", 1)
+    world.join("a")
+    world.fetch("a")
+    assert world.join("a", "t", "u").assignment == (("t", 0), ("t", 1), ("u", 0))
+    assert world.ack("a", (0, 1)).messages == 1
+
+
+def test_a_newer_process_of_the_same_name_takes_over(world: World) -> None:
+    world.publish("t", 1)
+    world.join("a")
+    world.fetch("a")
+    old = world.generation()
+    world.join("a", instance="newer")
+    assert world.offsets("a") == [0]
+    assert world.ack("a", (0, 1), generation=old).stale == (("t", 0, 0, 1),)
+    assert world.ack("a", (0, 1)).messages == 1
+    assert world.do(Leave("g", "a", "a", lost=True)).error is UnknownMember
+
+
+def test_what_a_broken_connection_swallowed_is_given_back(world: World) -> None:
+    world.publish("t", 1, 2, 3, 4)
+    world.join("a")
+    world.fetch("a")
+    since = len(world.log)
+    world.join("a", held=(("t", 0, 1, 2), ("t", 0, 3, 9)))
+    assert world.events(since) == [Returned(1, ((1, 0, 0, 1), (1, 0, 2, 3)), ())]
+    assert [(m.offset, m.attempt) for m in world.fetch("a")] == [(0, 1), (2, 1)]
+
+
+@pytest.mark.parametrize(("start", "offsets"), [("first", [0, 1, 2]), ("last", [2]), (1, [1, 2])])
+def test_a_new_group_begins_where_it_wants(world: World, start: str | int, offsets: list[int]) -> None:
+    world.publish("t", 1, 2)
+    world.join("a", start=start, starts=(("t", 0, 1),))
+    world.publish("t", 3)
+    assert world.offsets("a") == offsets
+
+
+def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(world: World) -> None:
+    world.join("a", start="last")
+    world.do(GrowTopic("t", 3))
+    world.publish("t", 1, partition=2)
+    since = len(world.log)
+    world.do(Rebalance("g"))
+    assert world.events(since) == [Rebalanced(1, 2, (("a", ((1, 0), (1, 1), (1, 2))),), ((1, 2, 0),))]
+    assert world.offsets("a") == [0]
+    world.do(Rebalance("g"))
+    assert world.generation() == 2
+
+
+def test_a_deleted_topic_is_no_longer_shared_out(world: World) -> None:
+    world.publish("t", 1)
+    world.join("a", "t", "u")
+    world.do(DeleteTopic("t"))
+    assert world.offsets("a") == []
+    world.do(Rebalance("g"))
+    assert list(world.group().members["a"].partitions) == [(2, 0)]
+
+
+def test_members_beyond_the_partitions_read_along_in_a_concurrent_group_only(world: World) -> None:
+    for name in "abc":
+        world.join(name)
+        world.join(name, group="o", mode="ordered")
+    assert [len(m.partitions) for m in world.group("g").members.values()] == [1, 1, 1]
+    assert sorted(len(m.partitions) for m in world.group("o").members.values()) == [0, 1, 1]
+
+
+def test_settings_must_be_those_of_the_group(world: World) -> None:
+    world.join("a", on_exhausted="skip", retry=QUICK, lease_us=5_000_000)
+    assert world.join("b").settings == world.group().settings
+    assert world.join("c", retry=QUICK, start="last").generation == 3
+    assert world.join("d", mode="ordered").error is GroupMismatch
+    assert world.join("d", on_exhausted="park").error is GroupMismatch
+    assert world.join("d", lease_us=6_000_000).error is GroupMismatch
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"mode": "loud"},
+        {"on_exhausted": "explode"},
+        {"lease_us": 0},
+        {"lease_us": 1 << 50},
+        {"session_us": 10},
+        {"start": "middle"},
+        {"strategy": "chance"},
+    ],
+)
+def test_settings_out_of_range_are_refused(world: World, wanted: dict[str, Any]) -> None:
+    assert world.join("a", **wanted).error is BadRequest
+    assert world.state.consumers.groups == {}
+
+
+def test_what_is_not_there_is_said_so(world: World) -> None:
+    assert world.join("a", "nothing").error is UnknownTopic
+    assert world.do(Leave("g", "a", "a")).error is UnknownGroup
+    assert world.do(GroupPause("g", paused=True)).error is UnknownGroup
+    assert world.join("a@b").error is BadRequest
+    world.join("a")
+    assert world.do(Leave("g", "b", "b")).error is UnknownMember
+    assert world.fetch("b").error is UnknownMember
+    assert world.ack("b", (0, 1)).error is UnknownMember
+
+
+def test_who_does_not_know_the_generation_gets_nothing(world: World) -> None:
+    world.publish("t", 1)
+    world.join("a")
+    world.join("b")
+    refused = world.fetch("a", generation=1)
+    assert (refused.error, refused.detail) == (StaleGeneration, {"generation": 2})
+
+
+def test_a_group_takes_only_so_many_members(world: World) -> None:
+    world.join("x")
+    members = world.group().members
+    members |= {f"x{number}": members["x"] for number in range(MAX_MEMBERS - 1)}
+    assert world.join("one more").error is Throttled
+
+
+def test_each_broadcast_member_gets_everything_and_keeps_its_place(world: World) -> None:
+    world.publish("t", 1)
+    assert world.join("a", group="b", mode="broadcast").group == "b@a"
+    world.join("c", group="b", mode="broadcast")
+    assert world.offsets("a", group="b@a") == world.offsets("c", group="b@c") == [0]
+    world.ack("a", (0, 1), group="b@a")
+    world.do(Leave("b@a", "a", "a"))
+    world.publish("t", 2)
+    world.join("a", group="b", mode="broadcast")
+    assert world.offsets("a", group="b@a") == [1]
+    assert world.join("x", group="b").error is GroupMismatch
+
+
+def test_a_nameless_broadcast_member_begins_at_the_end_and_leaves_nothing(world: World) -> None:
+    world.publish("t", 1)
+    world.join("m-1", group="b", mode="broadcast", named=False)
+    world.publish("t", 2)
+    assert world.offsets("m-1", group="b@m-1") == [1]
+    since = len(world.log)
+    world.do(Leave("b@m-1", "m-1", "m-1", lost=True))
+    assert world.events(since) == [MemberLeft(2, "m-1", True, ()), GroupDeleted(2, "its member left")]
+    assert list(world.state.consumers.groups) == ["b"]
+    world.join("m-2", group="b", mode="broadcast", named=False)
+    world.boot()
+    assert list(world.state.consumers.groups) == ["b"]

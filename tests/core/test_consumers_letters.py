@@ -1,0 +1,278 @@
+"""Failures: retries with their back-off, dead letters, replay, abandoning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.consumer_world import BATCH, QUICK, Got, World
+from txmq.broker.core import letters
+from txmq.broker.core.consumer_commands import (
+    AbandonLetters,
+    ExpireLeases,
+    Failure,
+    GroupSet,
+    Leave,
+    Nack,
+    ReplayLetters,
+    Wanted,
+)
+from txmq.broker.core.consumer_events import Abandoned, Acked, DeadLettered, Delivered, Replayed, Retried
+from txmq.broker.core.leases import next_due
+from txmq.broker.core.letters import ERROR_TEXT, LETTERS_AT_ONCE, LettersReply, NackReply
+from txmq.broker.core.moved import Kind, Move, Moved
+from txmq.broker.core.tables import MOVED, MOVED_KEY
+from txmq.errors import BadRequest, NotLeased, UnknownGroup
+from txmq.retry import RetryPolicy
+
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(t=1)
+    world.publish("t", 7, 8, 9)
+    world.join("a", retry=QUICK)
+    world.fetch("a")
+    return world
+
+
+def moved_row(world: World, offset: int) -> Moved | None:
+    row: Any = world.state.tables[MOVED].get(MOVED_KEY.pack(1, 1, 0, offset))
+    return None if row is None else Moved(*row)
+
+
+def fail_until_dead(world: World, offset: int) -> None:
+    while world.nack("a", offset).moved == "retry":
+        world.now += 3 * SECOND
+        world.fetch("a")
+
+
+def test_a_failed_message_leaves_its_place_and_the_floor_passes(world: World) -> None:
+    since = len(world.log)
+    reply = world.nack("a", 0)
+    assert reply == NackReply("retry", 1, world.now + SECOND, 0)
+    batch = next(event for event in world.log if type(event[1]).__name__ == "BatchStored")[0]
+    row = Moved(
+        Kind.RETRY, 1, world.now + SECOND, 7, batch.attachment, BATCH, 0, batch.end, batch.stored_at,
+        "a", "E", "text", "print", first_failed_at=world.now,
+    )  # fmt: skip
+    assert world.events(since) == [Retried(1, (Move(1, 0, 0, row),), ())]
+    assert world.group().positions[1, 0].floor == 1
+    world.ack("a", (1, 3))
+    assert world.group().positions[1, 0].floor == 3
+
+
+def test_it_comes_back_when_its_time_has_come(world: World) -> None:
+    world.nack("a", 0)
+    assert next_due(world.state, world.now) == world.now + SECOND
+    assert world.fetch("a") == []
+    world.now += SECOND
+    since = len(world.log)
+    assert world.fetch("a") == [Got("t", 0, 0, 2)]
+    assert world.events(since) == [Delivered(1, 2, "a", world.now + 60 * SECOND, False, (), ((1, 0, 0),), (), ())]
+    assert world.fetch("a") == [], "somebody has it"
+    since = len(world.log)
+    world.ack("a", (0, 1))
+    assert world.events(since) == [Acked(1, (), ((1, 0, 0),), (), ())]
+    assert moved_row(world, 0) is None
+
+
+def test_a_retry_must_be_durable_before_it_goes_out(world: World) -> None:
+    world.ack("a", (1, 3))
+    world.nack("a", 0, delay=0)
+    assert not world.early("a")
+
+
+def test_the_delay_follows_the_policy_or_the_consumers_wish(world: World) -> None:
+    assert world.nack("a", 0).due_at == world.now + SECOND
+    assert world.nack("a", 1, delay=5 * SECOND).due_at == world.now + 5 * SECOND
+    world.now += 5 * SECOND
+    world.fetch("a")
+    assert world.nack("a", 0).due_at == world.now + 2 * SECOND
+    assert world.nack("a", 2, delay=-1).error is BadRequest
+    assert world.nack("a", 2, delay=1 << 63).error is BadRequest
+
+
+def test_jitter_is_placed_by_chance_given() -> None:
+    world = World(t=1)
+    world.publish("t", 1, 2)
+    world.join("a", retry=RetryPolicy((10 * SECOND,), jitter=0.5))
+    world.fetch("a")
+    assert world.nack("a", 0, chance=0.0).due_at == world.now + 5 * SECOND
+    assert world.nack("a", 1, chance=1.0).due_at == world.now + 15 * SECOND
+
+
+def test_an_exhausted_message_is_a_letter_that_keeps_everything(world: World) -> None:
+    first = world.now
+    world.nack("a", 0)
+    world.now += 3 * SECOND
+    world.fetch("a")
+    world.nack("a", 0)
+    world.now += 3 * SECOND
+    world.fetch("a")
+    since = len(world.log)
+    assert world.nack("a", 0, failure=Failure("Worse", "at last", "f")) == NackReply("letter", 3, 0, 0)
+    row = moved_row(world, 0)
+    assert row is not None
+    assert world.events(since) == [DeadLettered(1, (Move(1, 0, 0, row),), ())]
+    assert (row.kind, row.attempt, row.key_hash, row.number) == (Kind.LETTER, 3, 7, 1)
+    assert (row.error_type, row.error_text, row.fingerprint) == ("Worse", "at last", "f")
+    assert (row.consumer, row.first_failed_at, row.dead_at) == ("a", first, world.now)
+    assert world.group().letters == 1
+
+
+def test_with_block_it_is_tried_for_ever(world: World) -> None:
+    world.do(GroupSet("g", Wanted(on_exhausted="block")))
+    for _ in range(10):
+        assert world.nack("a", 0).moved == "retry"
+        world.now += 2 * SECOND
+        world.fetch("a")
+    assert world.nack("a", 0).due_at == world.now + 2 * SECOND
+    assert world.nack("a", 1, dead=True).moved == "letter", "unless the consumer says otherwise"
+
+
+def test_a_consumer_can_dead_letter_at_once(world: World) -> None:
+    assert world.nack("a", 0, dead=True, failure=Failure(text="no use")).moved == "letter"
+    row = moved_row(world, 0)
+    assert row is not None
+    assert (row.attempt, row.error_text) == (1, "no use")
+
+
+def test_a_long_reason_is_cut_between_characters(world: World) -> None:
+    world.nack("a", 0, failure=Failure("T" * 10_000, "ä" * (1 << 20), "f" * 10_000))
+    row = moved_row(world, 0)
+    assert row is not None
+    assert row.error_text == "ä" * (ERROR_TEXT // 2)
+    assert len(row.error_type) == len(row.fingerprint) == 256
+    world.nack("a", 1, failure=Failure(text="x\ud800y"))
+    row = moved_row(world, 1)
+    assert row is not None
+    assert row.error_text == "x?y"
+
+
+@pytest.mark.parametrize("offset", [3, -1, 1 << 62])
+def test_only_what_is_leased_can_fail(world: World, offset: int) -> None:
+    refused = world.nack("a", offset)
+    assert (refused.error, refused.detail) == (NotLeased, {"fence_lease": 2})
+
+
+def test_a_message_fails_once(world: World) -> None:
+    world.nack("a", 0)
+    assert world.nack("a", 0).error is NotLeased
+    world.join("b", retry=QUICK)
+    assert world.nack("b", 1).error is NotLeased
+
+
+def test_the_engine_is_told_where_to_read_the_key(world: World) -> None:
+    command = Nack("g", "a", 1, "t", 0, 1)
+    source = letters.locate(world.state, command)
+    assert source is not None
+    assert (source.length, source.row) == (BATCH, 1)
+    world.nack("a", 1)
+    assert letters.locate(world.state, command) is None, "it is known by now"
+    assert letters.locate(world.state, command._replace(topic="nothing")) is None
+    assert letters.locate(world.state, command._replace(offset=99)) is None
+
+
+def test_a_lost_consumer_counts_as_a_failure_of_its_retries(world: World) -> None:
+    world.nack("a", 0)
+    world.now += SECOND
+    world.fetch("a")
+    world.join("b", retry=QUICK)
+    world.do(Leave("g", "a", "a", lost=True))
+    row = moved_row(world, 0)
+    assert row is not None
+    assert (row.kind, row.attempt, row.deaths, row.due) == (Kind.RETRY, 2, 1, world.now + 2 * SECOND)
+    world.now += 2 * SECOND
+    assert Got("t", 0, 0, 3) in world.fetch("b")
+
+
+def test_a_retry_whose_consumers_die_ends_as_a_letter(world: World) -> None:
+    world.ack("a", (1, 3))
+    world.nack("a", 0)
+    for _ in range(2):
+        world.now += 2 * SECOND
+        assert len(world.fetch("a")) == 1
+        world.now += 60 * SECOND
+        world.do(ExpireLeases())
+    world.now += 2 * SECOND
+    assert world.fetch("a") == []
+    row = moved_row(world, 0)
+    assert row is not None
+    assert (row.kind, row.attempt, row.error_text) == (Kind.LETTER, 3, "text"), "what was known is kept"
+
+
+def test_what_may_kill_is_retried_singly(world: World) -> None:
+    for offset in range(3):
+        world.nack("a", offset, delay=0)
+    assert len(world.fetch("a")) == 3
+    world.now += 60 * SECOND
+    world.do(ExpireLeases())
+    world.now += 2 * SECOND
+    assert len(world.fetch("a")) == 1
+    assert world.fetch("a") == []
+
+
+def test_retries_survive_the_broker(world: World) -> None:
+    world.nack("a", 0)
+    world.nack("a", 1)
+    world.now += SECOND
+    world.fetch("a", most=1)
+    world.boot()
+    world.join("a", retry=QUICK)
+    attempts = {message.offset: message.attempt for message in world.fetch("a")}
+    assert attempts == {0: 3, 1: 2, 2: 2}
+
+
+def test_a_retry_given_back_has_not_been_tried(world: World) -> None:
+    world.nack("a", 0, delay=0)
+    world.fetch("a")
+    assert world.give_back("a", (0, 1)).messages == 1
+    assert world.fetch("a") == [Got("t", 0, 0, 2)]
+
+
+def test_any_member_takes_a_retry_of_a_concurrent_group(world: World) -> None:
+    world.join("b", retry=QUICK)
+    world.nack("a", 0, delay=0)
+    assert world.fetch("b") == [Got("t", 0, 0, 2)]
+
+
+def test_a_letter_can_be_replayed(world: World) -> None:
+    fail_until_dead(world, 0)
+    since = len(world.log)
+    reply = world.do(ReplayLetters("g", (("t", 0, 0), ("t", 0, 1), ("x", 0, 0)), by="me"))
+    assert reply == LettersReply((("t", 0, 0),), (("t", 0, 1, "no such letter"), ("x", 0, 0, "no such letter")))
+    row = moved_row(world, 0)
+    assert row is not None
+    assert world.events(since) == [Replayed(1, (Move(1, 0, 0, row),), (), "me")]
+    assert (row.kind, row.attempt, row.replays, row.due) == (Kind.RETRY, 0, 1, world.now)
+    assert world.group().letters == 0
+    assert world.fetch("a") == [Got("t", 0, 0, 1)]
+    refused = world.do(ReplayLetters("g", (("t", 0, 0),))).refused
+    assert refused == (("t", 0, 0, "not dead: it is being retried"),)
+    fail_until_dead(world, 0)
+    row = moved_row(world, 0)
+    assert row is not None
+    assert (row.number, row.replays, row.attempt) == (2, 1, 3)
+
+
+def test_a_letter_can_be_abandoned_for_a_reason(world: World) -> None:
+    fail_until_dead(world, 0)
+    assert world.do(AbandonLetters("g", (("t", 0, 0),), "")).error is BadRequest
+    since = len(world.log)
+    assert world.do(AbandonLetters("g", (("t", 0, 0),), "a duplicate", by="me")).done == (("t", 0, 0),)
+    row = moved_row(world, 0)
+    assert row is not None
+    assert world.events(since) == [Abandoned(1, (Move(1, 0, 0, row),), (), "me")]
+    assert (row.kind, row.reason) == (Kind.ABANDONED, "a duplicate")
+    assert world.group().letters == 0
+    again = world.do(ReplayLetters("g", (("t", 0, 0),)))
+    assert again == LettersReply((), (("t", 0, 0, "abandoned"),))
+
+
+def test_letters_are_moved_a_bounded_number_at_a_time(world: World) -> None:
+    many = tuple(("t", 0, offset) for offset in range(LETTERS_AT_ONCE + 1))
+    assert world.do(ReplayLetters("g", many)).error is BadRequest
+    assert world.do(ReplayLetters("x", many[:1])).error is UnknownGroup

@@ -1,0 +1,154 @@
+"""What can be asked about groups and letters, and that all of it survives as table rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.core.consumer_world import QUICK, World, rows
+from txmq.broker.core import consumer_queries as queries
+from txmq.broker.core import machine
+from txmq.broker.core.consumer_commands import AbandonLetters, Failure, GroupPause
+from txmq.broker.core.state import Rejected
+from txmq.errors import UnknownGroup, UnknownLetter, UnknownMember
+
+
+@pytest.fixture
+def world() -> World:
+    """Of twelve: two acked, one leased, one retried, one dead with two parked behind it, five not delivered."""
+    world = World(t=2)
+    world.publish("t", 1, 2, 3, 4)
+    world.join("a", mode="ordered", retry=QUICK)
+    world.fetch("a")
+    world.nack("a", 0, dead=True, failure=Failure("ValueError", "no such order", "f1"))
+    world.nack("a", 1)
+    world.ack("a", (2, 3))
+    world.publish("t", 1, 5, 1)
+    world.fetch("a")
+    world.ack("a", (5, 6))
+    world.publish("t", *range(5), partition=1)
+    return world
+
+
+def test_a_group_tells_where_it_stands(world: World) -> None:
+    shown = queries.show(world.state, "g", world.end)
+    assert not isinstance(shown, Rejected)
+    json.dumps(shown)
+    expected = {"lag": 6, "leased": 1, "retrying": 1, "parked": 2, "fences": 2, "letters": 1, "state": "active"}
+    assert {name: shown[name] for name in expected} == expected
+    assert queries.lag(world.state, "g") == 9
+    (first, second) = shown["positions"]
+    assert (first["floor"], first["cursor"], first["end"], first["leased_to"]) == (3, 7, 7, ["a"])
+    assert (second["lag"], second["owners"]) == (5, ["a"])
+    assert shown["member_list"][0]["assignment"] == [("t", 0), ("t", 1)]
+    assert {fence["state"] for fence in shown["fence_list"]} == {"dead", "retrying"}
+    assert [group["group"] for group in queries.groups(world.state)] == ["g"]
+
+
+def test_a_partition_that_does_not_move_says_why(world: World) -> None:
+    def why(durable: int = 1 << 60) -> list[str]:
+        shown = queries.show(world.state, "g", durable)
+        assert not isinstance(shown, Rejected)
+        return [position["why"] for position in shown["positions"]]
+
+    assert why() == ["everything is leased: waiting for acks", ""]
+    assert why(0)[1] == "the next message is not durable yet"
+    world.join("b", mode="ordered", retry=QUICK)
+    world.fetch("b")
+    world.join("c", mode="ordered", retry=QUICK)
+    world.do(GroupPause("g", paused=True))
+    assert why()[0] == "the group is paused"
+    world.do(GroupPause("g", paused=False))
+    world.boot()
+    assert why() == ["no member reads this partition"] * 2
+
+
+def test_a_heartbeat_tells_generation_and_share(world: World) -> None:
+    assert queries.membership(world.state, "g", "a") == {"generation": 1, "assignment": [("t", 0), ("t", 1)]}
+    for group, member, error in (("g", "b", UnknownMember), ("x", "a", UnknownGroup)):
+        refused = queries.membership(world.state, group, member)
+        assert isinstance(refused, Rejected)
+        assert refused.error is error
+
+
+def test_letters_come_in_pages(world: World) -> None:
+    world.fetch("a")
+    for offset in (0, 3, 4):
+        world.nack("a", offset, partition=1, dead=True)
+    world.do(AbandonLetters("g", (("t", 1, 3),), "enough"))
+    pages: list[list[tuple[int, int, str]]] = []
+    after: int | None = 0
+    while after is not None:
+        page = queries.letters(world.state, "g", after, 3)
+        assert not isinstance(page, Rejected)
+        letters, after = page
+        pages.append([(one.fields["partition"], one.fields["offset"], one.fields["state"]) for one in letters])
+    assert pages == [[(0, 0, "dead"), (1, 0, "dead"), (1, 3, "abandoned")], [(1, 4, "dead")]]
+
+
+def test_a_letter_tells_its_story(world: World) -> None:
+    letter = queries.letter(world.state, "g", "t", 0, 0)
+    assert not isinstance(letter, Rejected)
+    json.dumps(letter.fields)
+    expected = {
+        "topic": "t", "partition": 0, "offset": 0, "number": 1, "state": "dead", "attempts": 1, "replays": 0,
+        "error_type": "ValueError", "error_text": "no such order", "fingerprint": "f1", "consumer": "a", "key_hash": 1,
+        "parked_behind": 2, "dead_at": world.now, "first_failed_at": world.now, "reserved_by": None,
+    }  # fmt: skip
+    assert {name: letter.fields[name] for name in expected} == expected
+    for topic, offset in (("t", 1), ("t", 99), ("x", 0), ("t", -1)):
+        refused = queries.letter(world.state, "g", topic, 0, offset)
+        assert isinstance(refused, Rejected)
+        assert refused.error is UnknownLetter
+
+
+def test_letters_are_counted_by_what_they_have_in_common(world: World) -> None:
+    world.fetch("a")
+    first = world.now
+    world.now += 1_000
+    world.nack("a", 3, partition=1, dead=True, failure=Failure("KeyError", "", "f2"))
+    world.nack("a", 4, partition=1, dead=True, failure=Failure("ValueError", "", "f1"))
+    stats = queries.letter_stats(world.state, "g")
+    assert stats == {
+        "group": "g", "letters": 3, "counted": 3, "by_fingerprint": {"f1": 2, "f2": 1},
+        "by_error_type": {"ValueError": 2, "KeyError": 1}, "by_topic": {"t": 3}, "keys": 3, "most_of_one_key": 1,
+        "replayed": 0, "oldest": first, "newest": world.now,
+    }  # fmt: skip
+    json.dumps(stats)
+
+
+def test_an_unknown_group_is_said_to_be_unknown(world: World) -> None:
+    answers = (
+        queries.lag(world.state, "x"),
+        queries.letter_stats(world.state, "x"),
+        queries.show(world.state, "x", 0),
+        queries.letters(world.state, "x", 0, 1),
+        queries.letter(world.state, "x", "t", 0, 0),
+    )
+    assert [answer.error for answer in answers if isinstance(answer, Rejected)] == [UnknownGroup] * 5
+
+
+def test_the_tables_alone_are_the_whole_state(world: World) -> None:
+    world.fetch("a")
+    machine.save(world.state)
+    loaded = machine.load(world.state.tables)
+    assert loaded.consumers == world.state.consumers
+    world.state = loaded
+    world.now += 1_000_000
+    assert 1 in world.offsets("a")
+
+
+def test_only_what_changed_is_saved_again(world: World) -> None:
+    machine.save(world.state)
+    before = rows(world.state)
+    world.ack("a", (3, 4))
+    machine.save(world.state)
+    changed = [name for name, items in rows(world.state).items() if items != before[name]]
+    assert changed == ["groups", "positions"]
+
+
+def test_recovery_makes_the_same_state_of_the_log(world: World) -> None:
+    again = world.replayed()
+    assert again.consumers == world.state.consumers
+    assert rows(again) == rows(world.state)
