@@ -1,0 +1,1 @@
+"""The pure core, and worlds to drive it in."""

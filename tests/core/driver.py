@@ -46,7 +46,9 @@ class Driver:
         place = Place(self.end, self.end + RECORD + len(attachment), self.end + RECORD, self.now, self.state.boot_epoch)
         self.end = place.end
         self.bytes[place.attachment] = attachment
-        again = events.decode(events.KINDS[type(event)], events.encode(event))  # what recovery will see, not what we hold
+        again = events.decode(
+            events.KINDS[type(event)], events.encode(event)
+        )  # what recovery will see, not what we hold
         self.log.append((place, again))
         machine.apply(self.state, again, place)
 

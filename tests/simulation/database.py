@@ -65,7 +65,7 @@ class Database:
 
     def knows(self, decider: tuple[Any, ...]) -> bool:
         """As a resolver of the broker's: this is the only database."""
-        return decider[0] == "postgres"
+        return bool(decider[0] == "postgres")
 
     def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None:
         """As a resolver of the broker's."""

@@ -41,7 +41,7 @@ class Link:
         self._clock, self._rng, self._session, self._client = clock, rng, session, client
         self._arrives = [0.0, 0.0]
         self.connected = 1
-        session.makeConnection(self)  # type: ignore[arg-type]  # a transport by what it can do
+        session.makeConnection(self)  # type: ignore[no-untyped-call]  # a transport by what it can do
 
     def to_server(self, data: bytes) -> None:
         self._carry(0, data, self._session.dataReceived)

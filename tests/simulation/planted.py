@@ -10,6 +10,7 @@ from tests.simulation import node
 from txmq.broker import checks
 from txmq.broker.core import holds, jobs, machine, persistence, sends
 from txmq.message import Decision
+from txmq.store.snapshot import write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,7 @@ def _snapshot_at_once(engine: Engine) -> None:
 
     def and_snapshot(*args: Any) -> None:
         record(*args)
-        node.write_snapshot(
+        write_snapshot(
             engine.store._fs,
             node.DATA,
             engine.store.log_id,
@@ -79,7 +80,7 @@ def _snapshot_at_once(engine: Engine) -> None:
             node.dumped(engine.state),
         )
 
-    engine._record = and_snapshot  # type: ignore[method-assign]
+    engine._record = and_snapshot  # type: ignore[method-assign, assignment]
 
 
 _publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
