@@ -87,7 +87,7 @@ class Driver:
         for place, (topic, partition, key, body) in enumerate(sends):
             data = encode([Message(body.encode(), key)], producer_id=token, epoch=0, sequence=place, born_at=self.now)
             batches.append(GroupBatch(topic, 0, partition, data, verify(data)))
-        fields = {
+        fields: dict[str, Any] = {
             "part": 0,
             "sealed": True,
             "commit": decider == ("local",),
