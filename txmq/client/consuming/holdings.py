@@ -140,7 +140,8 @@ class Holdings:
     def _line_up(self, line: Line | BatchLine) -> None:
         if self._new:
             for parcel in self._new:
-                line.put(parcel)
+                if parcel.ready:
+                    line.put(parcel)
             self._new.clear()
 
     def settle_one(self, message: DeliveredMessage, *, now: float) -> bool:

@@ -65,7 +65,7 @@ class Member:
         self.wants_reconnect = False
         self._instance, self._owner = instance, owner
         self._closing = self._leaving = self._said_goodbye = False
-        self._fetching = self._beating = False
+        self._fetching = self._beating = self._stale = False
         self._paused_until = self._beat_at = 0.0
         self._leases: dict[int, float] = {}  # since when, or extended when
         self._asked_for_topics = False
@@ -82,7 +82,7 @@ class Member:
         if self.phase is Phase.GONE:
             return
         self.phase = Phase.AWAY
-        self._fetching = self._beating = self._said_goodbye = False
+        self._fetching = self._beating = self._stale = self._said_goodbye = False
         self._queue.clear()
         self.settling.lost(now)
         self.holdings.drop_ready()
@@ -181,8 +181,10 @@ class Member:
     def _refused(self, error: RequestRejected, now: float) -> None:
         """A refusal that concerns the member as a whole."""
         if isinstance(error, StaleGeneration):
-            self._beat_at = now
-        elif isinstance(error, UnknownMember | UnknownGroup) and not error.detail.get("replaced"):
+            self._stale, self._beat_at = True, now
+        elif error.detail.get("replaced"):  # by another process with the name of this member
+            self.failure = error
+        elif isinstance(error, UnknownMember | UnknownGroup):
             log.warning("consumer.forgotten", group=self.settings.group, error=error.message)
             self.wants_reconnect = True
         elif error.retriable or isinstance(error, BrokerFailed):
@@ -212,7 +214,7 @@ class Member:
         self._refused(error, now)
 
     def _beaten(self, payload: bytes, now: float) -> None:
-        self._beating = False
+        self._beating = self._stale = False
         reply, seat = parse_as(Beat, payload), self.seat
         if seat is None:
             return
@@ -236,7 +238,7 @@ class Member:
 
     def may_fetch(self) -> bool:
         """Whether half of what may wait here could be filled, and nobody is about to."""
-        if self._fetching or self._closing:
+        if self._fetching or self._closing or self._stale:
             return False
         holdings, settings = self.holdings, self.settings
         few = holdings.ready <= settings.prefetch_messages // 2

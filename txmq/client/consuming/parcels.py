@@ -115,7 +115,7 @@ class DeliveredMessage(ReceivedMessage):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process is the message alone: the delivery belongs to the consumer in this one."""
-        return ReceivedMessage, tuple(self)
+        return ReceivedMessage, tuple(self._replace(headers=dict(self.headers)))
 
 
 class ReceivedBatch:

@@ -1,0 +1,222 @@
+"""What a consumer holds: order, redelivery, tags."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.client.consuming import bodies, chunk, keyed, parcel, places
+from txmq.client.consuming.holdings import Holdings
+from txmq.client.consuming.parcels import DeliveredMessage
+from txmq.errors import LocalProtocolError
+from txmq.message import Message, ReceivedMessage
+from txmq.wire.headers import Acked
+
+
+def holding(keys: str, *, ordered: bool = True, lease: int = 1) -> Holdings:
+    holdings = Holdings(ordered=ordered)
+    holdings.add(parcel(chunk(*keyed(keys), lease=lease)))
+    return holdings
+
+
+def take(holdings: Holdings, most: int = 100) -> list[DeliveredMessage]:
+    return holdings.take(most, now=1.0)
+
+
+def take_singly(holdings: Holdings) -> list[DeliveredMessage]:
+    """As threads do that take one at a time and have not finished any."""
+    taken = []
+    while found := take(holdings, 1):
+        taken += found
+    return taken
+
+
+def settle(holdings: Holdings, start: int, end: int) -> int:
+    return holdings.settle(places((start, end))[0], now=2.0)
+
+
+def test_messages_come_as_they_arrived_where_no_order_is_kept() -> None:
+    holdings = holding("aab", ordered=False)
+    holdings.add(parcel(chunk("x", at=3)))
+    assert bodies(take(holdings, 2)) == ["a0", "a1"]
+    assert bodies(take(holdings)) == ["b2", "x"]
+    assert take(holdings) == []
+
+
+def test_a_message_has_everything_that_was_sent_and_where_it_stands() -> None:
+    holdings = Holdings(ordered=False)
+    sent = Message(b"body", "k", "t", {"h": "v"})
+    holdings.add(parcel(chunk("before", sent, at=41, partition=3, attempt=2, rows=slice(1, 2))))
+    [message] = take(holdings)
+    assert message == (
+        *("orders", 3, 42, "k", "t", {"h": "v"}, b"body"),
+        *("70" * 16 + "-42", 2, 7, 9),
+    )
+
+
+def test_a_message_travels_to_another_process_without_its_delivery() -> None:
+    [message] = take(holding("a", ordered=False))
+    copy = pickle.loads(pickle.dumps(message))
+    assert type(copy) is ReceivedMessage
+    assert copy == message
+
+
+def test_the_next_message_of_a_key_waits_while_other_keys_flow() -> None:
+    holdings = holding("aabac")
+    assert bodies(take_singly(holdings)) == ["a0", "b2", "c4"]
+    settle(holdings, 0, 1)
+    assert bodies(take_singly(holdings)) == ["a1"]
+    settle(holdings, 2, 3)
+    assert take_singly(holdings) == []
+    settle(holdings, 1, 2)
+    assert bodies(take_singly(holdings)) == ["a3"]
+
+
+def test_messages_without_a_key_wait_for_nobody_in_an_ordered_group() -> None:
+    holdings = Holdings(ordered=True)
+    holdings.add(parcel(chunk("x", "y", "z")))
+    assert bodies(take_singly(holdings)) == ["x", "y", "z"]
+
+
+def test_one_taker_gets_a_key_in_a_row_and_others_wait_for_all_of_it() -> None:
+    holdings = holding("abaab")
+    assert bodies(take(holdings, 2)) == ["a0", "a2"]
+    assert bodies(take(holdings, 9)) == ["b1", "b4"]
+    settle(holdings, 0, 1)
+    assert take(holdings) == []
+    settle(holdings, 2, 3)
+    assert bodies(take(holdings)) == ["a3"]
+
+
+def test_batches_are_columns_and_leave_out_what_is_not_wanted() -> None:
+    holdings = Holdings(ordered=False, tags=frozenset({"paid", "sent"}))
+    rows = [Message(f"{n}".encode(), f"k{n}", tag) for n, tag in enumerate(("paid", "new", None, "sent"))]
+    unwanted = holdings.add(parcel(chunk(*rows, at=10)))
+    assert unwanted == list(places((11, 13)))
+    batch = holdings.take_batch(now=1.0)
+    assert batch is not None
+    assert (list(batch.offsets), batch.bodies, batch.keys, batch.tags) == (
+        [10, 13], [b"0", b"3"], ["k0", "k3"], ["paid", "sent"],
+    )  # fmt: skip
+    assert bodies(batch.messages()) == ["0", "3"]
+
+
+def test_a_delivery_without_a_wanted_tag_leaves_nothing_behind() -> None:
+    holdings = Holdings(ordered=False, tags=frozenset({"paid"}))
+    assert holdings.add(parcel(chunk("x", "y", at=5))) == list(places((5, 7)))
+    assert (take(holdings), holdings.ready, holdings.ready_bytes) == ([], 0, 0)
+
+
+def test_ordered_batches_come_one_at_a_time_from_each_partition() -> None:
+    holdings = Holdings(ordered=True)
+    for at, partition in ((0, 0), (2, 0), (0, 1)):
+        holdings.add(parcel(chunk("x", "y", at=at, partition=partition)))
+    first, second = holdings.take_batch(now=1.0), holdings.take_batch(now=1.0)
+    assert first is not None
+    assert second is not None
+    assert [(batch.partition, list(batch.offsets)) for batch in (first, second)] == [(0, [0, 1]), (1, [0, 1])]
+    assert holdings.take_batch(now=1.0) is None
+    settle(holdings, 0, 1)
+    assert holdings.take_batch(now=1.0) is None
+    settle(holdings, 1, 2)
+    third = holdings.take_batch(now=1.0)
+    assert third is not None
+    assert list(third.offsets) == [2, 3]
+
+
+def test_an_ordered_consumer_gives_messages_or_batches_but_not_both() -> None:
+    holdings = holding("a")
+    take(holdings)
+    with pytest.raises(LocalProtocolError, match="take either"):
+        holdings.take_batch(now=1.0)
+
+
+def test_what_comes_again_before_it_was_taken_comes_once_from_the_newer_delivery() -> None:
+    holdings = holding("ab", lease=1)
+    holdings.add(parcel(chunk(*keyed("ab"), lease=2, attempt=2)))
+    assert [(message.body, message.attempt) for message in take_singly(holdings)] == [(b"a0", 2), (b"b1", 2)]
+    assert holdings.leases(0.0) == {2}
+
+
+def test_what_comes_again_while_it_is_in_hand_is_settled_with_it() -> None:
+    holdings = holding("aa", lease=1)
+    [first] = take(holdings, 1)
+    holdings.add(parcel(chunk(*keyed("aa"), lease=2, attempt=2)))
+    assert take(holdings) == []
+    assert holdings.leases(0.0) == {1, 2}
+    assert holdings.settle_one(first, now=2.0)
+    assert [(message.body, message.attempt) for message in take(holdings)] == [(b"a1", 2)]
+    settle(holdings, 1, 2)
+    assert holdings.leases(0.0) == set()
+
+
+def test_what_was_taken_is_known_and_the_rest_can_be_dropped() -> None:
+    holdings = holding("abcd")
+    take(holdings, 2)
+    assert holdings.taken() == list(places((0, 2)))
+    assert holdings.drop_ready() == list(places((2, 4)))
+    assert (take(holdings), holdings.ready, holdings.ready_bytes) == ([], 0, 0)
+    assert settle(holdings, 0, 2) == 2
+    assert holdings.taken() == []
+
+
+def test_a_key_can_be_dropped_up_to_a_lease() -> None:
+    holdings = holding("abab", lease=5)
+    holdings.add(parcel(chunk(*keyed("aa"), at=4, lease=6)))
+    assert holdings.drop_key("orders", "a", 6) == list(places((0, 1), (2, 3)))
+    assert sorted(bodies(take(holdings))) == ["a0", "a1", "b1", "b3"]
+
+
+def test_a_dropped_message_does_not_hold_back_those_behind_it() -> None:
+    holdings = holding("aa", lease=5)
+    holdings.add(parcel(chunk(*keyed("a"), at=2, lease=6)))
+    [first] = take(holdings, 1)
+    assert holdings.drop_key("orders", "a", 6) == list(places((1, 2)))
+    holdings.settle_one(first, now=2.0)
+    assert [message.offset for message in take(holdings)] == [2]
+
+
+def test_a_lease_is_not_kept_for_a_message_that_makes_no_progress() -> None:
+    holdings = holding("ab")
+    take(holdings, 1)
+    assert holdings.leases(stuck_since=0.5) == {1}
+    assert holdings.leases(stuck_since=1.0) == set()
+    settle(holdings, 0, 1)
+    assert holdings.leases(stuck_since=1.0) == {1}
+
+
+def test_acking_twice_settles_once() -> None:
+    holdings = holding("a", ordered=False)
+    [message] = take(holdings)
+    assert holdings.settle_one(message, now=2.0)
+    assert not holdings.settle_one(message, now=2.0)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(("take", "settle", "add")), st.integers(0, 3)), max_size=60)
+
+
+@given(keys=st.lists(st.sampled_from("abc"), max_size=12), steps=STEPS)
+def test_every_message_comes_once_and_each_key_in_order(keys: list[str], steps: list[tuple[str, int]]) -> None:
+    holdings, pieces, at = Holdings(ordered=True), keyed("".join(keys)), 0
+    in_hand: list[DeliveredMessage] = []
+    seen: list[DeliveredMessage] = []
+    for step, number in [*steps, *[("add", 3)] * 4, *[("take", 1), ("settle", 0)] * 12]:
+        if step == "add" and at < len(pieces):
+            part = pieces[at : at + number + 1]
+            holdings.add(parcel(chunk(*part, at=at)))
+            at += len(part)
+        elif step == "take":
+            found = take(holdings, 1)
+            assert not {message.key for message in found} & {message.key for message in in_hand}
+            in_hand += found
+            seen += found
+        elif step == "settle" and in_hand:
+            message = in_hand.pop(number % len(in_hand))
+            holdings.settle(Acked("orders", 0, message.offset, message.offset + 1), now=2.0)
+    assert sorted(message.offset for message in seen) == list(range(len(pieces)))
+    for key in "abc":
+        offsets = [message.offset for message in seen if message.key == key]
+        assert offsets == sorted(offsets)

@@ -1,0 +1,359 @@
+"""A member of a group: what it asks of the broker, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.client.consuming import Spoken, bodies, chunk, keyed, places
+from txmq.client.consuming.member import Phase
+from txmq.client.consuming.settings import checked
+from txmq.errors import (
+    BrokerFailed,
+    GroupMismatch,
+    LocalProtocolError,
+    NotLeased,
+    StaleGeneration,
+    Throttled,
+    UnknownGroup,
+    UnknownMember,
+    UnknownTopic,
+)
+from txmq.message import Message
+from txmq.retry import RetryPolicy
+
+HELD = "held"
+
+
+def test_it_joins_with_its_settings_and_then_fetches() -> None:
+    spoken = Spoken("ordered", start="last", on_exhausted="skip", retry=RetryPolicy.table(1, 2), lease_s=9, session_s=6)
+    spoken.member.connected(spoken.now)
+    assert spoken.asked("consumer.join") == {
+        "group": "billing",
+        "instance": "i-1",
+        "mode": "ordered",
+        "topics": ["orders"],
+        "start": "last",
+        "on_exhausted": "skip",
+        "retry": {"delays": [1_000_000, 2_000_000], "attempts": None, "jitter": 0.0},
+        "lease_ms": 9_000,
+        "session_ms": 6_000,
+        "strategy": None,
+        "member": None,
+        "held": None,
+    }
+    spoken.answer("consumer.join", **spoken.seat(0, generation=4))
+    fetch = spoken.asked("fetch")
+    assert (fetch.group, fetch.member, fetch.generation, fetch.max_messages) == ("billing", "m-1", 4, 4_096)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "queue"},
+        {"tags": "paid"},
+        {"start": "now"},
+        {"on_exhausted": "drop"},
+        {"member": "no spaces"},
+        {"prefetch_messages": 0},
+        {"lease_s": -1.0},
+        {"strategy": "best"},
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError):
+        checked("billing", ["orders"], **wrong)
+
+
+def test_topics_are_a_sequence_of_names() -> None:
+    with pytest.raises(LocalProtocolError, match="topics"):
+        checked("billing", "orders")
+
+
+def test_a_topic_that_is_missing_is_asked_for_once() -> None:
+    spoken = Spoken()
+    spoken.member.connected(spoken.now)
+    spoken.refuse("consumer.join", UnknownTopic("no topic"))
+    assert spoken.asked("topic.describe") == {"names": ["orders"], "create": True}
+    spoken.answer("topic.describe", topics=[])
+    spoken.refuse("consumer.join", UnknownTopic("no topic"))
+    assert isinstance(spoken.member.failure, UnknownTopic)
+
+
+def test_a_group_with_other_settings_ends_it() -> None:
+    spoken = Spoken()
+    spoken.member.connected(spoken.now)
+    spoken.refuse("consumer.join", GroupMismatch("ordered"))
+    with pytest.raises(GroupMismatch):
+        spoken.take()
+
+
+def test_it_fetches_ahead_until_half_of_what_may_wait_is_there() -> None:
+    spoken = Spoken(prefetch_messages=4).joined().fetched(chunk("a", "b"))
+    assert spoken.asked("fetch").max_messages == 2
+    spoken.fetched(chunk("c", at=2))
+    assert spoken.names() == []
+    spoken.take()
+    assert spoken.asked("fetch").max_messages == 2
+
+
+def test_acks_go_out_together_as_ranges_after_a_moment() -> None:
+    spoken = Spoken().joined().fetched(chunk(*"abcdef"))
+    messages = spoken.take(6)
+    for place in (0, 1, 4, 2):
+        spoken.hands.ack(messages[place], spoken.now)
+    assert spoken.names() == ["fetch"]
+    assert spoken.member.wake_at() == pytest.approx(spoken.now + 0.01)
+    spoken.now += 0.01
+    assert spoken.asked("ack").ranges == places((0, 3), (4, 5))
+
+
+def test_acks_wait_for_the_answer_to_those_before_them() -> None:
+    spoken = Spoken().joined().fetched(chunk(*"abc"))
+    messages = spoken.take(3)
+    first = spoken.hands.ack(messages[0], spoken.now)
+    spoken.now += 1
+    spoken.ask()
+    second = spoken.hands.ack(messages[1], spoken.now)
+    spoken.now += 1
+    assert spoken.asked("ack").ranges == places((0, 1))
+    acks = spoken.member.settling.acks
+    spoken.answer("ack", b"")
+    assert (acks.confirmed(first), acks.confirmed(second)) == (True, False)
+    assert spoken.asked("ack").ranges == places((1, 2))
+    spoken.answer("ack", b"")
+    assert acks.confirmed(second)
+
+
+def test_messages_without_a_wanted_tag_are_acked_by_themselves() -> None:
+    rows = [Message(tag.encode(), None, tag) for tag in ("new", "paid", "old")]
+    spoken = Spoken(tags={"paid"}).joined().fetched(chunk(*rows))
+    spoken.now += 1
+    assert spoken.asked("ack").ranges == places((0, 1), (2, 3))
+    assert bodies(spoken.take(9)) == ["paid"]
+    assert spoken.member.stats.filtered == 2
+
+
+def test_after_a_lost_connection_it_claims_what_is_in_hand_and_sends_again_what_was_not_confirmed() -> None:
+    spoken = Spoken().joined().fetched(chunk(*"abcdef"))
+    messages = spoken.take(4)
+    spoken.hands.ack(messages[0], spoken.now)
+    spoken.now += 1
+    spoken.ask()
+    spoken.hands.nack(messages[1], None, "no")
+    spoken.ask()
+    spoken.lost()
+    spoken.hands.ack(messages[2], spoken.now)
+    assert spoken.take(9) == []
+    spoken.member.connected(spoken.now)
+    join = spoken.asked("consumer.join")
+    assert (join["member"], join[HELD]) == ("m-1", [["orders", 0, 0, 4]])
+    spoken.answer("consumer.join", **spoken.seat(0))
+    spoken.now += 1
+    assert spoken.names() == ["ack", "consumer.nack", "fetch"]
+    assert spoken.asked("ack").ranges == places((0, 1), (2, 3))
+    assert spoken.asked("consumer.nack")["offset"] == 1
+
+
+def test_it_joins_again_when_the_broker_has_forgotten_it() -> None:
+    spoken = Spoken().joined().fetched(chunk("a", "b"))
+    spoken.take()
+    spoken.refuse("fetch", UnknownMember("who?"))
+    assert spoken.member.wants_reconnect
+    assert spoken.names() == []
+    spoken.lost()
+    spoken.joined(generation=2).fetched(chunk("a", "b", attempt=2, lease=2))
+    assert bodies(spoken.take(9)) == ["b"]
+    assert spoken.member.stats.rejoined == 1
+
+
+def test_one_that_was_replaced_by_another_process_of_its_name_does_not_fight_it() -> None:
+    spoken = Spoken(member="one").joined()
+    spoken.refuse("fetch", UnknownMember("replaced", detail={"replaced": True}))
+    assert not spoken.member.wants_reconnect
+    with pytest.raises(UnknownMember):
+        spoken.take()
+
+
+def test_a_rebalance_is_heard_of_and_what_belongs_to_others_is_given_back() -> None:
+    spoken = Spoken().joined(0, 1).fetched(chunk("a", "b"), chunk("c", partition=1), chunk("r", at=9, moved=True))
+    spoken.take()
+    spoken.refuse("fetch", StaleGeneration("old"))
+    spoken.answer("consumer.heartbeat", generation=2, assignment=[["orders", 1]])
+    given_back = spoken.asked("consumer.return")
+    assert (given_back["generation"], given_back["ranges"]) == (2, [["orders", 0, 1, 2]])
+    assert bodies(spoken.take(9)) == ["c", "r"]
+    assert spoken.asked("fetch").generation == 2
+
+
+def test_an_ordered_member_keeps_nothing_of_partitions_that_it_lost() -> None:
+    spoken = Spoken("ordered").joined(0, 1).fetched(chunk("r", at=9, moved=True))
+    spoken.now += 11
+    spoken.answer("consumer.heartbeat", generation=2, assignment=[["orders", 1]])
+    assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 9, 10]]
+
+
+def test_leases_are_extended_from_half_of_their_time_as_long_as_something_is_left() -> None:
+    spoken = Spoken().joined().fetched(chunk("a", lease=7), chunk("b", at=1, lease=8))
+    first, _second = spoken.take(2)
+    extended = []
+    for _ in range(4):
+        spoken.now += 10
+        extended += [asked.args["leases"] for asked in spoken.ask() if asked.name == "consumer.extend"]
+        spoken.open.clear()
+        spoken.member._beaten(b'{"generation": 1, "assignment": [["orders", 0]]}', spoken.now)
+    assert extended == [[7, 8]]
+    spoken.hands.ack(first, spoken.now)
+    spoken.now += 31
+    assert spoken.asked("consumer.extend")["leases"] == [8]
+
+
+def test_a_message_stuck_in_a_handler_is_left_to_others() -> None:
+    spoken = Spoken(stuck_s=25).joined().fetched(chunk("a", lease=7))
+    spoken.take()
+    spoken.now += 31
+    assert "consumer.extend" not in spoken.names()
+
+
+def test_a_failed_message_is_nacked_with_its_error_and_delay() -> None:
+    spoken = Spoken().joined().fetched(chunk("a"))
+    [message] = spoken.take()
+    spoken.hands.nack(message, 1.5, ValueError("no stock"))
+    nack = spoken.asked("consumer.nack")
+    assert (nack["topic"], nack["partition"], nack["offset"], nack["delay_ms"]) == ("orders", 0, 0, 1_500)
+    assert (nack["error"]["type"], nack["dead"]) == ("ValueError", False)
+    with pytest.raises(NotLeased):
+        spoken.hands.nack(message, None, None)
+    spoken.answer("consumer.nack", moved="retry", attempt=1, due_at=5, fence_lease=0)
+    assert (spoken.member.stats.nacked, spoken.member.holdings.taken()) == (1, [])
+
+
+def test_behind_a_fence_the_messages_of_a_key_are_given_back_unprocessed() -> None:
+    spoken = Spoken("ordered").joined().fetched(chunk(*keyed("abaa"), lease=3))
+    [first] = spoken.take()
+    spoken.hands.nack(first, None, "no")
+    assert bodies(spoken.take(1)) == ["b1"]
+    assert spoken.take() == []
+    spoken.fetched(chunk(*keyed("a"), at=4, lease=4), chunk(*keyed("a"), at=0, lease=5, attempt=2, moved=True))
+    spoken.answer("consumer.nack", moved="retry", attempt=1, due_at=5, fence_lease=5)
+    assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 2, 5]]
+    assert [(message.offset, message.attempt) for message in spoken.take(9)] == []
+
+
+def test_after_a_nack_without_a_fence_the_key_goes_on() -> None:
+    spoken = Spoken("ordered").joined().fetched(chunk(*keyed("aa"), lease=3))
+    [first] = spoken.take()
+    spoken.hands.nack(first, None, "no")
+    spoken.answer("consumer.nack", moved="letter", attempt=1, due_at=0, fence_lease=0)
+    assert bodies(spoken.take()) == ["a1"]
+    assert spoken.member.stats.dead_lettered == 1
+
+
+def test_a_nack_that_comes_too_late_gives_the_rest_of_its_key_back() -> None:
+    spoken = Spoken("ordered").joined().fetched(chunk(*keyed("aab"), lease=3))
+    first = spoken.take()[0]
+    spoken.hands.nack(first, None, "no")
+    spoken.refuse("consumer.nack", NotLeased("lapsed"))
+    assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 1, 2]]
+    assert bodies(spoken.take(9)) == ["b2"]
+
+
+@pytest.mark.parametrize("error", [Throttled("full"), BrokerFailed("bug")])
+def test_a_broker_in_trouble_gets_a_pause(error: Any) -> None:
+    spoken = Spoken().joined()
+    spoken.refuse("fetch", error)
+    assert spoken.names() == []
+    spoken.now += 0.2
+    assert spoken.names() == ["fetch"]
+
+
+def test_a_nack_is_repeated_where_the_broker_asks_for_a_pause() -> None:
+    spoken = Spoken().joined().fetched(chunk("a"))
+    spoken.hands.nack(spoken.take()[0], None, "no")
+    spoken.refuse("consumer.nack", Throttled("full"))
+    spoken.now += 0.2
+    assert spoken.asked("consumer.nack")["offset"] == 0
+
+
+def test_it_leaves_when_everything_is_confirmed_and_gives_the_rest_back() -> None:
+    spoken = Spoken().joined().fetched(chunk(*"abc"))
+    [message] = spoken.take()
+    assert spoken.names() == ["fetch"]
+    spoken.member.close()
+    assert spoken.take() == []
+    assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 1, 3]]
+    spoken.hands.ack(message, spoken.now)
+    spoken.member.leave()
+    spoken.fetched(chunk("late", at=3))
+    assert spoken.asked("ack").ranges == places((0, 1))
+    spoken.answer("ack", b"")
+    spoken.answer("consumer.return", stale=[])
+    spoken.answer("consumer.return", stale=[])
+    assert spoken.asked("consumer.leave") == {"group": "billing", "member": "m-1", "instance": "i-1"}
+    spoken.answer("consumer.leave")
+    assert spoken.member.phase is Phase.GONE
+
+
+def test_before_it_leaves_a_fetch_under_way_is_ended_by_a_rejoin() -> None:
+    spoken = Spoken().joined()
+    spoken.ask()
+    spoken.member.leave()
+    assert spoken.asked("consumer.join")[HELD] == []
+    assert "consumer.leave" not in spoken.names()
+    spoken.answer("consumer.join", **spoken.seat(0))
+    assert "consumer.leave" in spoken.names()
+
+
+def test_a_broadcast_member_without_a_name_begins_anew_where_it_was_forgotten() -> None:
+    spoken = Spoken("broadcast").joined(group="billing@m-1")
+    spoken.lost()
+    spoken.member.connected(spoken.now)
+    spoken.refuse("consumer.heartbeat", UnknownGroup("gone"))
+    assert spoken.asked("consumer.join")["member"] is None
+
+
+def test_a_broadcast_member_without_a_name_keeps_the_one_it_was_given_while_it_is_known() -> None:
+    spoken = Spoken("broadcast").joined(group="billing@m-1")
+    spoken.lost()
+    spoken.member.connected(spoken.now)
+    assert spoken.asked("consumer.heartbeat")["group"] == "billing@m-1"
+    spoken.answer("consumer.heartbeat", generation=1, assignment=[])
+    assert spoken.asked("consumer.join")["member"] == "m-1"
+
+
+def test_messages_of_an_earlier_epoch_are_not_processed_any_more() -> None:
+    spoken = Spoken().joined().fetched(chunk("a"))
+    spoken.now += 11
+    spoken.answer("consumer.heartbeat", generation=1, assignment=[["orders", 0]], epoch=2)
+    assert spoken.take() == []
+    spoken.fetched(chunk("a", lease=2))
+    assert spoken.take()[0].parcel.epoch == 2
+
+
+def test_an_ack_can_be_part_of_a_transaction() -> None:
+    spoken = Spoken().joined(generation=3).fetched(chunk("a", "b", "c"))
+    kept, returned, doubtful = spoken.take(3)
+    [action] = spoken.hands.lend(kept)
+    assert action == ("ack", "billing", "m-1", 3, "orders", 0, 0, 1)
+    with pytest.raises(NotLeased):
+        spoken.hands.lend(kept)
+    assert spoken.hands.ack(kept, spoken.now) == 0
+    for message in (returned, doubtful):
+        spoken.hands.lend(message)
+    spoken.hands.lent(kept, spoken.now, committed=True)
+    spoken.hands.lent(doubtful, spoken.now, committed=None)
+    spoken.hands.lent(returned, spoken.now, committed=False)
+    assert spoken.member.holdings.taken() == list(places((1, 2)))
+    assert spoken.hands.ack(returned, spoken.now) != 0
+
+
+def test_what_is_left_of_a_batch_can_be_acked_in_a_transaction() -> None:
+    spoken = Spoken().joined().fetched(chunk("a", "b", "c"))
+    batch = spoken.hands.take_batch(spoken.now)
+    assert batch is not None
+    spoken.hands.nack(batch.messages()[1], None, "no")
+    actions = spoken.hands.lend(batch)
+    assert [action[-2:] for action in actions] == [(0, 1), (2, 3)]
+    spoken.hands.lent(batch, spoken.now, committed=True)
+    assert spoken.member.holdings.taken() == list(places((1, 2)))
