@@ -9,7 +9,7 @@ import structlog
 
 from txmq.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver, Verdict
+from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from txmq.config import Resolver as ResolverSettings
 
 AT_ONCE = 10_000  # tokens in one call of a resolver
-DECISIONS = {Verdict.COMMIT: Decision.COMMIT, Verdict.ROLLBACK: Decision.ROLLBACK, Verdict.UNKNOWN: Decision.UNKNOWN}
 log = structlog.get_logger()
 
 
@@ -64,10 +63,10 @@ def _first_that_knows(
     lane, rest = lanes[0], lanes[1:]
 
     def next_one(answer: Answer) -> None:
-        if answer.verdict is Verdict.UNKNOWN and rest:
+        if answer.verdict is Decision.UNKNOWN and rest:
             _first_that_knows(rest, token, row, answered)
         else:
-            answered(token, DECISIONS[answer.verdict], f"resolver {lane.name}", answer.reason)
+            answered(token, answer.verdict, f"resolver {lane.name}", answer.reason)
 
     lane.ask(token, row, next_one)
 
@@ -115,4 +114,4 @@ class _Lane:
         time.
         """
         log.error("resolver.failed", resolver=self.name, error=failure.getTraceback())
-        self._answered([Answer(Verdict.UNKNOWN, "the resolver failed")] * len(asked), asked)
+        self._answered([Answer(Decision.UNKNOWN, "the resolver failed")] * len(asked), asked)

@@ -19,8 +19,6 @@ from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, 
 from txmq.tx.postgres.identity import ServerIdentity, read_server
 from txmq.tx.postgres.session import Connection, connect
 
-Verdict = Decision
-
 
 class Check(NamedTuple):
     """A question: token and log of the group, the database that its header names, and the xid where that is known."""
