@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
 
+from txmq.client.checkers import Checker, Checkers
 from txmq.client.core import Core
 from txmq.client.flights import Stats
+from txmq.client.half import HalfTransaction
+from txmq.client.jobs import Job
+from txmq.client.options import TransactionOptions, begin
 from txmq.client.producer import Fields, Producer
 from txmq.client.settings import Options, Settings
+from txmq.client.tokens import as_token, new_token
+from txmq.client.transaction import Transaction
 from txmq.errors import RequestTimeout
 from txmq.message import Message, Receipt
+
+if TYPE_CHECKING:  # psycopg2 is for those who have a database
+    from txmq.tx.postgres.session import Connection
 
 CLOSE_S = 10.0
 
@@ -38,6 +47,7 @@ class Client(Producer):
         settings = core.settings
         super().__init__(core.pool, core.topics, timeout=settings.timeout, retries=settings.retries)
         self.core = core
+        self._checkers = Checkers(core)
 
     @property
     def service(self) -> str | None:
@@ -78,6 +88,42 @@ class Client(Producer):
         if not self.core.pipeline.flush(patience):
             raise RequestTimeout(f"not everything had its receipt within {patience} s")
 
+    @overload
+    def transaction(self, *, checker: str, **options: Unpack[TransactionOptions]) -> HalfTransaction: ...
+
+    @overload
+    def transaction(
+        self, connection: Connection | None = None, *, checker: None = None, **options: Unpack[TransactionOptions]
+    ) -> Transaction: ...
+
+    def transaction(
+        self,
+        connection: Connection | None = None,
+        *,
+        checker: str | None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> Transaction:
+        """A `with` block whose sends and acks take effect together, or not at all.
+
+        With a psycopg2 `connection`, together with the rows written on it: the block commits it. With the name of a
+        registered `checker`, together with local work of any other kind: see HalfTransaction. With neither, by
+        themselves. For the `options` see `txmq.client.options.TransactionOptions`.
+        """
+        return begin(self.core, connection, checker, options)
+
+    def job(self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0) -> Job:
+        """The job of that token, or a new one: groups stored apart, and one decision. See Job."""
+        named = new_token() if token is None else as_token(token)
+        return Job(self.core, named, expire_after=expire_after)
+
+    def register_checker(self, name: str, checker: Checker) -> None:
+        """Lets this process answer for transactions of that checker: COMMIT, ROLLBACK or UNKNOWN for a Half.
+
+        It is called on the client's own thread, one question after the other. An exception is no answer: the broker
+        asks again later, this process or another one of the service.
+        """
+        self._checkers.register(name, checker)
+
     def call(self, name: str, /, **args: object) -> dict[str, Any]:
         """What a control call returns (docs/FORMATS.md 2.3). A long poll may take its `wait_ms` longer."""
         wait_ms = args.get("wait_ms", 0)
@@ -86,6 +132,7 @@ class Client(Producer):
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the client. What `send_async` took may go out for up to `timeout` seconds; the rest of it fails."""
+        self._checkers.close()
         self.core.close(timeout)
 
     def __enter__(self) -> Self:

@@ -214,7 +214,10 @@ def _refuse_oneself(sock: socket.socket) -> None:
 
 
 def _unavailable(failures: dict[Address, TxmqError], took_s: float) -> BrokerUnavailable:
-    tried = "; ".join(f"{address}: {error.message}" for address, error in failures.items())
+    tried = "; ".join(
+        error.message if str(address) in error.message else f"{address}: {error.message}"
+        for address, error in failures.items()
+    )
     return BrokerUnavailable(
         f"no broker answered within {took_s:.1f} s ({tried})",
         hint="is it running, and is the address right? start one with: txmq broker --data DIR",

@@ -51,7 +51,7 @@ class Conversation:
     def __init__(self, service: str | None, pin: LogPin) -> None:
         self._service = service
         self._pin = pin
-        self._decoder = FrameDecoder(limits.FRAME)
+        self._decoder = FrameDecoder(limits.FRAME_BEFORE_HELLO)
         self._expected: dict[int, int] = {}
         self._last = 0
         self.welcome: Welcome | None = None
@@ -102,6 +102,7 @@ class Conversation:
         if not VERSIONS[0] <= welcome.version <= VERSIONS[1]:
             raise RemoteProtocolError(f"the broker chose version {welcome.version}, which this client does not speak")
         self._pin.check(welcome)
+        self._decoder.limit = limits.FRAME
         self.welcome = welcome
 
 

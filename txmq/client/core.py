@@ -52,6 +52,10 @@ class Core:
         """A connection of the caller's own. Raises BrokerUnavailable, LogChanged, or why the broker refuses it."""
         if self.closed:
             raise closed()
+        return self._dial(deadline)
+
+    def _dial(self, deadline: float) -> Connection:
+        """As `dial`, for a pipeline that has things to finish."""
         return dial(self._addresses, lambda: Conversation(self.settings.service, self._pin), deadline)
 
     def call(
@@ -115,7 +119,7 @@ class Core:
     def _made(self) -> Pipeline:
         settings = self.settings
         return Pipeline(
-            self.dial,
+            self._dial,
             self.topics,
             window=settings.window,
             window_bytes=settings.window_bytes,

@@ -35,6 +35,7 @@ FRAMES_AHEAD = 64  # under way at once; the broker remembers the receipts of 256
 BYTES_AHEAD = 8 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5  # where the broker asks for a pause
 Lost = ConnectionLost | RequestTimeout
+DEFINITE = StaleTopic | SequenceGap  # said only of what is not stored; other refusals come before the broker looks
 
 
 class Piece(NamedTuple):
@@ -205,6 +206,8 @@ class Delivery:
         """The first piece under way was refused, and so is everything behind it: all go back, or `error` is raised."""
         first = self._sent[0]
         self._drain(session)
+        if first.doubtful and not isinstance(error, DEFINITE):
+            error.outcome = "unknown"
         if isinstance(error, Throttled):
             self._wait(error)
         elif not self._left or not self._curable(session, error, first):

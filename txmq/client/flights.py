@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from txmq.batch.cells import too_large
 from txmq.client.conversation import Conversation, Payload, result
-from txmq.client.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of
+from txmq.client.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of
 from txmq.client.outbox import IN_TURN, Errand, Outbox, Pile, Place
 from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Messages, cuts, weight
 from txmq.client.topics import Topics
@@ -233,7 +233,7 @@ class Flights:
         """All replies are there: what was refused goes out again, or fails."""
         refused, self._refused = sorted(self._refused, key=lambda flight: flight.sequence), []
         first = refused[0]
-        certain = not first.doubtful or isinstance(first.refusal, StaleTopic | SequenceGap)
+        certain = not first.doubtful or isinstance(first.refusal, DEFINITE)
         kept = [flight for flight in refused if self._goes_again(flight, certain=certain)]
         if certain:
             self._renew()

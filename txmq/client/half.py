@@ -1,0 +1,85 @@
+"""Transactions that a service answers for: half messages, stored before the local work and decided after it.
+
+Where the decision never comes, the broker asks a process of the service that has registered the checker.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from txmq.client.core import Core
+from txmq.client.decisions import decide
+from txmq.client.transaction import Stage, Transaction
+from txmq.errors import (
+    ConfigError,
+    Conflict,
+    InDoubt,
+    TransactionAborted,
+    TxmqError,
+    UnknownTransaction,
+)
+from txmq.message import COMMIT, ROLLBACK, check_name
+from txmq.tx.group import GroupState
+
+CHECKED = "the broker asks the checker"
+log = structlog.get_logger()
+
+
+class HalfTransaction(Transaction):
+    """Sends first, then `prepare()`, then the local work: leaving the block commits, an exception rolls back.
+
+    `prepare` returns once the half message is durable, so that the broker will ask if this process dies in the middle
+    of the work. Without it the message is stored and committed at the end of the block, after the work: for work that
+    may be done without the message being sent.
+    """
+
+    def __init__(self, core: Core, checker: str, *, timeout: float, check_after: float) -> None:
+        super().__init__(core, timeout=timeout, check_after=check_after)
+        self._checker = check_name(checker, "checker")
+        self._published = False
+        if not core.settings.service:
+            hint = "give the client one: txmq.connect(url, service=...)"
+            raise ConfigError("service", "check-backs go to a service", hint=hint)
+
+    def prepare(self) -> None:
+        """Stores the half message; nothing more can be sent after it. Raises as `client.send`."""
+        self._require(Stage.OPEN)
+        self._stage = Stage.STORED  # from now on it may be, so that a failure is told to the broker
+        self._store()
+
+    def _store(self) -> None:
+        if self._buffer.empty:
+            return
+        description = self._description("checker", self._checker)
+        deadline = time.monotonic() + self._timeout
+        storing = self._storing(description, deadline)
+        storing.send()
+        self._receipt(storing, description, deadline)
+
+    def _commit(self) -> None:
+        if self._stage is Stage.OPEN:
+            self._store()
+        if self._buffer.empty:
+            return
+        try:
+            receipt = decide(self._core, self.token, COMMIT, timeout=self._timeout)
+        except Conflict as conflict:
+            raise TransactionAborted(conflict.message, hint="its checker or an operator was faster") from conflict
+        except TxmqError as error:
+            raise InDoubt(f"not decided: {error.message}", token=str(self.token), hint=CHECKED) from error
+        self._published = receipt.state == GroupState.PUBLISHED
+
+    def _abort(self) -> None:
+        if self._stage is not Stage.STORED or self._buffer.empty:
+            return
+        try:
+            decide(self._core, self.token, ROLLBACK, timeout=self._timeout)
+        except UnknownTransaction:  # never stored
+            return
+        except TxmqError as error:  # the error of the block is the one to raise
+            log.warning("transaction.not_rolled_back", token=str(self.token), error=error.message, then=CHECKED)
+
+    def _known_published(self, deadline: float) -> bool:
+        return self._published

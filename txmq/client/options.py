@@ -1,0 +1,62 @@
+"""How a transaction is asked for: which kind, and on what terms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from txmq.client.core import Core
+from txmq.client.half import HalfTransaction
+from txmq.client.local import LocalTransaction
+from txmq.client.settings import LONGEST_S
+from txmq.client.transaction import Transaction
+from txmq.errors import ConfigError, LocalProtocolError
+
+if TYPE_CHECKING:
+    from txmq.tx.postgres.session import Connection
+
+GROUP_S = 2.0  # rows stay locked for so long at most, should the broker not answer
+CHECK_AFTER_S = 6.0  # RocketMQ's first check
+
+
+class TransactionOptions(TypedDict, total=False):
+    """The keyword arguments of `client.transaction`.
+
+    `timeout`: seconds within which the broker has to have the messages, 2 for a database's transaction, else the
+    client's. `check_after`: seconds until the broker first finds out by itself what became of it, 6. With a database,
+    `on_unavailable`: "fail", the only policy yet: without the broker the transaction is rolled back; and
+    `allow_weak_commit`: accepts `synchronous_commit` off or local, where a crash of the database may take back a
+    transaction whose messages went out.
+    """
+
+    timeout: float
+    check_after: float
+    on_unavailable: Literal["fail"]
+    allow_weak_commit: bool
+
+
+def begin(core: Core, connection: Connection | None, checker: str | None, options: TransactionOptions) -> Transaction:
+    """The transaction asked for, yet to be entered. Raises ConfigError, LocalProtocolError."""
+    if unknown := options.keys() - TransactionOptions.__optional_keys__:
+        raise ConfigError("transaction", f"there is no option {min(unknown)!r}", hint="see TransactionOptions")
+    check_after = _seconds("check_after", options.get("check_after", CHECK_AFTER_S))
+    timeout = _seconds("timeout", options.get("timeout", core.settings.timeout if connection is None else GROUP_S))
+    if options.get("on_unavailable", "fail") != "fail":
+        hint = "without the broker the transaction is rolled back; run it again later"
+        raise ConfigError("on_unavailable", f"{options['on_unavailable']!r} is not supported, only 'fail'", hint=hint)
+    if connection is not None and checker is not None:
+        hint = "the database decides where there is one: leave the checker out"
+        raise LocalProtocolError("a transaction has a connection or a checker, not both", hint=hint)
+    if checker is not None:
+        return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
+    if connection is None:
+        return LocalTransaction(core, timeout=timeout)
+    from txmq.client.postgres import PostgresTransaction  # noqa: PLC0415  # loads psycopg2
+
+    weak = options.get("allow_weak_commit", False)
+    return PostgresTransaction(core, connection, timeout=timeout, check_after=check_after, allow_weak_commit=weak)
+
+
+def _seconds(name: str, value: float) -> float:
+    if not 0 < value <= LONGEST_S:
+        raise ConfigError(name, f"seconds, up to {LONGEST_S:.0f}, are needed")
+    return value
