@@ -190,6 +190,17 @@ def test_a_group_takes_only_so_many_members(world: World) -> None:
     assert world.join("one more").error is Throttled
 
 
+def test_a_broadcast_group_takes_only_so_many_places(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.broker.core.groups.MAX_MEMBERS", 2)
+    for name in "ab":
+        world.join(name, group="b", mode="broadcast")
+        world.do(Leave(f"b@{name}", name, name))
+    assert world.join("c", group="b", mode="broadcast").error is Throttled
+    assert world.join("a", group="b", mode="broadcast").generation == 3
+    monkeypatch.setattr("txmq.broker.core.groups.MAX_GROUPS", 3)
+    assert world.join("a", group="other").error is Throttled
+
+
 def test_each_broadcast_member_gets_everything_and_keeps_its_place(world: World) -> None:
     world.publish("t", 1)
     assert world.join("a", group="b", mode="broadcast").group == "b@a"

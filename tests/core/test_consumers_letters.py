@@ -174,6 +174,8 @@ def test_the_engine_is_told_where_to_read_the_key(world: World) -> None:
     assert letters.locate(world.state, command) is None, "it is known by now"
     assert letters.locate(world.state, command._replace(topic="nothing")) is None
     assert letters.locate(world.state, command._replace(offset=99)) is None
+    assert letters.locate(world.state, command._replace(offset=-1)) is None
+    assert letters.locate(world.state, command._replace(partition=1 << 40)) is None
 
 
 def test_a_lost_consumer_counts_as_a_failure_of_its_retries(world: World) -> None:

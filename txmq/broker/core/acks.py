@@ -23,7 +23,14 @@ class AckReply(NamedTuple):
     stale: tuple[TopicRange, ...]
 
 
-def _claim(state: State, command: Ack | Return) -> tuple[Group, Claim, AckReply] | Rejected:
+class _Claimed(NamedTuple):
+    group: Group
+    ranges: tuple[Range, ...]
+    rows: tuple[Spotted, ...]
+    reply: AckReply
+
+
+def _claim(state: State, command: Ack | Return) -> _Claimed | Rejected:
     found = active(state, command.group, command.member)
     if isinstance(found, Rejected):
         return found
@@ -31,23 +38,24 @@ def _claim(state: State, command: Ack | Return) -> tuple[Group, Claim, AckReply]
     claim = Claim(group, command.member, command.generation)
     for asked in command.ranges:
         claim.add(state, *asked)
-    messages = sum(end - start for _topic_id, _partition, start, end in claim.ranges) + len(claim.rows)
-    return group, claim, AckReply(messages, tuple(claim.stale))
+    ranges = claim.ranges
+    messages = sum(end - start for _topic_id, _partition, start, end in ranges) + len(claim.rows)
+    return _Claimed(group, ranges, tuple(claim.rows), AckReply(messages, tuple(claim.stale)))
 
 
 def decide_ack(state: State, command: Ack, now: int) -> Outcome | Rejected:
     found = _claim(state, command)
     if isinstance(found, Rejected):
         return found
-    group, claim, reply = found
+    group, ranges, rows, reply = found
     if not reply.messages:
         return Outcome(reply=reply)
     made = Changes(state, group, now)
-    for spotted in claim.rows:
+    for spotted in rows:
         row = moved.get(state, group, spotted)
         assert row is not None, "leased, so it is there"
         made.done(spotted, row.key_hash)
-    event = Acked(group.group_id, claim.ranges, tuple(claim.rows), made.moves, made.fences)
+    event = Acked(group.group_id, ranges, rows, made.moves, made.fences)
     return Outcome((event,), reply)
 
 
@@ -80,9 +88,9 @@ def decide_return(state: State, command: Return, now: int) -> Outcome | Rejected
     found = _claim(state, command)
     if isinstance(found, Rejected):
         return found
-    group, claim, reply = found
-    rows = tuple((*spotted, now) for spotted in claim.rows)
-    return Outcome((Returned(group.group_id, claim.ranges, rows),) if reply.messages else (), reply)
+    group, ranges, rows, reply = found
+    due = tuple((*spotted, now) for spotted in rows)
+    return Outcome((Returned(group.group_id, ranges, due),) if reply.messages else (), reply)
 
 
 def apply_returned(state: State, event: Returned, place: Place) -> None:

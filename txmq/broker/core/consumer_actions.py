@@ -107,6 +107,7 @@ def pin(state: State, token: bytes, actions: tuple[Action, ...]) -> None:
             _reserve(state, group, _claim(state, group, action), token)
         else:
             spotted, row = letters.find(state, group, *action[1:])
+            assert spotted is not None, "checked"
             assert row is not None, "checked"
             _put_again(state, group, spotted, row._replace(token=token))
 

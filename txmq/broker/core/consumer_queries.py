@@ -179,7 +179,7 @@ def membership(state: State, name: str, member: str) -> dict[str, Any] | Rejecte
 
 
 def letters(state: State, name: str, after: int, limit: int) -> tuple[list[Letter], int | None] | Rejected:
-    """A page of letters, abandoned ones included, in the order of dying; and the next page's `after`, None = no more."""
+    """A page of letters, also abandoned ones, in the order of dying; and the next page's `after`, None = no more."""
     group = known(state, name)
     if isinstance(group, Rejected):
         return group
@@ -203,7 +203,7 @@ def letter(state: State, name: str, topic: str, partition: int, offset: int) -> 
     if isinstance(group, Rejected):
         return group
     spotted, row = rules.find(state, group, topic, partition, offset)
-    if row is None or row.kind not in (Kind.LETTER, Kind.ABANDONED):
+    if spotted is None or row is None or row.kind not in (Kind.LETTER, Kind.ABANDONED):
         return Rejected(UnknownLetter, f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}")
     return _letter(state, group, spotted, row)
 

@@ -8,6 +8,12 @@ Therefore the rule of release: the next of the chain becomes the head only when 
 to be delivered again, and no lease older than the fence holds anything before it there, for such a lease may hold the
 key. A fence is lifted only when the chain is empty and that is true for the whole partition. Leases younger than the
 fence were looked through when they were granted. Until then the fence is WAITING; each fetch looks again.
+
+The consumer's part in an ordered group: it processes one message of a key at a time, in the order of offsets. When one
+fails, it gives back, unprocessed, what it has of the key under leases below the number in the reply, also what arrives
+later. Where the failure could not be recorded (NotLeased), or the message was acked in a transaction that was rolled
+back, there is no fence to rely on: everything under way arrives and is given back, and the rollback is decided, before
+it fetches again. After a lost connection it joins again and names what it holds.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 MAX_MEMBERS = 1_000  # of one group: each join recomputes the assignment of all
 MAX_TOPICS = 1_000  # of one member
+MAX_GROUPS = 100_000  # each is an object in memory
 
 
 class JoinReply(NamedTuple):
@@ -60,8 +61,8 @@ def decide_join(state: State, command: Join, now: int) -> Outcome | Rejected:
     if isinstance(prepared, Rejected):
         return prepared
     group, events = prepared
-    if command.member not in group.members and _members(state, group) >= MAX_MEMBERS:
-        return Rejected(Throttled, f"consumer group {command.group!r} has {MAX_MEMBERS} members", "close some first")
+    if crowded := _crowded(state, group, command):
+        return Rejected(Throttled, crowded, "close or delete some first")
     member = group.members.get(command.member)
     wanted = tuple(topic.topic_id for topic in topics)
     if member is not None and member.instance != command.instance:
@@ -126,10 +127,17 @@ def _own_group(state: State, parent: Group, command: Join, events: list[Event]) 
     return group, events
 
 
-def _members(state: State, group: Group) -> int:
-    if not group.parent:
-        return len(group.members)
-    return sum(len(other.members) for other in state.consumers.by_id.values() if other.parent == group.parent)
+def _crowded(state: State, group: Group, command: Join) -> str:
+    """Why there is no room for one more; "" = there is. Broadcast members that were there before keep theirs."""
+    groups = state.consumers.by_id
+    if group.group_id not in groups and len(groups) >= MAX_GROUPS:
+        return f"there are {MAX_GROUPS} consumer groups"
+    members = len(group.members)
+    if group.parent:
+        members = sum(1 for other in groups.values() if other.parent == group.parent and other is not group)
+    if command.member in group.members or members < MAX_MEMBERS:
+        return ""
+    return f"consumer group {command.group!r} has {MAX_MEMBERS} members"
 
 
 def _subscriber(member: Member | None, name: str, topics: tuple[int, ...]) -> Subscriber:

@@ -37,8 +37,8 @@ class Source(NamedTuple):
 class NackReply(NamedTuple):
     """What became of the message. `moved`: "retry", "letter", or "parked" where another of its key is retried or dead.
 
-    Messages of this key under leases below `fence_lease` must be given back unprocessed; 0 = its key has no fence. In an
-    ordered group that is so, too, if the nack is refused with NotLeased, whose detail has the number.
+    Messages of this key under leases below `fence_lease` must be given back unprocessed; 0 = its key has no fence. In
+    an ordered group that is so, too, if the nack is refused with NotLeased, whose detail has the number.
     """
 
     moved: str
@@ -57,12 +57,12 @@ class LettersReply(NamedTuple):
 def locate(state: State, command: Nack) -> Source | None:
     """Where the engine reads the key hash that a nack needs; None = it needs none."""
     group = state.consumers.groups.get(command.group)
-    topic = state.topics.get(command.topic)
-    if group is None or topic is None:
+    if group is None:
         return None
-    if moved.get(state, group, (topic.topic_id, command.partition, command.offset)) is not None:
+    spotted, row = find(state, group, command.topic, command.partition, command.offset)
+    if spotted is None or row is not None:
         return None
-    for base, entry in topics.entries(state, topic.topic_id, command.partition, command.offset):
+    for base, entry in topics.entries(state, *spotted):
         return Source(entry.position, entry.length, command.offset - base)
     return None
 
@@ -183,7 +183,7 @@ def _with_letters(
         spotted, row = find(state, group, *letter)
         if why := not_open(row):
             refused.append((*letter, why))
-        elif row is not None:
+        elif spotted is not None and row is not None:
             found.append((spotted, row, letter))
     found.sort(key=lambda item: (item[1].visible_at, item[0]))
     for spotted, row, _letter in found:
@@ -191,11 +191,13 @@ def _with_letters(
     return group, made, LettersReply(tuple(letter for _spotted, _row, letter in found), tuple(refused))
 
 
-def find(state: State, group: Group, topic: str, partition: int, offset: int) -> tuple[Spotted, Moved | None]:
-    """A message that left its place, by the topic's name."""
+def find(
+    state: State, group: Group, topic: str, partition: int, offset: int
+) -> tuple[Spotted, Moved | None] | tuple[None, None]:
+    """A message by its topic's name, and its row if it has left its place; nothing where the group does not read."""
     known_topic = state.topics.get(topic)
-    if known_topic is None or partition < 0 or offset < 0:
-        return (0, 0, 0), None
+    if known_topic is None or (known_topic.topic_id, partition) not in group.positions or offset < 0:
+        return None, None
     spotted = (known_topic.topic_id, partition, offset)
     return spotted, moved.get(state, group, spotted)
 

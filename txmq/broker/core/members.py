@@ -67,15 +67,19 @@ class Claim:
         if position is None:
             self.stale.append((topic, partition, start, end))
             return
-        pieces = [piece for piece in position.leased.overlap(start, end) if self._is_mine(piece.value.lease)]
-        rows = self._held_rows(spot, start, end)
         mine = self._ranges.setdefault(spot, RangeMap())
-        for piece in pieces:
-            mine.put(piece.start, piece.end, None)
+        owned = []
+        for low, high, grant in position.leased.overlap(start, end):
+            if self._is_mine(grant.lease):
+                mine.put(low, high, None)
+                owned.append(Piece(low, high, None))
+        if len(owned) == 1 and owned[0].end - owned[0].start == end - start:
+            return
+        rows = self._held_rows(spot, start, end)
         self.rows.update(dict.fromkeys(rows))
-        owned = sorted((*((piece.start, piece.end) for piece in pieces), *((row[2], row[2] + 1) for row in rows)))
-        rest = gaps((Piece(low, high, None) for low, high in owned), start, end)
-        self.stale += [(topic, partition, low, high) for low, high in rest]
+        owned += [Piece(row[2], row[2] + 1, None) for row in rows]
+        owned.sort(key=lambda piece: piece.start)
+        self.stale += [(topic, partition, low, high) for low, high in gaps(owned, start, end)]
 
     def _is_mine(self, number: int) -> bool:
         lease = self._group.leases[number]
