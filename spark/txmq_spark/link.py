@@ -1,6 +1,6 @@
-"""What the jobs read from a broker: published ends, messages by offset, letters by number.
+"""What the jobs ask of a broker: published ends, messages by offset, letters by number; and to keep a group.
 
-Reading changes nothing, so that a lost connection is simply made again.
+All of it may be asked twice, so that a lost connection is simply made again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from txmq.errors import (
     RequestTimeout,
 )
 from txmq.wire.chunks import Chunk, Chunks, unpack_chunks
+from txmq.wire.group import Part, pack_part
 from txmq.wire.headers import Opcode, Read, pack_read
 from txmq_spark.columns import Span
 
@@ -57,6 +58,11 @@ class Link:
     def call(self, name: str, /, **args: object) -> dict[str, Any]:
         """The reply to a control call that changes nothing. Raises RequestRejected, BrokerUnavailable."""
         return self._again(lambda connection: connection.call(name, args, timeout=PATIENCE_S))
+
+    def store(self, part: Part) -> None:
+        """Stores a group of one part. To store it again is harmless: the broker knows it by its token."""
+        payload = pack_part(part)
+        self._again(lambda connection: connection.request(Opcode.GROUP, payload, timeout=PATIENCE_S))
 
     def published_ends(self, topic: str) -> list[int]:
         """By partition, the offset after the last message that anybody can see. Raises UnknownTopic."""

@@ -8,22 +8,35 @@ that dies change nothing. With `idempotency_key` the job has a name: running it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import UUID
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
-from txmq.errors import ConfigError
+import txmq
+from txmq.client.tokens import new_token
+from txmq.errors import ConfigError, TransactionAborted
+from txmq.message import COMMIT, Message
+from txmq_spark.jobs import Job, current
 from txmq_spark.options import Writing
 
-HEADERS: Final = MapType(StringType(), StringType())
+if TYPE_CHECKING:
+    from txmq.client.jobs import JobGroup
+
+SERVICE: Final = "txmq-spark"
+PATIENCE_S: Final = 30.0  # a decision over many groups is more than one send
+EXPIRE_S: Final = 24 * 3_600.0  # then the broker gives up a job whose driver never came to decide it
 TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "body": BinaryType(),
     "key": StringType(),
     "tag": StringType(),
-    "headers": HEADERS,
+    "headers": MapType(StringType(), StringType()),
 }
 HINT: Final = "select what shall be sent: body binary; and key, tag, topic string, headers map<string,string> if wanted"
 
@@ -37,21 +50,51 @@ class Stored(WriterCommitMessage):
 
 
 class JobWriter(DataSourceArrowWriter):
-    """Writes to topics. Made by the driver; `write` runs in its tasks."""
+    """Writes to topics. Made by the driver, where `commit` and `abort` run, too; `write` runs in its tasks."""
 
-    def __init__(self, wanted: Writing) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: Writing, job: Job) -> None:
+        self._wanted, self._job = wanted, job
 
     @classmethod
     def planned(cls, wanted: Writing, schema: StructType, *, overwrite: bool) -> Self:
-        """The writer for rows of this schema. Raises ConfigError where they are no messages."""
+        """The writer for rows of this schema. Raises ConfigError where they are no messages, BrokerUnavailable."""
         if overwrite:
             raise ConfigError("mode", "a topic cannot be overwritten", hint='mode("append")')
         check_columns(schema, wanted.topic)
-        return cls(wanted)
+        if wanted.idempotency_key is None:
+            return cls(wanted, Job(new_token(), committed=False))
+        with connected(wanted.url) as client:
+            return cls(wanted, current(client, f"write {wanted.idempotency_key}"))
 
-    def write(self, iterator: Any) -> Stored:
-        return Stored(None, 0)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+        """Stores the rows as one group, in parts if they are many. Raises what `client.send` raises."""
+        if self._job.committed:
+            return Stored(None, 0)
+        with connected(self._wanted.url) as client:
+            group = client.job(self._job.token, expire_after=EXPIRE_S).group()
+            messages = sum(_add(group, batch, self._wanted.topic) for batch in iterator)
+            return Stored(group.store().hex if messages else None, messages)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Sends everything. Raises TransactionAborted where another run of the same job gave it up meanwhile."""
+        winners = [UUID(message.token) for message in messages if isinstance(message, Stored) and message.token]
+        with connected(self._wanted.url) as client:
+            decided = client.job(self._job.token).decide(winners)
+        if decided.outcome is not COMMIT:
+            hint = "nothing was sent: run it again"
+            raise TransactionAborted(
+                f"job {self._job.token} was rolled back by another run or by its time-out", hint=hint
+            )
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Drops everything; what another run of the job has committed stays."""
+        with connected(self._wanted.url) as client:
+            client.job(self._job.token).abort()
+
+
+def connected(url: str) -> txmq.Client:
+    """A client for a task or the driver."""
+    return txmq.connect(url, service=SERVICE, timeout=PATIENCE_S)
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
@@ -68,6 +111,36 @@ def check_columns(schema: StructType, topic: str | None) -> None:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    if isinstance(wanted, MapType) and isinstance(found, MapType):
-        return isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
-    return type(found) is type(wanted)
+    if isinstance(wanted, MapType):
+        return isinstance(found, MapType) and (found.keyType, found.valueType) == (wanted.keyType, wanted.valueType)
+    return found == wanted
+
+
+def _add(group: JobGroup, batch: pa.RecordBatch, topic: str | None) -> int:
+    """Adds the rows to the group; returns how many they are."""
+    if topic is not None:
+        _send(group, topic, batch)
+        return int(batch.num_rows)
+    topics = batch.column("topic")
+    for name in pc.unique(topics).to_pylist():
+        if name is None:
+            raise ConfigError("columns", "a row has no topic", hint="filter it out, or give it one")
+        _send(group, name, batch.filter(pc.equal(topics, name)))
+    return int(batch.num_rows)
+
+
+def _send(group: JobGroup, topic: str, batch: pa.RecordBatch) -> None:
+    if batch.column("body").null_count:
+        raise ConfigError("columns", "a row has no body", hint="filter it out, or send an empty one")
+    bodies, keys, tags, headers = (_values(batch, name) for name in ("body", "key", "tag", "headers"))
+    if headers is None or not any(headers):
+        group.send_many(topic, bodies or (), keys, tags)
+        return
+    empty = [None] * batch.num_rows
+    for body, key, tag, pairs in zip(bodies or (), keys or empty, tags or empty, headers, strict=True):
+        group.add(topic, Message(body, key, tag, dict(pairs or ())))
+
+
+def _values(batch: pa.RecordBatch, name: str) -> list[Any] | None:
+    """A column as Python values, None where there is no such column."""
+    return batch.column(name).to_pylist() if name in batch.schema.names else None

@@ -1,0 +1,181 @@
+"""Replaying a plan: one job whose tasks store what is to be replayed, and one decision that makes all of it happen.
+
+A task stores a group for each chunk, without messages: its actions are the replays of the chunk's letters, in the order
+of their keys. The job is named by the plan's digest, so that a plan that was run is not run again; a run that died
+half-way is given up first. A letter that is no longer there, or that somebody else has in hand, is left out and said
+so.
+
+A replayed letter is delivered again in its place, with the same id; once it is acked, the messages of its key that were
+parked behind it follow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from txmq.client.tokens import new_token
+from txmq.errors import ConfigError, TransactionAborted, UnknownLetter
+from txmq.message import COMMIT
+from txmq.wire.group import NO_DIGEST, Description, Part, group_digest
+from txmq_spark.jobs import current
+from txmq_spark.link import Link
+from txmq_spark.manifest import Entry, Manifest
+from txmq_spark.writing import EXPIRE_S, SERVICE, connected
+
+Place = tuple[str, int, int]
+ATTEMPTS: Final = 3  # to get hold of all letters at once, while others may be at work on them
+EXPIRE_US: Final = int(EXPIRE_S * 1_000_000)
+EARLIER: Final = "by an earlier run of this plan"
+
+
+class Outcome(NamedTuple):
+    """What became of a letter: "done" = it is delivered again; "refused", and why; in a dry run "planned"."""
+
+    entry: Entry
+    outcome: str
+    why: str = ""
+
+    @property
+    def place(self) -> Place:
+        return self.entry.topic, self.entry.partition, self.entry.offset
+
+
+class Replay(NamedTuple):
+    """A run of a plan. `job` is None in a dry run; `repeated` = an earlier run had done it."""
+
+    job: UUID | None
+    outcomes: tuple[Outcome, ...]
+    repeated: bool = False
+
+    def lines(self) -> Iterator[str]:
+        """The outcomes as JSON lines."""
+        for one in self.outcomes:
+            topic, partition, offset = one.place
+            fields = {"topic": topic, "partition": partition, "offset": offset, "message_id": one.entry.message_id}
+            yield json.dumps(fields | {"key": one.entry.key, "outcome": one.outcome, "why": one.why})
+
+
+def replay(
+    spark: SparkSession, url: str, plan: Manifest, *, canary: int | None = None, dry_run: bool = False
+) -> Replay:
+    """Replays what the plan takes; `canary`: only so many letters from its beginning, and the rest of the last key.
+
+    Raises ConfigError where the plan is of another broker's log, TransactionAborted where others got in the way: then
+    nothing was replayed.
+    """
+    entries = plan.replays if canary is None else first_keys(plan.replays, canary)
+    group = plan.header.facts.group
+    with Link(url) as link:
+        _require_log(link, plan)
+        if dry_run:
+            return Replay(None, tuple(foresee(entries, _open_letters(link, group), "planned")))
+        name = f"replay {plan.digest}" + ("" if canary is None else f" first {len(entries)}")
+        for _ in range(ATTEMPTS):
+            done = _run(spark, link, url, group, name, entries)
+            if done is not None:
+                return done
+    raise TransactionAborted(
+        "others replay or close letters of this plan just now", hint="run it again when they are done"
+    )
+
+
+def _run(spark: SparkSession, link: Link, url: str, group: str, name: str, entries: Sequence[Entry]) -> Replay | None:
+    """One attempt; None = the letters changed meanwhile, or another run took over, and nothing was replayed."""
+    with connected(url) as client:
+        job = current(client, name, take_over=True)
+        if job.committed:
+            return Replay(job.token, tuple(Outcome(entry, "done", EARLIER) for entry in entries), repeated=True)
+        foreseen = tuple(foresee(entries, _open_letters(link, group), "done"))
+        winners = _store(spark, url, group, job.token, foreseen)
+        if winners is None:
+            client.job(job.token).abort()
+            return None
+        decided = client.job(job.token).decide(winners)
+    return Replay(job.token, foreseen, decided.repeated) if decided.outcome is COMMIT else None
+
+
+def first_keys(entries: Sequence[Entry], count: int) -> tuple[Entry, ...]:
+    """The first entries, at least `count` of them, that end with the end of a key. Raises ConfigError."""
+    if count < 1:
+        raise ConfigError("canary", f"{count} is no number of letters", hint="1 or more")
+    chosen = list(entries[:count])
+    for entry in entries[count:]:
+        if entry.key is None or (entry.topic, entry.key) != (chosen[-1].topic, chosen[-1].key):
+            break
+        chosen.append(entry)
+    return tuple(chosen)
+
+
+def foresee(entries: Iterable[Entry], letters: Mapping[Place, Mapping[str, Any]], good: str) -> Iterator[Outcome]:
+    """What will become of each entry, as the letters are now. What is behind a letter in use stays behind it."""
+    in_use: dict[tuple[str, str | None], str] = {}
+    for entry in entries:
+        key = (entry.topic, entry.key)
+        letter = letters.get((entry.topic, entry.partition, entry.offset))
+        if letter is None:
+            yield Outcome(entry, "refused", "it is no dead letter any more")
+        elif letter["message_id"] != entry.message_id:
+            yield Outcome(entry, "refused", "another message stands there")
+        elif entry.key is not None and key in in_use:
+            yield Outcome(entry, "refused", f"behind {in_use[key]} of its key, which is in use")
+        elif letter["reserved_by"] is not None:
+            in_use[key] = f"{entry.partition}/{entry.offset}"
+            yield Outcome(entry, "refused", f"transaction {letter['reserved_by']} has it in hand")
+        else:
+            yield Outcome(entry, good)
+
+
+def _require_log(link: Link, plan: Manifest) -> None:
+    expected = plan.header.facts.log_id
+    if link.log_id != expected:
+        raise ConfigError("plan", f"it is of log {expected}, the broker has {link.log_id}", hint="ask the right broker")
+
+
+def _open_letters(link: Link, group: str) -> dict[Place, dict[str, Any]]:
+    letters = link.letters(group, bodies=False)
+    return {(letter["topic"], letter["partition"], letter["offset"]): letter for letter in letters}
+
+
+def _store(spark: SparkSession, url: str, group: str, job: UUID, foreseen: Iterable[Outcome]) -> list[UUID] | None:
+    """Stores a group for each chunk and returns their tokens, in order; None where a letter is not to be had any more.
+
+    A chunk's token is the same in every attempt of its task, and so is what it stores: to store it twice does nothing.
+    """
+    ready = [one for one in foreseen if one.outcome == "done"]
+    rows = [
+        (new_token().hex, json.dumps([one.place for one in same]))
+        for _chunk, same in groupby(ready, key=lambda one: one.entry.chunk)
+    ]
+    if not rows:
+        return []
+
+    def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with Link(url) as link:
+            for batch in batches:
+                refusals = [_refusal(link, group, job, row["token"], row["places"]) for row in batch.to_pylist()]
+                yield pa.RecordBatch.from_pydict({"refusal": pa.array(refusals, pa.string())})
+
+    spread = spark.createDataFrame(rows, "token string, places string").repartition(len(rows), "token")
+    refusals = [row["refusal"] for row in spread.mapInArrow(store, "refusal string").collect()]
+    return [UUID(token) for token, _places in rows] if not any(refusals) else None
+
+
+def _refusal(link: Link, group: str, job: UUID, token: str, places: str) -> str | None:
+    """Stores one chunk; returns why the broker would not have it, None where it is stored."""
+    actions = tuple(("replay", group, topic, partition, offset) for topic, partition, offset in json.loads(places))
+    description = Description(("job", job.bytes), SERVICE, actions, EXPIRE_US)
+    part = Part(
+        UUID(token).bytes, 0, 0, sealed=True, commit=False, digest=NO_DIGEST, description=description, batches=()
+    )
+    try:
+        link.store(part._replace(digest=group_digest([part])))
+    except UnknownLetter as error:
+        return error.message
+    return None

@@ -1,0 +1,284 @@
+"""Writing as one job: what is sent is counted by reading the topic back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql.types import StringType, StructField, StructType
+
+from txmq.batch import BatchView
+from txmq.errors import ConfigError, TransactionAborted
+from txmq.keys import partition_of
+from txmq.message import Message
+from txmq_spark import TxmqDataSource
+from txmq_spark.columns import Span
+from txmq_spark.link import Link
+from txmq_spark.options import Writing
+from txmq_spark.source import MESSAGE_TYPES
+from txmq_spark.writing import JobWriter, Stored, check_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+    import txmq
+
+pytestmark = pytest.mark.timeout(300)  # a JVM starts, on a machine that others use
+ROWS = StructType([field for field in MESSAGE_TYPES if field.name in ("body", "key")])
+
+
+def sent(broker: str, topic: str) -> list[tuple[int, Message]]:
+    """Every message of the topic with its partition, in order."""
+    found = []
+    with Link(broker) as link:
+        for partition, end in enumerate(link.published_ends(topic)):
+            for chunk in link.chunks(Span(topic, partition, 0, end)) if end else ():
+                view = BatchView(chunk.batch)
+                rows = zip(view.bodies, view.keys, view.tags, view.headers, strict=True)
+                found += [(partition, Message(body, key, tag, dict(pairs) or None)) for body, key, tag, pairs in rows]
+    return found
+
+
+def bodies(broker: str, topic: str) -> Counter[bytes]:
+    return Counter(message.body for _partition, message in sent(broker, topic))
+
+
+def undecided(client: txmq.Client) -> int:
+    return len(client.call("tx.list")["transactions"])
+
+
+# The parts of a job, without Spark: what its driver and its tasks do, in any order.
+
+
+def driver(broker: str, topic: str, key: str | None) -> JobWriter:
+    return JobWriter.planned(Writing(broker, topic, key), ROWS, overwrite=False)
+
+
+def task(writer: JobWriter, *texts: str) -> Stored:
+    return writer.write(iter([pa.record_batch({"body": [text.encode() for text in texts], "key": list(texts)})]))
+
+
+@pytest.fixture
+def made(client: txmq.Client, topic: str) -> str:
+    """The topic, with three partitions."""
+    client.call("topic.create", name=topic, partitions=3)
+    return topic
+
+
+def test_nothing_is_seen_before_the_driver_decides(broker: str, made: str) -> None:
+    writer = driver(broker, made, None)
+    stored = [task(writer, "a", "b"), task(writer, "c"), writer.write(iter([]))]
+    assert bodies(broker, made) == Counter()
+    writer.commit(stored)
+    assert bodies(broker, made) == Counter([b"a", b"b", b"c"])
+
+
+def test_attempts_that_the_driver_does_not_name_are_dropped(broker: str, made: str, client: txmq.Client) -> None:
+    """A task that was tried again after it had stored its group, and one that ran twice at once."""
+    writer = driver(broker, made, None)
+    before = undecided(client)
+    died, winner, copy = task(writer, "a"), task(writer, "a"), task(writer, "a")
+    assert undecided(client) == before + 3
+    writer.commit([winner])
+    assert bodies(broker, made) == Counter([b"a"])
+    assert undecided(client) == before
+    assert len({died.token, winner.token, copy.token}) == 3
+
+
+def test_a_job_that_is_run_again_sends_once(broker: str, made: str) -> None:
+    for _ in range(3):
+        writer = driver(broker, made, "orders of Monday")
+        writer.commit([task(writer, "a"), task(writer, "b")])
+    assert bodies(broker, made) == Counter([b"a", b"b"])
+    other = driver(broker, made, "orders of Tuesday")
+    other.commit([task(other, "a")])
+    assert bodies(broker, made) == Counter([b"a", b"a", b"b"])
+
+
+def test_a_job_whose_driver_died_is_run_again_and_sends_once(broker: str, made: str, client: txmq.Client) -> None:
+    before = undecided(client)
+    task(driver(broker, made, "died"), "a")
+    again = driver(broker, made, "died")
+    again.commit([task(again, "a")])
+    assert bodies(broker, made) == Counter([b"a"])
+    assert undecided(client) == before
+
+
+def test_a_driver_that_died_after_its_decision_changes_nothing(broker: str, made: str) -> None:
+    first = driver(broker, made, "late")
+    second = driver(broker, made, "late")
+    theirs, ours = task(first, "a"), task(second, "a")
+    first.commit([theirs])
+    second.commit([ours])
+    second.abort([ours])
+    assert bodies(broker, made) == Counter([b"a"])
+
+
+def test_a_job_that_was_given_up_can_be_run_again(broker: str, made: str, client: txmq.Client) -> None:
+    before = undecided(client)
+    for _ in range(2):
+        failed = driver(broker, made, "failing")
+        failed.abort([task(failed, "a"), None])
+    assert bodies(broker, made) == Counter()
+    assert undecided(client) == before
+    again = driver(broker, made, "failing")
+    again.commit([task(again, "a")])
+    assert bodies(broker, made) == Counter([b"a"])
+
+
+def test_two_runs_at_once_send_once_and_the_one_that_lost_says_so(broker: str, made: str) -> None:
+    one, other = driver(broker, made, "race"), driver(broker, made, "race")
+    mine, theirs = task(one, "a"), task(other, "a")
+    other.abort([theirs])
+    with pytest.raises(TransactionAborted, match="run it again"):
+        one.commit([mine])
+    assert bodies(broker, made) == Counter()
+
+
+def test_a_task_may_have_more_than_fits_in_a_frame(broker: str, made: str) -> None:
+    chance = Random(7)
+    large = [chance.randbytes(3_000_000) for _ in range(8)]
+    writer = driver(broker, made, None)
+    one = [pa.record_batch({"body": [body], "key": ["k"]}) for body in large]
+    writer.commit([writer.write(iter(one))])
+    assert [message.body for _partition, message in sent(broker, made)] == large
+
+
+def test_rows_say_their_own_topics(broker: str, made: str, client: txmq.Client) -> None:
+    client.call("topic.create", name=f"{made}-2", partitions=1)
+    schema = StructType([*ROWS, StructField("topic", StringType())])
+    writer = JobWriter.planned(Writing(broker, None, None), schema, overwrite=False)
+    rows = pa.record_batch({"body": [b"a", b"b", b"c"], "key": ["k", "k", "k"], "topic": [made, f"{made}-2", made]})
+    writer.commit([writer.write(iter([rows]))])
+    assert (bodies(broker, made), bodies(broker, f"{made}-2")) == (Counter([b"a", b"c"]), Counter([b"b"]))
+
+
+@pytest.mark.parametrize(("column", "name"), [([None], "body"), ([b"x"], "topic")])
+def test_rows_without_a_body_or_a_topic_are_refused(broker: str, made: str, column: list[Any], name: str) -> None:
+    writer = JobWriter(Writing(broker, None, None), driver(broker, made, None)._job)
+    topics = [None] if name == "topic" else [made]
+    rows = pa.record_batch({"body": pa.array(column, pa.binary()), "topic": pa.array(topics, pa.string())})
+    with pytest.raises(ConfigError, match=f"no {name}"):
+        writer.write(iter([rows]))
+
+
+@pytest.mark.parametrize(
+    ("ddl", "topic", "says"),
+    [
+        ("key string", "t", "needs a body"),
+        ("body string", "t", "no column body string"),
+        ("body binary, key int", "t", "no column key int"),
+        ("body binary, Key string", "t", "no column Key string"),
+        ("body binary, headers map<string,int>", "t", "no column headers"),
+        ("body binary, message_id string", "t", "no column message_id"),
+        ("body binary", None, "where to send"),
+        ("body binary, topic string", "t", "where to send"),
+    ],
+)
+def test_columns_that_are_no_message_are_refused(spark: SparkSession, ddl: str, topic: str | None, says: str) -> None:
+    schema = StructType.fromDDL(ddl)
+    with pytest.raises(ConfigError, match=says):
+        check_columns(schema, topic)
+
+
+# Through Spark.
+
+
+class FlakySource(TxmqDataSource):
+    """Its tasks fail once, after they have stored their group; its driver fails to commit where asked to."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "flaky"
+
+    def writer(self, schema: StructType, overwrite: bool) -> JobWriter:  # noqa: FBT001  # Spark's signature
+        broken = self.options.pop("broken", None)
+        wanted = TxmqDataSource(self.options).writer(schema, overwrite)
+        assert isinstance(wanted, JobWriter)
+        return (BrokenDriver if broken else FlakyWriter)(wanted._wanted, wanted._job)
+
+
+class FlakyWriter(JobWriter):
+    """Fails in the first attempt of every task but one."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+        stored = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0 and context.partitionId() != 1:
+            raise RuntimeError("failed after it had stored its group")
+        return stored
+
+
+class BrokenDriver(JobWriter):
+    """Never gets as far as deciding."""
+
+    def commit(self, messages: Sequence[Any]) -> None:
+        raise RuntimeError("failed to commit")
+
+
+def rows(spark: SparkSession, size: int) -> DataFrame:
+    frame = spark.range(0, size, 1, 4)
+    return frame.selectExpr(
+        "CAST(CAST(id AS string) AS binary) body",
+        "CASE WHEN id % 5 > 0 THEN concat('k', id % 7) END key",
+        "CASE WHEN id % 2 = 0 THEN 'even' END tag",
+        "CASE WHEN id % 3 = 0 THEN map('n', CAST(id AS string)) END headers",
+    )
+
+
+def to(frame: DataFrame, broker: str, topic: str, source: str = "txmq") -> DataFrameWriter:
+    return frame.write.format(source).option("url", broker).option("topic", topic).mode("append")
+
+
+def test_rows_become_messages_in_the_order_of_their_keys(spark: SparkSession, broker: str, made: str) -> None:
+    to(rows(spark, 1_000).coalesce(1), broker, made).save()
+    found = sent(broker, made)
+    assert Counter(message.body for _partition, message in found) == Counter(b"%d" % n for n in range(1_000))
+    last: dict[str | None, int] = {}
+    for partition, (body, key, tag, headers, *_times) in found:
+        n = int(body)
+        assert (key, tag) == (f"k{n % 7}" if n % 5 else None, "even" if n % 2 == 0 else None)
+        assert headers == ({"n": str(n)} if n % 3 == 0 else None)
+        if key:
+            assert partition == partition_of(key, 3)
+            assert last.get(key, -1) < n
+            last[key] = n
+
+
+def test_tasks_that_are_tried_again_send_once(spark: SparkSession, broker: str, made: str, client: txmq.Client) -> None:
+    spark.dataSource.register(FlakySource)
+    before = undecided(client)
+    to(rows(spark, 1_000), broker, made, "flaky").save()
+    assert bodies(broker, made) == Counter(b"%d" % n for n in range(1_000))
+    assert undecided(client) == before
+
+
+def test_a_write_that_failed_sends_nothing_and_one_that_is_repeated_sends_once(
+    spark: SparkSession, broker: str, made: str, client: txmq.Client
+) -> None:
+    spark.dataSource.register(FlakySource)
+    before = undecided(client)
+    with pytest.raises(PySparkException, match="failed to commit"):
+        to(rows(spark, 100), broker, made, "flaky").option("broken", "1").option("idempotency_key", "k").save()
+    assert (bodies(broker, made), undecided(client)) == (Counter(), before)
+    for _ in range(2):
+        to(rows(spark, 100), broker, made).option("idempotency_key", "k").save()
+    assert bodies(broker, made) == Counter(b"%d" % n for n in range(100))
+
+
+def test_a_row_that_is_no_message_fails_the_write_and_sends_nothing(
+    spark: SparkSession, broker: str, made: str
+) -> None:
+    hostile = rows(spark, 100).selectExpr("body", "repeat('k', 2000) key")
+    with pytest.raises(PySparkException, match="key"):
+        to(hostile, broker, made).save()
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
+        to(rows(spark, 1), broker, made).mode("overwrite").save()
+    assert bodies(broker, made) == Counter()
