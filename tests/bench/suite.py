@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench import yardsticks
+from tests.bench import sends, starting, yardsticks
 from tests.bench.rows import Benchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
@@ -11,4 +11,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     yardsticks.sink_rows,
     yardsticks.stream_rows,
     yardsticks.plain_commit_rows,
+    sends.send_one,
+    sends.send_64,
+    sends.send_many,
+    starting.start,
+    starting.memory,
 )

@@ -1,4 +1,7 @@
-"""What a txmq client gets from a bare server: a hello and receipts (docs/FORMATS.md, 2), nothing decoded or stored."""
+"""What a txmq client gets from a bare server: a hello, receipts, and the same topic whatever it calls for.
+
+See docs/FORMATS.md, 2. Nothing is decoded or stored.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import struct
 
 from google_crc32c import value as crc32c
 
-HELLO, SEND = 1, 16
+HELLO, CALL, SEND = 1, 3, 16
 HEADER = struct.Struct("<BBHI")
 LIMITS = {"frame": (16 << 20) + (64 << 10), "message": 4 << 20}
 GREETING = {"version": 1, "features": [], "broker": "bare", "log_id": "00000000-0000-4000-8000-000000000000"}
+TOPIC = {"name": "bench", "partitions": 8, "epoch": 1}
 PAYLOADS = {
     HELLO: json.dumps({**GREETING, "boot_epoch": 1, "limits": LIMITS, "login": None}).encode(),
+    CALL: json.dumps({"topics": [TOPIC]}).encode(),
     SEND: struct.pack("<qqB", 0, 0, 0),
 }
 

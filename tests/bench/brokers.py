@@ -1,0 +1,40 @@
+"""Brokers as processes of their own, for benchmarks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench.harness import Program, python, serving
+from tests.bench.rows import Run
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+FLUSH_10_MS = "flush = { every_ms = 10, messages = 100_000 }"
+
+
+@contextmanager
+def broker(run: Run, settings: str = "", resolvers: str = "") -> Iterator[Program]:
+    """A broker with data of its own for the length of the block; `settings` are lines of [broker]."""
+    directory = Path(tempfile.mkdtemp(dir=run.directory))
+    try:
+        with serving(command(directory, settings, resolvers)) as program:
+            yield program
+    finally:
+        shutil.rmtree(directory)
+
+
+def command(directory: Path, settings: str = "", resolvers: str = "") -> list[str]:
+    """The command line of a broker with its data and settings below `directory`."""
+    config = directory / "txmq.toml"
+    config.write_text(f'[broker]\ndata = "{directory / "data"}"\n{settings}\n{resolvers}')
+    return python("txmq", "broker", "--config", config, "--listen", "127.0.0.1:0")
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that a process has computed, its own and the kernel's for it. Linux only."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S

@@ -1,0 +1,54 @@
+"""A broker's start after it was killed, and the memory that is its own."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import txmq
+from tests.bench.brokers import FLUSH_10_MS, broker, command
+from tests.bench.harness import measured, python, sampled, serving
+from tests.bench.rows import Row, Run, benchmark, row
+
+BODIES = [bytes([n]) * 1_024 for n in range(100)]
+CLIENTS = "tests.bench.clients"
+MIB = 1 << 20
+
+
+def fill(address: str, size: int) -> None:
+    """Send batches of 100 messages until the log has grown by about `size` bytes."""
+    with txmq.connect(address) as client:
+        for _ in range(size // sum(map(len, BODIES))):
+            client.send_many("bench", BODIES)
+
+
+@benchmark("store.start", "start-up after SIGKILL, by what is in the log")
+def start(run: Run) -> Iterator[Row]:
+    full = run.count(1_024) * MIB
+    with tempfile.TemporaryDirectory(dir=run.directory) as name:
+        argv = command(Path(name), FLUSH_10_MS)
+        with serving(argv) as program:
+            yield row(
+                "store.start_empty", "start-up with an empty log, interpreter included", "s", program.ready_after_s
+            )
+            fill(program.address, full)
+            program.kill()
+        with serving(argv) as program:
+            what = f"start-up after SIGKILL under load, {full / 2**30:.2g} GiB of log"
+            yield row("store.start_killed", what, "s", program.ready_after_s)
+            yield row("store.start_rss", f"RssAnon right after that, {what}", "MiB", program.rss_anon() / MIB)
+
+
+@benchmark("store.rss", "memory of the broker's own")
+def memory(run: Run) -> Iterator[Row]:
+    with broker(run) as program:
+        time.sleep(1)  # what happens once after the start is over
+        yield row("store.rss_idle", "RssAnon, idle", "MiB", program.rss_anon() / MIB)
+        with sampled(program.rss_anon) as samples:
+            measured(python(f"{CLIENTS}.send_async", program.address, run.count(200_000), 10_000))
+        yield row("store.rss_load", "RssAnon, most, 10,000 sends of 1 KiB outstanding", "MiB", max(samples) / MIB)
+        with sampled(program.rss_anon) as samples:
+            measured(python(f"{CLIENTS}.send_many", program.address, run.seconds(4), 1_024))
+        yield row("store.rss_volumes", "RssAnon, most, columns of 1 KiB messages", "MiB", max(samples) / MIB)
