@@ -39,7 +39,7 @@ class ConsumerThread:
         self._waker.setblocking(False)
         self._sleeps_until = 0.0  # while it is awake nobody need wake it
         self._abandoned = False
-        self.trouble: TxmqError | OSError | None = None  # why the last connection came to nothing
+        self.trouble: TxmqError | OSError | None = None  # what keeps it from its group
         self._thread = Thread(target=self._run, name=f"txmq-{member.settings.group}", daemon=True)
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class ConsumerThread:
 
     def _trouble(self, error: TxmqError | OSError, began: float) -> None:
         """Another connection may help, unless the error says that none will."""
-        self.trouble = error
+        known, self.trouble = self.trouble, error
         with self._changed:
             self._member.lost(time.monotonic())
             if not isinstance(error, OSError | ProtocolError) and not error.retriable:
@@ -90,7 +90,8 @@ class ConsumerThread:
             over = self._over
         if over:
             return
-        log.warning("consumer.disconnected", group=self._member.settings.group, error=str(error))
+        if known is None:
+            log.warning("consumer.disconnected", group=self._member.settings.group, error=str(error))
         left = PAUSE_S - (time.monotonic() - began)
         if left > 0:
             time.sleep(left)
@@ -143,6 +144,8 @@ class ConsumerThread:
                     request.refused(error, now)
                 else:
                     request.reply(payload, now)
+            if self._member.phase is Phase.SERVING:
+                self.trouble = None
             self._changed.notify_all()
 
 
