@@ -93,7 +93,7 @@ class TopicCalls:
         for name in missing:
             self._engine.submit(rules.CreateTopic(name, self._settings.broker.partitions), _ignore)
         views = [_shape(rules.view(known[name])) for name in args.names]
-        self._engine.when_durable(lambda: asking.answer({"topics": views}))
+        self._engine.tell(asking.answer, {"topics": views})
 
     def listed(self, asking: Asking, args: wire.NoArgs) -> None:
         del args

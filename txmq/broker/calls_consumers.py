@@ -39,9 +39,9 @@ class ConsumerCalls:
             "consumer.nack": self.nack,
             "consumer.return": self.give_back,
             "consumer.extend": self.extend,
-            "group.list": lambda asking, _args: asking.answer({"groups": queries.groups(engine.state)}),
-            "group.show": lambda asking, args: asking.answer(
-                queries.show(engine.state, args.group, engine.store.durable)
+            "group.list": lambda asking, _args: engine.tell(asking.answer, {"groups": queries.groups(engine.state)}),
+            "group.show": lambda asking, args: engine.tell(
+                asking.answer, queries.show(engine.state, args.group, engine.store.durable)
             ),
             "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),
             "group.reset": self.reset,
@@ -95,7 +95,7 @@ class ConsumerCalls:
         reply = queries.membership(self._engine.state, args.group, args.member)
         if not isinstance(reply, Rejected):
             self._membership.heard(asking.session, args.group, args.member)
-        self._engine.when_durable(lambda: asking.answer(reply))
+        self._engine.tell(asking.answer, reply)
 
     def leave(self, asking: Asking, args: wire.Member) -> None:
         self._membership.left(args.group, args.member)
@@ -142,7 +142,9 @@ class LetterCalls:
         self.handlers: dict[str, Handler] = {
             "dlq.list": self.listed,
             "dlq.show": self.show,
-            "dlq.stats": lambda asking, args: asking.answer(queries.letter_stats(engine.state, args.group)),
+            "dlq.stats": lambda asking, args: engine.tell(
+                asking.answer, queries.letter_stats(engine.state, args.group)
+            ),
             "dlq.replay": self.replay,
             "dlq.abandon": self.abandon,
         }
@@ -154,12 +156,12 @@ class LetterCalls:
             return
         letters, following = found
         shown = [self._told(letter, bodies=args.bodies) for letter in letters]
-        self._engine.when_durable(lambda: asking.answer({"letters": shown, "next": following}))
+        self._engine.tell(asking.answer, {"letters": shown, "next": following})
 
     def show(self, asking: Asking, args: wire.DlqShow) -> None:
         letter = queries.letter(self._engine.state, args.group, args.topic, args.partition, args.offset)
         told = letter if isinstance(letter, Rejected) else self._told(letter, bodies=True)
-        self._engine.when_durable(lambda: asking.answer(told))
+        self._engine.tell(asking.answer, told)
 
     def _told(self, letter: queries.Letter, *, bodies: bool) -> dict[str, Any]:
         """A letter with what only its batch knows; letters of what is not durable yet do not exist, so the log can be

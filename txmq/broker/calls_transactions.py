@@ -44,7 +44,7 @@ class TransactionCalls:
 
     def listed(self, asking: Asking, args: wire.TxList) -> None:
         found = [row for row, _ in zip(self._chosen(args.state), range(args.limit), strict=False)]
-        self._engine.when_durable(lambda: asking.answer({"transactions": found}))
+        self._engine.tell(asking.answer, {"transactions": found})
 
     def _chosen(self, state: str) -> Iterator[dict[str, Any]]:
         tables: Any = self._engine.state.tables
@@ -88,7 +88,7 @@ class TransactionCalls:
             "batches": self._batches(row),
             "actions": [_plain(action) for action in row.actions],
         }
-        self._engine.when_durable(lambda: asking.answer(told))
+        self._engine.tell(asking.answer, told)
 
     def _batches(self, row: Transaction) -> list[dict[str, Any]]:
         topics = self._engine.state.topics_by_id
@@ -117,14 +117,14 @@ class TransactionCalls:
         tokens = [token for _key, (token,) in rows]
         told = {"log_id": str(self._engine.store.log_id), "undecided": len(tokens)}
         told |= {"oldest": min(tokens).hex() if tokens else None}
-        self._engine.when_durable(lambda: asking.answer(told))
+        self._engine.tell(asking.answer, told)
 
     def job(self, asking: Asking, args: wire.TokenArgs) -> None:
         token = bytes.fromhex(args.token)
         row: Any = self._engine.state.tables[t.JOBS].get(token)
         outcome = None if row is None else Decision(row[0]).name
         told = {"outcome": outcome, "groups": [group.hex() for group in members(self._engine.state, token)]}
-        self._engine.when_durable(lambda: asking.answer(told))
+        self._engine.tell(asking.answer, told)
 
     def decide_job(self, asking: Asking, args: wire.JobDecide) -> None:
         winners = tuple(bytes.fromhex(token) for token in args.winners)
@@ -138,7 +138,7 @@ class TransactionCalls:
             offers = self._checks.take(args.service, args.max)
             if offers or last:
                 checks = [self._offered(offer) for offer in offers]
-                self._engine.when_durable(lambda: asking.answer({"checks": checks}))
+                self._engine.tell(asking.answer, {"checks": checks})
             return bool(offers) or last
 
         if not attempt(last=args.wait_ms == 0):

@@ -99,9 +99,9 @@ class Engine:
         else:
             self._answer_later(deliver, outcome.reply)
 
-    def when_durable(self, deliver: Callable[[], None]) -> None:
-        """Call `deliver` once everything decided so far is durable."""
-        self._answer_later(lambda _reply: deliver(), None)
+    def tell(self, deliver: Callable[[Any], None], reply: object) -> None:
+        """Give an answer that was read from the state, once everything decided so far is durable."""
+        self._answer_later(deliver, reply)
 
     def fail(self, failure: Failure) -> None:
         """Something the broker cannot go on without has failed."""
@@ -199,7 +199,7 @@ class Engine:
     def drained(self) -> Deferred[None]:
         """Fires once everything decided so far is durable and answered."""
         done: Deferred[None] = Deferred()
-        self.when_durable(lambda: done.callback(None))
+        self.tell(done.callback, None)
         return done
 
     def flush_now(self) -> None:
