@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from txmq.batch import encode
 from txmq.client.consuming.hands import Hands
@@ -127,6 +128,11 @@ def _understood(request: Request) -> Asked:
         return Asked(tree["call"], tree["args"], request)
     args = unpack_fetch(request.payload) if request.opcode == Opcode.FETCH else unpack_ack(request.payload)
     return Asked(NAMES[Opcode(request.opcode)], args, request)
+
+
+def fresh(what: str) -> str:
+    """A name that no other test has."""
+    return f"{what}-{uuid4().hex[:8]}"
 
 
 def places(*ranges: tuple[int, int], partition: int = 0, topic: str = "orders") -> tuple[Acked, ...]:

@@ -8,17 +8,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import txmq
-from tests.client.brokers import BrokerProcess, fresh
+from tests.client.consuming import fresh
+from tests.client.real import RealBroker
 from txmq.client.blocking import Client
 from txmq.client.connection import Connection
-from txmq.client.consumer import Consumer, consume
+from txmq.client.consumer import Consumer
 from txmq.errors import BrokerUnavailable, GroupMismatch, NotLeased
 from txmq.message import Message, ReceivedMessage
 from txmq.retry import RetryPolicy
@@ -29,13 +30,22 @@ AT_ONCE = RetryPolicy.table(0, attempts=50)
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as broker:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    with closing_broker(tmp_path_factory.mktemp("broker")) as broker:
         yield broker
 
 
+@contextmanager
+def closing_broker(directory: Path) -> Iterator[RealBroker]:
+    broker = RealBroker(directory)
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[Client]:
+def client(broker: RealBroker) -> Iterator[Client]:
     with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
         yield client
 
@@ -46,7 +56,7 @@ def joined(client: Client) -> Iterator[Callable[..., Consumer]]:
     made: list[Consumer] = []
 
     def join(group: str, topic: str, **options: Any) -> Consumer:
-        made.append(consume(client.core, group, [topic], **options))
+        made.append(client.consumer(group, [topic], **options))
         return made[-1]
 
     yield join
@@ -213,7 +223,7 @@ def test_settings_of_a_group_are_agreed_by_all_members(client: Client, joined: C
 
 def test_without_a_broker_there_is_no_consumer() -> None:
     with txmq.connect("txmq://127.0.0.1:1", timeout=0.2) as client, pytest.raises(BrokerUnavailable, match="refused"):
-        consume(client.core, "g", ["t"])
+        client.consumer("g", ["t"])
 
 
 def test_a_lost_connection_is_survived_with_what_is_in_hand(
@@ -245,9 +255,9 @@ def test_a_lost_connection_is_survived_with_what_is_in_hand(
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
     with (
-        BrokerProcess(tmp_path) as broker,
+        closing_broker(tmp_path) as broker,
         txmq.connect(broker.url, timeout=WAIT_S) as client,
-        consume(client.core, "g", ["t"]) as consumer,
+        client.consumer("g", ["t"]) as consumer,
     ):
         client.send_batch("t", [Message(b"%d" % number, "k") for number in range(6)])
         before = receive(consumer, 2)
@@ -265,16 +275,15 @@ def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
 
 CHILD = """
 import sys, txmq
-from txmq.client.consumer import consume
 url, group, topic = sys.argv[1:]
-consumer = consume(txmq.connect(url, timeout=20).core, group, [topic], session_s=1.0)
+consumer = txmq.connect(url, timeout=20).consumer(group, [topic], session_s=1.0)
 print("offset", consumer.receive(20).offset, flush=True)
 sys.stdin.read()
 """
 
 
 def test_messages_of_a_killed_process_go_to_others_as_their_next_attempt(
-    broker: BrokerProcess, client: Client, joined: Callable[..., Consumer]
+    broker: RealBroker, client: Client, joined: Callable[..., Consumer]
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x")

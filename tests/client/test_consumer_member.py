@@ -59,6 +59,8 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
         {"prefetch_messages": 0},
         {"lease_s": -1.0},
         {"strategy": "best"},
+        {"on_failure": "local"},
+        {"tag": "paid"},
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
@@ -254,7 +256,7 @@ def test_a_nack_that_comes_too_late_gives_the_rest_of_its_key_back() -> None:
     spoken = Spoken("ordered").joined().fetched(chunk(*keyed("aab"), lease=3))
     first = spoken.take()[0]
     spoken.hands.nack(first, None, "no")
-    spoken.refuse("consumer.nack", NotLeased("lapsed"))
+    spoken.refuse("consumer.nack", NotLeased("lapsed", detail={"fence_lease": 4}))
     assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 1, 2]]
     assert bodies(spoken.take(9)) == ["b2"]
 

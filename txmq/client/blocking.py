@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
+from weakref import WeakSet
 
 from txmq.client.checkers import Checker, Checkers
+from txmq.client.consumer import Consumer, consume
+from txmq.client.consuming.settings import Options as ConsumerOptions
 from txmq.client.core import Core
 from txmq.client.flights import Stats
 from txmq.client.half import HalfTransaction
@@ -48,6 +52,7 @@ class Client(Producer):
         super().__init__(core.pool, core.topics, timeout=settings.timeout, retries=settings.retries)
         self.core = core
         self._checkers = Checkers(core)
+        self._consumers = WeakSet[Consumer]()
 
     @property
     def service(self) -> str | None:
@@ -87,6 +92,15 @@ class Client(Producer):
         patience = self.core.settings.delivery_timeout if timeout is None else timeout
         if not self.core.pipeline.flush(patience):
             raise RequestTimeout(f"not everything had its receipt within {patience} s")
+
+    def consumer(self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]) -> Consumer:
+        """Joins a consumer group, for messages of these topics. For the `options` see `consuming.settings.Options`.
+
+        Raises UnknownTopic, GroupMismatch where the group was made with other settings, LocalProtocolError.
+        """
+        consumer = consume(self.core, group, topics, **options)
+        self._consumers.add(consumer)
+        return consumer
 
     @overload
     def transaction(self, *, checker: str, **options: Unpack[TransactionOptions]) -> HalfTransaction: ...
@@ -131,7 +145,12 @@ class Client(Producer):
         return self.core.call(name, args, timeout=self.core.settings.timeout + longer)
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the client. What `send_async` took may go out for up to `timeout` seconds; the rest of it fails."""
+        """Ends the client. What `send_async` took may go out for up to `timeout` seconds; the rest of it fails.
+
+        Its consumers are closed first, each for up to `timeout` seconds.
+        """
+        for consumer in list(self._consumers):
+            consumer.close(timeout)
         self._checkers.close()
         self.core.close(timeout)
 

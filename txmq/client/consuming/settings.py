@@ -26,15 +26,17 @@ class Options(TypedDict, total=False):
     `mode`: "concurrent", "ordered" (one key strictly in order) or "broadcast" (every member gets everything; where it
     is, is remembered by the name of the `member`). `tags`: only messages with one of them. `start`: where a topic new
     to the group begins. `on_exhausted`: what becomes of a message that failed for good, in an ordered group of its key:
-    "park", "block" or "skip". `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s;
-    `session_s`: how long a member may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most.
-    `stuck_s`: a message in hand for longer, without another one making progress, is left to others when its lease ends.
+    "park", "block" or "skip". `on_failure`: "broker", the only policy yet: the broker keeps what failed.
+    `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s; `session_s`: how long a member
+    may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most. `stuck_s`: a message in hand for
+    longer, without another one making progress, is left to others when its lease ends.
     """
 
     mode: Mode
     tags: Collection[str] | None
     start: Start | datetime | int | None
     on_exhausted: OnExhausted | None
+    on_failure: Literal["broker"]
     retry: RetryPolicy | None
     member: str | None
     strategy: Strategy | None
@@ -87,6 +89,10 @@ class Settings:
 
 def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Settings:
     """The settings that these arguments make. Raises LocalProtocolError for what cannot be meant."""
+    if unknown := options.keys() - Options.__optional_keys__:
+        raise LocalProtocolError(
+            f"there is no option {min(unknown)!r}", hint="see txmq.client.consuming.settings.Options"
+        )
     check_name(group, "consumer group")
     if isinstance(topics, str) or not topics:
         raise LocalProtocolError(f"{topics!r} are no topics", hint='a sequence of names: topics=["orders"]')
@@ -96,6 +102,7 @@ def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Se
     _one_of("mode", options.get("mode", "concurrent"), MODES)
     _one_of("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
     _one_of("strategy", options.get("strategy"), (None, *STRATEGIES))
+    _one_of("on_failure", options.pop("on_failure", "broker"), ("broker",))
     for name in ("prefetch_messages", "prefetch_bytes", "stuck_s", "lease_s", "session_s"):
         value: Any = options.get(name)
         if value is not None and not value > 0:

@@ -146,9 +146,12 @@ class Settling:
             self._refused(error, now)
             return
         log.warning("message.nack_refused", place=_place(nack.message), error=error.message)
-        if not isinstance(error, NotLeased):  # else its lease had lapsed: it comes again, to whomever
+        lease = ANY_LEASE
+        if isinstance(error, NotLeased):  # its lease had lapsed: it comes again, to whomever
+            lease = int(str(error.detail.get("fence_lease", ANY_LEASE)))
+        else:
             self._refused(error, now)
-        self._gone(nack.message, ANY_LEASE, now)
+        self._gone(nack.message, lease, now)
 
     def _gone(self, message: ReceivedMessage, fence_lease: int, now: float) -> None:
         """The message has left; later ones of its key with a lease below `fence_lease` must not be processed now."""
