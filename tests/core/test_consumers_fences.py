@@ -236,6 +236,20 @@ def test_a_message_that_kills_each_time_fences_its_key(world: World) -> None:
     assert fences(world) == {7: (DEAD, 0, 1)}
 
 
+def test_a_fence_that_comes_up_in_a_fetch_is_younger_than_its_lease(world: World) -> None:
+    world.publish("t", 7, partition=1)
+    for _ in range(3):
+        world.fetch("a")
+        world.now += 60 * SECOND
+        world.do(ExpireLeases())
+    world.publish("t", 7)
+    world.group().next_lease += world.group().next_lease % 2  # the fetch begins with partition 0
+    assert world.offsets("a") == [0]
+    (fence,) = [fence for _topic, _key, fence in world.group().every_fence()]
+    assert (fence.state, fence.partition) == (DEAD, 1)
+    assert max(world.group().leases) < fence.born, "the lease may hold the key, so it must be waited for"
+
+
 def test_retries_go_where_their_partition_goes(world: World) -> None:
     world.publish("t", 7)
     world.fetch("a")

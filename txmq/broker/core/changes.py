@@ -24,8 +24,10 @@ HEADS = (FenceState.RETRYING, FenceState.DEAD)
 class Changes:
     """The moves and fences of one event. What was put here before is taken into account by what comes after."""
 
-    def __init__(self, state: State, group: Group, now: int) -> None:
+    def __init__(self, state: State, group: Group, now: int, *, leasing: bool = False) -> None:
+        """`leasing`: the event grants a lease too, which may hold a key that gets its fence only after that."""
         self._state, self._group, self._now = state, group, now
+        self._born = group.next_lease + leasing
         self._number = group.next_letter
         self._fences: dict[tuple[int, int], FenceSet] = {}
         self._moves: list[Move] = []
@@ -105,7 +107,7 @@ class Changes:
         if key_hash is None or not self._group.ordered:
             return
         fence = self._group.fence(spotted[0], key_hash)
-        born = self._group.next_lease if fence is None else fence.born
+        born = self._born if fence is None else fence.born
         self._fences[spotted[0], key_hash] = FenceSet(spotted[0], key_hash, state, *spotted[1:], born)
 
 

@@ -65,7 +65,7 @@ class _Draft:
 
     def __init__(self, state: State, group: Group, member: Member, now: int) -> None:
         self._state, self._group, self._member, self._now = state, group, member, now
-        self.made = Changes(state, group, now)
+        self.made = Changes(state, group, now, leasing=True)
         self._ranges: list[Attempted] = []
         self._rows: list[Spotted] = []
         self._deliveries: list[Delivery] = []
