@@ -1,0 +1,55 @@
+"""`python -m examples.order_flow`, which is `make demo`: the order flow from nothing to the audit."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from examples.order_flow.processes import ROOT
+from txmq.errors import TxmqError
+
+FAILED = 1
+INTERRUPTED = 130
+SMALLEST, LARGEST = 0.001, 10.0
+
+
+def scale_of(text: str) -> float:
+    """The argument of --scale."""
+    scale = float(text)
+    if not SMALLEST <= scale <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not between {SMALLEST} and {LARGEST}")
+    return scale
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.order_flow", description=__doc__)
+    parser.add_argument("--scale", type=scale_of, default=0.01, help="of the TPC-H input: 0.01 is 15,000 orders")
+    parser.add_argument("--seed", type=int, default=1, help="of the faults")
+    parser.add_argument("--keep", action="store_true", help="leave broker and PostgreSQL running at the end")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="where logs and reports go: a new directory")
+    options = parser.parse_args()
+    directory = options.directory or ROOT / "out" / "demo" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    signal.signal(signal.SIGTERM, _end)
+    from examples.order_flow.flow import run  # noqa: PLC0415  # --help needs no database driver
+
+    try:
+        return 0 if run(directory, scale=options.scale, seed=options.seed, keep=options.keep) else FAILED
+    except (TxmqError, TimeoutError, OSError) as error:
+        print(f"order flow: {error}\nlogs are in {directory}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"order flow: interrupted; logs are in {directory}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(FAILED)  # through the blocks that end what was started
+
+
+if __name__ == "__main__":
+    sys.exit(main())

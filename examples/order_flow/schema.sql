@@ -1,0 +1,62 @@
+-- The shop's own tables; txmq's are installed beside them.
+--
+-- charges and shipments have no constraint that would refuse a second row for an order: that there is none is the
+-- inbox's doing, and the audit's to find out.
+
+CREATE TABLE customers (
+    customer_id int8 PRIMARY KEY,
+    opening_cents int8 NOT NULL,
+    balance_cents int8 NOT NULL,
+    version int8 NOT NULL DEFAULT 0,       -- of the account: how many orders it has seen
+    blocked bool NOT NULL DEFAULT false    -- payment refuses it
+);
+
+CREATE TABLE parts (
+    part_id int8 PRIMARY KEY,
+    customs_code text                      -- without one, nothing that contains the part can be shipped
+);
+
+CREATE TABLE carriers (
+    carrier text PRIMARY KEY,
+    available bool NOT NULL DEFAULT true
+);
+
+CREATE TABLE orders (
+    order_id int8 PRIMARY KEY,
+    customer_id int8 NOT NULL REFERENCES customers,
+    version int8 NOT NULL,
+    total_cents int8 NOT NULL,
+    ordered_on date NOT NULL,
+    carrier text NOT NULL REFERENCES carriers,
+    UNIQUE (customer_id, version)
+);
+
+CREATE TABLE order_lines (
+    order_id int8 NOT NULL REFERENCES orders,
+    line int4 NOT NULL,
+    part_id int8 NOT NULL,
+    quantity int4 NOT NULL,
+    price_cents int8 NOT NULL,
+    PRIMARY KEY (order_id, line)
+);
+
+CREATE TABLE charges (
+    charge_id bigserial PRIMARY KEY,
+    order_id int8 NOT NULL,
+    customer_id int8 NOT NULL,
+    cents int8 NOT NULL
+);
+
+CREATE TABLE shipments (
+    shipment_id bigserial PRIMARY KEY,     -- rises in the order in which things left
+    order_id int8 NOT NULL,
+    customer_id int8 NOT NULL,
+    version int8 NOT NULL,
+    carrier text NOT NULL
+);
+
+CREATE TABLE sales (
+    ordered_on date PRIMARY KEY,
+    orders int8 NOT NULL,
+    cents int8 NOT NULL
+);

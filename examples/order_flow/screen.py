@@ -1,0 +1,69 @@
+"""What the terminal shows: phases with their times, events as they happen, bars for what is under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+Update = Callable[[Mapping[str, int]], None]
+
+
+class Screen:
+    """One run's output."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self.times: list[tuple[str, float]] = []
+        self._began = time.monotonic()
+
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        """What is printed inside belongs to the phase; its time is kept."""
+        began = time.monotonic()
+        self.console.rule(f"[bold]{title}", align="left")
+        yield
+        self.times.append((title, time.monotonic() - began))
+
+    def event(self, text: str, style: str = "") -> None:
+        """One line, with the time since the start."""
+        self.console.print(f"{time.monotonic() - self._began:7.1f} s  {text}", style=style, highlight=False)
+
+    def say(self, text: str) -> None:
+        """Text as it is, from another program."""
+        self.console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Shows that something goes on."""
+        with self.console.status(what):
+            yield
+
+    def show(self, what: RenderableType) -> None:
+        self.console.print(what)
+
+    @contextmanager
+    def bars(self, totals: Mapping[str, int]) -> Iterator[Update]:
+        """Bars by name; the function yielded sets how far they are."""
+        columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            tasks = {name: progress.add_task(name, total=total) for name, total in totals.items()}
+
+            def update(done: Mapping[str, int]) -> None:
+                for name, task in tasks.items():
+                    progress.update(task, completed=done[name])
+
+            yield update
+
+    def times_table(self) -> Table:
+        """The phases and how long they took."""
+        table = Table("phase", "seconds", title="Times", title_justify="left")
+        table.columns[1].justify = "right"
+        for title, seconds in self.times:
+            table.add_row(title, f"{seconds:.1f}")
+        table.add_row("in all", f"{time.monotonic() - self._began:.1f}", style="bold")
+        return table

@@ -1,0 +1,91 @@
+"""The demonstration's audit finds what it claims not to be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from importlib import resources
+
+import psycopg2
+import pytest
+from psycopg2.extensions import cursor as Cursor  # noqa: N812  # a class, whatever its name
+
+from examples.order_flow import audit
+
+# Two customers: one with two orders, charged and shipped; one blocked, whose order is refused, but shipped.
+SOUND = """
+INSERT INTO carriers VALUES ('MAIL');
+INSERT INTO customers VALUES (1, 100, 40, 2, false), (2, 50, 40, 1, true);
+INSERT INTO orders VALUES (11, 1, 1, 20, '1996-01-02', 'MAIL'), (12, 1, 2, 40, '1996-01-03', 'MAIL'),
+                          (13, 2, 1, 10, '1996-01-04', 'MAIL');
+INSERT INTO order_lines SELECT order_id, line, 7, 1, 5 FROM orders, generate_series(1, 2) line;
+INSERT INTO charges (order_id, customer_id, cents) VALUES (12, 1, 40), (11, 1, 20);
+INSERT INTO shipments (order_id, customer_id, version, carrier)
+VALUES (13, 2, 1, 'MAIL'), (11, 1, 1, 'MAIL'), (12, 1, 2, 'MAIL');
+INSERT INTO txmq_token (tok, log_id)
+SELECT lpad(order_id::text, 32, 'f')::uuid, gen_random_uuid() FROM orders;
+INSERT INTO input SELECT order_id, customer_id, 2, total_cents FROM orders;
+INSERT INTO found
+SELECT 0, order_id, lpad(order_id::text, 32, 'f') || '-0', customer_id, order_id, customer_id, version, total_cents
+FROM orders;
+INSERT INTO sales SELECT ordered_on, 1, total_cents FROM orders;
+INSERT INTO letters VALUES ('payment', 0, 13, 'abandoned', 'blocked');
+"""
+
+PLANTED = [  # what is done to it, and how the claim begins that it breaks
+    ("DELETE FROM found WHERE order_id = 12", "every committed order"),
+    ("INSERT INTO found SELECT * FROM found WHERE order_id = 12", "every committed order"),
+    ("UPDATE found SET order_id = 99 WHERE order_id = 12", "every message"),
+    ("UPDATE found SET cents = 1 WHERE order_id = 12", "every message"),
+    ("DELETE FROM order_lines WHERE order_id = 12 AND line = 1", "every order of the input"),
+    ("DELETE FROM input WHERE order_id = 12", "every order of the input"),
+    ("INSERT INTO input VALUES (14, 1, 1, 1)", "every order of the input"),
+    ('UPDATE found SET "offset" = 1 WHERE order_id = 12', "each customer's messages"),
+    ("UPDATE customers SET balance_cents = 0 WHERE customer_id = 1", "each balance"),
+    ("UPDATE customers SET version = 3 WHERE customer_id = 1", "each balance"),
+    ("INSERT INTO charges (order_id, customer_id, cents) VALUES (11, 1, 20)", "each order is charged"),
+    ("DELETE FROM charges WHERE order_id = 11", "each order is charged"),
+    ("DELETE FROM letters", "each order is charged"),
+    ("UPDATE charges SET cents = 1", "each charge"),
+    ("INSERT INTO charges (order_id, customer_id, cents) VALUES (13, 2, 10)", "refused are"),
+    ("UPDATE shipments SET shipment_id = -shipment_id", "each customer's orders"),
+    ("DELETE FROM shipments WHERE order_id = 11", "each customer's orders"),
+    ("DELETE FROM shipments WHERE order_id = 12", "each customer's orders"),
+    (
+        "INSERT INTO shipments SELECT 99, 12, 1, 2, 'MAIL'",
+        "each customer's orders",
+    ),
+    ("DELETE FROM sales WHERE cents = 20", "analytics"),
+    ("UPDATE sales SET orders = 2 WHERE cents = 20", "analytics"),
+    ("UPDATE letters SET state = 'dead'", "no message is in two places"),
+    ("INSERT INTO letters VALUES ('payment', 0, 11, 'abandoned', 'blocked')", "no message is in two places"),
+    ("INSERT INTO unsettled VALUES ('shipping', 'fences', 1)", "every consumer group"),
+    ("INSERT INTO undecided VALUES ('ab', 'undecided')", "no transaction"),
+    ("DELETE FROM txmq_token WHERE tok IN (SELECT tok FROM txmq_token LIMIT 1)", "each transaction"),
+    ("INSERT INTO txmq_token (tok, log_id) VALUES (repeat('f', 32)::uuid, gen_random_uuid())", "each transaction"),
+]
+
+
+@pytest.fixture
+def cursor(database: str) -> Iterator[Cursor]:
+    """Of a database with a sound little shop in it."""
+    with closing(psycopg2.connect(database)) as connection, connection.cursor() as cursor:
+        cursor.execute(resources.files("examples.order_flow").joinpath("schema.sql").read_text("utf-8"))
+        cursor.execute(audit.TABLES)
+        cursor.execute(SOUND)
+        yield cursor
+
+
+def test_nothing_speaks_against_a_sound_shop(cursor: Cursor) -> None:
+    assert [finding for finding in audit.judge(cursor) if finding.contradictions] == []
+
+
+def test_each_claim_has_a_planted_contradiction() -> None:
+    beginnings = tuple(claim for _planted, claim in PLANTED)
+    assert [claim for claim in audit.CLAIMS if not claim.startswith(beginnings)] == []
+
+
+@pytest.mark.parametrize(("planted", "claim"), PLANTED)
+def test_a_planted_contradiction_is_found(cursor: Cursor, planted: str, claim: str) -> None:
+    cursor.execute(planted)
+    assert any(finding.claim.startswith(claim) for finding in audit.judge(cursor) if finding.contradictions)
