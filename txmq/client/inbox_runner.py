@@ -57,6 +57,10 @@ def run_with_inbox(consumer: Consumer, handler: Callable[..., object], connect: 
         keeper.stop()
 
 
+class _Settled(Exception):
+    """The handler nacked a message and returned: there is nothing to commit for it."""
+
+
 class InboxWork:
     """One thread's work."""
 
@@ -102,6 +106,9 @@ class InboxWork:
                 trouble: BaseException = error
             except _Failed as failed:
                 return failed.error
+            except _Settled:
+                self._take_apart([message for message in messages if self._consumer.holds(message)])
+                return None
             except TransactionAborted as error:  # a statement failed, and the handler passed over it
                 return error
             else:
@@ -120,6 +127,8 @@ class InboxWork:
             fresh = self._claim(connection, messages)
             if fresh:
                 self._handle(fresh, connection)
+            if not all(map(self._consumer.holds, fresh)):
+                raise _Settled  # noqa: TRY301  # rolled back below, as all that is not committed
             guarded_commit(connection, new_token())
         except BaseException:
             roll_back(connection)

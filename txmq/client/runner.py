@@ -58,8 +58,11 @@ class PlainWork:
 
 
 def nack_all(consumer: Consumer, messages: Sequence[ReceivedMessage], error: BaseException) -> None:
-    """The messages failed, in this order: later ones of a key find themselves parked behind the first."""
-    for message in messages:
+    """The messages failed, in this order: later ones of a key find themselves parked behind the first.
+
+    Those that their handler has nacked itself are done with.
+    """
+    for message in filter(consumer.holds, messages):
         place = f"{message.topic}/{message.partition}/{message.offset}"
         log.warning("message.failed", place=place, attempt=message.attempt, error=repr(error)[:200])
         consumer.nack(message, error=error)

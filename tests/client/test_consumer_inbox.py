@@ -1,0 +1,343 @@
+"""Handlers with an inbox: the effect of each message comes exactly once, whatever happens around its commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg2
+import pytest
+
+import txmq
+from tests.client.consuming import fresh
+from tests.client.real import RealBroker
+from txmq.client.blocking import Client
+from txmq.client.consumer import Consumer
+from txmq.client.inbox_keeper import Keeper
+from txmq.message import Message, ReceivedMessage
+from txmq.retry import RetryPolicy
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.inbox import Position, applied
+from txmq.tx.postgres.session import Connection
+
+WAIT_S = 20.0
+IDLE_S = 0.6
+EFFECT = "INSERT INTO effects (body, attempt) VALUES (%s, %s)"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    broker = RealBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def client(broker: RealBroker) -> Iterator[Client]:
+    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def connect(database: str) -> Callable[[], Connection]:
+    """Connects to a database that has a table of effects."""
+    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE effects (body text, attempt int)")
+    return lambda: psycopg2.connect(database)
+
+
+def effects(connect: Callable[[], Connection]) -> list[str]:
+    with closing(connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT body FROM effects ORDER BY body")
+        return [body for (body,) in cursor.fetchall()]
+
+
+def take_effect(message: ReceivedMessage, connection: Connection) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(EFFECT, (message.body.decode(), message.attempt))
+
+
+def send(client: Client, topic: str, count: int) -> list[str]:
+    """Sends so many messages with few keys; their bodies, sorted as the database sorts them."""
+    bodies = [f"m{number:02}" for number in range(count)]
+    client.send_batch(topic, [Message(body.encode(), f"k{number % 3}") for number, body in enumerate(bodies)])
+    return bodies
+
+
+def consumer_of(client: Client, group: str, topic: str, **options: Any) -> Consumer:
+    return client.consumer(group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options})
+
+
+def run(consumer: Consumer, connect: Callable[[], Connection], **options: Any) -> None:
+    consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S, **options)
+
+
+def test_each_message_takes_effect_and_is_acked(client: Client, connect: Callable[[], Connection]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 20)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect, threads=3)
+    assert effects(connect) == bodies
+    assert client.call("group.show", group=group)["lag"] == 0
+
+
+def test_what_was_committed_but_never_acked_does_not_take_effect_again(
+    client: Client, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 10)
+    with consumer_of(client, group, topic) as consumer:
+        monkeypatch.setattr(consumer, "ack", lambda _message: None)
+        run(consumer, connect)
+    assert effects(connect) == bodies
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+        assert (consumer.stats.duplicates, consumer.stats.acked) == (10, 10)
+    assert effects(connect) == bodies
+
+
+def test_what_fails_is_rolled_back_and_tried_again_later(client: Client, connect: Callable[[], Connection]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 6)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.attempt == 1 and message.body != b"m03":
+            raise ValueError("later")
+
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S, threads=2)
+        assert consumer.stats.nacked == 5
+    assert effects(connect) == bodies
+
+
+def test_a_conflict_is_run_again_in_place(client: Client, connect: Callable[[], Connection]) -> None:
+    topic, group, tries = fresh("t"), fresh("g"), []
+    bodies = send(client, topic, 1)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        tries.append(message.attempt)
+        if len(tries) < 3:
+            with connection.cursor() as cursor:
+                cursor.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert (tries, consumer.stats.retried, consumer.stats.nacked) == ([1, 1, 1], 2, 0)
+    assert effects(connect) == bodies
+
+
+def test_a_connection_lost_in_a_handler_is_replaced(client: Client, connect: Callable[[], Connection]) -> None:
+    topic, group, tries = fresh("t"), fresh("g"), []
+    bodies = send(client, topic, 1)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        tries.append(connection)
+        if len(tries) == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 0
+    assert effects(connect) == bodies
+
+
+def test_a_swallowed_error_of_a_statement_counts_as_the_failure_that_it_is(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 1)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.attempt == 1:
+            with pytest.raises(psycopg2.Error), connection.cursor() as cursor:
+                cursor.execute("SELECT 1/0")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 1
+    assert effects(connect) == bodies
+
+
+def test_a_failed_list_is_taken_apart_so_that_only_the_culprit_fails(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 12)
+    sizes: list[int] = []
+
+    def handle(messages: list[ReceivedMessage], connection: Connection) -> None:
+        sizes.append(len(messages))
+        for message in messages:
+            take_effect(message, connection)
+            if message.body == b"m04" and message.attempt == 1:
+                raise ValueError("not m04")
+
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        consumer.run(handle, inbox=connect, batch=12, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 1
+    assert max(sizes) > 1
+    assert effects(connect) == bodies
+
+
+def test_two_members_and_a_thief_of_acks_still_make_one_effect_each(
+    client: Client, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member commits and loses every second ack, then goes; the other one gets those messages again."""
+    topic, group, dropped = fresh("t"), fresh("g"), []
+    first, second = (consumer_of(client, group, topic) for _ in range(2))
+    ack = first.ack
+
+    def sometimes(message: ReceivedMessage) -> None:
+        if message.offset % 2:
+            dropped.append(message.offset)
+        else:
+            ack(message)
+
+    monkeypatch.setattr(first, "ack", sometimes)
+    bodies = send(client, topic, 40)
+    threads = [
+        threading.Thread(target=run, args=(member, connect), kwargs={"threads": 2}) for member in (first, second)
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(effects(connect)) == len(bodies), WAIT_S, what="all effects")
+    first.close()
+    for thread in threads:
+        thread.join(WAIT_S)
+    run(second, connect)
+    assert second.stats.duplicates == len(dropped)
+    assert effects(connect) == bodies
+
+
+def test_reprocessing_lets_every_message_take_effect_once_more(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 5)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+    client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+    assert effects(connect) == sorted(bodies * 2)
+
+
+def test_a_group_goes_back_to_where_a_restored_database_ends(client: Client, connect: Callable[[], Connection]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    bodies = send(client, topic, 8)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+        position = Position(group, topic, 0, consumer.epoch)
+    with closing(connect()) as connection, connection, connection.cursor() as cursor:  # back to when it had five
+        cursor.execute("DELETE FROM effects WHERE body > 'm04'")
+        cursor.execute("UPDATE public.txmq_inbox SET applied = applied * '{[0,5)}' WHERE grp = %s", (group,))
+        cursor.execute('DELETE FROM public.txmq_inbox_recent WHERE grp = %s AND "offset" > 4', (group,))
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+    assert effects(connect) == bodies
+    with closing(connect()) as connection:
+        assert applied(connection, position).ranges == ((0, 8),)
+
+
+def test_a_dead_letter_takes_no_effect_until_it_is_replayed(client: Client, connect: Callable[[], Connection]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 6)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.body == b"m05":
+            consumer.dead_letter(message, "poison")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+    assert effects(connect) == bodies[:5]
+    with consumer_of(client, group, topic) as other:
+        run(other, connect)
+        assert other.stats.delivered == 0, "a gap at the end is no sign of a restored database"
+    [letter] = client.call("dlq.list", group=group)["letters"]
+    client.call("dlq.replay", group=group, letters=[[topic, letter["partition"], letter["offset"]]])
+    with consumer_of(client, group, topic) as other:
+        run(other, connect)
+    assert effects(connect) == bodies
+
+
+def test_a_list_with_a_message_that_its_handler_nacks_is_taken_apart(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 6)
+
+    def handle(messages: list[ReceivedMessage], connection: Connection) -> None:
+        for message in messages:
+            take_effect(message, connection)
+            if message.body == b"m02":
+                consumer.dead_letter(message, "poison")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, batch=6, idle_exit=IDLE_S)
+    assert effects(connect) == [body for body in bodies if body != "m02"]
+
+
+def test_the_inbox_is_folded_to_ranges_when_the_work_ends(client: Client, connect: Callable[[], Connection]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    send(client, topic, 10)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+    with closing(connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM public.txmq_inbox_recent WHERE grp = %s", (group,))
+        assert cursor.fetchone() == (0,)
+        cursor.execute(
+            "SELECT sum(upper(r) - lower(r)) FROM public.txmq_inbox, unnest(applied) r WHERE grp = %s", (group,)
+        )
+        assert cursor.fetchone() == (10,)
+
+
+def test_a_database_that_is_away_costs_nothing_but_time(client: Client, connect: Callable[[], Connection]) -> None:
+    topic, group, tries = fresh("t"), fresh("g"), []
+    bodies = send(client, topic, 3)
+
+    def flaky() -> Connection:
+        tries.append(1)
+        if len(tries) < 4:
+            raise psycopg2.OperationalError("connection refused")
+        return connect()
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(take_effect, inbox=flaky, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 0
+    assert effects(connect) == bodies
+
+
+def test_stopping_while_the_database_is_away_gives_the_messages_back_uncounted(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group, stop = fresh("t"), fresh("g"), threading.Event()
+    send(client, topic, 1)
+
+    def away() -> Connection:
+        stop.set()
+        raise psycopg2.OperationalError("connection refused")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(take_effect, inbox=away, stop=stop)
+    with consumer_of(client, group, topic) as consumer:
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        assert message.attempt == 1
+
+
+def test_a_keeper_that_cannot_reach_the_database_is_no_trouble_to_the_work(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    with consumer_of(client, fresh("g"), fresh("t")) as consumer:
+        keeper = Keeper(consumer, lambda: psycopg2.connect("host=127.0.0.1 port=1 connect_timeout=1"))
+        keeper.start()
+        keeper.stop()
