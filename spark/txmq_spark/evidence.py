@@ -40,7 +40,8 @@ def version_of(source: str | None) -> Column | None:
     if kind == "header" and where:
         return f.col("headers").getItem(where).try_cast("bigint")
     if kind == "json" and where:
-        return f.get_json_object(f.decode("body", "UTF-8"), f"$.{where}").try_cast("bigint")
+        text = f.try_validate_utf8(f.col("body").cast("string"))
+        return f.get_json_object(text, f"$.{where}").try_cast("bigint")
     raise ConfigError("version", f"{source!r} does not say where it stands", hint="header:NAME or json:PATH")
 
 

@@ -7,7 +7,7 @@ snapshot, by COPY, which Arrow parses. Nothing is written, and no driver for the
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -33,10 +33,11 @@ SELECT pg_export_snapshot(), pg_current_snapshot()::text, (extract(epoch FROM cl
 """
 # Those that hold rows themselves: a table, or the partitions of one, at any depth.
 _LEAVES: Final = """
-SELECT relid::oid::regclass::text, greatest(pg_relation_size(relid) / current_setting('block_size')::int8, 1)
-FROM pg_partition_tree(to_regclass(%s)) WHERE isleaf ORDER BY 1
+WITH leaves AS (SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)) WHERE isleaf)
+SELECT relid::text, greatest(pg_relation_size(relid) / current_setting('block_size')::int8, 1)
+FROM (TABLE leaves UNION ALL SELECT to_regclass(%(table)s) WHERE NOT EXISTS (TABLE leaves)) held ORDER BY 1
 """
-_KIND: Final = "SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)"
+_KIND: Final = "SELECT relkind FROM pg_class WHERE oid = to_regclass(%(table)s)"
 TABLES: Final = ("r", "p", "m")  # with pages of their own, which views and foreign tables have not
 
 
@@ -71,10 +72,10 @@ def table_name(name: str) -> Identifier:
 
 def exists(taken: Snapshot, table: str) -> bool:
     """Whether there is such a table."""
-    return bool(fetch(taken, SQL(_KIND), (_quoted(taken, table),)))
+    return bool(fetch(taken, _KIND, {"table": _quoted(taken, table)}))
 
 
-def fetch(taken: Snapshot, query: Composable | str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+def fetch(taken: Snapshot, query: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
     """The rows of a small query, read here. Raises DatabaseError."""
     with translated("reading the database"), taken.connection.cursor() as cursor:
         cursor.execute(query, values)
@@ -93,7 +94,7 @@ def table_frame(
 
     The table stays as it is until the snapshot ends. Raises SchemaMissing where there is none.
     """
-    kinds = fetch(taken, SQL(_KIND), (_quoted(taken, table),))
+    kinds = fetch(taken, _KIND, {"table": _quoted(taken, table)})
     if not kinds:
         raise SchemaMissing(f"the database has no table {table}", hint="name it with its schema: public.orders")
     selected = SQL(", ").join(SQL("{} AS {}").format(what, Identifier(name)) for name, what in columns.items())
@@ -157,7 +158,7 @@ def _pieces(taken: Snapshot, table: str) -> Iterator[tuple[Composable, Composabl
     """Ranges of pages: of each leaf of the table, as SQL, with the condition for the range."""
     with translated("locking a table against changes"), taken.connection.cursor() as cursor:
         cursor.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(table_name(table)))
-    for leaf, pages in fetch(taken, SQL(_LEAVES), (_quoted(taken, table),)):
+    for leaf, pages in fetch(taken, _LEAVES, {"table": _quoted(taken, table)}):
         # The last piece has no end: how long a table is was asked a moment after the snapshot.
         for start, end in pairwise([*range(0, pages, PIECE_PAGES), None]):
             condition = SQL("ctid >= {}::tid").format(Literal(f"({start},0)"))

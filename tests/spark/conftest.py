@@ -22,7 +22,7 @@ STOP_LIMIT_S = 30
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Two cores, up to three attempts for a task, speculation where a test turns it on."""
-    with local_session("local[2,3]") as session:
+    with local_session("local[2,3]", {"spark.log.level": "OFF"}) as session:
         yield session
 
 
