@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
@@ -122,6 +123,23 @@ def test_one_row_over_the_limit_is_refused_however_small_the_rest() -> None:
     refused(patched(72 + 4, "<i", limits.KEY + 1, batch=keys), "1024")
     tags = encode_columns([b""] * 3, None, ["t" * limits.TAG, "t", "t"], **ORIGIN)
     refused(patched(72 + 4, "<i", limits.TAG + 1, batch=tags), "127")
+
+
+@pytest.mark.parametrize("key", [None, "key"])
+def test_a_lone_row_is_checked_like_many(key: str | None) -> None:
+    batch = encode_one(Message(b"body", key), **ORIGIN)
+    layout = locate(batch, read_header(batch))
+    assert verify_batch(batch).count == 1
+    wrong = ((1, 4), (0, -1), (4, 0), (0, limits.BATCH))
+    for values in (*wrong, (0, 5), (0, 3)):
+        refused(patched(layout.body.offsets, "<2i", *values, batch=batch))
+    if layout.key is not None:
+        for values in wrong:
+            refused(patched(layout.key.offsets, "<2i", *values, batch=batch))
+    for time in (-1, NOW + 1, -(1 << 63), (1 << 63) - 1):
+        refused(patched(layout.born_at, "<q", time, batch=batch), "time")
+    refused(patched(32, "<Q", 1, batch=batch), "tag filter")
+    refused(patched(10, "<H", 0 if key else 1, batch=batch))
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"\xc3(", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"])
@@ -280,6 +298,27 @@ def test_whatever_verify_lets_in_decodes(batch: bytes, data: st.DataObject) -> N
     except (RemoteProtocolError, MessageTooLarge):
         return
     decode(sealed(changed))
+
+
+@given(st.integers(0, 30), st.none() | st.text(max_size=9), st.data())
+def test_lone_rows_are_let_in_as_the_columns_of_many_would_be(size: int, key: str | None, data: st.DataObject) -> None:
+    """The way for single rows must let in nothing that the way for all would not: its answer is taken away here."""
+    batch = bytearray(encode_one(Message(bytes(size), key), **ORIGIN))
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(12, len(batch) - 8) | st.sampled_from((12, 16, 20, 24, 72, 76, 80, len(batch) - 8)))
+        struct.pack_into("<i", batch, at & -4, data.draw(st.integers(-2, 130) | st.integers(-(1 << 31), (1 << 31) - 1)))
+    assert outcome(sealed(batch)) == outcome(sealed(batch), simple_rows=False)
+
+
+def outcome(batch: bytes, *, simple_rows: bool = True) -> object:
+    """The header, or why there is none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not simple_rows:
+            patch.setattr(sys.modules["txmq.batch.verify"], "_is_simple_row", lambda _batch, _header: False)
+        try:
+            return verify_batch(batch)
+        except (MessageTooLarge, RemoteProtocolError) as error:
+            return str(error)
 
 
 @given(st.binary(max_size=300))
