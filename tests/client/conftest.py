@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import txmq
 from tests.client.fake import FakeBroker
+from tests.client.real import RealBroker
+from tests.fixtures_postgres import with_tables
 from txmq.client.blocking import Client
+from txmq.testing.postgres import PostgresServer
 
 
 @pytest.fixture
@@ -28,3 +32,40 @@ def connect() -> Iterator[Callable[..., Client]]:
             return stack.enter_context(txmq.connect(url, **{"service": "orders", **options}))
 
         yield connected
+
+
+@pytest.fixture(scope="session")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    """The real broker, for tests that use topics of their own and do it no harm."""
+    broker = RealBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def real(shared_broker: RealBroker) -> RealBroker:
+    return shared_broker
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[RealBroker]:
+    """A real broker that the test may kill."""
+    broker = RealBroker(tmp_path / "own")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_database(postgres: PostgresServer) -> Iterator[str]:
+    """The DSN of a database with txmq's tables, for tests that tidy up."""
+    name = with_tables(postgres)
+    yield postgres.dsn(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def deciding(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> Iterator[RealBroker]:
+    """A real broker that may ask the shared database. A test that kills it starts it again."""
+    broker = RealBroker(tmp_path_factory.mktemp("deciding"), [shared_database])
+    yield broker
+    broker.stop()

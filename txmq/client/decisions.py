@@ -32,10 +32,10 @@ def by(core: Core) -> str:
     return f"producer {core.settings.service}" if core.settings.service else "producer"
 
 
-def state_of(core: Core, token: UUID) -> GroupState | None:
+def state_of(core: Core, token: UUID, timeout: float) -> GroupState | None:
     """Where a group stands; None where the broker knows none such. Raises as a call does."""
     try:
-        return GroupState[core.call("tx.show", {"token": token.hex}, repeat=True)["state"]]
+        return GroupState[core.call("tx.show", {"token": token.hex}, timeout=timeout, repeat=True)["state"]]
     except UnknownTransaction:
         return None
 
@@ -47,10 +47,11 @@ def await_state(core: Core, token: UUID, least: GroupState, deadline: float, *, 
     """
     pause, state = FIRST_LOOK_S, None
     while True:
+        left = max(deadline - time.monotonic(), FIRST_LOOK_S)
         try:
             if ask:
-                core.call("tx.check", {"token": token.hex}, timeout=max(deadline - time.monotonic(), pause))
-            state = state_of(core, token)
+                core.call("tx.check", {"token": token.hex}, timeout=left)
+            state = state_of(core, token, left)
         except TxmqError:
             pause = LONGEST_LOOK_S
         if (state is not None and state >= least) or time.monotonic() + pause >= deadline:

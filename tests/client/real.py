@@ -1,0 +1,119 @@
+"""The real broker in a process of its own, to be killed and started again, and what can be read from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from txmq.batch import BatchView
+from txmq.client.address import parse_url
+from txmq.client.connection import Connection, dial
+from txmq.client.conversation import Conversation, LogPin
+from txmq.wire.chunks import unpack_chunks
+from txmq.wire.headers import Opcode, Read, pack_read
+
+ROOT = Path(__file__).parents[2]
+STARTS_WITHIN_S = 60.0
+SETTINGS = """
+[broker]
+data = "{data}"
+listen = "{listen}"
+[checks]
+first_s = 0.2
+then_s = 0.2
+longest_s = 0.5
+{resolvers}
+"""
+RESOLVER = """
+[[resolver]]
+name = "db{number}"
+dsn = "{dsn}"
+"""
+
+
+class Found(NamedTuple):
+    """A published message."""
+
+    topic: str
+    partition: int
+    offset: int
+    message_id: str
+    key: str | None
+    body: bytes
+
+
+class RealBroker:
+    """A broker on `directory`; `dsns` are the databases that it may ask. Started at once."""
+
+    def __init__(self, directory: Path, dsns: Sequence[str] = ()) -> None:
+        self._directory = directory
+        directory.mkdir(exist_ok=True)
+        self._dsns = dsns
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, on the same port as before if it ran before."""
+        listen = self.url.removeprefix("txmq://") or "127.0.0.1:0"
+        resolvers = "".join(RESOLVER.format(number=n, dsn=dsn) for n, dsn in enumerate(self._dsns))
+        settings = self._directory / "broker.toml"
+        settings.write_text(SETTINGS.format(data=self._directory / "data", listen=listen, resolvers=resolvers))
+        with (self._directory / "broker.log").open("ab") as log:
+            argv = [sys.executable, "-m", "txmq", "broker", "--config", str(settings)]
+            self._process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=log)
+        assert self._process.stdout is not None
+        word, _, self.url = self._process.stdout.readline().decode().strip().partition(" ")
+        if word != "ready":
+            self.kill()
+            raise AssertionError((self._directory / "broker.log").read_text())
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(lambda process: process.kill())
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that does not help."""
+        self._end(lambda process: process.terminate())
+
+    def _end(self, how: Any) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        how(process)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def read(self, topic: str) -> list[Found]:
+        """Every published message of a topic, by partition and offset."""
+        connection = self.connection()
+        try:
+            ends = connection.call("topic.show", {"name": topic}, timeout=10)["ends"]
+            return [found for partition, end in enumerate(ends) for found in _read(connection, topic, partition, end)]
+        finally:
+            connection.close()
+
+    def connection(self) -> Connection:
+        """A bare connection."""
+        pin = LogPin()
+        return dial(parse_url(self.url), lambda: Conversation(None, pin), time.monotonic() + 10)
+
+
+def _read(connection: Connection, topic: str, partition: int, end: int) -> list[Found]:
+    found: list[Found] = []
+    while len(found) < end:
+        request = pack_read(Read(partition, len(found), 0, 1 << 20, topic))
+        for chunk in unpack_chunks(connection.request(Opcode.READ, request, timeout=10)).chunks:
+            view = BatchView(chunk.batch)
+            rows = zip(view.message_ids, view.keys, view.bodies, strict=True)
+            found += [Found(topic, partition, chunk.base_offset + n, *row) for n, row in enumerate(rows)]
+    return found
