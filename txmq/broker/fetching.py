@@ -49,6 +49,7 @@ class Fetching:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
         self._waiters: dict[_Waiter, None] = {}
+        self.answering: set[tuple[str, str]] = set()  # members whose leases are on their way to the disk
         engine.on_durable.append(self._wake)
 
     def fetch(self, session: Session, frame: Frame, request: Fetch) -> None:
@@ -120,6 +121,11 @@ class _Fetch:
             self._fetching.wait(self._session, None, wait_ms, self._attempt)
 
     def _attempt(self, *, last: bool) -> bool:
+        if self._member[:2] in self._fetching.answering:
+            # A first lease needs no disk and would overtake those that do: the order of a key's messages would be lost.
+            if last:
+                self._reply([])
+            return last
         engine, request = self._engine, self._request
         messages, size = min(request.max_messages, MOST_MESSAGES), min(request.max_bytes, MOST_BYTES)
         found = plan(engine.state, *self._member, engine.store.durable, messages, size, engine.now())
@@ -141,6 +147,7 @@ class _Fetch:
         picks = tuple(Pick(c, _keys(c, b) if c.needs_keys else None) for c, b in zip(candidates, batches, strict=True))
 
         def deliver(reply: DeliverReply | Rejected) -> None:
+            self._fetching.answering.discard(self._member[:2])
             if isinstance(reply, Rejected):
                 self._session.reject(self._frame, reply)
             elif reply.deliveries or last:
@@ -150,6 +157,7 @@ class _Fetch:
             else:
                 self.start()
 
+        self._fetching.answering.add(self._member[:2])
         self._engine.submit(Deliver(*self._member, picks), deliver)
 
     def _chunk(self, delivery: Delivery, lease: int, candidate: Candidate, batch: bytes) -> Chunk:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq.batch import verify
+from txmq.batch import BatchHeader, Column, verify
 from txmq.broker.core import consumer_commands, decisions, sends, transactions
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from txmq.broker.protocol import Session
     from txmq.broker.resolving import Resolves
     from txmq.wire.frames import Frame
+
+TIMES = Column.DELIVER_AT | Column.EXPIRE_AT
 
 
 class Requests:
@@ -72,7 +74,7 @@ class Requests:
     def _send(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_send(frame.payload)
         command = sends.Send(
-            request.topic, request.topic_epoch, request.partition, request.batch, verify(request.batch)
+            request.topic, request.topic_epoch, request.partition, request.batch, _verified(request.batch)
         )
         self._submit(session, frame, command, headers.pack_send_receipt, early=True)
 
@@ -162,9 +164,18 @@ class Requests:
         ]
 
 
+def _verified(batch: bytes) -> BatchHeader:
+    """The header of a batch that may be stored. A time that would not be kept is refused, not passed over."""
+    header = verify(batch)
+    if header.columns & TIMES:
+        hint = "send it when it is due, without deliver_at and expire_at"
+        raise BadRequest("this broker keeps no times of delivery or expiry", hint=hint)
+    return header
+
+
 def _store_part(part: Part) -> StorePart:
     batches = tuple(
-        GroupBatch(batch.topic, batch.topic_epoch, batch.partition, batch.batch, verify(batch.batch))
+        GroupBatch(batch.topic, batch.topic_epoch, batch.partition, batch.batch, _verified(batch.batch))
         for batch in part.batches
     )
     decider, service, actions, check_after = ((), "", (), 0) if part.description is None else part.description[:4]
