@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq.batch import BatchHeader, Column, verify
+from txmq.batch import BatchHeader, verify
+from txmq.batch.header import DELIVER_AT, EXPIRE_AT
 from txmq.broker.core import consumer_commands, decisions, sends, transactions
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from txmq.broker.resolving import Resolves
     from txmq.wire.frames import Frame
 
-TIMES = Column.DELIVER_AT | Column.EXPIRE_AT
+TIMES = DELIVER_AT | EXPIRE_AT
 
 
 class Requests:
