@@ -90,8 +90,13 @@ class TopicCalls:
         if missing and not (args.create and self._settings.broker.create_topics):
             asking.answer(rules.find(self._engine.state, missing[0]))
             return
+        replies: list[object] = []
         for name in missing:
-            self._engine.submit(rules.CreateTopic(name, self._settings.broker.partitions), _ignore)
+            self._engine.submit(rules.CreateTopic(name, self._settings.broker.partitions), replies.append)
+        for reply in replies:
+            if isinstance(reply, Rejected):  # at once: the disk is full
+                asking.answer(reply)
+                return
         views = [_shape(rules.view(known[name])) for name in args.names]
         self._engine.tell(asking.answer, {"topics": views})
 
@@ -141,7 +146,3 @@ class TopicCalls:
 
 def _shape(view: rules.TopicView) -> dict[str, Any]:
     return {"name": view.name, "partitions": view.partitions, "epoch": view.epoch}
-
-
-def _ignore(reply: object) -> None:
-    """The reply is told by the state."""

@@ -6,6 +6,9 @@
 One write is under way at a time; what arrives meanwhile goes with the next one (group commit). The write happens
 inline when exactly one reply waits for it, else in a thread: a hand-off to a thread and back costs about as much as
 the sync itself, and is worth it only when the reactor has other work (ARCHITECTURE 1).
+
+A full disk is no failure: the write that found it full is kept, together with all replies that wait for it, and made
+again until there is space; meanwhile new writes are refused, and reads go on.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from txmq.broker.core import machine
-from txmq.broker.core.events import KINDS, Booted, Event, Place, encode
-from txmq.broker.core.state import Rejected
+from txmq.broker.core.events import KINDS, Booted, Place, encode
+from txmq.broker.core.state import Outcome, Rejected
+from txmq.errors import DiskFull, ReadOnly
+from txmq.store.writer import Flush
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +33,10 @@ if TYPE_CHECKING:
     from txmq.broker.seams import Clock, InThread
     from txmq.config import FlushEvery
     from txmq.store.log import Log
-    from txmq.store.writer import Flush
 
 log = structlog.get_logger()
 INLINE_BYTES = 256 * 1024  # a larger write keeps the reactor busy for longer than a thread hand-off takes
+FULL_DISK_S = 0.2  # between attempts to write while there is no space
 
 
 class _Waiting(NamedTuple):
@@ -60,6 +65,7 @@ class Engine:
         self._written: list[_Waiting] = []  # early replies: they wait for the write, not for the disk
         self._ticking = self._writing = self._sync_planned = False
         self._unsynced = 0
+        self._kept: Flush | None = None  # there was no space to write it
         self.reader_waits = False  # somebody waits at the tail: an asynchronous flush is brought forward
         self.failed: Failure | None = None
         self.on_durable: list[Callable[[], None]] = []
@@ -72,7 +78,7 @@ class Engine:
     def boot(self, name: str) -> None:
         """Record the start: a new boot epoch. Nothing is served before it is durable."""
         self.state.boot_epoch += 1
-        self._record(Booted(self.state.boot_epoch, name), b"", self.now())
+        self._record(Outcome((Booted(self.state.boot_epoch, name),)), self.now())
         self.flush_now()
 
     def submit(self, command: object, deliver: Callable[[Any], None], *, early: bool = False) -> None:
@@ -85,10 +91,12 @@ class Engine:
         if isinstance(outcome, Rejected):
             self._answer_later(deliver, outcome)
             return
-        attachment = outcome.attachment
-        for event in outcome.events:
-            self._record(event, attachment, now)
-            attachment = b""
+        try:
+            self._record(outcome, now)
+        except DiskFull:
+            # Not later: nothing moves, perhaps for hours, and the client can do something about it.
+            deliver(Rejected(ReadOnly, "the broker's disk is full: it only serves reads", "free space on its disk"))
+            return
         if outcome.early:
             deliver(outcome.reply)
             self._tick_soon()
@@ -107,10 +115,14 @@ class Engine:
         """Something the broker cannot go on without has failed."""
         self._broken(failure)
 
-    def _record(self, event: Event, attachment: bytes, now: int) -> None:
-        epoch = self.state.boot_epoch
-        at = self.store.append(KINDS[type(event)], encode(event), attachment, stored_at=now, boot_epoch=epoch)
-        machine.apply(self.state, event, Place(at.position, at.end, at.attachment_position, now, epoch))
+    def _record(self, outcome: Outcome, now: int) -> None:
+        """All events or none. Raises DiskFull, and nothing was recorded."""
+        epoch, attachment, more = self.state.boot_epoch, outcome.attachment, False
+        for event in outcome.events:
+            kind, head = KINDS[type(event)], encode(event)
+            at = self.store.append(kind, head, attachment, stored_at=now, boot_epoch=epoch, more=more)
+            machine.apply(self.state, event, Place(at.position, at.end, at.attachment_position, now, epoch))
+            attachment, more = b"", True
 
     def _answer_later(self, deliver: Callable[[Any], None], reply: object) -> None:
         """A refusal or a repeated receipt may rest on what is not yet on disk, so it waits like any other reply."""
@@ -129,11 +141,24 @@ class Engine:
         self._ticking = False
         if self._writing or self.failed is not None:
             return  # the end of the write under way ticks again
-        flush = self.store.cut()
+        flush = self._cut()
         if self._policy is not None and not self._must_sync():
             self._write_only(flush)
         elif flush is not None or self.store.durable < self.store.end:
             self._write_and_sync(flush)
+
+    def _cut(self) -> Flush | None:
+        kept, self._kept = self._kept, None
+        fresh = self.store.cut()
+        if kept is None or fresh is None:
+            return kept or fresh
+        return Flush(kept.runs + fresh.runs, fresh.end)
+
+    def _keep(self, flush: Flush) -> None:
+        """There is no space for it: try again soon, with whatever has come until then."""
+        log.error("engine.disk_full", bytes=flush.size)
+        self._kept, self._ticking = flush, True
+        self._clock.callLater(FULL_DISK_S, self._tick)
 
     def _must_sync(self) -> bool:
         assert self._policy is not None
@@ -141,8 +166,8 @@ class Engine:
 
     def _write_only(self, flush: Flush | None) -> None:
         assert self._policy is not None
-        if flush is not None:
-            self._guard(self.store.write, flush, sync=False)
+        if flush is not None and not self._write(flush, sync=False):
+            return
         self._answer_early(self._take_early())
         if not self._sync_planned and self.store.durable < self.store.end:
             self._sync_planned = True
@@ -151,24 +176,36 @@ class Engine:
     def _planned_sync(self) -> None:
         self._sync_planned = False
         if not self._writing and self.failed is None and self.store.durable < self.store.end:
-            self._write_and_sync(self.store.cut())
+            self._write_and_sync(self._cut())
 
     def _write_and_sync(self, flush: Flush | None) -> None:
         self._unsynced = 0
         early = self._take_early()
-        if flush is not None and len(self._waiting) == 1 and flush.size <= INLINE_BYTES and not early:
-            self._guard(self.store.write, flush)
-            self._done(flush, early)
+        if flush is not None and not early and self._is_quick(flush):
+            if self._write(flush):
+                self._done(flush, early)
             return
         self._writing = True
         work = self._in_thread(self.store.sync) if flush is None else self._in_thread(self.store.write, flush)
-        work.addCallbacks(lambda _: self._thread_done(flush, early), self._broken)
+        work.addCallbacks(lambda _: self._thread_done(flush, early), lambda why: self._thread_failed(why, flush, early))
+
+    def _is_quick(self, flush: Flush) -> bool:
+        """Whether nobody gains by a thread. Where one makes room ahead, a write would wait for that."""
+        return len(self._waiting) == 1 and flush.size <= INLINE_BYTES and not self.store.busy
 
     def _thread_done(self, flush: Flush | None, early: list[_Waiting]) -> None:
         self._writing = False
         self._done(flush, early)
         if self.store.end > self.store.durable or self._written:
             self._tick_soon()
+
+    def _thread_failed(self, failure: Failure, flush: Flush | None, early: list[_Waiting]) -> None:
+        self._writing = False
+        if flush is None or not self._is_full(failure.value):
+            self._broken(failure)
+            return
+        self._written[:0] = early
+        self._keep(flush)
 
     def _done(self, flush: Flush | None, early: list[_Waiting]) -> None:
         if flush is None:
@@ -203,18 +240,26 @@ class Engine:
         return done
 
     def flush_now(self) -> None:
-        """Write and sync everything, blocking: at start and stop only."""
-        flush = self.store.cut()
+        """Write and sync everything, blocking: at the start only. Raises what `Log.write` raises."""
+        flush = self._cut()
         if flush is not None:
-            self._guard(self.store.write, flush)
+            self.store.write(flush)
             self._done(flush, self._take_early())
 
-    def _guard(self, function: Callable[..., object], *args: object, **kwargs: object) -> None:
+    def _write(self, flush: Flush, *, sync: bool = True) -> bool:
+        """Write here and now; False = there was no space, and it is kept."""
         try:
-            function(*args, **kwargs)
+            self.store.write(flush, sync=sync)
         except BaseException as error:
+            if self._is_full(error):
+                self._keep(flush)
+                return False
             self._broken(Failure(error))
             raise
+        return True
+
+    def _is_full(self, error: BaseException | None) -> bool:
+        return isinstance(error, DiskFull) and self.store.read_only
 
     def _broken(self, failure: Failure) -> None:
         """A write failed: what is on disk is not known any more. No reply is sent, nothing is tried again (PROTOCOLS

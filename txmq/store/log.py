@@ -127,13 +127,16 @@ class Log:
         """Whether `reserve` should be called soon."""
         return self._writer.wants_room
 
-    def append(self, kind: int, head: bytes, attachment: Bytes = b"", *, stored_at: int, boot_epoch: int) -> Appended:
+    def append(
+        self, kind: int, head: bytes, attachment: Bytes = b"", *, stored_at: int, boot_epoch: int, more: bool = False
+    ) -> Appended:
         """Add a record, in memory; an attachment given as bytes is not copied.
 
+        `more`: it belongs to the record before, and is taken even where the disk was found full in between.
         Raises DiskFull while `read_only`, StoreClosed after a failure, StoreError for a record that is too large.
         Nothing of the record has been taken then.
         """
-        if not self._writer.accepting:
+        if not self._writer.accepting and not (more and self._writer.read_only):
             raise self._writer.refusal()
         if type(attachment) is not bytes:
             attachment = bytes(attachment)  # what computes the checksum takes nothing else
