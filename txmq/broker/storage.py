@@ -108,7 +108,7 @@ class Keeper:
         if self._busy or self._engine.failed is not None:
             return
         if log.wants_room or log.read_only:
-            self._run(log.try_space if log.read_only else log.reserve)
+            self._run(log.try_space)  # a full disk is no failure: the log says read-only until there is space
         elif self._frozen is not None:
             if log.durable >= self._frozen.position:
                 self._run(self._commit, self._frozen, log.durable).addCallback(lambda _: self._committed())
