@@ -1,0 +1,54 @@
+"""Consumers that fail as they are told to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Literal
+
+import txmq
+from txmq.message import ReceivedMessage
+
+LIMIT_S = 60.0
+LOOK_S = 0.05  # between two looks at what there is left to do
+
+
+def drain(
+    client: txmq.Client,
+    group: str,
+    topic: str,
+    good: Callable[[ReceivedMessage], bool] = lambda _message: True,
+    mode: Literal["concurrent", "ordered"] = "ordered",
+) -> list[bytes]:
+    """The bodies that a consumer gets until there is nothing left; it acks what is `good`, the rest dies at once."""
+    seen = []
+    deadline = time.monotonic() + LIMIT_S
+    with client.consumer(group, [topic], mode=mode, start="first") as consumer:
+        while left(client, group):
+            assert time.monotonic() < deadline, f"{left(client, group)} messages are left"
+            message = consumer.receive(LOOK_S)
+            if message is None:
+                continue
+            seen.append(message.body)
+            if good(message):
+                consumer.ack(message, wait=True)
+            else:
+                consumer.dead_letter(message, f"{message.body!r} cannot be processed")
+    return seen
+
+
+def left(client: txmq.Client, group: str) -> int:
+    """Messages that are still to be delivered, or out."""
+    shown = client.call("group.show", group=group)
+    return int(shown["lag"] + shown["retrying"] + shown["leased"])
+
+
+def let_die(
+    client: txmq.Client,
+    group: str,
+    topic: str,
+    bodies: Collection[bytes],
+    mode: Literal["concurrent", "ordered"] = "ordered",
+) -> None:
+    """Has a group process the topic, but for the messages with these bodies."""
+    drain(client, group, topic, lambda message: message.body not in bodies, mode)

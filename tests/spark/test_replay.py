@@ -1,0 +1,282 @@
+"""Plans carried out: once, whole, in order, whoever dies on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from tests.spark.consuming import drain, let_die
+from txmq.client.tokens import new_token
+from txmq.errors import ConfigError, TransactionAborted
+from txmq_spark import replay as module
+from txmq_spark.jobs import current, token_of
+from txmq_spark.link import Link
+from txmq_spark.manifest import Entry, Facts, Manifest, freeze, thaw
+from txmq_spark.plan import Letter, Rules, plan
+from txmq_spark.replay import Outcome, Replay, first_keys, foresee, replay
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    import txmq
+
+pytestmark = pytest.mark.timeout(300)  # a JVM starts, on a machine that others use
+KEYS = 4
+
+
+@pytest.fixture
+def dead(broker: str, topic: str, client: txmq.Client) -> str:
+    """A topic and group of that name: of each key's five messages the second is a letter and three wait behind it."""
+    client.call("topic.create", name=topic, partitions=2)
+    for n in range(5 * KEYS):
+        client.send(topic, b"%d-%d" % (n % KEYS, n // KEYS), key=f"k{n % KEYS}")
+    let_die(client, topic, topic, [b"%d-1" % key for key in range(KEYS)])
+    return topic
+
+
+def planned(broker: str, group: str, rules: Rules | None = None) -> Manifest:
+    rules = rules or Rules()
+    with Link(broker) as link:
+        facts = Facts(group=group, log_id=link.log_id, ends={group: (0,)})
+        letters = [
+            Letter(**{name: told[name] for name in Letter._fields if name in told} | {"parked": told["parked_behind"]})
+            for told in link.letters(group, bodies=False)
+        ]
+    return thaw(freeze(facts, rules, plan(letters, rules)))
+
+
+def in_order(bodies: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    """What came of each key, in its order."""
+    found: dict[bytes, list[bytes]] = {}
+    for body in bodies:
+        found.setdefault(body[:1], []).append(body[2:])
+    return found
+
+
+REST = {b"%d" % key: [b"1", b"2", b"3", b"4"] for key in range(KEYS)}
+
+
+def test_letters_come_again_and_their_keys_follow_in_order(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client
+) -> None:
+    manifest = planned(broker, dead, Rules(chunk=2))
+    done = replay(spark, broker, manifest)
+    assert [one.outcome for one in done.outcomes] == ["done"] * KEYS
+    assert not done.repeated
+    assert in_order(drain(client, dead, dead)) == REST
+    assert client.call("group.show", group=dead)["fence_list"] == []
+    lines = [json.loads(line) for line in done.lines()]
+    assert sorted((line["key"], line["outcome"], line["why"]) for line in lines) == [
+        (f"k{n}", "done", "") for n in range(KEYS)
+    ]
+
+
+def test_a_plan_that_is_run_twice_replays_once(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client
+) -> None:
+    manifest = planned(broker, dead)
+    replay(spark, broker, manifest)
+    again = replay(spark, broker, manifest)
+    assert (again.repeated, {one.outcome for one in again.outcomes}) == (True, {"done"})
+    assert in_order(drain(client, dead, dead)) == REST
+    let_die(client, dead, dead, [])
+    assert replay(spark, broker, manifest).repeated
+    assert drain(client, dead, dead) == []
+
+
+def test_a_dry_run_changes_nothing(spark: SparkSession, broker: str, dead: str, client: txmq.Client) -> None:
+    done = replay(spark, broker, planned(broker, dead), dry_run=True)
+    assert (done.job, [one.outcome for one in done.outcomes]) == (None, ["planned"] * KEYS)
+    assert drain(client, dead, dead) == []
+
+
+def test_a_canary_goes_first_and_the_rest_follows(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client
+) -> None:
+    manifest = planned(broker, dead)
+    first = replay(spark, broker, manifest, canary=1)
+    [one] = first.outcomes
+    key = (one.entry.key or "")[1:].encode()
+    assert in_order(drain(client, dead, dead)) == {key: REST[key]}
+    rest = replay(spark, broker, manifest)
+    assert sorted(one.outcome for one in rest.outcomes) == ["done"] * (KEYS - 1) + ["refused"]
+    assert in_order(drain(client, dead, dead)) == {other: left for other, left in REST.items() if other != key}
+
+
+def test_a_run_that_died_is_given_up_and_run_again(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client
+) -> None:
+    manifest = planned(broker, dead, Rules(chunk=1))
+    died = token_of(f"replay {manifest.digest}")
+    with Link(broker) as link:
+        foreseen = list(foresee(manifest.replays, module._open_letters(link, dead), "done"))
+    assert module._store(spark, broker, dead, died, foreseen[:2])
+    done = replay(spark, broker, manifest)
+    assert (done.repeated, done.job == died) == (False, False)
+    assert in_order(drain(client, dead, dead)) == REST
+
+
+def test_a_task_that_is_tried_again_stores_the_same_once(broker: str, dead: str, client: txmq.Client) -> None:
+    manifest = planned(broker, dead)
+    places = json.dumps([(entry.topic, entry.partition, entry.offset) for entry in manifest.replays])
+    job, token = new_token(), new_token()
+    with Link(broker) as link:
+        assert [module._refusal(link, dead, job, token.hex, places) for _ in range(2)] == [None, None]
+        other = module._refusal(link, dead, job, new_token().hex, places)
+    assert "an undecided transaction replays it" in str(other)
+    assert len(client.call("job.show", token=job.hex)["groups"]) == 1
+    client.job(job).decide([token])
+    assert in_order(drain(client, dead, dead)) == REST
+
+
+def test_of_two_runs_at_once_one_replays(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run begins when this one has stored everything and not yet decided: it takes over."""
+    manifest, others = planned(broker, dead), list[Replay]()
+    store = module._store
+
+    def interrupted(*arguments: Any) -> list[UUID] | None:
+        stored = store(*arguments)
+        monkeypatch.setattr(module, "_store", store)
+        others.append(replay(spark, broker, manifest))
+        return stored
+
+    monkeypatch.setattr(module, "_store", interrupted)
+    ours = replay(spark, broker, manifest)
+    assert (ours.repeated, [other.repeated for other in others]) == (True, [False])
+    assert in_order(drain(client, dead, dead)) == REST
+
+
+def test_a_letter_that_vanishes_while_it_is_stored_is_left_out_of_another_try(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = planned(broker, dead)
+    gone = manifest.replays[2]
+    store = module._store
+
+    def late(*arguments: Any) -> list[UUID] | None:
+        named = [[gone.topic, gone.partition, gone.offset]]
+        client.call("dlq.abandon", group=dead, letters=named, operator="tests", reason="a test")
+        monkeypatch.setattr(module, "_store", store)
+        return store(*arguments)
+
+    monkeypatch.setattr(module, "_store", late)
+    done = replay(spark, broker, manifest)
+    assert {one.entry: one.outcome for one in done.outcomes}[gone] == "refused"
+    assert [one.outcome for one in done.outcomes].count("done") == KEYS - 1
+
+
+def test_a_run_among_others_gives_up_in_the_end(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_store", lambda *_: None)
+    with pytest.raises(TransactionAborted, match="run it again"):
+        replay(spark, broker, planned(broker, dead))
+    assert drain(client, dead, dead) == []
+
+
+def test_a_plan_of_another_log_is_refused(spark: SparkSession, broker: str, dead: str) -> None:
+    other = planned(broker, dead)
+    facts = other.header.facts.model_copy(update={"log_id": str(new_token())})
+    strange = other.model_copy(update={"header": other.header.model_copy(update={"facts": facts})})
+    with pytest.raises(ConfigError, match="is of log"):
+        replay(spark, broker, strange)
+
+
+def test_an_empty_plan_is_done_at_once(spark: SparkSession, broker: str, topic: str, client: txmq.Client) -> None:
+    client.send(topic, b"x")
+    let_die(client, topic, topic, [])
+    assert replay(spark, broker, planned(broker, topic)).outcomes == ()
+
+
+# What is foreseen, without a broker.
+
+
+def entry(offset: int, key: str | None = None, chunk: int = 0) -> Entry:
+    return Entry.model_validate(
+        {
+            "topic": "t",
+            "partition": 0,
+            "offset": offset,
+            "message_id": f"m-{offset}",
+            "key": key,
+            "class": "replay_chain" if key else "replay_alone",
+            "reason": "",
+            "fingerprint": "",
+            "chunk": chunk,
+        }
+    )
+
+
+def told(offset: int, **fields: Any) -> tuple[tuple[str, int, int], dict[str, Any]]:
+    return ("t", 0, offset), {"message_id": f"m-{offset}", "reserved_by": None} | fields
+
+
+def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() -> None:
+    entries = [entry(1, "a"), entry(2, "a"), entry(3, "b"), entry(4), entry(5), entry(6, "b"), entry(7, "a")]
+    letters = dict([told(1), told(2, reserved_by="ff"), told(4, message_id="other"), told(5), told(6), told(7)])
+    found = list(foresee(entries, letters, "done"))
+    assert [(one.entry.offset, one.outcome) for one in found] == [
+        (1, "done"),
+        (2, "refused"),
+        (3, "refused"),
+        (4, "refused"),
+        (5, "done"),
+        (6, "done"),
+        (7, "refused"),
+    ]
+    assert [one.why for one in found if one.why] == [
+        "transaction ff has it in hand",
+        "it is no dead letter any more",
+        "another message stands there",
+        "behind 0/2 of its key, which is in use",
+    ]
+
+
+def test_a_canary_ends_with_a_whole_key() -> None:
+    entries = [entry(1, "a"), entry(2, "a"), entry(3, "b"), entry(4), entry(5)]
+    assert [len(first_keys(entries, count)) for count in (1, 2, 3, 4, 5, 9)] == [2, 2, 3, 4, 5, 5]
+    with pytest.raises(ConfigError):
+        first_keys(entries, 0)
+
+
+class Jobs:
+    """A broker's jobs; `outcomes` are those of the generations that are decided."""
+
+    def __init__(self, outcomes: Iterator[str | None], groups: int = 0) -> None:
+        self._outcomes, self._groups = outcomes, groups
+        self.decided: list[Any] = []
+
+    def call(self, name: str, /, **args: Any) -> dict[str, Any]:
+        if name == "job.decide":
+            self.decided.append(args)
+            return {"outcome": args["outcome"]}
+        return {"outcome": next(self._outcomes), "groups": ["aa"] * self._groups}
+
+
+def test_the_current_generation_is_the_first_that_is_not_rolled_back() -> None:
+    assert current(Jobs(iter([None])), "n") == (token_of("n", 0), False)
+    assert current(Jobs(iter(["ROLLBACK", "ROLLBACK", "COMMIT"])), "n") == (token_of("n", 2), True)
+    assert current(Jobs(iter([None]), groups=1), "n") == (token_of("n", 0), False)
+    over = Jobs(iter([None, None]), groups=1)
+    over.call = lambda name, /, **args: (
+        Jobs.call(over, name, **args) if args["token"] == token_of("n").hex else {"outcome": None, "groups": []}
+    )  # type: ignore[method-assign]
+    assert current(over, "n", take_over=True) == (token_of("n", 1), False)
+    assert [args["outcome"] for args in over.decided] == ["ROLLBACK"]
+
+
+def test_tokens_of_jobs_differ_by_name_and_generation() -> None:
+    tokens = {token_of(name, generation) for name in ("a", "b", "a 1", "") for generation in range(3)}
+    assert len(tokens) == 12
+    assert {token.version for token in tokens} == {8}
+    assert token_of("a") == token_of("a", 0)
+
+
+def test_outcomes_name_their_places() -> None:
+    assert Outcome(entry(3), "done").place == ("t", 0, 3)
