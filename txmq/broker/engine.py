@@ -17,7 +17,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
-from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from txmq.broker.core import machine
@@ -233,11 +232,11 @@ class Engine:
         for listener in self.on_durable:
             listener()
 
-    def drained(self) -> Deferred[None]:
-        """Fires once everything decided so far is durable and answered."""
-        done: Deferred[None] = Deferred()
-        self.tell(done.callback, None)
-        return done
+    def settle(self) -> bool:
+        """Whether everything decided is durable and answered; if not, it is brought forward."""
+        if self.store.end > self.store.durable:
+            self.tell(_ignore, None)  # somebody waits for the disk, so that an asynchronous flush does not wait
+        return self.store.end == self.store.durable
 
     def flush_now(self) -> None:
         """Write and sync everything, blocking: at the start only. Raises what `Log.write` raises."""
@@ -267,6 +266,10 @@ class Engine:
         """
         self.failed = failure
         self.on_failure(failure)
+
+
+def _ignore(reply: object) -> None:
+    """Only that it is given counts."""
 
 
 def _log_failure(failure: Failure) -> None:

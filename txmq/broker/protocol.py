@@ -46,6 +46,7 @@ class Session(Protocol):
         self._handle, self._welcome, self._clock = handle, welcome, clock
         self._decoder = FrameDecoder(limits.FRAME_BEFORE_HELLO)
         self._deadline: Timer | None = None
+        self._deaf = False
         self.hello: Hello | None = None
         self.lost: dict[object, Callable[[], None]] = {}  # called when the connection is gone, by who wants to know
         self.log = log.bind()
@@ -59,6 +60,8 @@ class Session(Protocol):
         self._deadline = self._clock.callLater(HELLO_SECONDS, self._cut, "no hello")
 
     def dataReceived(self, data: bytes) -> None:
+        if self._deaf:
+            return
         try:
             for frame in self._decoder.feed(data):
                 self._receive(frame)
@@ -108,6 +111,12 @@ class Session(Protocol):
         """The client has read what was waiting for it."""
         self._cancel_deadline()
         self._wire.resumeProducing()
+
+    def deafen(self) -> None:
+        """Take no more requests. They are read all the same: what is left unread makes the kernel reset the connection,
+        and the replies under way would be lost with it.
+        """
+        self._deaf = True
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -159,6 +168,16 @@ class SessionFactory(Factory):
         self._open[session] = None
         session.lost[self] = lambda: self._open.pop(session, None)
         return session
+
+    @property
+    def closed(self) -> bool:
+        """Whether every connection is gone."""
+        return not self._open
+
+    def deafen(self) -> None:
+        """Take no more requests from anybody."""
+        for session in self._open:
+            session.deafen()
 
     def close(self) -> None:
         """Close every connection, what was written first."""

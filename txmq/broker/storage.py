@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from twisted.internet.defer import Deferred, succeed
-
 from txmq.broker.core import machine
 from txmq.broker.core.events import Place, decode
 from txmq.store.index import LmdbTables
@@ -24,6 +22,8 @@ from txmq.store.survey import Known
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from twisted.internet.defer import Deferred
 
     from txmq.broker.core.state import State
     from txmq.broker.engine import Engine
@@ -99,7 +99,6 @@ class Keeper:
         self._fs, self._engine, self._tables, self._settings, self._in_thread = fs, engine, tables, settings, in_thread
         self._frozen: Frozen | None = None
         self._busy = False
-        self._waiting: list[Deferred[None]] = []
         self._snapshot = tables.position
 
     def tend(self) -> None:
@@ -118,25 +117,20 @@ class Keeper:
         elif self._tables.position - self._snapshot >= self._settings.snapshot_bytes:
             self._run(self._write_snapshot)
 
+    @property
+    def busy(self) -> bool:
+        """Whether something of this runs in another thread."""
+        return self._busy
+
     def _run(self, function: object, *args: object) -> Deferred[object]:
         self._busy = True
         work: Deferred[object] = self._in_thread(function, *args)  # type: ignore[arg-type]
 
         def over(result: object) -> object:
             self._busy = False
-            waiting, self._waiting = self._waiting, []
-            for deferred in waiting:
-                deferred.callback(None)
             return result
 
         return work.addBoth(over).addErrback(self._engine.fail)
-
-    def idle(self) -> Deferred[None]:
-        """Fires once nothing of this runs in another thread."""
-        if not self._busy:
-            return succeed(None)
-        self._waiting.append(Deferred())
-        return self._waiting[-1]
 
     def _commit(self, frozen: Frozen, durable: int) -> None:
         self._tables.commit(frozen, durable=durable)
@@ -153,7 +147,7 @@ class Keeper:
         self._snapshot = position
 
     def close(self) -> None:
-        """Bring everything to disk; blocks. The engine has been flushed."""
+        """Bring everything to disk; blocks. The engine has settled, and nothing of this runs in another thread."""
         if self._frozen is None:
             machine.save(self._engine.state)
             self._frozen = self._tables.freeze(self._engine.store.end)
