@@ -201,6 +201,9 @@ def _open(address: Address, conversation: Conversation, deadline: float) -> Conn
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         _refuse_oneself(sock)
         connection.greet(deadline)
+    except OSError as error:  # the peer was gone again before a word was said
+        connection.close()
+        raise BrokerUnavailable(f"{error.strerror or error}") from error
     except BaseException:
         connection.close()
         raise
