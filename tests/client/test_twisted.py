@@ -1,0 +1,265 @@
+"""The Twisted face with a broker, on a reactor of its own in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.selectreactor import SelectReactor
+from twisted.internet.task import deferLater
+from twisted.internet.threads import blockingCallFromThread
+
+import txmq.twisted
+from tests.client.consuming import fresh
+from tests.client.real import RealBroker
+from txmq.errors import BrokerUnavailable, ClientClosed, GroupMismatch, MessageTooLarge, NotLeased, UnknownGroup
+from txmq.message import Message, ReceivedMessage
+from txmq.twisted import Client, Consumer
+
+WAIT_S = 20.0
+Story = Callable[[], Coroutine[Deferred[Any], Any, Any]]
+Tell = Callable[[Story], Any]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    broker = RealBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def reactor() -> Iterator[Any]:
+    reactor: Any = SelectReactor()
+    thread = threading.Thread(target=reactor.run, kwargs={"installSignalHandlers": False})
+    thread.start()
+    yield reactor
+    reactor.callFromThread(reactor.stop)
+    thread.join(WAIT_S)
+
+
+@pytest.fixture
+def tell(reactor: Any) -> Tell:
+    """Runs a story in the reactor's thread and waits for its end."""
+    return lambda story: blockingCallFromThread(
+        reactor, lambda: Deferred.fromCoroutine(story()).addTimeout(3 * WAIT_S, reactor)
+    )
+
+
+@pytest.fixture
+def client(reactor: Any, broker: RealBroker, tell: Tell) -> Iterator[Client]:
+    client = txmq.twisted.connect(reactor, broker.url, service="tests", timeout=WAIT_S)
+    yield client
+
+    async def close() -> None:
+        await client.close()
+
+    tell(close)
+
+
+async def receive(consumer: Consumer, count: int) -> list[ReceivedMessage]:
+    """So many messages, each acked."""
+    received: list[ReceivedMessage] = []
+    while len(received) < count:
+        message = await consumer.receive()
+        assert message is not None
+        consumer.ack(message)
+        received.append(message)
+    return received
+
+
+async def bodies(client: Client, topic: str, partition: int = 0) -> list[bytes]:
+    """What stands in a partition."""
+    return [message.body for message in (await client.read(topic, partition, 0)).messages]
+
+
+def test_a_message_is_sent_and_read(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        receipt = await client.send(topic, b"body", key="k", tag="t", headers={"h": "v"})
+        found = await client.read(topic, receipt.partition, 0)
+        [message] = found.messages
+        assert (message.key, message.tag, message.headers, message.body) == ("k", "t", {"h": "v"}, b"body")
+        assert (message.message_id, message.offset, found.next_offset) == (receipt.message_id, 0, 1)
+        assert (await client.read(topic, receipt.partition, 1)).messages == []
+
+    tell(story)
+
+
+def test_what_is_sent_in_one_turn_keeps_its_order_and_shares_frames(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        await client.send(topic, b"first", partition=0)
+        receipts = [client.send(topic, b"%d" % number, partition=0) for number in range(100)]
+        offsets = [(await receipt).offset for receipt in receipts]
+        assert offsets == list(range(1, 101))
+        assert await bodies(client, topic) == [b"first", *(b"%d" % number for number in range(100))]
+        assert client._sending._flights.stats.frames <= 3
+
+    tell(story)
+
+
+def test_batches_and_columns_are_sent(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        receipts = await client.send_batch(topic, [Message(b"a", "k"), Message(b"b", "k")])
+        assert [receipt.offset for receipt in receipts] == [0, 1]
+        columns = [b"x" * 50_000 for _ in range(100)]
+        stored = await client.send_many(topic, columns, keys=["k"] * 100)
+        assert stored[0].offset == 2
+        assert sum(batch.count for batch in stored) == 100
+        shown = await client.call("topic.show", name=topic)
+        assert sum(shown["ends"]) == 102
+
+    tell(story)
+
+
+def test_what_the_broker_or_the_client_refuses_fails_the_call(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        with pytest.raises(UnknownGroup):
+            await client.call("group.show", group=fresh("g"))
+        with pytest.raises(MessageTooLarge):
+            await client.send(fresh("t"), b"x" * (5 << 20))
+
+    tell(story)
+
+
+def test_without_a_broker_calls_fail_in_time(reactor: Any, tell: Tell) -> None:
+    async def story() -> None:
+        client = txmq.twisted.connect(reactor, "txmq://127.0.0.1:1", timeout=0.2)
+        with pytest.raises(BrokerUnavailable):
+            await client.send("t", b"x")
+        with pytest.raises(BrokerUnavailable):
+            await client.consumer("g", ["t"])
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await client.call("topic.list")
+
+    tell(story)
+
+
+def test_a_read_waits_for_messages_and_can_be_cancelled(client: Client, reactor: Any, tell: Tell) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        await client.call("topic.create", name=topic, partitions=1)
+        waiting = client.read(topic, 0, 0, wait=WAIT_S)
+        await client.send(topic, b"x")
+        assert [message.body for message in (await waiting).messages] == [b"x"]
+        waiting = client.read(topic, 0, 1, wait=WAIT_S)
+        await deferLater(reactor, 0.01)
+        waiting.cancel()
+        with pytest.raises(CancelledError):
+            await waiting
+        assert (await client.call("topic.show", name=topic))["ends"] == [1]
+
+    tell(story)
+
+
+def test_a_transaction_is_all_or_nothing(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topic, group = fresh("t"), fresh("g")
+        await client.send(topic, b"in", partition=0)
+        consumer = await client.consumer(group, [topic])
+        [message] = [await consumer.receive()]
+        assert message is not None
+        with suppress(ZeroDivisionError):
+            async with client.transaction() as tx:
+                tx.ack(message)
+                tx.send(topic, b"never", partition=0)
+                raise ZeroDivisionError
+        async with client.transaction() as tx:
+            tx.ack(message)
+            tx.send(topic, b"one", partition=0)
+            tx.send(topic, b"two", partition=0)
+        assert [receipt.message_id for receipt in tx.receipts] == [f"{tx.token.hex}-{n}" for n in range(2)]
+        assert await bodies(client, topic) == [b"in", b"one", b"two"]
+        with pytest.raises(NotLeased):
+            await consumer.ack(message, wait=True)
+        assert [other.body for other in await receive(consumer, 2)] == [b"one", b"two"]
+
+    tell(story)
+
+
+def test_a_consumer_iterates_until_it_is_closed_and_gives_the_rest_back(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topic, group = fresh("t"), fresh("g")
+        await client.send_batch(topic, [Message(b"%d" % number) for number in range(10)])
+        consumer = await client.consumer(group, [topic])
+        seen = []
+        async for message in consumer:
+            seen.append(message.body)
+            await consumer.ack(message, wait=True)
+            if len(seen) == 4:
+                await consumer.close()
+        other = await client.consumer(group, [topic])
+        rest = await receive(other, 6)
+        assert sorted([*seen, *(message.body for message in rest)]) == [b"%d" % number for number in range(10)]
+        assert {message.attempt for message in rest} == {1}
+
+    tell(story)
+
+
+def test_a_failed_message_comes_again_and_batches_come_as_columns(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topic, group = fresh("t"), fresh("g")
+        await client.send_batch(topic, [Message(b"%d" % number, "k") for number in range(3)])
+        consumer = await client.consumer(group, [topic], mode="ordered")
+        first = await consumer.receive()
+        assert first is not None
+        consumer.nack(first, delay=0.0, error="later")
+        assert [(one.body, one.attempt) for one in await receive(consumer, 3)] == [(b"0", 2), (b"1", 1), (b"2", 1)]
+        await client.send_many(topic, [b"x", b"y"], keys=["k", "k"])
+        batches = await client.consumer(fresh("g"), [topic], start="first")
+        seen: list[bytes] = []
+        async for batch in batches.batches():
+            seen += batch.bodies
+            batches.ack_batch(batch)
+            if len(seen) == 5:
+                await batches.close()
+        assert seen == [b"0", b"1", b"2", b"x", b"y"]
+
+    tell(story)
+
+
+def test_other_settings_than_the_group_has_are_refused(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topic, group = fresh("t"), fresh("g")
+        await client.consumer(group, [topic], mode="ordered")
+        with pytest.raises(GroupMismatch):
+            await client.consumer(group, [topic])
+
+    tell(story)
+
+
+def test_a_restarted_broker_is_survived_by_sends_and_consumers(
+    reactor: Any, tell: Tell, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    broker = RealBroker(tmp_path_factory.mktemp("restarted"))
+    client = txmq.twisted.connect(reactor, broker.url, timeout=WAIT_S, delivery_timeout=WAIT_S)
+    kept: list[Consumer] = []
+
+    async def before() -> None:
+        kept.append(await client.consumer("g", ["t"]))
+        await client.send("t", b"0", key="k")
+        message = await kept[0].receive()
+        assert message is not None
+        await kept[0].ack(message, wait=True)
+
+    async def after() -> None:
+        await client.send("t", b"1", key="k")
+        [message] = await receive(kept[0], 1)
+        assert message.body == b"1"
+        assert kept[0].stats.rejoined == 1
+        await client.close()
+
+    try:
+        tell(before)
+        broker.kill()
+        broker.start()
+        tell(after)
+    finally:
+        broker.stop()

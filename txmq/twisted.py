@@ -1,0 +1,34 @@
+"""txmq for programs that run on Twisted.
+
+    client = txmq.twisted.connect(reactor, "txmq://127.0.0.1:7650", service="orders")
+    receipt = await client.send("orders", b"...", key="o-1")
+    async with client.transaction() as tx: ...
+    consumer = await client.consumer("billing", topics=["orders"])
+    async for message in consumer:
+        ...
+        consumer.ack(message)
+
+Every call gives a Deferred, which coroutines can await. On asyncio, install Twisted's AsyncioSelectorReactor and await
+`deferred.asFuture(asyncio.get_running_loop())`. Transactions with a database block: use the blocking client for those,
+in a thread (`twisted.internet.threads.deferToThread`).
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from txmq.client.settings import Options, Settings
+from txmq.client.twisted_client import Client, Found
+from txmq.client.twisted_consumer import Consumer
+from txmq.client.twisted_seams import Reactor
+from txmq.client.twisted_transaction import Transaction
+
+__all__ = ["Client", "Consumer", "Found", "Transaction", "connect"]
+
+
+def connect(reactor: Reactor, url: str, *, service: str | None = None, **options: Unpack[Options]) -> Client:
+    """A client of the broker at `url`, on this reactor. Nothing is connected before it is needed.
+
+    For the `options` see `txmq.client.settings.Options`. Raises ConfigError.
+    """
+    return Client(reactor, url, Settings.of(service, **options))
