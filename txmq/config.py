@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -50,8 +51,22 @@ def listen_address(text: str) -> ListenAddress:
     return ListenAddress(host, int(port))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine itself can reach `host`, which is an address or "localhost"."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _listens(text: str) -> str:
     listen_address(text)
+    return text
+
+
+def _listens_here(text: str) -> str:
+    if not is_loopback(listen_address(text).host):
+        raise ValueError(f"{text!r} can be reached from elsewhere, and nothing asks there who it is: use 127.0.0.1")
     return text
 
 
@@ -64,6 +79,7 @@ def _named(text: str) -> str:
 PositiveInt = Annotated[int, Field(gt=0)]
 Name = Annotated[str, AfterValidator(_named)]
 Listen = Annotated[str, AfterValidator(_listens)]
+ListenHere = Annotated[str, AfterValidator(_listens_here)]
 
 
 class Model(BaseModel):
@@ -123,7 +139,7 @@ class Broker(Model):
     data: Path = Field(strict=False)
     name: Name = "broker-1"
     listen: Listen = "127.0.0.1:7650"
-    http: Listen | None = None
+    http: ListenHere | None = None  # the console and metrics; on this machine only, they know no users
     flush: Flush = "sync"
     segment_bytes: int = Field(default=1 << 30, ge=MIB)
     preallocate_bytes: int = Field(default=16 * MIB, ge=4_096)

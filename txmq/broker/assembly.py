@@ -36,7 +36,10 @@ SWEEP_S = 600.0
 
 
 class Assembly:
-    """Everything between the engine and the connections. `sessions` makes the protocols; `start` begins the timers."""
+    """Everything between the engine and the connections.
+
+    `sessions` makes the protocols, `calls` are the control calls; `start` begins the timers.
+    """
 
     def __init__(self, engine: Engine, settings: Settings, clock: Clock, resolving: Resolves, chance: Random) -> None:
         self._engine, self._settings, self._clock = engine, settings, clock
@@ -49,8 +52,8 @@ class Assembly:
             LetterCalls(engine),
             TransactionCalls(engine, checks, fetching),
         )
-        calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
-        requests = Requests(engine, fetching, calls, resolving)
+        self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
+        requests = Requests(engine, fetching, self.calls, resolving)
         self.sessions = SessionFactory(requests.handle, self._welcome, clock)
         self._timers: list[tuple[float, Callable[[], None]]] = [
             (TICK_S, membership.tick),

@@ -29,8 +29,14 @@ Handler = Callable[["Asking", Any], None]
 class Asking(NamedTuple):
     """One call under way: who asked, and how to answer."""
 
-    session: Session
+    caller: Session | None  # None = asked from inside this process, about what is
     answer: Answer
+
+    @property
+    def session(self) -> Session:
+        """The session of whoever asked."""
+        assert self.caller is not None, "this call is for clients only"
+        return self.caller
 
 
 class Calls:
@@ -52,6 +58,14 @@ class Calls:
                 session.reply(frame, dump(reply))
 
         self._handlers[name](Asking(session, answer), args)
+
+    def ask(self, name: str, args: dict[str, object], answer: Answer) -> None:
+        """Carry out a call that only reads, for an edge of the broker; its arguments are checked like a client's.
+
+        `answer` gets a dict or a Rejected. Raises RemoteProtocolError for arguments that are none of the call's.
+        """
+        _name, checked = wire.decode_call(wire.encode_call(name, args))
+        self._handlers[name](Asking(None, answer), checked)
 
 
 def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:

@@ -21,6 +21,10 @@ Listen = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Where to listen; port 0: any free one.", show_default="127.0.0.1:7650"),
 ]
+Http = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Where to serve the console, metrics and JSON; on this machine only."),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,24 +32,28 @@ def add_to(app: typer.Typer) -> None:
     local(app, "broker")(broker)
 
 
-def broker(out: Output, *, data: Data = None, config: Config = None, listen: Listen = None) -> None:
+def broker(out: Output, *, data: Data = None, config: Config = None, listen: Listen = None, http: Http = None) -> None:
     """Run a broker until SIGTERM, which drains it. Prints `ready txmq://HOST:PORT` once it serves."""
     from txmq.config import load
 
-    serve(out, load(config, {"data": data, "listen": listen}), ready=lambda url: print(f"ready {url}", flush=True))
+    settings = load(config, {"data": data, "listen": listen, "http": http})
+    serve(out, settings, ready=lambda url, _console: print(f"ready {url}", flush=True))
 
 
-def serve(out: Output, settings: Settings, *, ready: Callable[[str], None]) -> None:
-    """Run a broker in this process, with its log on standard error; `ready` gets its URL."""
+def serve(out: Output, settings: Settings, *, ready: Callable[[str, str], None]) -> None:
+    """Run a broker in this process, with its log on standard error; `ready` gets its URL and its console's, if any."""
     from twisted.internet.error import CannotListenError
 
+    from txmq.admin.edge import AdminEdge
     from txmq.broker.service import run
     from txmq.cli import logs
+    from txmq.config import listen_address
 
     logs.configure(as_json=out.as_json)
     logs.bridge_twisted()
+    edges = () if settings.broker.http is None else (AdminEdge(listen_address(settings.broker.http)),)
     try:
-        run(settings, ready=ready)
+        run(settings, ready=lambda url: ready(url, "".join(edge.url for edge in edges)), edges=edges)
     except CannotListenError as error:
         reason = f"cannot listen on {settings.broker.listen}: {error.socketError.strerror}"
         raise ConfigError("broker.listen", reason, hint="choose another address, or port 0 for any free one") from None

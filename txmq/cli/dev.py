@@ -1,4 +1,4 @@
-"""`txmq dev`: a broker and a PostgreSQL server for a developer's machine, made for each other."""
+"""`txmq dev`: a broker with its console, and a PostgreSQL server, for a developer's machine, made for each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txmq.cli.broker import Listen, serve
+from txmq.cli.broker import Http, Listen, serve
 from txmq.cli.command import local
 from txmq.cli.output import Output
 from txmq.cli.schema import install_into
@@ -30,20 +30,29 @@ def add_to(app: typer.Typer) -> None:
     local(app, "dev")(dev)
 
 
-def dev(out: Output, *, data: Data = None, listen: Listen = None) -> None:
-    """Run a broker and a PostgreSQL server with txmq's tables, until interrupted; prints their addresses."""
+def dev(out: Output, *, data: Data = None, listen: Listen = None, http: Http = None) -> None:
+    """Run a broker, its console and a PostgreSQL server with txmq's tables; prints their addresses."""
     signal.signal(signal.SIGTERM, _end)  # until the broker runs, and minds it by itself
     with _places(data) as (directory, dsn):
-        settings = _settings(directory, listen, dsn)
+        settings = _settings(directory, listen, http, dsn)
         install_into(dsn)
-        serve(out, settings, ready=lambda url: out.show({"broker": url, "postgres": dsn}))
+        serve(out, settings, ready=lambda url, console: out.show({"broker": url, "console": console, "postgres": dsn}))
 
 
-def _settings(directory: Path, listen: str | None, dsn: str) -> Settings:
+def _settings(directory: Path, listen: str | None, http: str | None, dsn: str) -> Settings:
     from txmq.config import Resolver, load
 
     settings = load(None, {"data": directory, "listen": listen})
+    settings = load(None, {"data": directory, "listen": listen, "http": http or _next_to(settings.broker.listen)})
     return settings.model_copy(update={"resolver": (Resolver(name="dev", dsn=dsn),)})
+
+
+def _next_to(listen: str) -> str:
+    """The console's address: the port after the broker's, and any free one where that is any free one, too."""
+    from txmq.config import PORTS, listen_address
+
+    port = listen_address(listen).port
+    return f"127.0.0.1:{port + 1 if port and port + 1 in PORTS else 0}"
 
 
 @contextmanager

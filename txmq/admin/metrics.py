@@ -1,0 +1,112 @@
+"""What Prometheus gets: numbers read from the engine's state when it asks.
+
+Labels are names of topics and groups, the first `MOST_NAMES` of each; broadcast members count for their group. Nothing
+that comes with messages becomes a label.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from txmq.broker.core import consumer_queries as queries
+from txmq.broker.core import tables as t
+from txmq.broker.core.transactions import get
+
+if TYPE_CHECKING:
+    from txmq.broker.engine import Engine
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_NAMES = 500  # series of one metric: a server of Prometheus keeps each in memory
+GROUP_GAUGES = {
+    "lag": "Messages neither processed nor moved",
+    "leased": "Messages out at members",
+    "retrying": "Messages that wait for another delivery",
+    "parked": "Messages that wait behind the fence of their key",
+    "fences": "Keys with a fence",
+    "letters": "Open dead letters",
+    "members": "Members",
+}
+
+
+class Metrics:
+    """The text of all metrics."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_State(engine, name))
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """In the text format."""
+        return generate_latest(self._registry)
+
+
+class _State(Collector):
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine, self._name = engine, name
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._broker()
+        yield from self._transactions()
+        yield from self._topics()
+        yield from self._groups()
+
+    def _broker(self) -> Iterator[Metric]:
+        store = self._engine.store
+        told = GaugeMetricFamily("txmq_broker_info", "Which broker and which log this is", labels=("name", "log_id"))
+        told.add_metric((self._name, str(store.log_id)), 1)
+        yield told
+        yield GaugeMetricFamily("txmq_boot_epoch", "How often the broker has started", self._engine.state.boot_epoch)
+        yield GaugeMetricFamily("txmq_log_end_bytes", "Position after the last record", store.end)
+        yield GaugeMetricFamily("txmq_log_durable_bytes", "Position up to which the log is on disk", store.durable)
+        yield GaugeMetricFamily("txmq_log_segments", "Segments of the log", len(store.segments()))
+        yield GaugeMetricFamily("txmq_log_read_only", "1 while the disk is full", int(store.read_only))
+
+    def _transactions(self) -> Iterator[Metric]:
+        state = self._engine.state
+        yield GaugeMetricFamily("txmq_undecided_transactions", "Transactions without a decision", state.undecided)
+        yield GaugeMetricFamily(
+            "txmq_undecided_oldest_age_seconds", "Age of the oldest of these, 0 = there is none", self._oldest_age()
+        )
+        held = sum(state.holds.values())
+        yield GaugeMetricFamily("txmq_order_tickets", "Batches that keep or await their place in a key's order", held)
+
+    def _oldest_age(self) -> float:
+        state = self._engine.state
+        rows: Any = state.tables[t.UNDECIDED].range(b"")
+        first = next(iter(rows), None)
+        row = None if first is None else get(state, first[1][0])
+        return 0.0 if row is None else (self._engine.now() - row.stored_at) / 1_000_000
+
+    def _topics(self) -> Iterator[Metric]:
+        topics = self._engine.state.topics
+        yield GaugeMetricFamily("txmq_topics", "Topics", len(topics))
+        messages = CounterMetricFamily("txmq_topic_messages", "Messages published", labels=("topic",))
+        partitions = GaugeMetricFamily("txmq_topic_partitions", "Partitions", labels=("topic",))
+        for name, topic in list(topics.items())[:MOST_NAMES]:
+            messages.add_metric((name,), sum(topic.ends))
+            partitions.add_metric((name,), len(topic.ends))
+        yield messages
+        yield partitions
+
+    def _groups(self) -> Iterator[Metric]:
+        groups = queries.groups(self._engine.state)
+        yield GaugeMetricFamily("txmq_groups", "Consumer groups, members of broadcast groups included", len(groups))
+        for field, meaning in GROUP_GAUGES.items():
+            gauge = GaugeMetricFamily(f"txmq_group_{field}", meaning, labels=("group",))
+            for name, value in list(_by_group(groups, field).items())[:MOST_NAMES]:
+                gauge.add_metric((name,), value)
+            yield gauge
+
+
+def _by_group(groups: Iterable[dict[str, Any]], field: str) -> Counter[str]:
+    values: Counter[str] = Counter()
+    for group in groups:
+        values[group["group"].partition("@")[0]] += group[field]
+    return values
