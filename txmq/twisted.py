@@ -8,9 +8,9 @@
         ...
         consumer.ack(message)
 
-Every call gives a Deferred, which coroutines can await. On asyncio, install Twisted's AsyncioSelectorReactor and await
-`deferred.asFuture(asyncio.get_running_loop())`. Transactions with a database block: use the blocking client for those,
-in a thread (`twisted.internet.threads.deferToThread`).
+Every call gives a Deferred, which coroutines of Deferreds can await. On asyncio, with AsyncioSelectorReactor installed,
+hand such a coroutine over as a whole: `await Deferred.fromCoroutine(work()).asFuture(loop)`. For a transaction together
+with a database use the blocking client, in a thread (`twisted.internet.threads.deferToThread`).
 """
 
 from __future__ import annotations

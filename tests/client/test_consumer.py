@@ -51,6 +51,20 @@ def client(broker: RealBroker) -> Iterator[Client]:
 
 
 @pytest.fixture
+def dialled(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
+    """The connections that consumers have made, to be broken."""
+    connections: list[Connection] = []
+    dial = client.core.dial
+
+    def remembered(deadline: float) -> Connection:
+        connections.append(dial(deadline))
+        return connections[-1]
+
+    monkeypatch.setattr(client.core, "dial", remembered)
+    return connections
+
+
+@pytest.fixture
 def joined(client: Client) -> Iterator[Callable[..., Consumer]]:
     """Consumers that leave at the end of the test."""
     made: list[Consumer] = []
@@ -227,23 +241,15 @@ def test_without_a_broker_there_is_no_consumer() -> None:
 
 
 def test_a_lost_connection_is_survived_with_what_is_in_hand(
-    client: Client, joined: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+    client: Client, joined: Callable[..., Consumer], dialled: list[Connection]
 ) -> None:
-    connections: list[Connection] = []
-    dial = client.core.dial
-
-    def remembered(deadline: float) -> Connection:
-        connections.append(dial(deadline))
-        return connections[-1]
-
-    monkeypatch.setattr(client.core, "dial", remembered)
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"%d" % number for number in range(10)])
     consumer = joined(group, topic)
     message = consumer.receive(WAIT_S)
     assert message is not None
     wait_until(lambda: shown(client, group)["leased"] == 10, what="everything is fetched")
-    connections[-1].socket.shutdown(socket.SHUT_RDWR)
+    dialled[-1].socket.shutdown(socket.SHUT_RDWR)
     rest = receive(consumer, 9)
     assert {other.attempt for other in rest} == {1}
     assert message.offset not in {other.offset for other in rest if other.partition == message.partition}
@@ -301,45 +307,86 @@ def test_messages_of_a_killed_process_go_to_others_as_their_next_attempt(
     assert (message.offset, message.attempt) == (offset, 2)
 
 
+class Ledger:
+    """Handles messages, of which every third fails once, and notes for each key in which order they were done."""
+
+    def __init__(self) -> None:
+        self.done: dict[str | None, list[int]] = {}
+        self._failed: set[int] = set()
+        self._busy: set[str | None] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        with self._lock:
+            return sum(map(len, self.done.values()))
+
+    def __call__(self, message: ReceivedMessage) -> None:
+        number = int(message.body)
+        with self._lock:
+            assert message.key not in self._busy, "two messages of a key at once"
+            self._busy.add(message.key)
+            fails = number not in self._failed and number % 3 == 0
+            self._failed.add(number)
+        try:
+            if fails:
+                raise ValueError("later")
+            with self._lock:
+                self.done.setdefault(message.key, []).append(number)
+        finally:
+            with self._lock:
+                self._busy.discard(message.key)
+
+
+KEYS, EACH = 5, 20
+IN_ORDER = {f"k{key}": list(range(key, KEYS * EACH, KEYS)) for key in range(KEYS)}
+
+
+def send_in_order(client: Client, topic: str, start: int, end: int) -> None:
+    client.send_batch(topic, [Message(b"%d" % number, f"k{number % KEYS}") for number in range(start, end)])
+
+
+@contextmanager
+def at_work(ledger: Ledger, members: list[Consumer]) -> Iterator[list[threading.Thread]]:
+    """The members run it in three threads each; at the end of the block they are closed."""
+    threads = [threading.Thread(target=member.run, args=(ledger,), kwargs={"threads": 3}) for member in members]
+    for thread in threads:
+        thread.start()
+    try:
+        yield threads
+    finally:
+        for member in members:
+            member.close()
+        for thread in threads:
+            thread.join(WAIT_S)
+
+
 def test_each_key_stays_in_order_while_messages_fail_and_members_come_and_go(
     client: Client, joined: Callable[..., Consumer]
 ) -> None:
-    """Every third message fails once; two members with three threads each; one of them leaves in the middle."""
-    topic, group, keys, each = fresh("t"), fresh("g"), 5, 12
-    sent = [Message(b"%d" % number, f"k{number % keys}") for number in range(keys * each)]
-    client.send_batch(topic, sent)
-    done: dict[str | None, list[int]] = {}
-    failed: set[int] = set()
-    busy: set[str | None] = set()
-    lock = threading.Lock()
+    topic, group, ledger = fresh("t"), fresh("g"), Ledger()
+    with at_work(ledger, [joined(group, topic, mode="ordered", retry=AT_ONCE)]):
+        for start in range(0, KEYS * EACH, 2 * KEYS):
+            with at_work(ledger, [joined(group, topic, mode="ordered", retry=AT_ONCE)]):
+                send_in_order(client, topic, start, start + 2 * KEYS)
+        wait_until(lambda: ledger.count >= KEYS * EACH, 2 * WAIT_S, what="all is done")
+    assert ledger.done == IN_ORDER
 
-    def handle(message: ReceivedMessage) -> None:
-        number = int(message.body)
-        with lock:
-            assert message.key not in busy, "two messages of a key at once"
-            busy.add(message.key)
-            first_time = number not in failed and number % 3 == 0
-            failed.add(number)
-        try:
-            if first_time:
-                raise ValueError("later")
-            with lock:
-                done.setdefault(message.key, []).append(number)
-        finally:
-            with lock:
-                busy.discard(message.key)
 
+def test_each_key_stays_in_order_and_comes_once_while_connections_break(
+    client: Client, joined: Callable[..., Consumer], dialled: list[Connection]
+) -> None:
+    topic, group, ledger = fresh("t"), fresh("g"), Ledger()
     members = [joined(group, topic, mode="ordered", retry=AT_ONCE) for _ in range(2)]
-    threads = [threading.Thread(target=member.run, args=(handle,), kwargs={"threads": 3}) for member in members]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: sum(map(len, done.values())) > keys * each // 3, WAIT_S, what="a third is done")
-    members[0].close()
-    wait_until(lambda: sum(map(len, done.values())) >= keys * each, 2 * WAIT_S, what="all is done")
-    members[1].close()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert done == {f"k{key}": [number for number in range(keys * each) if number % keys == key] for key in range(keys)}
+    with at_work(ledger, members):
+        for start in range(0, KEYS * EACH, 2 * KEYS):
+            send_in_order(client, topic, start, start + 2 * KEYS)
+            before = len(dialled)
+            with suppress(OSError):  # lost already
+                dialled[-1].socket.shutdown(socket.SHUT_RDWR)
+            wait_until(lambda: len(dialled) > before, WAIT_S, what="another connection")  # noqa: B023
+        wait_until(lambda: ledger.count >= KEYS * EACH, 2 * WAIT_S, what="all is done")
+    assert ledger.done == IN_ORDER
 
 
 def test_a_dead_letter_parks_its_key_and_no_other(client: Client, joined: Callable[..., Consumer]) -> None:
