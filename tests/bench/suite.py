@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench import sends, starting, yardsticks
+from tests.bench import sends, starting, transactions, yardsticks
 from tests.bench.rows import Benchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
@@ -16,4 +16,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     sends.send_many,
     starting.start,
     starting.memory,
+    transactions.row_and_message,
+    transactions.commit_to_consumer,
 )

@@ -1,0 +1,75 @@
+"""From the moment the database has answered COMMIT to the message in a consumer's hands, one transaction at a time.
+
+python -m tests.bench.clients.commit_to_consumer URL DSN COUNT          prints {"p50_us", "p99_us"}
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import closing
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import cursor as Cursor  # noqa: N812 (a class, whatever its name)
+
+import txmq
+from tests.bench.harness import latency_us
+from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
+
+WARM_UP = 20
+COMES_WITHIN_S = 30.0
+
+
+class TimedCursor(Cursor):
+    """Remembers when the last COMMIT was answered."""
+
+    committed_at = 0.0
+
+    def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002 (psycopg2's)
+        super().execute(query, vars)
+        if str(query).startswith("COMMIT"):
+            TimedCursor.committed_at = time.perf_counter()
+
+
+def transactions(client: txmq.Client, dsn: str, count: int) -> list[float]:
+    """Seconds that each message took."""
+    arrivals: SimpleQueue[float] = SimpleQueue()
+
+    def consume() -> None:
+        with client.consumer("bench", ["bench"]) as consumer:
+            for _ in range(count):
+                message = consumer.receive(COMES_WITHIN_S)
+                arrivals.put(time.perf_counter())
+                if message is None:
+                    return
+                consumer.ack(message)
+
+    thread = Thread(target=consume)
+    thread.start()
+    took = []
+    with closing(psycopg2.connect(dsn, cursor_factory=TimedCursor)) as connection:
+        for _ in range(count):
+            with client.transaction(connection) as transaction, connection.cursor() as cursor:
+                cursor.execute(INSERT)
+                transaction.send("bench", b"order")
+            took.append(arrivals.get(timeout=COMES_WITHIN_S) - TimedCursor.committed_at)
+    thread.join()
+    return took[WARM_UP:]
+
+
+def main(url: str, dsn: str, count: int) -> None:
+    """Measure and print."""
+    run(dsn, DROP, CREATE)
+    with txmq.connect(url) as client:
+        client.call("topic.create", name="bench", partitions=8)
+        took = transactions(client, dsn, count + WARM_UP)
+    run(dsn, DROP)
+    print(json.dumps(latency_us(took)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
