@@ -230,6 +230,7 @@ def test_a_closed_client_refuses_every_call(fake: FakeBroker, connect: Connect) 
         with pytest.raises(ClientClosed, match=r"txmq\.connect"):
             call()
     client.close()
+    assert client.stats.messages == 1
 
 
 def test_calls_return_json_or_raise_what_the_broker_refused(fake: FakeBroker, connect: Connect) -> None:

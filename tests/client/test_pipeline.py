@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from txmq.errors import (
     StaleTopic,
     Throttled,
     UnknownProducer,
+    UnknownTopic,
 )
 from txmq.keys import partition_of
 from txmq.testing.wait import wait_until
@@ -87,26 +89,30 @@ def test_a_lone_message_goes_out_at_once(fake: FakeBroker, connect: Connect) -> 
     assert (view.bodies, view.keys, view.tags, view.deliver_at) == ([b"x"], ["k"], ["t"], [5])
 
 
-def test_what_comes_during_a_write_shares_the_next_frame(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+@contextmanager
+def paused(client: Client) -> Iterator[None]:
+    """The pipeline takes nothing meanwhile, as if a write were under way."""
+    flights = client.core.pipeline._flights
+    flights.paused_until = time.monotonic() + 3_600
+    yield
+    flights.paused_until = 0.0
+
+
+def test_what_comes_during_a_write_shares_the_next_frame(fake: FakeBroker, connect: Connect) -> None:
     client = connect(fake.url)
-    first = client.send_async("orders", b"first")
-    assert gate.arrived.wait(DEADLINE_S)
-    pipeline = client.core.pipeline
-    with pipeline._outbox._lock:  # the pipeline cannot take anything meanwhile
-        rest = _put_while_locked(client, 100)
-    gate.open()
-    receipts = results([first, *rest()])
-    assert [got.offset for got in receipts] == list(range(101))
-    assert [len(bodies) for bodies in fake.bodies()][-1] >= 50
-    assert client.stats.coalesced >= 50
-    assert client.stats.messages == 101
+    results([client.send_async("orders", b"first")])
+    with paused(client):
+        futures = [client.send_async("orders", b"x", key=str(n)) for n in range(100)]
+    assert [got.offset for got in results(futures)] == list(range(1, 101))
+    assert [len(bodies) for bodies in fake.bodies()] == [1, 100]
+    assert (client.stats.coalesced, client.stats.messages, client.stats.frames) == (100, 101, 2)
 
 
-def _put_while_locked(client: Client, count: int) -> Callable[[], list[Future[txmq.Receipt]]]:
+def _put_in_a_thread(client: Client, count: int, topic: str = "orders") -> Callable[[], list[Future[txmq.Receipt]]]:
     """Starts a thread that sends as soon as it can; returns how to get its futures."""
     futures: list[Future[txmq.Receipt]] = []
     thread = threading.Thread(
-        target=lambda: futures.extend(client.send_async("orders", str(n).encode()) for n in range(count))
+        target=lambda: futures.extend(client.send_async(topic, str(n).encode()) for n in range(count))
     )
     thread.start()
 
@@ -210,7 +216,7 @@ def test_the_window_makes_callers_wait_and_then_throttles_them(fake: FakeBroker,
     futures = [client.send_async("orders", b"x") for _ in range(5)]
     with pytest.raises(Throttled, match="window"):
         client.send_async("orders", b"x", timeout=0.05)
-    late = _put_while_locked(client, 3)
+    late = _put_in_a_thread(client, 3)
     gate.open()
     assert len(results(futures + late())) == 8
 
@@ -299,6 +305,31 @@ def test_a_doubtful_frame_that_fails_keeps_its_place_in_the_sequence(fake: FakeB
     assert caught.value.outcome == "unknown"
     client.send_async("orders", b"next").result(DEADLINE_S)
     assert [sequence for _, sequence in fake.origins()] == [0, 0, 1]
+
+
+def test_messages_for_a_topic_that_is_gone_fail_and_others_go_on(fake: FakeBroker, connect: Connect) -> None:
+    client = connect(fake.url)
+    results([client.send_async(topic, b"x") for topic in ("orders", "gone")])
+    refuse_from_here(fake, UnknownTopic("deleted"))
+    with paused(client):
+        gone = client.send_async("gone", b"x")
+        client.core.topics.forget("gone")
+    assert isinstance(gone.exception(DEADLINE_S), UnknownTopic)
+    assert client.send_async("orders", b"last").result(DEADLINE_S).topic == "orders"
+
+
+def test_a_partitioner_that_fails_fails_its_messages_alone(fake: FakeBroker, connect: Connect) -> None:
+    def choose(_topic: str, key: str | None, partitions: int) -> int:
+        return {1: 0, 2: 1}[partitions] if key == "frail" else 0
+
+    client = connect(fake.url, partitioner=choose)
+    client.send_async("orders", b"x", key="frail").result(DEADLINE_S)
+    fake.partitions, fake.epoch = 9, 2
+    refuse_from_here(fake, StaleTopic("grown", detail={"topic": "orders"}))
+    frail, sound = (client.send_async("orders", b"x", key=key) for key in ("frail", "sound"))
+    with pytest.raises(LocalProtocolError, match="KeyError"):
+        frail.result(DEADLINE_S)
+    assert sound.result(DEADLINE_S).partition == 0
 
 
 def test_another_log_fails_everything_that_waits(fake: FakeBroker, connect: Connect) -> None:

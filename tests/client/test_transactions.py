@@ -343,6 +343,25 @@ def test_acks_of_a_failed_transaction_are_in_hand_again(fake: FakeBroker, connec
     assert consumer.log == ["asked", False, "asked", False]
 
 
+def test_a_message_and_what_comes_of_it_are_one_decision(real: RealBroker, connect: Connect) -> None:
+    client = connect(real.url)
+    client.send_batch("raw", [txmq.Message(str(n).encode(), key="k") for n in range(3)])
+    with client.consumer("cook", topics=["raw"], mode="ordered") as consumer:
+        for n in range(3):
+            message = consumer.receive(20)
+            assert message is not None
+            with suppress(Broken), client.transaction() as tx:
+                tx.send("cooked", message.body, key="k")
+                tx.ack(message)
+                if n == 1:
+                    fail()
+            if n == 1:
+                consumer.ack(message)
+    assert bodies(real, "cooked") == [b"0", b"2"]
+    with client.consumer("cook", topics=["raw"], mode="ordered") as consumer:
+        assert consumer.receive(0.3) is None
+
+
 def test_a_job_publishes_the_groups_of_its_winners_and_no_others(real: RealBroker, connect: Connect) -> None:
     client = connect(real.url)
     job = client.job()

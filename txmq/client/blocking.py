@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
 from weakref import WeakSet
@@ -17,6 +16,7 @@ from txmq.client.flights import Stats
 from txmq.client.half import HalfTransaction
 from txmq.client.jobs import Job
 from txmq.client.options import TransactionOptions, begin
+from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
 from txmq.client.settings import Options, Settings
 from txmq.client.tokens import as_token, new_token
@@ -67,7 +67,7 @@ class Client(Producer):
     @property
     def stats(self) -> Stats:
         """What `send_async` has done so far, `stats.coalesced` of it in common frames."""
-        return replace(self.core.pipeline.stats)
+        return self.core.stats
 
     def send_async(
         self,
@@ -90,6 +90,8 @@ class Client(Producer):
     def flush(self, timeout: float | None = None) -> None:
         """Returns once everything sent with `send_async` has its receipt, or has failed. Raises RequestTimeout."""
         patience = self.core.settings.delivery_timeout if timeout is None else timeout
+        if self.core.closed:
+            raise closed()
         if not self.core.pipeline.flush(patience):
             raise RequestTimeout(f"not everything had its receipt within {patience} s")
 

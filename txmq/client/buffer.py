@@ -164,5 +164,5 @@ class Lanes:
         if asked is not None or key or self._topics.asks_user:
             return self._topics.choose(shape, key, asked)
         if shape.name not in self._keyless:
-            self._keyless[shape.name] = self._topics.choose(shape, None)
+            self._keyless[shape.name] = self._topics.turn(shape)
         return self._keyless[shape.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -11,6 +12,7 @@ from uuid import UUID
 from txmq.client.address import parse_url
 from txmq.client.connection import Connection, dial
 from txmq.client.conversation import Conversation, LogPin, Payload, returned
+from txmq.client.flights import Stats
 from txmq.client.pipeline import Pipeline
 from txmq.client.pool import Pool, closed
 from txmq.client.settings import Settings
@@ -41,6 +43,11 @@ class Core:
             self.request(Opcode.PING)
         assert self._pin.log_id is not None, "the welcome told it"
         return self._pin.log_id
+
+    @property
+    def stats(self) -> Stats:
+        """What the pipeline has done so far."""
+        return Stats() if self._pipeline is None else replace(self._pipeline.stats)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -94,10 +101,9 @@ class Core:
     def close(self, timeout: float) -> None:
         """Lets the pipeline finish for up to `timeout` seconds, then closes every connection."""
         with self._lock:
-            pipeline, self._pipeline = self._pipeline, None
             already, self.closed = self.closed, True
-        if not already and pipeline is not None and self._pid == os.getpid():
-            pipeline.close(timeout)
+        if not already and self._pipeline is not None and self._pid == os.getpid():
+            self._pipeline.close(timeout)
         self.pool.close()
 
     def _describe(self, topic: str) -> dict[str, Any]:

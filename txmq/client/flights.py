@@ -14,13 +14,11 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from uuid import uuid4
 
-from txmq.batch.cells import too_large
-from txmq.client.conversation import Conversation, Payload, result
+from txmq.client.conversation import Conversation, result
 from txmq.client.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of
-from txmq.client.outbox import IN_TURN, Errand, Outbox, Pile, Place
-from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Messages, cuts, weight
+from txmq.client.loader import Flight, Loader
+from txmq.client.outbox import Errand, Outbox, Pile
 from txmq.client.topics import Topics
 from txmq.errors import (
     BrokerUnavailable,
@@ -35,28 +33,10 @@ from txmq.errors import (
 )
 from txmq.message import Receipt
 from txmq.wire.frames import Frame
-from txmq.wire.headers import Opcode, SendReceipt, send_header
+from txmq.wire.headers import SendReceipt
 
 FRAMES_AHEAD = 256  # sends under way: of so many the broker remembers the receipts
 WRITE_BYTES = 1 << 20  # handed to the kernel at once; meanwhile the next frames fill up
-
-
-@dataclass(slots=True)
-class Flight:
-    """A frame with the messages of a pile. `doubtful`: an earlier attempt may have been stored."""
-
-    pile: Pile
-    prefix: str  # of the message ids
-    sequence: int
-    payload: Payload
-    doubtful: bool = False
-    refusal: TxmqError | None = None
-    opcode: int = Opcode.SEND
-
-    @property
-    def time(self) -> float:
-        """When the youngest of its messages was put in."""
-        return self.pile.times[-1]
 
 
 @dataclass(slots=True)
@@ -81,18 +61,12 @@ class Flights:
         self.stale: set[str] = set()  # topics to be asked about before anything more is sent
         self.paused_until = 0.0  # the broker asked for a pause
         self._pause = FIRST_PAUSE_S
-        self._queue: deque[Pile] = deque()
+        self._loader = Loader(topics, self._fail)
         self._errands: list[Errand] = []  # of a lost connection
         self._again: deque[Flight] = deque()
         self._under_way: dict[int, Flight | Errand] = {}
         self._sends = 0
         self._refused: list[Flight] = []
-        self._renew()
-
-    def _renew(self) -> None:
-        self._producer_id = uuid4().bytes
-        self._prefix = f"{self._producer_id.hex()}-"
-        self._sequence = 0
 
     @property
     def awaits_replies(self) -> bool:
@@ -109,7 +83,7 @@ class Flights:
     @property
     def has_more(self) -> bool:
         """Whether something taken already may go out now."""
-        return self.can_send and bool(self._again or self._queue)
+        return self.can_send and bool(self._again or self._loader.queue)
 
     def pause(self) -> None:
         """Sends nothing for a while, longer each time until a receipt comes."""
@@ -132,13 +106,14 @@ class Flights:
         if self._again:
             self.stats.resent += 1
             return self._again.popleft()
-        if not self._queue:  # not earlier: until they are taken, piles grow
-            self._queue.extend(self._outbox.take_piles())
-        while self._queue:
-            pile = self._cut(self._queue.popleft())
-            if pile is not None and (flight := self._encode(pile, conversation)):
-                return flight
-        return None
+        if not self._loader.queue:  # not earlier: until they are taken, piles grow
+            self._loader.queue.extend(self._outbox.take_piles())
+        flight = self._loader.next(conversation.limits)
+        if flight is not None:
+            count = len(flight.pile.messages)
+            self.stats.frames += 1
+            self.stats.coalesced += count if count > 1 else 0
+        return flight
 
     def _launch(self, conversation: Conversation, flight: Flight | Errand, pieces: list[bytes]) -> None:
         try:
@@ -149,47 +124,6 @@ class Flights:
         self._under_way[correlation] = flight
         self._sends += isinstance(flight, Flight)
         pieces += own
-
-    def _cut(self, pile: Pile) -> Pile | None:
-        """The first part of a pile that fits in a frame and goes to one partition; the rest goes back."""
-        place, shape = pile.place, self._topics.known(pile.place.topic)
-        if shape and place.partition == IN_TURN:
-            pile.place = Place(place.topic, self._topics.choose(shape, None), shape.epoch, asked=False)
-        elif shape and place.epoch != shape.epoch:
-            self._reroute(pile)
-            return None
-        if pile.weight <= PIECE_BYTES and len(pile.messages) <= PIECE_ROWS:
-            return pile
-        first, *rest = (pile.part(*ends) for ends in cuts(list(map(weight, pile.messages))))
-        self._queue.extendleft(reversed(rest))
-        return first
-
-    def _reroute(self, pile: Pile) -> None:
-        """Its topic has grown since: keys may belong to other partitions now."""
-        place, shape = pile.place, self._topics.shape(pile.place.topic)
-        piles: dict[int, list[int]] = {}
-        for at, message in enumerate(pile.messages):
-            partition = place.partition if place.asked else self._topics.choose(shape, message.key)
-            piles.setdefault(partition, []).append(at)
-        for partition, places in reversed(piles.items()):
-            self._queue.appendleft(pile.pick(Place(place.topic, partition, shape.epoch, place.asked), places))
-
-    def _encode(self, pile: Pile, conversation: Conversation) -> Flight | None:
-        most, largest = conversation.limits.message, max(len(message.body) for message in pile.messages)
-        try:
-            if largest > most:
-                raise too_large("message", largest, most)
-            batch = Messages(pile.messages, pile.births).encode(self._producer_id, self._sequence)
-        except TxmqError as error:
-            self._fail(pile, error)
-            return None
-        topic, partition, epoch, _asked = pile.place
-        flight = Flight(pile, self._prefix, self._sequence, (send_header(topic, partition, epoch), batch))
-        count = len(pile.messages)
-        self._sequence += count
-        self.stats.frames += 1
-        self.stats.coalesced += count if count > 1 else 0
-        return flight
 
     def received(self, replies: Iterable[Frame]) -> None:
         """Replies have come."""
@@ -236,8 +170,8 @@ class Flights:
         certain = not first.doubtful or isinstance(first.refusal, DEFINITE)
         kept = [flight for flight in refused if self._goes_again(flight, certain=certain)]
         if certain:
-            self._renew()
-            self._queue.extendleft(flight.pile for flight in reversed((*kept, *self._again)))
+            self._loader.renew()
+            self._loader.put_back(flight.pile for flight in (*kept, *self._again))
             self._again.clear()
         else:
             self._again.extendleft(reversed(kept))
@@ -289,12 +223,13 @@ class Flights:
             self._again.remove(late)
             self._fail(late, _too_late(trouble))
         if self._outbox.has_older(before):
-            self._queue.extend(self._outbox.take_piles())
+            self._loader.queue.extend(self._outbox.take_piles())
             self._errands += self._outbox.take_errands()
         for errand in [errand for errand in self._errands if errand.time < before]:
             self._errands.remove(errand)
             self._fail(errand, _too_late(trouble))
-        self._queue = deque(pile for old in self._queue if (pile := self._young(old, before, trouble)))
+        young = [pile for old in self._loader.queue if (pile := self._young(old, before, trouble))]
+        self._loader.queue = deque(young)
 
     def _young(self, pile: Pile, before: float, trouble: str) -> Pile | None:
         """The part of a pile that may still wait; the rest fails, and was never sent."""
@@ -306,16 +241,16 @@ class Flights:
 
     def give_up(self, trouble: TxmqError) -> None:
         """Fails everything: what may have been carried out with an unknown outcome, the rest with `trouble`."""
-        self._queue.extend(self._outbox.take_piles())
+        self._loader.queue.extend(self._outbox.take_piles())
         self._errands += self._outbox.take_errands()
         doubtful = [*self._under_way.values(), *self._again]
         self._under_way, self._sends = {}, 0
         for flight in doubtful:
             self._fail(flight, ConnectionLost(f"no receipt came: {trouble.message}"))
-        rest: list[Flight | Pile | Errand] = [*self._refused, *self._queue, *self._errands]
+        rest: list[Flight | Pile | Errand] = [*self._refused, *self._loader.queue, *self._errands]
         for waiting in rest:
             self._fail(waiting, trouble)
-        for done in (self._again, self._refused, self._queue, self._errands):
+        for done in (self._again, self._refused, self._loader.queue, self._errands):
             done.clear()
 
     def _fail(self, what: Flight | Pile | Errand, error: TxmqError) -> None:

@@ -74,6 +74,9 @@ class Producer:
         try:
             piece = Piece(topic, Messages((message,), (micros_now(),)), (0,), partition, chosen, shape.epoch)
             return self._send_one(session, piece, patience)
+        except BaseException:  # even an interrupt: a sequence must never be used for another message
+            session.retire()
+            raise
         finally:
             self._pool.give(session)
 
@@ -124,9 +127,6 @@ class Producer:
             delivery = Delivery(self._pool, self._topics, timeout=patience, retries=self._retries)
             [stored] = delivery.resume(session, Sent(piece, sequence, batch), error)
             return receipts_of(stored)[0]
-        except BaseException:
-            session.retire()
-            raise
         session.sequence = sequence + 1
         offset, _stored_at, duplicate = receipt
         found = offset if offset >= 0 else None

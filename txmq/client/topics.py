@@ -65,13 +65,17 @@ class Topics:
             if chosen is not None:
                 return _checked(chosen, shape.partitions)
         if not key:
-            return next(self._turns) % shape.partitions
+            return self.turn(shape)
         try:
             return partition_of(key, shape.partitions)
         except (AttributeError, UnicodeEncodeError) as error:
             raise LocalProtocolError(
                 f"{key!r:.80} cannot be a key", hint="text that UTF-8 can hold is needed"
             ) from error
+
+    def turn(self, shape: Shape) -> int:
+        """The partition whose turn it is."""
+        return next(self._turns) % shape.partitions
 
     def spread(self, shape: Shape, rows: Rows, partition: int | None = None) -> dict[int, Sequence[int]]:
         """The places of rows for each partition; those without a key all go to the one whose turn it is."""
@@ -81,7 +85,7 @@ class Topics:
             return {_checked(partition): everything}
         if self._partitioner is not None:
             return self._asked(shape, keys or [None] * len(rows))
-        keyless = next(self._turns) % shape.partitions
+        keyless = self.turn(shape)
         if keys is None or shape.partitions == 1:
             return {keyless: everything}
         return dict(by_partition(keys, shape.partitions, keyless))
