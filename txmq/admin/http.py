@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
-REQUEST_S = 20.0  # from the end of one answer to the end of the next request, however its bytes trickle in
-ABORT_S = 5.0  # for what was answered to get out of a connection that is being closed
+REQUEST_S = 20.0  # from one answer to the end of the next request, however its bytes trickle in; and to take the last
 BODY_BYTES = 4_096  # no request needs one; this much is read over, so that its sender gets a proper answer
 HEADER_BYTES = 8_192
 HEADER_LINES = 64
@@ -132,7 +131,6 @@ class Channel(HTTPChannel):
     requestFactory = Exchange
     totalHeadersSize = HEADER_BYTES
     maxHeaders = HEADER_LINES
-    abortTimeout = ABORT_S  # type: ignore[assignment]  # seconds, and whole ones only by Twisted's guess
 
     def connectionMade(self) -> None:
         factory: Any = self.factory
@@ -145,12 +143,21 @@ class Channel(HTTPChannel):
     def requestDone(self, request: Request) -> None:
         HTTPChannel.requestDone(self, request)
         if not self.persistent:
-            HTTPChannel.setTimeout(self, ABORT_S)  # whoever does not read the answer would stay for ever
+            factory: Any = self.factory
+            HTTPChannel.setTimeout(self, factory.timeOut)  # whoever does not read the answer would stay for ever
+
+    def timeoutConnection(self) -> None:
+        _abort(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         factory: Any = self.factory
         factory.channels.discard(self)
         HTTPChannel.connectionLost(self, reason)
+
+
+def _abort(channel: Channel) -> None:
+    transport: Any = channel.transport
+    transport.abortConnection()
 
 
 class AdminFactory(HTTPFactory):
@@ -169,8 +176,7 @@ class AdminFactory(HTTPFactory):
 
     def stopFactory(self) -> None:
         for channel in tuple(self.channels):
-            transport: Any = channel.transport
-            transport.abortConnection()
+            _abort(channel)
         super().stopFactory()
 
     def log(self, request: Request) -> None:

@@ -1,0 +1,224 @@
+"""The admin pages' HTTP, in memory: who is let in, how much may be sent, and how long anybody may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from txmq.admin.http import BODY_BYTES, MOST_CONNECTIONS, AdminFactory, Query, Reply, Respond
+
+REQUEST_S = 20.0
+GET = b"GET /here?a=1 HTTP/1.1\r\nHost: localhost:7651\r\n"
+
+
+class Door:
+    """A factory whose every answer is the request's path, unless it is told to keep the answer for later."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.factory: Any = AdminFactory(self._handle, self.clock, request_s=REQUEST_S)
+        self.later: list[Respond] | None = None
+
+    def _handle(self, path: str, query: Query, respond: Respond) -> None:
+        if self.later is None:
+            respond(Reply(200, f"{path} {dict(query)}".encode()))
+        else:
+            self.later.append(respond)
+
+    def knock(self, data: bytes) -> tuple[Any, StringTransport]:
+        """A new connection, a Channel, on which this arrives."""
+        transport, channel = StringTransport(), self.factory.buildProtocol(None)
+        channel.makeConnection(transport)
+        channel.dataReceived(data)
+        return channel, transport
+
+
+def status(transport: StringTransport) -> int:
+    return int(transport.value().split(b" ")[1])
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:7651", "127.8.9.1", "[::1]:7651", "[::1]", "localhost:65535"]
+)
+def test_this_machine_is_let_in_by_its_own_names(host: str) -> None:
+    _, transport = Door().knock(f"GET /here?a=1 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    assert status(transport) == 200
+    assert transport.value().endswith(b"\r\n\r\n/here {b'a': [b'1']}")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Host: evil.example\r\n",
+        b"Host: localhost.evil.example\r\n",
+        b"Host: localhost.\r\n",
+        b"Host: 127.0.0.1.evil.example:7651\r\n",
+        b"Host: 192.168.0.1\r\n",
+        b"Host: 2130706433\r\n",
+        b"Host: [::1]evil.example\r\n",
+        b"Host: ::1\r\n",
+        b"Host: localhost@evil.example\r\n",
+        b"Host:\r\n",
+        b"Host: localhost\r\nHost: evil.example\r\n",
+        b"X-Forwarded-Host: localhost\r\n",
+        b"Host: evil.example\r\nX-Forwarded-Host: localhost\r\n",
+    ],
+)
+def test_a_name_that_was_made_to_lead_here_gets_nothing(headers: bytes) -> None:
+    _, transport = Door().knock(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
+    assert status(transport) == 421
+    assert b"evil" not in transport.value()
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (b"http://localhost:7651", 200),
+        (b"http://evil.example", 403),
+        (b"https://localhost:7651", 403),
+        (b"http://localhost:80", 403),
+        (b"null", 403),
+    ],
+)
+def test_only_its_own_pages_may_ask(origin: bytes, expected: int) -> None:
+    _, transport = Door().knock(GET + b"Origin: " + origin + b"\r\n\r\n")
+    assert status(transport) == expected
+    assert b"Access-Control" not in transport.value()
+
+
+@pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"CONNECT", b"BREW"])
+def test_whatever_could_change_something_is_refused(method: bytes) -> None:
+    _, transport = Door().knock(GET.replace(b"GET", method) + b"Content-Length: 2\r\n\r\n{}")
+    assert status(transport) == 405
+    assert b"\r\nAllow: GET, HEAD\r\n" in transport.value()
+
+
+def test_a_head_is_a_get_without_the_body() -> None:
+    door = Door()
+    _, whole = door.knock(GET + b"\r\n")
+    _, head = door.knock(GET.replace(b"GET", b"HEAD") + b"\r\n")
+    assert head.value() == whole.value().partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("data", [GET + b"\r\n", GET.replace(b"localhost", b"evil") + b"\r\n"])
+def test_every_answer_forbids_what_a_browser_could_do_with_it(data: bytes) -> None:
+    _, transport = Door().knock(data)
+    head = transport.value().partition(b"\r\n\r\n")[0].decode()
+    headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+    assert "Server" not in headers
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        b"Content-Length: 2000000000\r\n",
+        b"Content-Length: %d\r\n" % (BODY_BYTES + 1),
+        b"Transfer-Encoding: chunked\r\n",
+    ],
+)
+def test_a_body_without_measure_is_not_read(length: bytes) -> None:
+    channel, transport = Door().knock(GET + length + b"\r\n" + b"x" * 8_192)
+    assert status(transport) == 413
+    assert transport.disconnecting
+    assert channel.requests[0].content.getbuffer().nbytes == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GET + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+        GET + b"Content-Length: -1\r\n\r\n",
+        GET + b"A: " + b"x" * 8_192 + b"\r\n\r\n",
+        GET + b"A: x\r\n" * 100 + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n",
+    ],
+    ids=["both lengths", "negative", "long header", "many headers", "tls", "no colon"],
+)
+def test_what_is_no_request_of_ours_is_hung_up_on(data: bytes) -> None:
+    _, transport = Door().knock(data)
+    assert status(transport) == 400
+    assert transport.disconnecting
+
+
+def test_a_line_without_end_is_hung_up_on() -> None:
+    _, transport = Door().knock(b"GET /" + b"x" * 20_000)
+    assert transport.disconnecting
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /", GET, GET + b"Content-Length: 100\r\n\r\n"])
+def test_bytes_that_trickle_in_keep_nobody_here(begun: bytes) -> None:
+    door = Door()
+    channel, transport = door.knock(begun)
+    for _ in range(int(REQUEST_S) - 1):
+        door.clock.advance(1)
+        channel.dataReceived(b"x")
+    assert not transport.disconnecting
+    door.clock.advance(1)
+    assert transport.disconnecting
+
+
+def test_a_connection_may_ask_again_and_its_time_begins_anew() -> None:
+    door = Door()
+    channel, transport = door.knock(GET + b"\r\n")
+    door.clock.advance(REQUEST_S - 1)
+    channel.dataReceived(GET + b"\r\n")
+    door.clock.advance(REQUEST_S - 1)
+    assert not transport.disconnecting
+    assert transport.value().count(b"200 OK") == 2
+    door.clock.advance(1)
+    assert transport.disconnecting
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+def test_whoever_does_not_take_the_answer_is_cut_off(version: bytes) -> None:
+    door = Door()
+    _, transport = door.knock(GET.replace(b"HTTP/1.1", version) + b"Connection: close\r\n\r\n")
+    assert transport.disconnecting  # but what was written need not be out
+    door.clock.advance(REQUEST_S - 1)
+    assert not transport.disconnected
+    door.clock.advance(1)
+    assert transport.disconnected
+
+
+def test_an_answer_that_comes_after_its_asker_has_gone_is_dropped(lost: Callable[[Any], None]) -> None:
+    door = Door()
+    door.later = []
+    channel, transport = door.knock(GET + b"\r\n")
+    lost(channel)
+    door.later[0](Reply(200, b"late"))
+    assert transport.value() == b""
+
+
+def test_there_is_a_limit_to_connections_and_room_again_after_one_has_gone(lost: Callable[[Any], None]) -> None:
+    door = Door()
+    channels = [door.knock(b"")[0] for _ in range(MOST_CONNECTIONS)]
+    assert door.factory.buildProtocol(None) is None
+    lost(channels[0])
+    _, transport = door.knock(GET + b"\r\n")
+    assert status(transport) == 200
+
+
+def test_connections_end_when_it_stops_to_listen() -> None:
+    door = Door()
+    door.factory.doStart()
+    _, transport = door.knock(GET + b"\r\n")
+    door.factory.doStop()
+    assert transport.disconnected
+
+
+@pytest.fixture
+def lost() -> Callable[[Any], None]:
+    """Tells a channel that its connection is gone."""
+    from twisted.internet.error import ConnectionLost
+    from twisted.python.failure import Failure
+
+    return lambda channel: channel.connectionLost(Failure(ConnectionLost()))

@@ -1,0 +1,299 @@
+"""The admin pages of a broker in a process of its own, over loopback."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import txmq.admin
+from tests.cli.peer import peer
+from tests.cli.support import reply, run
+from txmq.testing.processes import Running, running
+from txmq.testing.wait import wait_until
+from txmq.wire.calls import CALLS
+
+STATIC = Path(txmq.admin.__file__).parent / "static"
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    def json(self) -> Any:
+        assert self.headers["Content-Type"] == "application/json"
+        return json.loads(self.body)
+
+
+class Served(NamedTuple):
+    """A broker that runs, with a half message and two dead letters."""
+
+    process: Running
+    url: str
+    console: str
+    token: str
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        with closing(http.client.HTTPConnection(urlsplit(self.console).netloc, timeout=10)) as connection:
+            connection.request(method, path, headers=headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+
+    def api(self, path: str) -> Any:
+        answer = self.ask("/api/v1/" + path)
+        assert answer.status == 200, answer.body
+        return answer.json()
+
+
+def start(directory: Path) -> Iterator[tuple[Running, str, str]]:
+    where = ("--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    with running(directory, "broker", *where) as process:
+        url = process.first_line().removeprefix("ready ")
+        [console] = [event["console"] for event in process.events() if event["event"] == "admin.serving"]
+        yield process, url, console
+
+
+def _send(url: str, count: int) -> None:
+    for number in range(count):
+        reply("send", "orders", f"secret body {number}", "--partition", "1", broker=url)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    for process, url, console in start(tmp_path_factory.mktemp("admin")):
+        reply("topic", "create", "orders", "--partitions", "3", broker=url)
+        with peer(url) as shop:
+            _send(url, 2)
+            shop.dead_letters("billing", "orders", 2)
+            _send(url, 3)
+            token = shop.half("orders", b"secret half", ("checker", "shop"))
+        yield Served(process, url, console, token)
+
+
+def test_probes_say_that_the_broker_is_well(served: Served) -> None:
+    for path in ("/healthz", "/readyz"):
+        answer = served.ask(path)
+        assert (answer.status, answer.body) == (200, b"ok\n")
+
+
+def test_what_the_api_tells_is_what_the_command_line_tells(served: Served) -> None:
+    for path, command in (
+        ("broker", None),
+        ("topics", ("topic", "list")),
+        ("topics/orders", ("topic", "show", "orders")),
+        ("groups", ("group", "list")),
+        ("groups/billing", ("group", "show", "billing")),
+        ("letters/billing/stats", ("dlq", "stats", "billing")),
+        ("letters/billing?limit=100", ("dlq", "list", "billing")),
+        ("transactions?state=undecided", ("tx", "list")),
+        ("transactions?state=in-doubt&limit=5", ("tx", "list", "--state", "in-doubt")),
+        ("transactions?state=waiting", ("tx", "list", "--state", "waiting")),
+        ("transactions?state=conflicts", ("tx", "list", "--state", "conflicts")),
+    ):
+        told = served.api(path)
+        assert told
+        if command is not None:
+            assert told == reply(*command, broker=served.url), path
+
+
+def test_the_numbers_are_those_of_the_broker(served: Served) -> None:
+    broker = served.api("broker")
+    assert (broker["topics"], broker["groups"], broker["undecided"]) == (1, 1, 1)
+    [topic] = served.api("topics")["topics"]
+    assert (topic["name"], topic["partitions"], topic["messages"]) == ("orders", 3, 5)
+    [group] = served.api("groups")["groups"]
+    assert (group["group"], group["letters"], group["members"]) == ("billing", 2, 0)
+    [half] = served.api("transactions")["transactions"]
+    assert (half["token"], half["messages"]) == (served.token, 1)
+    shown = served.api(f"transactions/{served.token}")
+    assert [batch["topic"] for batch in shown["batches"]] == ["orders"]
+
+
+def test_letters_come_page_by_page_and_without_bodies(served: Served) -> None:
+    first = served.api("letters/billing?limit=1")
+    [letter] = first["letters"]
+    assert (letter["error_type"], letter["error_text"], letter["fingerprint"]) == ("ValueError", "no such order", "f-1")
+    [other] = served.api(f"letters/billing?limit=1&after={first['next']}")["letters"]
+    assert other["number"] > letter["number"]
+    assert "body" not in letter
+    assert b"secret" not in served.ask("/api/v1/letters/billing").body
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [
+        ("topics/nothing", 404, "UnknownTopic"),
+        ("groups/nobody", 404, "UnknownGroup"),
+        ("groups/nobody%40m-1", 404, "UnknownGroup"),
+        ("letters/nobody", 404, "UnknownGroup"),
+        ("letters/nobody/stats", 404, "UnknownGroup"),
+        ("transactions/019a0000000070008000000000000001", 404, "UnknownTransaction"),
+        ("transactions/zz", 400, "BadRequest"),
+        ("transactions?state=all", 400, "BadRequest"),
+        ("transactions?limit=501", 400, "BadRequest"),
+        ("transactions?limit=0", 400, "BadRequest"),
+        ("transactions?limit=-1", 400, "BadRequest"),
+        ("transactions?limit=1&limit=2", 400, "BadRequest"),
+        ("letters/billing?limit=%EF%BC%91", 400, "BadRequest"),
+        ("letters/billing?after=%FF", 400, "BadRequest"),
+        ("letters/billing?bodies=true", 400, "BadRequest"),
+        ("letters/billing?after=9999999999999999999999", 400, "BadRequest"),
+        ("topics?create=true", 400, "BadRequest"),
+        ("topics/..%2f..%2fetc%2fpasswd", 400, "BadRequest"),
+        ("topics/%00", 400, "BadRequest"),
+        ("topics/%3Cscript%3E", 400, "BadRequest"),
+        ("topics/%FF", 400, "BadRequest"),
+        ("topics/", 400, "BadRequest"),
+        ("letters", 404, "NotFound"),
+        ("groups/billing/members", 404, "NotFound"),
+        ("", 404, "NotFound"),
+    ],
+)
+def test_what_is_not_there_or_no_question_is_an_error_with_a_name(
+    served: Served, path: str, status: int, error: str
+) -> None:
+    answer = served.ask("/api/v1/" + path)
+    assert (answer.status, answer.json()["error"]) == (status, error)
+    assert b"<" not in answer.body
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/..%2f..%2fetc%2fpasswd",
+        "/%2e%2e/site.py",
+        "/static/console.js",
+        "/static/",
+        "/console.js/",
+        "//console.js",
+        "/console.js%00",
+        "/console.html",
+        "/./",
+        "/api",
+        "/api/v2/broker",
+        "/config",
+        "/favicon.ico",
+        "*",
+    ],
+)
+def test_no_path_reaches_a_file_that_is_not_in_the_table(served: Served, path: str) -> None:
+    assert served.ask(path).status == 404
+
+
+def test_no_path_makes_a_call_that_changes_anything(served: Served) -> None:
+    before = served.api("broker")["end"]
+    for call in CALLS:
+        served.ask(f"/api/v1/{call}")
+        served.ask("/api/v1/" + call.replace(".", "/"))
+    for path in ("topics/new", "groups/new", "groups/billing/pause", f"transactions/{served.token}/commit"):
+        for method in ("GET", "HEAD", "POST", "PUT", "DELETE"):
+            served.ask("/api/v1/" + path, method)
+    assert served.api("broker")["end"] == before
+
+
+def test_a_strangers_host_and_every_other_method_are_refused(served: Served) -> None:
+    assert served.ask("/api/v1/broker", Host="evil.example").status == 421
+    assert served.ask("/api/v1/broker", Origin="http://evil.example").status == 403
+    assert served.ask("/api/v1/broker", "POST").status == 405
+    assert served.ask("/", "DELETE").status == 405
+
+
+def test_metrics_are_what_prometheus_reads(served: Served) -> None:
+    answer = served.ask("/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    found: dict[tuple[Any, ...], float] = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+    assert found["txmq_topic_messages_total", ("topic", "orders")] == 5
+    assert found["txmq_topic_partitions", ("topic", "orders")] == 3
+    assert found["txmq_group_letters", ("group", "billing")] == 2
+    assert found["txmq_group_lag", ("group", "billing")] == 3
+    assert found["txmq_undecided_transactions",] == 1
+    assert 0 < found["txmq_undecided_oldest_age_seconds",] < 600
+    assert found["txmq_log_durable_bytes",] == served.api("broker")["durable"]
+    assert found["process_open_fds",] > 0
+    assert {name for name, *labels in found if name.startswith("txmq_") and not labels} >= {"txmq_log_read_only"}
+    assert {label for _, *labels in found for label, _ in labels} == {"name", "log_id", "topic", "group"}
+
+
+def test_the_console_needs_nothing_but_its_own_files(served: Served) -> None:
+    page = served.ask("/")
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    wanted = re.findall(r"(?:src|href)=\"([^\"]*)\"", page.body.decode())
+    assert sorted(wanted) == ["console.css", "console.js"]
+    assert sorted(file.name for file in STATIC.iterdir()) == ["console.css", "console.html", "console.js"]
+    for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):
+        answer = served.ask("/" + name)
+        assert (answer.status, answer.body) == (200, (STATIC / name).read_bytes())
+        assert answer.headers["Content-Type"].startswith(kind)
+
+
+def test_the_console_turns_nothing_into_markup_or_code() -> None:
+    page, script = ((STATIC / name).read_text() for name in ("console.html", "console.js"))
+    assert re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|setAttribute", script) is None
+    assert re.search(r"<script(?! src=)|<style| on\w+=| style=", page) is None
+    assert set(re.findall(r"element\(\"(\w+)\"\)|draw\(\"(\w+)\"", script)) <= {
+        pair for name in re.findall(r" id=\"(\w+)\"", page) for pair in ((name, ""), ("", name))
+    }
+    assert re.search(r"https?:", page + script) is None
+
+
+def test_ten_thousand_bytes_of_header_are_too_many(served: Served) -> None:
+    assert served.ask("/", **{"X-Long": "x" * 10_000}).status == 400
+
+
+def test_an_open_console_does_not_keep_a_broker_from_draining(tmp_path: Path) -> None:
+    for process, _url, console in start(tmp_path):
+        place = urlsplit(console)
+        with closing(socket.create_connection((place.hostname, place.port), timeout=10)) as open_one:
+            open_one.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert open_one.recv(1)
+            began = time.monotonic()
+            assert process.end() == 0
+            assert time.monotonic() - began < 10
+        assert process.out.read_text().count("\n") == 1
+        lives = [event.get("state") for event in process.events()]
+        assert lives.index("DRAINING") < lives.index("CLOSED")
+
+
+def test_an_address_that_is_taken_is_an_error_of_that_setting(served: Served, tmp_path: Path) -> None:
+    taken = urlsplit(served.console).netloc
+    where = ("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--http", taken)
+    with running(tmp_path, "broker", *where) as second:
+        assert second.status() == 1
+    told = second.err.read_text().splitlines()[-1]
+    assert told.startswith("txmq: broker.http: ")
+    assert taken in told
+    assert second.out.read_text() == ""
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7651", "192.168.1.2:7651", "[::]:7651", "example.org:7651", "7651"])
+def test_an_address_that_others_can_reach_is_refused(tmp_path: Path, address: str) -> None:
+    ran = run("broker", "--data", str(tmp_path / "data"), "--http", address)
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("txmq: broker.http: ")
+    assert not (tmp_path / "data").exists()
+
+
+def test_without_the_option_nothing_is_served(tmp_path: Path) -> None:
+    with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
+        process.first_line()
+        wait_until(lambda: "SERVING" in process.err.read_text(), what="a broker that serves")
+        assert "admin" not in process.err.read_text()
