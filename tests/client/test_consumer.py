@@ -139,6 +139,31 @@ def test_batches_carry_columns(client: Client, joined: Callable[..., Consumer]) 
     wait_until(lambda: floors(client, group) == 500, what="the acks")
 
 
+def test_the_rest_of_a_batch_is_acked_soon(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send_many(topic, [b"%d" % number for number in range(5)])
+    consumer = joined(group, topic, retry=RetryPolicy.table(1_000))
+    batch = consumer.receive_batch(WAIT_S)
+    assert batch is not None
+    consumer.nack(batch.messages()[2], error="no")
+    consumer.ack_batch(batch)
+    wait_until(lambda: floors(client, group) == 5, 3.0, what="the acks, long before the next heartbeat")
+
+
+def test_a_message_in_hand_outlives_its_lease_while_its_consumer_is_alive(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send(topic, b"x")
+    slow = joined(group, topic, lease_s=1.0)
+    message = slow.receive(WAIT_S)
+    assert message is not None
+    other = joined(group, topic, lease_s=1.0)
+    assert other.receive(2.5) is None
+    slow.ack(message, wait=True)
+    assert floors(client, group) == 1
+
+
 def test_only_messages_with_a_wanted_tag_come_and_the_others_hold_up_nothing(
     client: Client, joined: Callable[..., Consumer]
 ) -> None:

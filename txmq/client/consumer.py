@@ -125,8 +125,9 @@ class Consumer(ConsumerBase):
         settling = self._member.settling
         if self.settings.ordered:
             self._changed.notify_all()  # the next message of the key may be taken
-        if wait or settling.acks.lone:
+        if wait or settling.acks.news:
             settling.hurry |= wait
+            settling.acks.news = False
             self._thread.poke()
         if not wait:
             return

@@ -18,6 +18,7 @@ class AckBook:
         self._number = 1  # of what is pending
         self._confirmed = self._covers = 0  # up to which number all is confirmed; will be, by what is under way
         self.since: float | None = None  # when the oldest pending one came
+        self.news = False  # since then nobody has looked when to send; for those who look to reset
 
     @property
     def empty(self) -> bool:
@@ -29,16 +30,11 @@ class AckBook:
         """Whether a request could go out now."""
         return bool(self._pending) and not self._under_way
 
-    @property
-    def lone(self) -> bool:
-        """Whether the last one added is the first of a request to come."""
-        return len(self._pending) == 1
-
     def add(self, acked: Acked, now: float) -> int:
         """Takes an ack in. Returns a number for `confirmed`."""
         self._pending.append(acked)
         if self.since is None:
-            self.since = now
+            self.since, self.news = now, True
         return self._number
 
     def take(self) -> tuple[Acked, ...]:
