@@ -86,7 +86,7 @@ def table_frame(
     spark: SparkSession,
     taken: Snapshot,
     table: str,
-    columns: dict[str, Composable],
+    columns: Mapping[str, Composable],
     schema: str,
     where: Composable | None,
 ) -> DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import psycopg2
-from psycopg2.sql import NULL, SQL, Composable, Identifier, Literal
+from psycopg2.sql import NULL, SQL, Identifier, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ConfigError
@@ -63,7 +63,7 @@ def inbox(spark: SparkSession, taken: Snapshot, group: Group) -> DataFrame:
     """Offsets whose effect is committed, as ranges: topic, partition, lower, upper."""
     mine = SQL("grp = {} AND epoch = {}").format(Literal(group.name), Literal(group.epoch))
     schema = "topic string, partition bigint, lower bigint, upper bigint"
-    columns: dict[str, Composable] = {
+    columns = {
         "topic": Identifier("topic"),
         "partition": Identifier("partition"),
         "lower": Identifier("offset"),
@@ -76,7 +76,7 @@ def inbox(spark: SparkSession, taken: Snapshot, group: Group) -> DataFrame:
 
 def tokens(spark: SparkSession, taken: Snapshot, log_id: str) -> DataFrame:
     """Decided transactions of this broker: token, state, at (microseconds)."""
-    columns: dict[str, Composable] = {
+    columns = {
         "token": SQL("replace(tok::text, '-', '')"),
         "state": SQL("state::text"),
         "at": SQL("(extract(epoch FROM at) * 1000000)::int8"),
@@ -87,7 +87,7 @@ def tokens(spark: SparkSession, taken: Snapshot, log_id: str) -> DataFrame:
 
 def business_rows(spark: SparkSession, taken: Snapshot, business: Business) -> DataFrame:
     """The business table: key, version, token; null where it has no such column."""
-    columns: dict[str, Composable] = {
+    columns = {
         "key": SQL("{}::text").format(Identifier(business.key)),
         "version": SQL("{}::int8").format(Identifier(business.version) if business.version else NULL),
         "token": SQL("replace({}::text, '-', '')").format(Identifier(business.token) if business.token else NULL),

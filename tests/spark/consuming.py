@@ -19,6 +19,7 @@ def drain(
     topic: str,
     good: Callable[[ReceivedMessage], bool] = lambda _message: True,
     mode: Literal["concurrent", "ordered"] = "ordered",
+    reason: Callable[[ReceivedMessage], str] = lambda message: f"{message.body!r} cannot be processed",
 ) -> list[bytes]:
     """The bodies that a consumer gets until there is nothing left; it acks what is `good`, the rest dies at once."""
     seen = []
@@ -33,7 +34,7 @@ def drain(
             if good(message):
                 consumer.ack(message, wait=True)
             else:
-                consumer.dead_letter(message, f"{message.body!r} cannot be processed")
+                consumer.dead_letter(message, reason(message))
     return seen
 
 

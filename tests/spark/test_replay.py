@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -246,29 +246,29 @@ def test_a_canary_ends_with_a_whole_key() -> None:
 
 
 class Jobs:
-    """A broker's jobs; `outcomes` are those of the generations that are decided."""
+    """A broker's jobs, by generation: the outcome, None where there is none yet, and how many groups are stored."""
 
-    def __init__(self, outcomes: Iterator[str | None], groups: int = 0) -> None:
-        self._outcomes, self._groups = outcomes, groups
-        self.decided: list[Any] = []
+    def __init__(self, *generations: tuple[str | None, int]) -> None:
+        self._jobs = {token_of("n", number).hex: job for number, job in enumerate(generations)}
 
     def call(self, name: str, /, **args: Any) -> dict[str, Any]:
+        known, groups = self._jobs[args["token"]]
         if name == "job.decide":
-            self.decided.append(args)
-            return {"outcome": args["outcome"]}
-        return {"outcome": next(self._outcomes), "groups": ["aa"] * self._groups}
+            known, groups = self._jobs[args["token"]] = (known or args["outcome"], 0)
+        return {"outcome": known, "groups": ["aa"] * groups}
 
 
 def test_the_current_generation_is_the_first_that_is_not_rolled_back() -> None:
-    assert current(Jobs(iter([None])), "n") == (token_of("n", 0), False)
-    assert current(Jobs(iter(["ROLLBACK", "ROLLBACK", "COMMIT"])), "n") == (token_of("n", 2), True)
-    assert current(Jobs(iter([None]), groups=1), "n") == (token_of("n", 0), False)
-    over = Jobs(iter([None, None]), groups=1)
-    over.call = lambda name, /, **args: (
-        Jobs.call(over, name, **args) if args["token"] == token_of("n").hex else {"outcome": None, "groups": []}
-    )  # type: ignore[method-assign]
-    assert current(over, "n", take_over=True) == (token_of("n", 1), False)
-    assert [args["outcome"] for args in over.decided] == ["ROLLBACK"]
+    assert current(Jobs((None, 0)), "n") == (token_of("n", 0), False)
+    assert current(Jobs(("ROLLBACK", 0), ("ROLLBACK", 0), ("COMMIT", 0)), "n") == (token_of("n", 2), True)
+    assert current(Jobs((None, 3), (None, 0)), "n") == (token_of("n", 0), False)
+
+
+def test_what_a_run_left_behind_is_rolled_back_where_it_is_taken_over() -> None:
+    jobs = Jobs((None, 3), (None, 0))
+    assert current(jobs, "n", take_over=True) == (token_of("n", 1), False)
+    assert jobs.call("job.show", token=token_of("n", 0).hex)["outcome"] == "ROLLBACK"
+    assert current(Jobs((None, 0)), "n", take_over=True) == (token_of("n", 0), False)
 
 
 def test_tokens_of_jobs_differ_by_name_and_generation() -> None:

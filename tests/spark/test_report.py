@@ -1,0 +1,150 @@
+"""Reports: what strangers wrote is shown, never obeyed."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.spark.letters import letter
+from txmq_spark.charts import Bar, bars, safe
+from txmq_spark.manifest import Facts, freeze
+from txmq_spark.plan import Class, Letter, Rules, Token, plan
+from txmq_spark.reconcile import Missing, Reconciliation
+from txmq_spark.report import LETTERS, MOST, page, terminal
+
+HOUR = 3_600_000_000
+NOW = 1_700_000_000_000_000
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</style><img src=x onerror=alert(1)>",
+    "' onmouseover='alert(1)",
+    '"><svg/onload=alert(1)>',
+    "$facts ${letters}",
+    "\x1b]0;owned\x07\x1b[31m",
+    "[bold red]markup[/]",
+    "\u202egnp.exe",
+    "=cmd|' /C calc'!A0",
+    "javascript:alert(1)",
+    "a" * 10_000,
+    "\x00\n\r\u2028",
+]
+
+
+def found(letters: Sequence[Letter], missing: Sequence[Missing] = (), unlisted: int = 0) -> Reconciliation:
+    facts = Facts(
+        group="billing", log_id="l", ends={"orders": (9,)}, evidence=("applied",), database="7/shop", snapshot_at=NOW
+    )
+    planned = plan(letters, Rules())
+    return Reconciliation(freeze(facts, Rules(), planned), tuple(planned), tuple(missing), unlisted)
+
+
+class Seen(HTMLParser):
+    """The tags, their attributes and the texts of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_page_shows_hostile_texts_and_obeys_none(text: str) -> None:
+    fields: dict[str, Any] = {"error_type": text, "error_text": text, "fingerprint": text, "dead_at": NOW}
+    html = page(found([letter(1, text, **fields)], [Missing("key", text, "missing", None)]))
+    plain = page(found([letter(1, "k", dead_at=NOW)], [Missing("key", "k", "missing", None)]))
+    seen, known = Seen(html), Seen(plain)
+    assert set(seen.tags) == set(known.tags)
+    assert {name for name, _value in seen.attributes} == {name for name, _value in known.attributes}
+    shown = "".join(seen.texts)
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert len(html) < len(plain) + 10_000
+    visible = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    assert visible[:30] in shown
+
+
+def test_a_page_needs_nothing_else_and_forbids_scripts() -> None:
+    html = page(found([letter(n, f"k{n}", dead_at=NOW) for n in range(3)]))
+    seen = Seen(html)
+    assert not {"script", "link", "iframe", "object", "img", "base", "form"} & set(seen.tags)
+    assert not {"href", "src", "srcset", "action", "onload"} & {name for name, _value in seen.attributes}
+    assert re.findall(r"url\(|@import|https?:", html) == []
+    policy = dict(seen.attributes).get("content", "") or ""
+    assert "default-src 'none'" in html
+    assert "script-src" not in policy
+
+
+def test_a_page_counts_classes_failures_and_ages() -> None:
+    letters = [
+        letter(1, "a", error_type="Timeout", fingerprint="f1", dead_at=NOW - HOUR // 2),
+        letter(2, "b", error_type="Timeout", fingerprint="f1", dead_at=NOW - 5 * HOUR),
+        letter(3, "c", error_type="BadOrder", fingerprint="f2", dead_at=NOW - 100 * HOUR, applied=True),
+        letter(4, "d", error_type="BadOrder", fingerprint="f2", dead_at=NOW - 1_000 * HOUR, token=Token.ABSENT),
+    ]
+    html = page(found(letters))
+    titles = re.findall(r"<title>([^<]*): (\d+)</title>", html)
+    assert dict(titles) == {
+        **{str(cls): "0" for cls in Class},
+        "applied": "1",
+        "no_business_row": "1",
+        "replay_alone": "2",
+        "Timeout f1": "2",
+        "BadOrder f2": "2",
+        "under an hour": "1",
+        "under a day": "1",
+        "under a week": "1",
+        "a week or more": "1",
+    }
+    assert "7/shop at 2023-11-14 22:13:20 UTC" in html
+
+
+def test_long_lists_are_cut_and_say_so() -> None:
+    letters = [letter(n, error_type=f"E{n:03}", dead_at=NOW) for n in range(LETTERS + 5)]
+    missing = [Missing("transaction", f"{n:032x}", "missing", NOW) for n in range(150)]
+    html = page(found(letters, missing, unlisted=7))
+    assert "and 5 more" in html
+    assert "and 57 more" in html
+    assert f"{LETTERS + 5 - MOST} others" in html
+    assert html.count("<tr>") < 200
+
+
+def test_the_same_findings_make_the_same_page() -> None:
+    letters = [letter(n, f"k{n % 2}", dead_at=NOW - n * HOUR, fingerprint=f"f{n}") for n in range(9)]
+    assert page(found(letters)) == page(found(letters[::-1]))
+
+
+def test_the_terminal_shows_counts_and_no_markup_of_strangers() -> None:
+    out = Console(file=io.StringIO(), width=120, force_terminal=False)
+    missing = [Missing("key", "k", "missing", None), Missing("transaction", "t", "pending", NOW)]
+    out.print(terminal(found([letter(1, "[bold]k[/]", deaths=9, dead_at=NOW), letter(2, dead_at=NOW)], missing, 3)))
+    text = out.file.getvalue()  # type: ignore[attr-defined] # a StringIO
+    assert re.search(r"poison\s+│\s+1 │", text)
+    assert re.search(r"replay_alone\s+│\s+1 │", text)
+    assert "Committed rows without a message: 5 (1 missing, 1 pending)" in text
+    assert "1 letters in 1 chunks" in text
+
+
+def test_bars_are_in_proportion_and_something_is_never_nothing() -> None:
+    svg = bars("t", [Bar("a", 100_000, "x"), Bar("b", 50_000, "x"), Bar("c", 1, "x"), Bar("d", 0, "x")])
+    assert [int(width) for width in re.findall(r'<rect [^>]*width="(\d+)"', svg)] == [640, 320, 2, 0]
+    assert "none" in bars("t", [])
+
+
+def test_texts_are_cut_where_asked() -> None:
+    assert safe("abc", 3) == "abc"
+    assert safe("abcd", 3) == "ab…"
+    assert safe("<&>'\"") == "&lt;&amp;&gt;&#x27;&quot;"
