@@ -1,0 +1,103 @@
+"""How messages are cut, sorted and put back in order; and what an import of txmq brings along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import txmq
+from txmq.batch import BatchView, encode
+from txmq.client.buffer import Buffer
+from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Columns, Messages, cuts, weight
+from txmq.client.tokens import new_token
+from txmq.client.topics import Topics
+from txmq.errors import RemoteProtocolError
+
+ROOT = Path(__file__).parents[2]
+TEXT = st.text(max_size=20).filter(lambda text: text.isprintable())
+MESSAGES = st.builds(
+    txmq.Message,
+    st.binary(max_size=50),
+    key=st.none() | TEXT,
+    tag=st.none() | TEXT,
+    headers=st.none() | st.dictionaries(TEXT, TEXT, max_size=3),
+    deliver_at=st.none() | st.integers(0, 1 << 50),
+    expire_at=st.none(),
+)
+
+
+def topics(partitions: int = 5) -> Topics:
+    return Topics(lambda name: {"topics": [{"name": name, "partitions": partitions, "epoch": 1}]}, None)
+
+
+@given(st.lists(st.integers(0, PIECE_BYTES * 2), max_size=40))
+def test_cuts_cover_everything_in_order_and_only_a_single_message_is_over_the_size(weights: list[int]) -> None:
+    pieces = list(cuts(weights))
+    assert [weight for start, end in pieces for weight in weights[start:end]] == weights
+    assert all(end - start == 1 or sum(weights[start:end]) <= PIECE_BYTES for start, end in pieces)
+
+
+def test_a_piece_has_no_more_rows_than_it_may() -> None:
+    assert [end - start for start, end in cuts([0] * (2 * PIECE_ROWS + 1))] == [PIECE_ROWS, PIECE_ROWS, 1]
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=10))
+def test_no_message_takes_more_of_a_batch_than_its_weight(messages: list[txmq.Message]) -> None:
+    batch = encode(messages, producer_id=bytes(16), epoch=0, sequence=0, born_at=1)
+    assert len(batch) <= 200 + sum(map(weight, messages))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), MESSAGES | st.lists(st.binary(max_size=5), min_size=1, max_size=4))))
+def test_receipts_of_a_group_are_in_the_order_of_the_sends(sends: list[tuple[str, txmq.Message | list[bytes]]]) -> None:
+    buffer, token, sent = Buffer(topics()), new_token(), list[tuple[str, bytes]]()
+    for topic, content in sends:
+        if isinstance(content, txmq.Message):
+            buffer.add(topic, content, 1, None)
+            sent.append((topic, content.body))
+        else:
+            buffer.add_columns(topic, Columns(content, None, None, 1), None)
+            sent += [(topic, body) for body in content]
+    built = buffer.build(token)
+    views = [(batch.topic, BatchView(batch.batch)) for batch in built.batches]
+    bodies = {
+        name: (topic, body) for topic, view in views for name, body in zip(view.message_ids, view.bodies, strict=True)
+    }
+    receipts = built.receipts(token, [None] * len(built.batches))
+    assert [bodies[got.message_id] for got in receipts] == sent
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=30), st.integers(1, 9))
+def test_a_key_always_goes_to_one_partition(messages: list[txmq.Message], partitions: int) -> None:
+    known = topics(partitions)
+    shape = known.shape("orders")
+    spread = known.spread(shape, Messages(messages, [1] * len(messages)))
+    assert sorted(place for places in spread.values() for place in places) == list(range(len(messages)))
+    for partition, places in spread.items():
+        for key in {messages[place].key for place in places if messages[place].key}:
+            assert known.choose(shape, key) == partition
+
+
+@pytest.mark.parametrize("found", [{}, {"topics": []}, {"topics": [{"name": "orders"}]}, {"topics": 5}])
+def test_a_description_that_is_none_is_the_brokers_fault(found: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError, match="orders"):
+        Topics(lambda _name: found, None).shape("orders")
+
+
+def test_importing_txmq_loads_no_client_and_a_client_no_database_and_no_reactor() -> None:
+    script = """
+import sys, txmq
+assert not [name for name in sys.modules if name.startswith(("txmq.client", "pydantic", "twisted"))]
+client = txmq.connect("txmq://127.0.0.1:1")
+assert not {"psycopg2", "twisted.internet.reactor", "lmdb", "pyarrow", "zstandard"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)
+
+
+def test_a_name_that_txmq_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        txmq.no_such_name  # noqa: B018  # mypy knows of `__getattr__`
