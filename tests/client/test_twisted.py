@@ -142,6 +142,31 @@ def test_without_a_broker_calls_fail_in_time(reactor: Any, tell: Tell) -> None:
     tell(story)
 
 
+def test_of_several_addresses_one_is_enough(reactor: Any, broker: RealBroker, tell: Tell) -> None:
+    async def story() -> None:
+        client = txmq.twisted.connect(
+            reactor, f"txmq://127.0.0.1:1,{broker.url.removeprefix('txmq://')}", timeout=WAIT_S
+        )
+        assert (await client.send(fresh("t"), b"x")).offset == 0
+        await client.close()
+
+    tell(story)
+
+
+def test_columns_survive_a_topic_that_grows(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        await client.call("topic.create", name=topic, partitions=1)
+        await client.send(topic, b"0", key="k0")
+        await client.call("topic.grow", name=topic, partitions=8)
+        keys = [f"k{number}" for number in range(40)]
+        stored = await client.send_many(topic, [b"x"] * 40, keys=keys)
+        assert sum(batch.count for batch in stored) == 40
+        assert len({batch.partition for batch in stored}) > 1
+
+    tell(story)
+
+
 def test_a_read_waits_for_messages_and_can_be_cancelled(client: Client, reactor: Any, tell: Tell) -> None:
     async def story() -> None:
         topic = fresh("t")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, Unpack
 from uuid import uuid4
 
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred, DeferredList, gatherResults
 from twisted.internet.task import deferLater
 
 from txmq.client.address import parse_url
@@ -188,26 +188,23 @@ class Client:
         return stored
 
     async def _send_pieces(self, pieces: Sequence[Piece]) -> tuple[list[Stored], BaseException | None]:
-        """One producing session: what is stored, and why the rest, if any, is certainly not."""
+        """One producing session: what is stored, and why the rest, if any, is not, or not known to be."""
         producer, sequence = uuid4().bytes, 0
         replies: list[Deferred[bytes]] = []
         sequences: list[int] = []
         for piece in pieces:
             header = send_header(piece.topic, piece.partition, piece.epoch)
             batch = piece.rows.encode(producer, sequence)
-            replies.append(Deferred.fromCoroutine(self.carried(Opcode.SEND, (header, batch))))
+            replies.append(self._begun(self.carried(Opcode.SEND, (header, batch))))
             sequences.append(sequence)
             sequence += len(piece.rows)
         stored: list[Stored] = []
-        error: BaseException | None = None
-        for piece, first, reply in zip(pieces, sequences, replies, strict=True):
-            try:
-                receipt = receipt_of(await reply)
-            except Exception as failure:  # noqa: BLE001  # raised by whoever gets it; the rest is to be heard out
-                error = error or failure
-            else:
-                stored.append(Stored(piece, f"{producer.hex()}-", first, receipt))
-        return stored, error
+        answers: list[tuple[bool, Any]] = await DeferredList(replies, consumeErrors=True)
+        for piece, first, (is_there, answer) in zip(pieces, sequences, answers, strict=True):
+            if not is_there:  # nor is any behind it: a session has no gaps
+                return stored, answer.value
+            stored.append(Stored(piece, f"{producer.hex()}-", first, receipt_of(answer)))
+        return stored, None
 
     async def _read(self, wanted: Read) -> Found:
         payload = await self.request(Opcode.READ, pack_read(wanted), longer=wanted.max_wait_ms / 1_000, repeat=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IPushProducer, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -146,7 +147,7 @@ class AnyOf:
         for endpoint in self._endpoints[:-1]:
             try:
                 return await endpoint.connect(factory)
-            except Exception:  # noqa: BLE001, S112  # whatever an endpoint fails with: there is another one
+            except (ConnectError, OSError):
                 continue
         return await self._endpoints[-1].connect(factory)
 
