@@ -48,13 +48,14 @@ class Assembly:
         membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
         parts = (
             TopicCalls(engine, settings),
-            ConsumerCalls(engine, membership, chance),
+            ConsumerCalls(engine, membership, fetching, chance),
             LetterCalls(engine),
             TransactionCalls(engine, checks, fetching),
         )
         self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
         requests = Requests(engine, fetching, self.calls, resolving)
         self.sessions = SessionFactory(requests.handle, self._welcome, clock)
+        engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
         self._timers: list[tuple[float, Callable[[], None]]] = [
             (TICK_S, membership.tick),
             (TICK_S, self._expire),

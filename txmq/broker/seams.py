@@ -30,6 +30,7 @@ class Transport(Protocol):
     """The transport of a TCP connection."""
 
     connected: int
+    disconnecting: int
 
     def write(self, data: bytes) -> None: ...
     def loseConnection(self) -> None: ...
