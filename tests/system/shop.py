@@ -1,0 +1,116 @@
+"""A shop: a database, a broker that has it for a resolver, and a farm of services that place orders."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg2
+
+from tests.system.farm import Job, Lane
+from tests.system.orders import Order, Token, faults, misjudged
+from tests.system.placing import TABLES, told
+from tests.system.reading import whole_topic
+from txmq import connect
+from txmq.client import Client
+from txmq.testing.broker import OwnBroker
+from txmq.testing.processes import Running, running
+from txmq.testing.wait import wait_until
+
+FARM = (sys.executable, "-m", "tests.system.farm")
+TOPIC = "orders"
+PATIENCE_S = 60.0
+SETTINGS = """
+[broker]
+partitions = 4
+index_ms = 100
+
+[checks]
+first_s = 0.2
+then_s = 0.2
+longest_s = 1.0
+
+[[resolver]]
+name = "shop"
+dsn = {dsn}
+"""
+
+
+class Shop(NamedTuple):
+    """Where services place orders. `journals` is where they write down what they were told."""
+
+    directory: Path
+    dsn: str
+    broker: OwnBroker
+    client: Client
+
+    @property
+    def journals(self) -> Path:
+        return self.directory / "journals"
+
+    @contextmanager
+    def farm(self, *lanes: Lane, work: str = "placing") -> Iterator[Running]:
+        """Services for the block; they finish what they have begun."""
+        self.journals.mkdir()
+        job = Job(work, self.broker.url, self.dsn, TOPIC, str(self.journals), lanes)
+        with running(self.directory / "farm", job.encode(), command=FARM) as process:
+            yield process
+            job.stop.touch()
+            if process.status():
+                raise process.ended()
+
+    def query(self, statement: str, *values: object) -> list[tuple[object, ...]]:
+        """What the database says, on a connection of its own in autocommit mode."""
+        with closing(psycopg2.connect(self.dsn)) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(statement, values)
+                return [] if cursor.description is None else cursor.fetchall()
+
+    def rows(self) -> list[Order]:
+        found = self.query("SELECT replace(token::text, '-', ''), key, version FROM placed")
+        return [Order(str(token), str(key), int(str(version))) for token, key, version in found]
+
+    def messages(self) -> list[Order]:
+        """The orders in the topic, partition by partition."""
+        found = whole_topic(self.client, self.broker.url, TOPIC)
+        return [Order.decode(message.body) for message in sorted(found, key=lambda m: (m.partition, m.offset))]
+
+    def listed(self, state: str) -> list[dict[str, object]]:
+        """The transactions that the broker lists under this state."""
+        found: list[dict[str, object]] = self.client.call("tx.list", state=state, limit=100)["transactions"]
+        return found
+
+    def settle(self) -> None:
+        """Returns once the broker knows the end of every transaction."""
+        for state in ("undecided", "waiting"):
+            wait_until(lambda: not self.listed(state), PATIENCE_S, what=f"nothing is {state}")  # noqa: B023
+
+    def judge(self, hits: Mapping[Token, bool] = {}) -> dict[str, int]:  # read only
+        """Fails where rows and messages are not the same orders, or a hit ended otherwise; returns figures."""
+        self.settle()
+        said, rows, messages = told(self.journals), self.rows(), self.messages()
+        found = [*faults(said, rows, messages), *misjudged(hits, rows), *map(str, self.listed("conflicts"))]
+        assert found == [], f"{len(found)} faults, logs in {self.directory}:\n{self.broker.log[-2000:]}"
+        outcomes = Counter(str(outcome) for outcome in said.values())
+        return {"transactions": len(said), **outcomes, "rows": len(rows), "messages": len(messages)}
+
+
+@contextmanager
+def opened(directory: Path, dsn: str) -> Iterator[Shop]:
+    """A shop that has just opened; `dsn` leads to a database with txmq's tables."""
+    with OwnBroker(directory / "broker", SETTINGS.format(dsn=json.dumps(dsn))) as broker, connect(broker.url) as client:
+        client.call("topic.create", name=TOPIC, partitions=4)
+        shop = Shop(directory, dsn, broker, client)
+        shop.query(TABLES)
+        yield shop
+
+
+def tills(number: int, *keys: str) -> Sequence[Lane]:
+    """So many lanes that go on until the end: each with a key of its own where `keys` names none."""
+    return [Lane(f"till-{at}", keys=keys or (f"customer-{at}",)) for at in range(number)]
