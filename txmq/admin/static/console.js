@@ -9,6 +9,7 @@ const PATIENCE_MS = 10000;
 const ROWS_SHOWN = 200;
 const GROUPS_WITH_LETTERS = 20;
 const LETTERS_OF_A_GROUP = 20;
+const PAGES_OF_LETTERS = 4; // abandoned letters are on them, too, and may fill the first ones
 
 const element = (id) => document.getElementById(id);
 
@@ -108,7 +109,7 @@ const GROUPS = [
   text("Group", (row) => row.group),
   text("Mode", (row) => row.mode),
   text("State", (row) => row.state, (row) => ({ active: "good", paused: "warn" })[row.state] || ""),
-  text("Topics", (row) => row.topics.join(", ")),
+  text("Topics", (row) => row.topics.join(", "), "long"),
   count("Members", "members"),
   count("Lag", "lag"),
   count("Leased", "leased"),
@@ -119,7 +120,7 @@ const GROUPS = [
 ];
 
 const transactions = (now) => [
-  text("Age", (row) => age(now, row.stored_at), "number"),
+  text("Age", (row) => age(now, row.stored_at)),
   text("State", (row) => (row.in_doubt ? "in doubt" : row.state), (row) => (row.in_doubt ? "bad" : "warn")),
   text("Service", (row) => row.service),
   count("Messages", "messages"),
@@ -130,25 +131,33 @@ const transactions = (now) => [
 
 const letters = (now) => [
   text("Group", (row) => row.group),
-  text("Died", (row) => age(now, row.dead_at) + " ago", "number"),
+  text("Died", (row) => age(now, row.dead_at) + " ago"),
   text("Message", (row) => `${row.topic}/${row.partition}/${row.offset}`, "code"),
   text("Key", (row) => row.key ?? ""),
   count("Attempts", "attempts"),
   text("Error", (row) => row.error_type, "bad"),
-  text("Reason", (row) => row.reason || row.error_text),
+  text("Reason", (row) => row.reason || row.error_text, "long"),
   text("Fingerprint", (row) => row.fingerprint, "code"),
   count("Parked behind", "parked_behind", "warn"),
 ];
 
+async function dead(group) {
+  const found = [];
+  for (let after = 0, page = 0; after !== null && page < PAGES_OF_LETTERS && found.length < LETTERS_OF_A_GROUP; page += 1) {
+    const path = `letters/${encodeURIComponent(group)}?after=${after}&limit=${2 * LETTERS_OF_A_GROUP}`;
+    const { value } = await get(path);
+    found.push(...value.letters.filter((letter) => letter.state === "dead"));
+    after = value.next;
+  }
+  return found.slice(0, LETTERS_OF_A_GROUP);
+}
+
 async function refresh() {
   const [broker, topics, groups, undecided] = await Promise.all(
-    ["broker", "topics", "groups", "transactions?state=undecided"].map(get),
+    ["broker", "topics", "groups", `transactions?state=undecided&limit=${ROWS_SHOWN}`].map(get),
   );
-  const dead = groups.value.groups.filter((group) => group.letters > 0).slice(0, GROUPS_WITH_LETTERS);
-  const pages = await Promise.all(
-    dead.map(({ group }) => get(`letters/${encodeURIComponent(group)}?limit=${LETTERS_OF_A_GROUP}`)),
-  );
-  const rows = pages.flatMap((page) => page.value.letters).filter((letter) => letter.state === "dead");
+  const bearing = groups.value.groups.filter((group) => group.letters > 0).slice(0, GROUPS_WITH_LETTERS);
+  const rows = (await Promise.all(bearing.map(({ group }) => dead(group)))).flat();
   drawFacts(broker.value);
   draw("topics", topics.value.topics, TOPICS, "No topics.");
   draw("groups", groups.value.groups, GROUPS, "No consumer groups.");
