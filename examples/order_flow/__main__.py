@@ -33,12 +33,12 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave broker and PostgreSQL running at the end")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="where logs and reports go: a new directory")
     options = parser.parse_args()
-    directory = options.directory or ROOT / "out" / "demo" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    directory: Path = options.directory or ROOT / "out" / "demo" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     signal.signal(signal.SIGTERM, _end)
     from examples.order_flow.flow import run  # noqa: PLC0415  # --help needs no database driver
 
     try:
-        return 0 if run(directory, scale=options.scale, seed=options.seed, keep=options.keep) else FAILED
+        return 0 if run(directory.absolute(), scale=options.scale, seed=options.seed, keep=options.keep) else FAILED
     except (TxmqError, TimeoutError, OSError) as error:
         print(f"order flow: {error}\nlogs are in {directory}", file=sys.stderr)
         return FAILED

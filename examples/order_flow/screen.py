@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 Update = Callable[[Mapping[str, int]], None]
 
@@ -33,15 +34,23 @@ class Screen:
         """One line, with the time since the start."""
         self.console.print(f"{time.monotonic() - self._began:7.1f} s  {text}", style=style, highlight=False)
 
-    def say(self, text: str) -> None:
-        """Text as it is, from another program."""
-        self.console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    def say(self, text: str) -> int:
+        """Whole lines of another program, as they are; returns how much of the text that was."""
+        lines = text[: text.rfind("\n") + 1]
+        if lines:
+            self.console.print(Text.from_ansi(lines.rstrip("\n")), soft_wrap=True)
+        return len(lines)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Shows that something goes on."""
         with self.console.status(what):
             yield
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What lets the output of another program look like ours."""
+        return {"COLUMNS": str(self.console.width)} | ({"FORCE_COLOR": "1"} if self.console.is_terminal else {})
 
     def show(self, what: RenderableType) -> None:
         self.console.print(what)
@@ -50,7 +59,8 @@ class Screen:
     def bars(self, totals: Mapping[str, int]) -> Iterator[Update]:
         """Bars by name; the function yielded sets how far they are."""
         columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self.console, transient=True) as progress:
+        hidden = not self.console.is_terminal  # else each run would leave a bar in a file
+        with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
             tasks = {name: progress.add_task(name, total=total) for name, total in totals.items()}
 
             def update(done: Mapping[str, int]) -> None:

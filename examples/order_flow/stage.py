@@ -18,6 +18,7 @@ from psycopg2.sql import Composable
 
 import txmq
 from examples.order_flow.processes import Fleet, Process
+from txmq.errors import DatabaseUnavailable
 from txmq.testing.postgres import OwnServer, PostgresServer
 from txmq.tx.postgres import schema
 from txmq.tx.postgres.session import connect
@@ -68,8 +69,12 @@ class Stage:
             self.server = PostgresServer(given)
         else:
             # Not below `directory`: the server's user may not get there.
-            self.server = OwnServer(Path(tempfile.mkdtemp(prefix="order-flow-postgres-"))).start()
-        self.dsn = self.fleet.environment["TXMQ_DSN"] = self.server.dsn(self.server.create_database())
+            self.server = own = OwnServer(Path(tempfile.mkdtemp(prefix="order-flow-postgres-")))
+            own.start()
+        try:
+            self.dsn = self.fleet.environment["TXMQ_DSN"] = self.server.dsn(self.server.create_database())
+        except psycopg2.OperationalError as error:
+            raise DatabaseUnavailable(str(error).strip(), hint="TXMQ_DSN or TXMQ_TEST_DSN leads there") from error
         with closing(connect(self.dsn, application_name="order flow")) as connection:
             schema.install(connection)
         return "of TXMQ_DSN" if given else str(self.server.dsn()).partition(" password")[0]
@@ -108,7 +113,7 @@ class Stage:
 
     def client(self) -> txmq.Client:
         """A client of the broker."""
-        return txmq.connect(self.url, service="order-flow", timeout=10)
+        return txmq.connect(self.url, service="order-flow", timeout=30)
 
     def query(self, statement: str | Composable, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a statement, on a connection of its own: the server may have been restarted since the last."""
@@ -116,12 +121,15 @@ class Stage:
             cursor.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
 
-    def leave_running(self) -> list[int]:
-        """Lets broker and PostgreSQL run on after this process; returns how to end them."""
+    def leave_running(self) -> str:
+        """Ends the services alone; returns the command that ends broker and server, which nobody looks after then."""
+        pids = [self.fleet.processes["broker"].pid]
         self.fleet.stop("analytics", "shipping", "payment", "orders")
         if isinstance(self.server, OwnServer):
             atexit.unregister(self.server.stop)
-        return [self.fleet.processes["broker"].pid]
+            pid_file = self.server.directory / "data" / "postmaster.pid"
+            pids.append(int(pid_file.read_text("ascii").splitlines()[0]))
+        return f"kill {' '.join(map(str, pids))}; sleep 2; rm -r {' '.join(map(str, self.places()))}"
 
     def close(self, *, clear: bool) -> None:
         """Ends everything; `clear` takes the data away, too."""
@@ -129,8 +137,10 @@ class Stage:
         if self.server is not None:
             self.server.stop()
         if clear:
-            for place in (self.directory / "broker", self.data, *self._postgres()):
+            for place in self.places():
                 shutil.rmtree(place, ignore_errors=True)
 
-    def _postgres(self) -> list[Path]:
-        return [self.server.directory] if isinstance(self.server, OwnServer) else []
+    def places(self) -> list[Path]:
+        """Where the data is."""
+        postgres = [self.server.directory] if isinstance(self.server, OwnServer) else []
+        return [self.directory / "broker", self.data, *postgres]

@@ -10,6 +10,21 @@ from rich.table import Table
 from examples.order_flow.audit import Finding
 
 GROUP_COLUMNS: Final = ("lag", "leased", "retrying", "letters", "fences", "parked")
+MEANINGS: Final = {
+    "attempted": "transactions begun by the orders service",
+    "killed": "processes, with SIGKILL",
+    "committed": "orders in the table",
+    "checked back, committed": "the producer never told; the broker found the token's row",
+    "checked back, rolled back": "the producer never told; the broker found no row and fenced the token",
+    "delivered": "messages handed to payment and shipping",
+    "retried": "of them: again, after a failure or a crash",
+    "dead": "messages that failed for good",
+    "replayed": "of them: delivered again once the cause was fixed",
+    "abandoned": "of them: closed with a reason",
+    "duplicates": "delivered, and dropped by the inbox",
+    "charges": "effects of payment",
+    "shipments": "effects of shipping",
+}
 
 
 def groups_table(groups: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -34,8 +49,8 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 def counts_table(counts: Mapping[str, int]) -> Table:
     """What was counted."""
-    table = Table("what", "count", title="Counts", title_justify="left")
+    table = Table("counted", "", "what it is", title="Counts", title_justify="left")
     table.columns[1].justify = "right"
     for what, count in counts.items():
-        table.add_row(what, f"{count:,}")
+        table.add_row(what, f"{count:,}", MEANINGS[what])
     return table
