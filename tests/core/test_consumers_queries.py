@@ -65,7 +65,11 @@ def test_a_partition_that_does_not_move_says_why(world: World) -> None:
 
 
 def test_a_heartbeat_tells_generation_and_share(world: World) -> None:
-    assert queries.membership(world.state, "g", "a") == {"generation": 1, "assignment": [("t", 0), ("t", 1)]}
+    told = {"generation": 1, "epoch": 1, "assignment": [("t", 0), ("t", 1)]}
+    assert queries.membership(world.state, "g", "a") == told
+    replaced = queries.membership(world.state, "g", "a", "an earlier process")
+    assert isinstance(replaced, Rejected)
+    assert replaced.detail == {"replaced": True}
     for group, member, error in (("g", "b", UnknownMember), ("x", "a", UnknownGroup)):
         refused = queries.membership(world.state, group, member)
         assert isinstance(refused, Rejected)

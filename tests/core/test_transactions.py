@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import SECOND, Driver
+from txmq.batch import encode, verify
 from txmq.broker.core import decisions, jobs, upkeep
+from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import HOLDS, QUEUED, UNDECIDED
-from txmq.broker.core.topics import CreateTopic, DeleteTopic
+from txmq.broker.core.topics import CreateTopic, DeleteTopic, GrowTopic
 from txmq.broker.core.transactions import KEPT, get
-from txmq.errors import Conflict, DigestMismatch, SequenceGap, UnknownProducer, UnknownTransaction
-from txmq.message import Decision
+from txmq.errors import Conflict, DigestMismatch, SequenceGap, StaleTopic, UnknownProducer, UnknownTransaction
+from txmq.message import Decision, Message
 from txmq.tx.group import TRANSITIONS, GroupState, Step, step
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
@@ -232,6 +234,16 @@ def test_a_repeated_send_gets_its_first_receipt(core: Driver) -> None:
     core.sequences[b"q" * 16] = 3
     assert core.send("t", "z", producer=b"q" * 16).error is UnknownProducer
     assert core.bodies("t") == ["x", "y"]
+
+
+def test_a_send_repeated_after_its_topic_has_grown_gets_its_first_receipt(core: Driver) -> None:
+    data = encode([Message(b"x")], producer_id=b"r" * 16, epoch=0, sequence=0, born_at=1)
+    send = Send("t", 1, 0, data, verify(data))
+    first = core.do(send)
+    core.do(GrowTopic("t", 4))
+    assert core.do(send) == first._replace(duplicate=True)
+    fresh = encode([Message(b"y")], producer_id=b"s" * 16, epoch=0, sequence=0, born_at=1)
+    assert core.do(Send("t", 1, 0, fresh, verify(fresh))).error is StaleTopic
 
 
 def test_a_topic_with_undecided_transactions_is_not_deleted(core: Driver) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.core.groups import JoinReply
     from txmq.broker.engine import Engine
+    from txmq.broker.fetching import Fetching
     from txmq.broker.membership import Membership
     from txmq.wire import calls as wire
 
@@ -30,8 +31,8 @@ MS = 1_000
 class ConsumerCalls:
     """What members and operators ask of consumer groups."""
 
-    def __init__(self, engine: Engine, membership: Membership, chance: Random) -> None:
-        self._engine, self._membership, self._chance = engine, membership, chance
+    def __init__(self, engine: Engine, membership: Membership, fetching: Fetching, chance: Random) -> None:
+        self._engine, self._membership, self._fetching, self._chance = engine, membership, fetching, chance
         self.handlers: dict[str, Handler] = {
             "consumer.join": self.join,
             "consumer.heartbeat": self.heartbeat,
@@ -68,6 +69,7 @@ class ConsumerCalls:
 
         def joined(reply: JoinReply) -> dict[str, Any]:
             settings = reply.settings
+            self._fetching.end(reply.group, member)
             self._membership.joined(asking.session, reply.group, member, args.instance, settings.session_us)
             return {
                 "group": reply.group,
@@ -92,7 +94,7 @@ class ConsumerCalls:
         )
 
     def heartbeat(self, asking: Asking, args: wire.Heartbeat) -> None:
-        reply = queries.membership(self._engine.state, args.group, args.member)
+        reply = queries.membership(self._engine.state, args.group, args.member, args.instance)
         if not isinstance(reply, Rejected):
             self._membership.heard(asking.session, args.group, args.member)
         self._engine.tell(asking.answer, reply)

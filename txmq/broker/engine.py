@@ -187,6 +187,7 @@ class Engine:
         self._writing = True
         work = self._in_thread(self.store.sync) if flush is None else self._in_thread(self.store.write, flush)
         work.addCallbacks(lambda _: self._thread_done(flush, early), lambda why: self._thread_failed(why, flush, early))
+        work.addErrback(self._broken)  # an answer that could not be given is a bug
 
     def _is_quick(self, flush: Flush) -> bool:
         """Whether nobody gains by a thread. Where one makes room ahead, a write would wait for that."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from txmq.batch import key_hashes, single_row
@@ -12,7 +14,7 @@ from txmq.broker.reading import read
 from txmq.wire.chunks import MOVED, Chunk, pack_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from txmq.broker.core.delivery import DeliverReply, Delivery
     from txmq.broker.engine import Engine
@@ -33,14 +35,23 @@ class Attempt(Protocol):
     def __call__(self, *, last: bool) -> bool: ...
 
 
+def _nothing() -> None:
+    """The end of what needs no end."""
+
+
+@dataclass(eq=False, slots=True)
 class _Waiter:
-    """One request that waits; `topics` are what could end the wait (None = anything)."""
+    """One request that waits; `topics` are what could end the wait (None = anything), `member` whose fetch it is.
 
-    __slots__ = ("attempt", "session", "timer", "topics")
+    `end` answers it with nothing.
+    """
 
-    def __init__(self, session: Session, attempt: Attempt, topics: Collection[str] | None) -> None:
-        self.session, self.attempt, self.topics = session, attempt, topics
-        self.timer: Timer | None = None
+    session: Session
+    attempt: Attempt
+    topics: Collection[str] | None
+    member: tuple[str, str] | None = None
+    end: Callable[[], None] = _nothing
+    timer: Timer | None = None
 
 
 class Fetching:
@@ -60,13 +71,27 @@ class Fetching:
         """From now to a time of the clock's."""
         return int((time - self._clock.seconds()) * 1_000)
 
-    def wait(self, session: Session, topics: Collection[str] | None, wait_ms: int, attempt: Attempt) -> None:
+    def wait(
+        self,
+        session: Session,
+        topics: Collection[str] | None,
+        wait_ms: int,
+        attempt: Attempt,
+        member: tuple[str, str] | None = None,
+        end: Callable[[], None] = _nothing,
+    ) -> None:
         """Try again whenever something of these topics becomes visible, until `wait_ms` have passed."""
-        waiter = _Waiter(session, attempt, topics)
+        waiter = _Waiter(session, attempt, topics, member, end)
         self._waiters[waiter] = None
         self._engine.reader_waits = True
         waiter.timer = self._clock.callLater(min(wait_ms, LONGEST_MS) / 1_000, self._time_is_up, waiter)
         session.lost[waiter] = lambda: self._forget(waiter)
+
+    def end(self, group: str, member: str) -> None:
+        """The member has joined again: what it had waiting, perhaps on a connection that is dead, gets nothing more."""
+        for waiter in [w for w in self._waiters if w.member == (group, member)]:
+            self._forget(waiter)
+            waiter.end()
 
     def _forget(self, waiter: _Waiter) -> None:
         self._waiters.pop(waiter, None)
@@ -118,7 +143,7 @@ class _Fetch:
         """Answer now, or wait."""
         wait_ms = self._fetching.milliseconds_to(self._until)
         if not self._attempt(last=wait_ms <= 0):
-            self._fetching.wait(self._session, None, wait_ms, self._attempt)
+            self._fetching.wait(self._session, None, wait_ms, self._attempt, self._member[:2], partial(self._reply, []))
 
     def _attempt(self, *, last: bool) -> bool:
         if self._member[:2] in self._fetching.answering:

@@ -13,7 +13,7 @@ from txmq.broker.core.consumers import FenceState
 from txmq.broker.core.members import active, known
 from txmq.broker.core.moved import Kind, Moved
 from txmq.broker.core.state import Rejected, State
-from txmq.errors import UnknownLetter
+from txmq.errors import UnknownLetter, UnknownMember
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,13 +169,19 @@ def _fence(state: State, topic_id: int, key_hash: int, fence: Fence) -> dict[str
     }
 
 
-def membership(state: State, name: str, member: str) -> dict[str, Any] | Rejected:
-    """What a heartbeat tells a member: the present generation, and its share of it."""
+def membership(state: State, name: str, member: str, instance: str = "") -> dict[str, Any] | Rejected:
+    """What a heartbeat tells a member: the present generation, and its share of it.
+
+    An `instance` that another process of the same name has replaced is no member any more.
+    """
     found = active(state, name, member)
     if isinstance(found, Rejected):
         return found
     group, present = found
-    return {"generation": group.generation, "assignment": _assignment(state, present)}
+    if instance and instance != present.instance:
+        replaced = f"another process has joined {name!r} as {member!r}"
+        return Rejected(UnknownMember, replaced, "give each process a name of its own", {"replaced": True})
+    return {"generation": group.generation, "epoch": group.epoch, "assignment": _assignment(state, present)}
 
 
 def letters(state: State, name: str, after: int, limit: int) -> tuple[list[Letter], int | None] | Rejected:

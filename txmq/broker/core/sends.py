@@ -28,13 +28,14 @@ class Send(NamedTuple):
 
 
 def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
-    topic = find(state, command.topic, command.partition, command.epoch)
-    if isinstance(topic, Rejected):
-        return topic
     header = command.header
+    # First of all: a send that is repeated after its topic has grown must get its receipt, not a reason to send anew.
     known = _seen_before(state.producers.get(header.producer_id), header)
     if known is not None:
         return known
+    topic = find(state, command.topic, command.partition, command.epoch)
+    if isinstance(topic, Rejected):
+        return topic
     topic_id, partition, batch = topic.topic_id, command.partition, command.batch
     size = (header.count, len(batch), header.tag_filter)
     if state.holds[topic_id, partition]:
