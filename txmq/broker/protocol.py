@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 HELLO_SECONDS = 10  # a connection that has not said hello by then is closed
 STUCK_SECONDS = 30  # a connection that does not read its replies for so long is cut (ARCHITECTURE 3)
+RECEIVE_BYTES = 120 << 10  # Twisted's 64 KiB are not enough for 64 messages of 1 KiB; malloc maps 128 KiB each time
 log = structlog.get_logger()
 
 
@@ -57,6 +58,7 @@ class Session(Protocol):
         self._wire: Transport = self.transport
         self._do_write: Callable[[], object] | None = getattr(self.transport, "doWrite", None)  # not all can
         self._wire.setTcpNoDelay(True)
+        self.transport.bufferSize = RECEIVE_BYTES
         # A client that does not read its replies is asked nothing more of, until it does.
         self._wire.registerProducer(_Brake(self), streaming=True)
         self.log = log.bind(peer=str(self._wire.getPeer()))
