@@ -85,7 +85,7 @@ def crash(server: OwnServer, way: str, stopped: int) -> None:
             server.kill_backend(victim.info.backend_pid)
             let_it_die(stopped)
             wait_until(lambda: not answers(witness), what="the server has thrown out its backends")
-        wait_until(server._accepts, what="the server is back")
+        wait_until(server.accepts, what="the server is back")
 
 
 def answers(connection: psycopg2.extensions.connection) -> bool:

@@ -51,7 +51,7 @@ def test_killing_a_backend_throws_the_others_out_and_the_server_comes_back(crash
     victim, other = crashable_postgres.connect(), crashable_postgres.connect()
     crashable_postgres.kill_backend(victim.info.backend_pid)
     wait_until(lambda: not Path(f"/proc/{other.info.backend_pid}/cwd").exists(), what="the other backend is gone")
-    wait_until(crashable_postgres._accepts, what="the server accepts connections")
+    wait_until(crashable_postgres.accepts, what="the server accepts connections")
     victim.close()
     other.close()
 

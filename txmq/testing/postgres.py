@@ -117,7 +117,7 @@ class OwnServer(PostgresServer):
         atexit.register(self.stop)
         try:
             self._launch()
-            wait_until(self._accepts, START_LIMIT_S, what=f"PostgreSQL in {self.directory} accepts connections")
+            wait_until(self.accepts, START_LIMIT_S, what=f"PostgreSQL in {self.directory} accepts connections")
         except BaseException:
             self.stop("immediate")
             raise
@@ -148,6 +148,16 @@ class OwnServer(PostgresServer):
     def kill_backend(self, pid: int) -> None:
         """SIGKILL for one backend: the server throws out all others and goes through crash recovery by itself."""
         os.kill(pid, signal.SIGKILL)
+
+    def accepts(self) -> bool:
+        """Whether it lets anybody in. Raises DatabaseUnavailable where it has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            raise DatabaseUnavailable(f"PostgreSQL ended while starting:\n{self._log_tail()}")
+        try:
+            self.connect().close()
+        except psycopg2.OperationalError:
+            return False
+        return True
 
     def _launch(self) -> None:
         version = self._data / "PG_VERSION"
@@ -196,15 +206,6 @@ class OwnServer(PostgresServer):
             return subprocess.run(
                 command, stdout=log, stderr=log, cwd=self.directory, env=_environment(), check=False, **self._identity
             ).returncode
-
-    def _accepts(self) -> bool:
-        if self._process is not None and self._process.poll() is not None:
-            raise DatabaseUnavailable(f"PostgreSQL ended while starting:\n{self._log_tail()}")
-        try:
-            self.connect().close()
-        except psycopg2.OperationalError:
-            return False
-        return True
 
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
