@@ -25,15 +25,20 @@ def send_one(run: Run) -> Iterator[Row]:
         p99s.append(took["p99_us"])
         return float(took["p50_us"])
 
+    def on_twisted() -> float:
+        with broker(run) as program:
+            return float(measured(python(f"{CLIENTS}.send_one_twisted", program.address, count))["p50_us"])
+
     def bare() -> float:
         with bare_server() as server:
             echo = measured(python(f"{CLIENTS}.send_one", f"txmq://{server.address}", count))
         return disk(run)["p50_us"] + float(echo["p50_us"])
 
-    value, yardstick = in_turn(3, ours, bare)
+    value, twisted, yardstick = in_turn(3, ours, on_twisted, bare)
     what = "1 KiB, fsync, blocking face"
     beside = f"{what}: p50, beside fdatasync + the same client's echo"
     yield row("store.send_one_p50", beside, "µs", value, yardstick=yardstick, goal=at_most(1.8))
+    yield row("store.send_one_twisted_p50", "1 KiB, fsync, Twisted face: p50", "µs", twisted)
     yield row("store.send_one_p99", f"{what}: p99", "µs", sorted(p99s)[1])
 
 
