@@ -10,7 +10,7 @@ from txmq.broker.core import tables as t
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.jobs import DecideJob, members
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions import Transaction, get
+from txmq.broker.core.transactions import Transaction, get, oldest_undecided
 from txmq.broker.reading import read
 from txmq.errors import UnknownTransaction
 from txmq.message import Decision
@@ -113,11 +113,9 @@ class TransactionCalls:
 
     def oldest(self, asking: Asking, args: wire.NoArgs) -> None:
         del args
-        rows: Any = self._engine.state.tables[t.UNDECIDED].range(b"")
-        tokens = [token for _key, (token,) in rows]
-        told = {"log_id": str(self._engine.store.log_id), "undecided": len(tokens)}
-        told |= {"oldest": min(tokens).hex() if tokens else None}
-        self._engine.tell(asking.answer, told)
+        state, token = self._engine.state, oldest_undecided(self._engine.state)
+        told = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
+        self._engine.tell(asking.answer, told | {"oldest": None if token is None else token.hex()})
 
     def job(self, asking: Asking, args: wire.TokenArgs) -> None:
         token = bytes.fromhex(args.token)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.transactions import Transaction
     from txmq.broker.seams import InThread
     from txmq.config import Resolver as ResolverSettings
+    from txmq.tx.postgres.partitions import MaintenanceReport
 
 AT_ONCE = 10_000  # tokens in one call of a resolver
 log = structlog.get_logger()
@@ -46,6 +47,11 @@ class Resolving:
     def knows(self, decider: tuple[Any, ...]) -> bool:
         """Whether one of the databases is, or may be for all that is known yet, the one that decides."""
         return any(lane.may_know(decider) for lane in self._lanes)
+
+    def upkeep(self, oldest: bytes | None) -> None:
+        """Timer: keep the token tables in order; `oldest` is the oldest undecided token here, None = there is none."""
+        for lane in self._lanes:
+            lane.upkeep(None if oldest is None else UUID(bytes=oldest))
 
     def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None:
         """Find out about a transaction; `answered` is called once, later, with UNKNOWN where no resolver could tell."""
@@ -92,6 +98,21 @@ class _Lane:
         _kind, system_id, timeline, database_oid, xid = decider
         check = Check(UUID(bytes=token), self._log_id, ServerIdentity(system_id, timeline, database_oid), xid)
         self._pending[check] = (token, answered)
+        self._go()
+
+    def upkeep(self, oldest: UUID | None) -> None:
+        if self._busy:
+            return
+        self._busy = True
+        work = self._in_thread(self._resolver.maintain, {self._log_id: oldest})
+        work.addCallbacks(self._maintained, self._failed, errbackArgs=([],))
+
+    def _maintained(self, report: MaintenanceReport | None) -> None:
+        self._busy = False
+        if report is None:
+            log.warning("resolver.no_upkeep", resolver=self.name, reason="the database cannot be asked now")
+        elif report.created or report.dropped:
+            log.info("resolver.upkeep", resolver=self.name, created=report.created, dropped=report.dropped)
         self._go()
 
     def _go(self) -> None:

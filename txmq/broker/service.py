@@ -21,6 +21,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from txmq.broker.assembly import Assembly
+from txmq.broker.core.transactions import oldest_undecided
 from txmq.broker.engine import Engine
 from txmq.broker.resolving import Resolving
 from txmq.broker.storage import Keeper, Opened, open_directory
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 BACKLOG = 1_024  # connections that the kernel holds until they are accepted
 SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms (ARCHITECTURE 1)
 KEEP_S = 0.2
+TOKENS_S = 3_600.0  # between two looks at the token tables, whose partitions are days
 LOOK_EVERY_S = 0.005  # while draining
 FAREWELL_S = 2.0  # for clients to take their last replies
 log = structlog.get_logger()
@@ -107,9 +109,13 @@ class BrokerService:
         engine.boot(settings.name)
         self._engine = engine
         self._keeper = Keeper(fs, engine, opened.tables, settings, self._threads["index"])
-        resolving = Resolving(self._settings.resolver, engine.store.log_id, self._threads["resolver"])
-        self._assembly = Assembly(engine, self._settings, self._reactor, resolving, Random())  # noqa: S311  # jitter
+        self._resolving = Resolving(self._settings.resolver, engine.store.log_id, self._threads["resolver"])
+        self._assembly = Assembly(engine, self._settings, self._reactor, self._resolving, Random())  # noqa: S311  # jitter
         self._assembly.every(KEEP_S, self._keeper.tend)
+        self._assembly.every(TOKENS_S, self._look_after_tokens)
+
+    def _look_after_tokens(self) -> None:
+        self._resolving.upkeep(oldest_undecided(self._engine.state))
 
     async def start(self) -> str:
         """Begin to serve; returns the address. `open` must have succeeded."""
@@ -118,6 +124,7 @@ class BrokerService:
         main: Any = await endpoint.listen(self._assembly.sessions)
         self._ports.append(main)
         self._assembly.start(self._failed)
+        self._look_after_tokens()  # which also finds out to which databases the resolvers lead
         self._to(Life.SERVING)
         parts = Parts(self._engine, self._assembly.calls, self._settings, self._reactor)
         for edge in self._edges:

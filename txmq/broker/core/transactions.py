@@ -94,6 +94,12 @@ def get(state: State, token: bytes) -> Transaction | None:
     return found._replace(state=GroupState(found.state), batches=tuple(HeldBatch._make(b) for b in found.batches))
 
 
+def oldest_undecided(state: State) -> bytes | None:
+    """The oldest token that is not decided here; None = all are."""
+    rows = state.tables[t.UNDECIDED].range(b"")
+    return min((token for _key, (token,) in rows), default=None)
+
+
 def token_time(token: bytes) -> int:
     """When a UUIDv7 was made, in microseconds."""
     return int.from_bytes(token[:6], "big") * 1_000

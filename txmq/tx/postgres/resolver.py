@@ -8,7 +8,7 @@ rollback. Whatever goes wrong on the way leaves the answer UNKNOWN: nothing is c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -17,6 +17,7 @@ from txmq.errors import DatabaseError, DatabaseUnavailable
 from txmq.message import Decision
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, write
 from txmq.tx.postgres.identity import ServerIdentity, read_server
+from txmq.tx.postgres.partitions import MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
 
 
@@ -86,6 +87,21 @@ class TokenResolver:
                 self._pause(error)
         unknown = Answer(Decision.UNKNOWN, self._trouble, max(0.0, self._pause_ends - self._clock()))
         return [answers.get(check, unknown) for check in checks]
+
+    def maintain(self, oldest: Mapping[UUID, UUID | None]) -> MaintenanceReport | None:
+        """Makes partitions of the token table ahead and drops those outlived; see `partitions.maintain`.
+
+        None where the database cannot be asked now: the next time will do.
+        """
+        if self._clock() < self._pause_ends:
+            return None
+        try:
+            connection = self._open()
+            self.identity = read_server(connection).identity
+            return maintain(connection, oldest)
+        except DatabaseError as error:
+            self._pause(error)
+            return None
 
     def close(self) -> None:
         """Closes the connection; the next question opens one again."""
