@@ -1,7 +1,8 @@
 """Named places where a test may kill the process, to see that nothing is lost whatever was done by then.
 
-    TXMQ_CRASHPOINT=tx.after_token        dies the first time it gets there
-    TXMQ_CRASHPOINT=tx.after_token:3      the third time
+    TXMQ_CRASHPOINT=tx.after_token          dies the first time it gets there
+    TXMQ_CRASHPOINT=tx.after_token:3        the third time
+    TXMQ_CRASHPOINT=tx.after_token:3:STOP   stops there instead, until somebody lets it go on (SIGCONT)
 
 Without the variable a crash point does nothing.
 """
@@ -17,10 +18,11 @@ _passed = count(1)
 
 
 def crashpoint(name: str) -> None:
-    """Kills this process with SIGKILL if the environment names this place."""
+    """Kills this process with SIGKILL, or stops it, if the environment names this place."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return
-    place, _, nth = wanted.partition(":")
-    if place == name and next(_passed) >= int(nth or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+    place, _, rest = wanted.partition(":")
+    nth, _, how = rest.partition(":")
+    if place == name and next(_passed) == int(nth or 1):
+        os.kill(os.getpid(), signal.Signals[f"SIG{how or 'KILL'}"])

@@ -27,7 +27,8 @@ MOST_PASSES = 3  # of a crash point, before the death there
 class Lane(NamedTuple):
     """The workers that follow one another in one place. They die at `point`, or when somebody kills them.
 
-    `deaths` is how many of them; 0 = until the end.
+    `point` is a crash point, or one with how often it is passed, and how it ends (`txmq.crashpoints`). `deaths` is how
+    many die before no other follows; 0 = until the end.
     """
 
     name: str
@@ -95,7 +96,8 @@ class Farm:
         status = 1
         try:
             if lane.point:
-                os.environ[VARIABLE] = f"{lane.point}:{Random().randint(1, MOST_PASSES)}"
+                exact = ":" in lane.point
+                os.environ[VARIABLE] = lane.point if exact else f"{lane.point}:{Random().randint(1, MOST_PASSES)}"
             self._work(self._job, lane, lambda: os.getppid() == parent and not self._job.stop.exists())
             status = 0
         except BaseException:  # noqa: BLE001  # the parent's stack is not this process's to unwind

@@ -64,7 +64,7 @@ def last_begun(directory: Path, pid: int) -> Token:
     return token
 
 
-def application(pid: int) -> str:
+def application(pid: object) -> str:
     """What the worker calls itself at the database."""
     return f"worker {pid}"
 

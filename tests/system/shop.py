@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from txmq.client import Client
 from txmq.testing.broker import OwnBroker
 from txmq.testing.processes import Running, running
 from txmq.testing.wait import wait_until
+from txmq.tx.group import GroupState
 
 FARM = (sys.executable, "-m", "tests.system.farm")
 TOPIC = "orders"
@@ -90,6 +91,11 @@ class Shop(NamedTuple):
         """Returns once the broker knows the end of every transaction."""
         for state in ("undecided", "waiting"):
             wait_until(lambda: not self.listed(state), PATIENCE_S, what=f"nothing is {state}")  # noqa: B023
+
+    def decided(self, tokens: Iterable[Token]) -> bool:
+        """Whether the broker knows the end of these transactions, which it has."""
+        shown = (self.client.call("tx.show", token=token) for token in tokens)
+        return all(GroupState[row["state"]] in (GroupState.PUBLISHED, GroupState.ROLLED_BACK) for row in shown)
 
     def judge(self, hits: Mapping[Token, bool] = {}) -> dict[str, int]:  # read only
         """Fails where rows and messages are not the same orders, or a hit ended otherwise; returns figures."""
