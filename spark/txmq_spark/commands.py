@@ -52,7 +52,8 @@ def _question(options: Namespace) -> Question:
     if options.business:
         if not options.business_key:
             raise ConfigError("--business-key", "the column with the key is needed", hint="--business-key order_id")
-        business = Business(options.business, options.business_key, options.business_version)
+        columns = (options.business_key, options.business_version, options.business_token)
+        business = Business(options.business, *columns)
     rules = Rules(
         replays=options.max_replays,
         deaths=options.max_deaths,
@@ -115,6 +116,7 @@ def _reconcile_parser() -> ArgumentParser:
     add("--business", metavar="TABLE", help="the producer's table that messages speak of")
     add("--business-key", metavar="COLUMN", help="its column with the key of the messages")
     add("--business-version", metavar="COLUMN", help="its column with the version of the row")
+    add("--business-token", metavar="COLUMN", help="its column with the token of the transaction that wrote the row")
     add(
         "--applied-query",
         metavar="SQL",

@@ -14,6 +14,7 @@ from txmq.client.address import parse_url
 from txmq.client.connection import Connection, dial
 from txmq.client.conversation import Conversation, LogPin
 from txmq.errors import (
+    BadRequest,
     BrokerFailed,
     ConnectionLost,
     ProtocolError,
@@ -94,8 +95,8 @@ class Link:
         while following is not None:
             try:
                 found = self.call("dlq.list", group=group, after=following, limit=page, bodies=bodies)
-            except (BrokerFailed, ProtocolError, ConnectionLost):
-                # A page of large bodies does not fit in a frame.
+            except (BadRequest, BrokerFailed, ProtocolError, ConnectionLost):
+                # A page of large bodies does not fit in a frame, and how large they are is not known before.
                 if page == 1 or not bodies:
                     raise
                 page = max(1, page // 8)

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from txmq.errors import UnknownTransaction
+from txmq.errors import ConfigError, UnknownTransaction
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq_spark.columns import MESSAGES
 from txmq_spark.evidence import Tables, evidence, unseen_keys, unseen_tokens, version_of
@@ -26,6 +26,7 @@ from txmq_spark.plan import Letter, Planned, Rules, Token, plan
 from txmq_spark.postgres import Snapshot, snapshot
 from txmq_spark.tables import Business, Group, oldest_token, tables
 
+REMEMBERED_US: Final = 7 * 24 * 3_600 * 1_000_000  # how long a broker knows the outcome of a transaction
 MISSING_LISTED: Final = 10_000  # committed rows without a message, listed one by one; the rest is counted
 
 
@@ -46,7 +47,7 @@ class Missing(NamedTuple):
     """Something committed whose message is not in the log.
 
     `state`: "missing"; "pending" = stored and undecided, or waiting behind an earlier message of its key; "rolled back"
-    = decided against its own row.
+    = decided against its own row; "forgotten" = too old for the broker to know whether its messages went elsewhere.
     """
 
     what: str  # "transaction" or "key"
@@ -59,13 +60,10 @@ class Reconciliation(NamedTuple):
     """What was found, and the plan that follows from it. `unlisted` are more missing ones than `missing` names."""
 
     data: bytes  # of the plan's file
+    manifest: Manifest
     planned: tuple[Planned, ...]
     missing: tuple[Missing, ...]
     unlisted: int
-
-    @property
-    def manifest(self) -> Manifest:
-        return thaw(self.data)
 
     def counts(self) -> Counter[str]:
         """Letters by class."""
@@ -95,12 +93,16 @@ def reconcile(spark: SparkSession, question: Question) -> Reconciliation:
         letters = list(_judged(moment, frame.toArrow().to_pylist(), versioned=version is not None))
         missing, unlisted = _missing(moment, found, log)
     planned = plan(letters, question.rules)
-    return Reconciliation(freeze(_facts(moment, found), question.rules, planned), tuple(planned), missing, unlisted)
+    data = freeze(_facts(moment, found), question.rules, planned)
+    return Reconciliation(data, thaw(data), tuple(planned), missing, unlisted)
 
 
 def _freeze(link: Link, taken: Snapshot | None, question: Question) -> _Frozen:
     shown = link.call("group.show", group=question.group)
-    topics = question.topics or tuple(shown["topics"])
+    there = {topic["name"] for topic in link.call("topic.list")["topics"]}
+    topics = question.topics or there.intersection(shown["topics"])
+    if not topics:
+        raise ConfigError("group", f"{question.group} reads no topic", hint="is it the right group?")
     ends = {topic: tuple(link.published_ends(topic)) for topic in sorted(topics)}
     return _Frozen(link, taken, Group(question.group, shown["epoch"], link.log_id), ends)
 
@@ -189,21 +191,25 @@ def _decided_by(link: Link, token: str, database: ServerIdentity) -> bool:
 
 
 def _missing(moment: _Frozen, found: Tables, log: DataFrame) -> tuple[tuple[Missing, ...], int]:
-    """Committed rows whose messages are not in the log; what went to other topics does not count."""
+    """Committed rows whose messages are not in the log, and how many are not listed."""
     missing: list[Missing] = []
-    unlisted = 0
+    more = 0
     if found.tokens is not None:
-        unseen = unseen_tokens(found.tokens, log).orderBy("token")
-        rows = unseen.limit(MISSING_LISTED).collect()
-        unlisted += unseen.count() - len(rows) if len(rows) == MISSING_LISTED else 0
-        states = ((row, _state(moment.link, row["token"])) for row in rows)
+        rows, unlisted = _listed(unseen_tokens(found.tokens, log), "token")
+        states = ((row, _state(moment, row["token"])) for row in rows)
         missing += [Missing("transaction", row["token"], state, row["at"]) for row, state in states if state]
+        more += unlisted
     if found.business is not None:
-        keys = unseen_keys(found.business, log).orderBy("key")
-        rows = keys.limit(MISSING_LISTED).collect()
-        unlisted += keys.count() - len(rows) if len(rows) == MISSING_LISTED else 0
+        rows, unlisted = _listed(unseen_keys(found.business, log), "key")
         missing += [Missing("key", row["key"], "missing", None) for row in rows]
-    return tuple(missing), unlisted
+        more += unlisted
+    return tuple(missing), more
+
+
+def _listed(frame: DataFrame, name: str) -> tuple[list[Row], int]:
+    """The first rows in order, and how many more there are."""
+    rows = frame.orderBy(name).limit(MISSING_LISTED).collect()
+    return rows, frame.count() - len(rows) if len(rows) == MISSING_LISTED else 0
 
 
 STATES: Final = {
@@ -215,9 +221,10 @@ STATES: Final = {
 }
 
 
-def _state(link: Link, token: str) -> str:
+def _state(moment: _Frozen, token: str) -> str:
     """What the broker says of a transaction whose messages were not read; "" = they went elsewhere, or it had none."""
     try:
-        return STATES[link.call("tx.show", token=token)["state"]]
+        return STATES[moment.link.call("tx.show", token=token)["state"]]
     except UnknownTransaction:
-        return "missing"
+        now = moment.taken.at if moment.taken else 0
+        return "missing" if int(token[:12], 16) * 1_000 > now - REMEMBERED_US else "forgotten"

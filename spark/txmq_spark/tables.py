@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import psycopg2
 from psycopg2.sql import NULL, SQL, Identifier, Literal
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
 from txmq.tx.postgres.partitions import partitions
@@ -50,6 +51,8 @@ def tables(
         tokens=tokens(spark, taken, group.log_id) if exists(taken, TOKENS) else None,
         business=business_rows(spark, taken, business) if business else None,
     )
+    if business and business.token and found.business is not None:
+        found = found._replace(tokens=_with_writers(found.tokens, found.business))
     return _with_query(spark, taken, found, applied_query) if applied_query else found
 
 
@@ -93,6 +96,13 @@ def business_rows(spark: SparkSession, taken: Snapshot, business: Business) -> D
         "token": SQL("replace({}::text, '-', '')").format(Identifier(business.token) if business.token else NULL),
     }
     return table_frame(spark, taken, business.table, columns, "key string, version bigint, token string", None)
+
+
+def _with_writers(known: DataFrame | None, business: DataFrame) -> DataFrame:
+    """Tokens with those that the business keeps in its rows: they bear witness longer than the token table."""
+    writers = business.where("token IS NOT NULL").selectExpr("token", "'C' AS state", "CAST(NULL AS bigint) AS at")
+    everyone = writers if known is None else known.union(writers)
+    return everyone.groupBy("token").agg(f.max("state").alias("state"), f.max("at").alias("at"))
 
 
 def _with_query(spark: SparkSession, taken: Snapshot, found: Tables, query: str) -> Tables:

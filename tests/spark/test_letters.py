@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spark.consuming import let_die
-from txmq.errors import BrokerFailed
+from txmq.errors import BadRequest
 from txmq_spark.letters import ranges
 from txmq_spark.link import Link
 
@@ -71,7 +71,7 @@ def test_pages_shrink_until_large_bodies_fit(monkeypatch: pytest.MonkeyPatch) ->
     def call(_link: Link, _name: str, /, *, limit: int, after: int, **_: Any) -> dict[str, Any]:
         asked.append(limit)
         if limit > 2:
-            raise BrokerFailed("the reply does not fit in a frame")
+            raise BadRequest("a frame of 44783472 bytes")
         page = [{"number": n, "state": "dead"} for n in range(after + 1, min(after + limit, 5) + 1)]
         return {"letters": page, "next": page[-1]["number"] if len(page) == limit else None}
 

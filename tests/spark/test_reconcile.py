@@ -25,7 +25,7 @@ from txmq_spark.commands import reconcile_main, replay_main
 from txmq_spark.link import Link
 from txmq_spark.manifest import thaw
 from txmq_spark.plan import Class, Rules
-from txmq_spark.reconcile import Missing, Question, reconcile
+from txmq_spark.reconcile import Question, reconcile
 from txmq_spark.replay import replay
 from txmq_spark.tables import Business
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)  # a JVM starts, on a machine that others use
 ORDERS, GROUP = "orders", "billing"
+OLD = UUID("01890000-0000-7000-8000-000000000001")  # of 2023
 SETTINGS = """
 [broker]
 partitions = 1
@@ -213,14 +214,14 @@ def test_rows_without_messages_are_found(spark: SparkSession, shop: Shop) -> Non
     for token in (lost, waiting, tx.token):
         execute(shop, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), log_id)
     execute(shop, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(elsewhere), str(new_token()))
-    found = reconcile(spark, question(shop))
-    assert [row._replace(at=None) for row in found.missing] == [
-        *sorted(
-            [Missing("transaction", lost.hex, "missing", None), Missing("transaction", waiting.hex, "pending", None)],
-            key=lambda row: row.name,
-        ),
-        Missing("key", "untold", "missing", None),
-    ]
+    execute(shop, "ALTER TABLE orders ADD writer uuid; UPDATE orders SET writer = %s WHERE id = 'told'", str(OLD))
+    found = reconcile(spark, question(shop, business=Business("orders", "id", token="writer")))
+    assert {(row.what, row.name, row.state) for row in found.missing} == {
+        ("transaction", lost.hex, "missing"),
+        ("transaction", waiting.hex, "pending"),
+        ("transaction", OLD.hex, "forgotten"),
+        ("key", "untold", "missing"),
+    }
     assert found.unlisted == 0
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.spark.letters import letter
 from txmq_spark.charts import Bar, bars, safe
-from txmq_spark.manifest import Facts, freeze
+from txmq_spark.manifest import Facts, freeze, thaw
 from txmq_spark.plan import Class, Letter, Rules, Token, plan
 from txmq_spark.reconcile import Missing, Reconciliation
 from txmq_spark.report import LETTERS, MOST, page, terminal
@@ -41,7 +41,8 @@ def found(letters: Sequence[Letter], missing: Sequence[Missing] = (), unlisted: 
         group="billing", log_id="l", ends={"orders": (9,)}, evidence=("applied",), database="7/shop", snapshot_at=NOW
     )
     planned = plan(letters, Rules())
-    return Reconciliation(freeze(facts, Rules(), planned), tuple(planned), tuple(missing), unlisted)
+    data = freeze(facts, Rules(), planned)
+    return Reconciliation(data, thaw(data), tuple(planned), tuple(missing), unlisted)
 
 
 class Seen(HTMLParser):

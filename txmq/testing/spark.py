@@ -28,8 +28,19 @@ SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",
-    "spark.log.level": "ERROR",
 }
+
+
+# Without a file of its own Spark logs warnings, and says so.
+LOGGING: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+"""
 
 
 @contextmanager
@@ -38,16 +49,14 @@ def local_session(master: str = MASTER, settings: Mapping[str, str] | None = Non
 
     Raises ConfigError where the machine has no Java.
     """
-    with tempfile.TemporaryDirectory(prefix="txmq-spark-") as directory:
-        prepare(Path(directory))
-        from pyspark.sql import SparkSession  # noqa: PLC0415 (an extra, and it takes half a second)
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (an extra, and it takes half a second)
 
-        from txmq_spark import TxmqDataSource  # noqa: PLC0415 (needs pyspark)
+    from txmq_spark import TxmqDataSource  # noqa: PLC0415 (needs pyspark)
 
+    with tempfile.TemporaryDirectory(prefix="txmq-spark-") as name, _environment(environment(Path(name))):
         builder = SparkSession.builder.master(master).appName("txmq")
-        builder = builder.config("spark.local.dir", directory).config("spark.sql.warehouse.dir", directory)
-        for name, value in (SETTINGS | dict(settings or {})).items():
-            builder = builder.config(name, value)
+        for key, value in (_settings(Path(name)) | dict(settings or {})).items():
+            builder = builder.config(key, value)
         session = builder.getOrCreate()
         session.dataSource.register(TxmqDataSource)
         try:
@@ -56,16 +65,42 @@ def local_session(master: str = MASTER, settings: Mapping[str, str] | None = Non
             _end(session)
 
 
-def prepare(directory: Path) -> None:
-    """Sets what the JVM and its Python workers find their parts by: Java, this Python, these packages."""
+def environment(directory: Path) -> dict[str, str]:
+    """What a JVM and its Python workers find their parts by: Java, this Python, these packages."""
     import txmq_spark  # noqa: PLC0415 (needs pyspark, which is an extra)
 
-    os.environ["JAVA_HOME"] = str(java_home(directory))
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # or it looks for an address and warns of the one it finds
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     roots = [str(Path(package.__file__ or "").parents[1]) for package in (txmq, txmq_spark)]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, [*roots, *known])))
+    return {
+        "JAVA_HOME": str(java_home(directory)),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, [*roots, *known]))),
+        "SPARK_LOCAL_IP": "127.0.0.1",  # or it looks for an address and warns of the one it finds
+    }
+
+
+def _settings(directory: Path) -> dict[str, str]:
+    logging = directory / "log4j2.properties"
+    logging.write_text(LOGGING, encoding="ascii")
+    java = f"{SETTINGS['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={logging.as_uri()}"
+    places = dict.fromkeys(("spark.local.dir", "spark.sql.warehouse.dir"), str(directory))
+    return SETTINGS | places | {"spark.driver.extraJavaOptions": java}
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """These variables for the block, then what was there before."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _end(session: SparkSession) -> None:
