@@ -263,7 +263,9 @@ class UnsupportedServer(DatabaseError):
 
 
 class SynchronousCommitOff(DatabaseError):
-    """The session commits without waiting for the disk: a crash could take back a transaction whose messages went out."""
+    """The session commits without waiting for the disk: a crash could take back a transaction whose messages went
+    out.
+    """
 
 
 class TransactionError(TxmqError):
