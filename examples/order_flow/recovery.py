@@ -22,7 +22,7 @@ from rich.console import Console
 import txmq
 from examples.order_flow.services import payment, shipping
 from txmq.testing.spark import local_session
-from txmq_spark.plan import Class, Rules
+from txmq_spark.plan import SAFE, Class, Rules
 from txmq_spark.reconcile import Question, Reconciliation, reconcile
 from txmq_spark.replay import replay
 from txmq_spark.report import page, terminal
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 # Nobody will unblock the account, so that another try is of no use.
 REFUSED: Final = f"{payment.PaymentRefused.__module__}.{payment.PaymentRefused.__qualname__}"
+RULES: Final = {
+    # Each order is charged by itself: a later charge of the customer makes none superfluous.
+    payment.GROUP: Rules(error_types=frozenset({REFUSED}), include=SAFE | {Class.SUPERSEDED}),
+    shipping.GROUP: Rules(),
+}
 REASON: Final = "the customer's account is blocked: the money is collected by other means"
 FIX: Final = "UPDATE parts SET customs_code = 'HS-' || part_id WHERE customs_code IS NULL"
 
@@ -40,7 +45,7 @@ FIX: Final = "UPDATE parts SET customs_code = 'HS-' || part_id WHERE customs_cod
 def main() -> None:
     directory, url, dsn = Path(sys.argv[1]), os.environ["TXMQ_BROKER"], os.environ["TXMQ_DSN"]
     with local_session() as spark:
-        found = [examine(spark, directory, _question(url, dsn, group)) for group in (payment.GROUP, shipping.GROUP)]
+        found = [examine(spark, directory, _question(url, dsn, group)) for group in RULES]
         print(f"fixed: customs codes entered for {fix(dsn)} parts", flush=True)
         for reconciliation in found:
             carry_out(spark, url, reconciliation)
@@ -56,7 +61,7 @@ def _question(url: str, dsn: str, group: str) -> Question:
         dsn=dsn,
         business=Business("orders", key="customer_id"),
         version="header:version",
-        rules=Rules(error_types=frozenset({REFUSED})),
+        rules=RULES[group],
     )
 
 

@@ -16,12 +16,14 @@ from txmq.errors import TxmqError
 CONSUMERS: Final = {"payment": 2, "shipping": 2, "analytics": 1}  # processes
 OUTAGE_S: Final = 2.5  # less than the retries last
 STUCK_S: Final = 60.0
-PAUSE_S: Final = 0.2
+PAUSE_S: Final = 0.3
 NAMES: Final = ("placed", "charged", "shipped", "counted")
 COUNTS: Final = """
 SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM charges), (SELECT count(*) FROM shipments),
        (SELECT coalesce(sum(orders), 0)::int8 FROM sales)
 """
+MOVING: Final = ("lag", "leased", "retrying")
+WAITING: Final = ("parked", "fences", "letters")
 OPEN: Final = ("undecided", "waiting", "in-doubt")
 
 
@@ -40,12 +42,19 @@ class Standing(NamedTuple):
     def settled(self) -> bool:
         """Whether only letters and what waits behind them are left."""
         here = self.groups.keys() >= CONSUMERS.keys() and not self.undecided
-        return here and not self._any("lag", "leased", "retrying")
+        return here and not self._any(*MOVING)
 
     @property
     def drained(self) -> bool:
         """Whether nothing is left at all."""
-        return self.settled and not self._any("parked", "fences", "letters")
+        return self.settled and not self._any(*WAITING)
+
+    def left(self) -> str:
+        """What is not done, in words."""
+        left = [f"{self.undecided} transactions undecided"] if self.undecided else []
+        for name, group in self.groups.items():
+            left += [f"{name}: {what} {group[what]}" for what in (*MOVING, *WAITING) if group[what]]
+        return ", ".join([*(f"{count} {what}" for what, count in self.counts.items()), *left])
 
     def _any(self, *names: str) -> bool:
         return any(group[name] for group in self.groups.values() for name in names)
@@ -117,7 +126,7 @@ def watch(stage: Stage, screen: Screen, orders: int, done: Callable[[Standing], 
             if now != before:
                 before, moved_at = now, time.monotonic()
             elif time.monotonic() > moved_at + STUCK_S:
-                raise Stuck(f"nothing moved for {STUCK_S:.0f} s", hint=f"{now.counts}, {dict(now.groups)}")
+                raise Stuck(f"nothing moved for {STUCK_S:.0f} s: {now.left()}", hint="the logs may tell why")
             time.sleep(PAUSE_S)
 
 
