@@ -1,7 +1,7 @@
 """Services that die: a program that forks workers, and a new one in the place of each that is killed.
 
 Forked, because a start of Python with all imports takes longer than the work between two deaths; each worker is a
-process with connections of its own all the same. It prints a line for each death by a signal: lane and pid.
+process with connections of its own all the same.
 
     python -m tests.system.farm '{"work": "placing", "lanes": [...], ...}'       (see Job)
 """
@@ -28,19 +28,19 @@ class Lane(NamedTuple):
     """The workers that follow one another in one place. They die at `point`, or when somebody kills them.
 
     `point` is a crash point, or one with how often it is passed, and how it ends (`txmq.crashpoints`). `deaths` is how
-    many die before no other follows; 0 = until the end.
+    many die before no other follows; 0 = until the end. `arguments` are for the work.
     """
 
     name: str
     point: str = ""
     deaths: int = 0
-    keys: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 class Job(NamedTuple):
     """What a farm is for. `work` is a module of this package; its `work` gets job, lane and when to go on.
 
-    Journals of workers go to `directory`; the file `stop` in it ends the farm.
+    Workers keep journals in `directory`; `deaths` in it gets a line for each that was killed, and `stop` ends the farm.
     """
 
     work: str
@@ -54,6 +54,18 @@ class Job(NamedTuple):
     def stop(self) -> Path:
         return Path(self.directory) / "stop"
 
+    @property
+    def deaths(self) -> Path:
+        return Path(self.directory) / "deaths"
+
+    def dead(self) -> Mapping[str, list[int]]:
+        """The pids of each lane's dead so far."""
+        found: dict[str, list[int]] = {lane.name: [] for lane in self.lanes}
+        for line in self.deaths.read_text().splitlines() if self.deaths.exists() else ():
+            lane, pid = line.split()
+            found[lane].append(int(pid))
+        return found
+
     def encode(self) -> str:
         """The argument of the program."""
         return json.dumps(self._asdict())
@@ -61,7 +73,7 @@ class Job(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Job:
         fields = json.loads(text)
-        lanes = (Lane(name, point, deaths, tuple(keys)) for name, point, deaths, keys in fields.pop("lanes"))
+        lanes = (Lane(name, point, deaths, tuple(rest)) for name, point, deaths, rest in fields.pop("lanes"))
         return cls(**fields, lanes=tuple(lanes))
 
 
@@ -113,7 +125,8 @@ class Farm:
                 sys.exit(f"a worker of {lane.name} failed")
             return
         assert os.WTERMSIG(status) == signal.SIGKILL, f"a worker of {lane.name} ended with {status}"
-        print(lane.name, pid, flush=True)  # noqa: T201  # its output
+        with self._job.deaths.open("a") as file:
+            file.write(f"{lane.name} {pid}\n")
         self._deaths[lane] += 1
         if self._deaths[lane] != lane.deaths and not self._job.stop.exists():
             self._start(lane)
@@ -123,15 +136,6 @@ def main(text: str) -> None:
     job = Job.parse(text)
     module: Any = import_module(f"tests.system.{job.work}")
     Farm(job, module.work).run()
-
-
-def deaths(output: str) -> Mapping[str, list[int]]:
-    """What a farm has printed: the pids of each lane's dead."""
-    found: dict[str, list[int]] = {}
-    for line in output.splitlines():
-        lane, pid = line.split()
-        found.setdefault(lane, []).append(int(pid))
-    return found
 
 
 if __name__ == "__main__":

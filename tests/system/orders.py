@@ -80,3 +80,13 @@ def misjudged(hits: Mapping[Token, bool], rows: Sequence[Order]) -> list[str]:
     return [
         f"{token} {'has' if token in there else 'lacks'} a row" for token in hits if hits[token] != (token in there)
     ]
+
+
+def wrong_effects(sent: Sequence[Order], effects: Sequence[Order], *, in_order: bool) -> list[str]:
+    """What is wrong with the effects that orders had, in the order of their commits; each is to have one."""
+    return [
+        *(f"{order} had no effect" for order in sorted({*sent} - {*effects})),
+        *(f"{order} had an effect and was not sent" for order in sorted({*effects} - {*sent})),
+        *(f"{order} had {times} effects" for order, times in Counter(effects).items() if times > 1),
+        *(_disorder(sent, effects) if in_order else ()),
+    ]

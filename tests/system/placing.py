@@ -71,7 +71,7 @@ def application(pid: object) -> str:
 
 def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
     """Places orders, and opens connections anew where they are lost."""
-    journal, random, keys = Journal(Path(job.directory)), Random(), cycle(lane.keys)
+    journal, random, keys = Journal(Path(job.directory)), Random(), cycle(lane.arguments)
     with connect(job.url, service="orders", timeout=PATIENCE_S, retries=20) as client:
         while go_on():
             with closing(_connected(job.dsn)) as connection:

@@ -36,10 +36,30 @@ first_s = 0.2
 then_s = 0.2
 longest_s = 1.0
 
+[consumers]
+lost_connection_grace_s = 0.1
+
 [[resolver]]
 name = "shop"
 dsn = {dsn}
 """
+
+
+class Farm(NamedTuple):
+    """Services at work."""
+
+    job: Job
+    process: Running
+
+    def dead(self) -> Mapping[str, list[int]]:
+        """The pids of each lane's dead so far. Raises ProcessEnded where a service failed by itself."""
+        if not self.process.alive and self.process.status():
+            raise self.process.ended()
+        return self.job.dead()
+
+    def hits(self) -> dict[str, int]:
+        """How many have died in each lane."""
+        return {lane: len(pids) for lane, pids in self.dead().items()}
 
 
 class Shop(NamedTuple):
@@ -55,12 +75,12 @@ class Shop(NamedTuple):
         return self.directory / "journals"
 
     @contextmanager
-    def farm(self, *lanes: Lane, work: str = "placing") -> Iterator[Running]:
+    def farm(self, *lanes: Lane, work: str = "placing") -> Iterator[Farm]:
         """Services for the block; they finish what they have begun."""
         self.journals.mkdir()
         job = Job(work, self.broker.url, self.dsn, TOPIC, str(self.journals), lanes)
         with running(self.directory / "farm", job.encode(), command=FARM) as process:
-            yield process
+            yield Farm(job, process)
             job.stop.touch()
             if process.status():
                 raise process.ended()
@@ -119,4 +139,4 @@ def opened(directory: Path, dsn: str) -> Iterator[Shop]:
 
 def tills(number: int, *keys: str) -> Sequence[Lane]:
     """So many lanes that go on until the end: each with a key of its own where `keys` names none."""
-    return [Lane(f"till-{at}", keys=keys or (f"customer-{at}",)) for at in range(number)]
+    return [Lane(f"till-{at}", arguments=keys or (f"customer-{at}",)) for at in range(number)]

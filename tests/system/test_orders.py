@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.system.orders import Order, Outcome, faults, misjudged
+from tests.system.orders import Order, Outcome, faults, misjudged, wrong_effects
 
 ROWS = [Order("1", "a", 1), Order("2", "b", 1), Order("3", "a", 2), Order("4", "a", 3)]
 TOLD = {
@@ -58,3 +58,24 @@ def test_a_row_of_nobody_and_a_version_that_is_missing_are_found() -> None:
 def test_a_hit_that_ended_otherwise_than_it_must_is_found() -> None:
     assert misjudged({"1": True, "6": False}, ROWS) == []
     assert misjudged({"1": False, "6": True}, ROWS) == ["1 has a row", "6 lacks a row"]
+
+
+def test_sound_effects_are_left_alone() -> None:
+    assert wrong_effects(ROWS, ROWS, in_order=True) == []
+    assert wrong_effects(ROWS, ROWS[::-1], in_order=False) == []
+
+
+@pytest.mark.parametrize(
+    ("effects", "fault"),
+    [
+        (ROWS[1:], f"{ROWS[0]} had no effect"),
+        ([*ROWS, PHANTOM], f"{PHANTOM} had an effect and was not sent"),
+        ([*ROWS, ROWS[2]], f"{ROWS[2]} had 2 effects"),
+    ],
+)
+def test_an_effect_that_is_missing_invented_or_doubled_is_found(effects: list[Order], fault: str) -> None:
+    assert wrong_effects(ROWS, effects, in_order=False) == [fault]
+
+
+def test_effects_out_of_order_are_found() -> None:
+    assert wrong_effects(ROWS, ROWS[::-1], in_order=True) == ["the messages of a are [3, 2, 1]"]

@@ -15,6 +15,7 @@ import structlog
 from txmq.client.inbox_keeper import Keeper, open_connection
 from txmq.client.runner import Limits, Runner, nack_all
 from txmq.client.tokens import new_token
+from txmq.crashpoints import crashpoint
 from txmq.errors import DatabaseConflict, DatabaseUnavailable, InDoubt, TransactionAborted
 from txmq.message import ReceivedMessage
 from txmq.tx.postgres.caller import roll_back
@@ -130,6 +131,7 @@ class InboxWork:
             if not all(map(self._consumer.holds, fresh)):
                 raise _Settled  # noqa: TRY301  # rolled back below, as all that is not committed
             guarded_commit(connection, new_token())
+            crashpoint("inbox.after_commit")
         except BaseException:
             roll_back(connection)
             raise
