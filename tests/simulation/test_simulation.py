@@ -46,10 +46,13 @@ def _run(first: int, last: int) -> Counter[str]:
 def _run_all(first: int, last: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     began = time.monotonic()
-    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
-        starts = range(first, last, PIECE)
+    starts = range(first, last, PIECE)
+    pool = ProcessPoolExecutor(max_workers=os.cpu_count())
+    try:
         for piece in pool.map(_run, starts, (min(start + PIECE, last) for start in starts)):
             counts.update(piece)
+    finally:
+        pool.shutdown(cancel_futures=True)
     print(f"{last - first} seeds in {time.monotonic() - began:.0f} s:", dict(counts))  # noqa: T201  # the figures of a run
     return counts
 
