@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,14 +44,18 @@ class Process:
         """Of the present one; 0 if there is none."""
         return self._running.pid if self._running else 0
 
-    def start(self, *more: str) -> None:
-        """Starts the next life."""
+    def start(self) -> None:
+        """Starts the next life; what the one before said goes into the log."""
         environment = dict(self.environment)
         if self.killed < len(self.deaths):
             environment[VARIABLE] = self.deaths[self.killed]
-        with self.log.with_suffix(".out").open("wb") as out, self.log.open("ab") as errors:
+        with self._out.open("a+b") as out, self.log.open("ab") as errors:
+            out.seek(0)
+            shutil.copyfileobj(out, errors)
+            errors.flush()
+            out.truncate(0)
             self._running = subprocess.Popen(
-                [sys.executable, *self.command, *more],
+                [sys.executable, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
@@ -88,7 +93,11 @@ class Process:
 
     def output(self) -> str:
         """What it has said on standard output."""
-        return self.log.with_suffix(".out").read_text("utf-8")
+        return self._out.read_text("utf-8")
+
+    @property
+    def _out(self) -> Path:
+        return self.log.with_suffix(".out")
 
     def first_line(self) -> str:
         """What it says on standard output, once there is a whole line of it."""

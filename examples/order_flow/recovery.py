@@ -33,10 +33,13 @@ if TYPE_CHECKING:
 
 # Nobody will unblock the account, so that another try is of no use.
 REFUSED: Final = f"{payment.PaymentRefused.__module__}.{payment.PaymentRefused.__qualname__}"
+# One that failed after its effect was committed (its last ack died with the broker) is replayed, too: the inbox drops
+# it, and its key's fence lifts.
+TAKEN: Final = SAFE | {Class.APPLIED}
 RULES: Final = {
     # Each order is charged by itself: a later charge of the customer makes none superfluous.
-    payment.GROUP: Rules(error_types=frozenset({REFUSED}), include=SAFE | {Class.SUPERSEDED}),
-    shipping.GROUP: Rules(),
+    payment.GROUP: Rules(error_types=frozenset({REFUSED}), include=TAKEN | {Class.SUPERSEDED}),
+    shipping.GROUP: Rules(include=TAKEN),
 }
 REASON: Final = "the customer's account is blocked: the money is collected by other means"
 FIX: Final = "UPDATE parts SET customs_code = 'HS-' || part_id WHERE customs_code IS NULL"

@@ -92,16 +92,17 @@ class Stage:
         config.touch(mode=0o600)  # the DSN holds a password
         places = {"data": json.dumps(str(self.directory / "broker")), "dsn": json.dumps(self.dsn)}
         config.write_text(SETTINGS.substitute(places), "utf-8")
-        command = ["-m", "txmq", "broker", "--config", str(config), "--listen", "127.0.0.1:0"]
-        broker = self.fleet.start("broker", command)
+        command = ["-m", "txmq", "broker", "--config", str(config), "--listen"]
+        broker = self.fleet.start("broker", [*command, "127.0.0.1:0"])
         self.url = self.fleet.environment["TXMQ_BROKER"] = broker.first_line().removeprefix("ready ")
+        broker.command = [*command, self.url.removeprefix("txmq://")]  # the same port in its later lives
         return self.url
 
     def crash_broker(self) -> None:
         """Kills the broker and starts it again, on the same port and data."""
         broker = self.fleet.processes["broker"]
         broker.kill()
-        broker.start("--listen", self.url.removeprefix("txmq://"))
+        broker.start()
         broker.first_line()
 
     def start_service(self, name: str, deaths: Sequence[str], *, of: int = 1) -> Process:

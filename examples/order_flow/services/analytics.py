@@ -13,7 +13,7 @@ from psycopg2.extras import execute_values
 
 import txmq
 from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import RETRY, Setting, on_term
+from examples.order_flow.services.setting import PATIENCE_S, RETRY, Setting, on_term
 
 GROUP = "analytics"
 AT_ONCE = 500
@@ -36,7 +36,7 @@ def count(messages: Sequence[txmq.ReceivedMessage], connection: Connection) -> N
 
 
 def run(setting: Setting) -> None:
-    with txmq.connect(setting.broker, service="analytics") as client:
+    with txmq.connect(setting.broker, service="analytics", timeout=PATIENCE_S) as client:
         consumer = client.consumer(
             GROUP, topics=[ORDER_PLACED], mode="broadcast", member="sales", start="first", retry=RETRY
         )

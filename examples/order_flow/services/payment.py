@@ -6,7 +6,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812  # a clas
 
 import txmq
 from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import RETRY, Setting, on_term
+from examples.order_flow.services.setting import PATIENCE_S, RETRY, Setting, on_term
 from txmq.crashpoints import crashpoint
 
 THREADS = 2
@@ -32,7 +32,7 @@ def charge(message: txmq.ReceivedMessage, connection: Connection) -> None:
 
 
 def run(setting: Setting) -> None:
-    with txmq.connect(setting.broker, service="payment") as client:
+    with txmq.connect(setting.broker, service="payment", timeout=PATIENCE_S) as client:
         consumer = client.consumer(GROUP, topics=[ORDER_PLACED], mode="concurrent", start="first", retry=RETRY)
         on_term(consumer.close)
         consumer.run(setting.noted(charge), inbox=setting.connect, threads=THREADS)

@@ -9,7 +9,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812  # a clas
 
 import txmq
 from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import RETRY, Setting, on_term
+from examples.order_flow.services.setting import PATIENCE_S, RETRY, Setting, on_term
 from txmq.crashpoints import crashpoint
 
 THREADS = 2
@@ -46,7 +46,7 @@ def ship(message: txmq.ReceivedMessage, connection: Connection) -> None:
 
 
 def run(setting: Setting) -> None:
-    with txmq.connect(setting.broker, service="shipping") as client:
+    with txmq.connect(setting.broker, service="shipping", timeout=PATIENCE_S) as client:
         consumer = client.consumer(
             GROUP, topics=[ORDER_PLACED], mode="ordered", on_exhausted="park", start="first", retry=RETRY
         )
