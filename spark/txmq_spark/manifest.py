@@ -82,6 +82,7 @@ class Entry(WireModel):
     cls: Annotated[Class, Field(alias="class", strict=False)]
     reason: str
     fingerprint: str
+    dead_at: int  # microseconds: a letter that has died again since is another one
     chunk: Offset | None
 
 
@@ -154,6 +155,7 @@ def _entry(item: Planned) -> Entry:
             "class": item.cls,
             "reason": item.reason,
             "fingerprint": letter.fingerprint,
+            "dead_at": letter.dead_at,
             "chunk": item.chunk,
         }
     )

@@ -123,6 +123,8 @@ def foresee(entries: Iterable[Entry], letters: Mapping[Place, Mapping[str, Any]]
             yield Outcome(entry, "refused", "it is no dead letter any more")
         elif letter["message_id"] != entry.message_id:
             yield Outcome(entry, "refused", "another message stands there")
+        elif letter["dead_at"] != entry.dead_at:
+            yield Outcome(entry, "refused", "it was replayed since the plan was made, and died again")
         elif entry.key is not None and key in in_use:
             yield Outcome(entry, "refused", f"behind {in_use[key]} of its key, which is in use")
         elif letter["reserved_by"] is not None:

@@ -70,7 +70,12 @@ def _lines(found: Reconciliation, header: Header) -> Iterable[Text]:
     states = Counter(row.state for row in found.missing)
     told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield Text(f"Committed rows without a message: {total}" + (f" ({told})" if told else ""), "red" if total else "")
-    yield Text(f"Plan {header.digest[:12]}: {header.replays} letters in {header.chunks} chunks", "bold")
+    yield Text(f"Plan {header.digest[:12]}: {_extent(header)}", "bold")
+
+
+def _extent(header: Header) -> str:
+    letters, chunks = header.replays, header.chunks
+    return f"{letters} letter{'s' * (letters != 1)} to replay in {chunks} chunk{'s' * (chunks != 1)}"
 
 
 def page(found: Reconciliation) -> str:
@@ -91,8 +96,8 @@ def _facts(header: Header) -> str:
     ends = "; ".join(f"{topic} {', '.join(map(str, ends))}" for topic, ends in facts.ends.items())
     rows = (
         ("Plan", header.digest),
-        ("Replays", f"{header.replays} letters in {header.chunks} chunks"),
-        ("Takes", ", ".join(header.filters.include)),
+        ("Takes", _extent(header)),
+        ("Of classes", ", ".join(header.filters.include)),
         ("Log", f"{facts.log_id}, published ends: {ends}"),
         ("Database", f"{facts.database} at {when(facts.snapshot_at)}" if facts.database else "none asked"),
         ("Evidence", ", ".join(facts.evidence) or "none"),

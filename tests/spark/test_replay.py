@@ -88,6 +88,22 @@ def test_a_plan_that_is_run_twice_replays_once(
     assert drain(client, dead, dead) == []
 
 
+def test_letters_that_die_again_are_replayed_by_another_plan_only(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client
+) -> None:
+    first = planned(broker, dead)
+    replay(spark, broker, first)
+    let_die(client, dead, dead, [b"%d-1" % key for key in range(KEYS)])
+    assert replay(spark, broker, first).repeated
+    assert {one.why for one in replay(spark, broker, first, canary=1).outcomes} == {
+        "it was replayed since the plan was made, and died again"
+    }
+    second = planned(broker, dead)
+    assert second.digest != first.digest
+    assert not replay(spark, broker, second).repeated
+    assert in_order(drain(client, dead, dead)) == REST
+
+
 def test_a_dry_run_changes_nothing(spark: SparkSession, broker: str, dead: str, client: txmq.Client) -> None:
     done = replay(spark, broker, planned(broker, dead), dry_run=True)
     assert (done.job, [one.outcome for one in done.outcomes]) == (None, ["planned"] * KEYS)
@@ -208,18 +224,20 @@ def entry(offset: int, key: str | None = None, chunk: int = 0) -> Entry:
             "class": "replay_chain" if key else "replay_alone",
             "reason": "",
             "fingerprint": "",
+            "dead_at": 7,
             "chunk": chunk,
         }
     )
 
 
 def told(offset: int, **fields: Any) -> tuple[tuple[str, int, int], dict[str, Any]]:
-    return ("t", 0, offset), {"message_id": f"m-{offset}", "reserved_by": None} | fields
+    return ("t", 0, offset), {"message_id": f"m-{offset}", "reserved_by": None, "dead_at": 7} | fields
 
 
 def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() -> None:
-    entries = [entry(1, "a"), entry(2, "a"), entry(3, "b"), entry(4), entry(5), entry(6, "b"), entry(7, "a")]
+    entries = [entry(1, "a"), entry(2, "a"), entry(3, "b"), entry(4), entry(5), entry(6, "b"), entry(7, "a"), entry(8)]
     letters = dict([told(1), told(2, reserved_by="ff"), told(4, message_id="other"), told(5), told(6), told(7)])
+    letters |= [told(8, dead_at=9)]
     found = list(foresee(entries, letters, "done"))
     assert [(one.entry.offset, one.outcome) for one in found] == [
         (1, "done"),
@@ -229,12 +247,14 @@ def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() ->
         (5, "done"),
         (6, "done"),
         (7, "refused"),
+        (8, "refused"),
     ]
     assert [one.why for one in found if one.why] == [
         "transaction ff has it in hand",
         "it is no dead letter any more",
         "another message stands there",
         "behind 0/2 of its key, which is in use",
+        "it was replayed since the plan was made, and died again",
     ]
 
 

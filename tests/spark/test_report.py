@@ -136,7 +136,7 @@ def test_the_terminal_shows_counts_and_no_markup_of_strangers() -> None:
     assert re.search(r"poison\s+│\s+1 │", text)
     assert re.search(r"replay_alone\s+│\s+1 │", text)
     assert "Committed rows without a message: 5 (1 missing, 1 pending)" in text
-    assert "1 letters in 1 chunks" in text
+    assert "1 letter to replay in 1 chunk" in text
 
 
 def test_bars_are_in_proportion_and_something_is_never_nothing() -> None:
