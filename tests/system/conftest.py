@@ -1,12 +1,15 @@
-"""Figures of the system tests: how much was really killed, lost its answer, was found out later."""
+"""What the system tests tell: how much was really killed and found out later; and the broker's log where one failed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TypeAlias
 
 import pytest
 
+from txmq.testing.broker import OwnBroker
+
+LOG_TAIL = 4_000  # characters
 Report: TypeAlias = Callable[[Mapping[str, int]], None]
 _figures: dict[str, str] = {}
 
@@ -19,6 +22,16 @@ def report(request: pytest.FixtureRequest) -> Report:
         _figures[request.node.name] = ", ".join(f"{name} {number}" for name, number in counts.items())
 
     return keep
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    for value in item.funcargs.values():
+        broker = getattr(value, "broker", value)
+        if report.failed and isinstance(broker, OwnBroker):
+            report.sections.append(("broker's log", broker.log[-LOG_TAIL:]))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
