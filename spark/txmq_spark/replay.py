@@ -30,9 +30,11 @@ from txmq_spark.manifest import Entry, Manifest
 from txmq_spark.writing import EXPIRE_S, SERVICE, connected
 
 Place = tuple[str, int, int]
+Letters = Mapping[Place, Mapping[str, Any]]  # as the broker tells them
 ATTEMPTS: Final = 3  # to get hold of all letters at once, while others may be at work on them
 EXPIRE_US: Final = int(EXPIRE_S * 1_000_000)
 EARLIER: Final = "by an earlier run of this plan"
+LEFT: Final = "an earlier run of this plan left it: reconcile again for another plan"
 
 
 class Outcome(NamedTuple):
@@ -48,7 +50,7 @@ class Outcome(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """A run of a plan. `job` is None in a dry run; `repeated` = an earlier run had done it."""
+    """A run of a plan. `job` is None where nothing was replayed; `repeated` = an earlier run had done it."""
 
     job: UUID | None
     outcomes: tuple[Outcome, ...]
@@ -90,9 +92,12 @@ def _run(spark: SparkSession, link: Link, url: str, group: str, name: str, entri
     """One attempt; None = the letters changed meanwhile, or another run took over, and nothing was replayed."""
     with connected(url) as client:
         job = current(client, name, take_over=True)
+        letters = _open_letters(link, group)
         if job.committed:
-            return Replay(job.token, tuple(Outcome(entry, "done", EARLIER) for entry in entries), repeated=True)
-        foreseen = tuple(foresee(entries, _open_letters(link, group), "done"))
+            return Replay(job.token, tuple(recall(entries, letters)), repeated=True)
+        foreseen = tuple(foresee(entries, letters, "done"))
+        if all(one.outcome == "refused" for one in foreseen):
+            return Replay(None, foreseen)
         winners = _store(spark, url, group, job.token, foreseen)
         if winners is None:
             client.job(job.token).abort()
@@ -113,25 +118,41 @@ def first_keys(entries: Sequence[Entry], count: int) -> tuple[Entry, ...]:
     return tuple(chosen)
 
 
-def foresee(entries: Iterable[Entry], letters: Mapping[Place, Mapping[str, Any]], good: str) -> Iterator[Outcome]:
-    """What will become of each entry, as the letters are now. What is behind a letter in use stays behind it."""
-    in_use: dict[tuple[str, str | None], str] = {}
+def foresee(entries: Iterable[Entry], letters: Letters, good: str) -> Iterator[Outcome]:
+    """What will become of each entry, as the letters are now. Nothing overtakes a letter of its key that stays."""
+    staying: dict[tuple[str, str], str] = {}
     for entry in entries:
-        key = (entry.topic, entry.key)
         letter = letters.get((entry.topic, entry.partition, entry.offset))
-        if letter is None:
-            yield Outcome(entry, "refused", "it is no dead letter any more")
-        elif letter["message_id"] != entry.message_id:
-            yield Outcome(entry, "refused", "another message stands there")
-        elif letter["dead_at"] != entry.dead_at:
-            yield Outcome(entry, "refused", "it was replayed since the plan was made, and died again")
-        elif entry.key is not None and key in in_use:
-            yield Outcome(entry, "refused", f"behind {in_use[key]} of its key, which is in use")
-        elif letter["reserved_by"] is not None:
-            in_use[key] = f"{entry.partition}/{entry.offset}"
-            yield Outcome(entry, "refused", f"transaction {letter['reserved_by']} has it in hand")
-        else:
-            yield Outcome(entry, good)
+        why = _refused(entry, letter)
+        if entry.key is not None:
+            key, place = (entry.topic, entry.key), f"{entry.partition}/{entry.offset}"
+            if why and letter is not None:
+                staying.setdefault(key, place)
+            elif not why and key in staying:
+                why = f"behind {staying[key]} of its key, which stays"
+        yield Outcome(entry, "refused" if why else good, why)
+
+
+def _refused(entry: Entry, letter: Mapping[str, Any] | None) -> str:
+    """Why a letter cannot be replayed by this plan; "" = it can."""
+    if letter is None:
+        return "it is no dead letter any more"
+    if not _same(entry, letter):
+        return "it was replayed since the plan was made, and died again"
+    return f"transaction {letter['reserved_by']} has it in hand" if letter["reserved_by"] is not None else ""
+
+
+def _same(entry: Entry, letter: Mapping[str, Any]) -> bool:
+    """Whether the letter is the one that was planned: that message, and that death of it."""
+    return (letter["message_id"], letter["dead_at"]) == (entry.message_id, entry.dead_at)
+
+
+def recall(entries: Iterable[Entry], letters: Letters) -> Iterator[Outcome]:
+    """What became of each entry in an earlier run, as far as can be seen now."""
+    for entry in entries:
+        letter = letters.get((entry.topic, entry.partition, entry.offset))
+        left = letter is not None and _same(entry, letter)
+        yield Outcome(entry, "refused", LEFT) if left else Outcome(entry, "done", EARLIER)
 
 
 def _require_log(link: Link, plan: Manifest) -> None:
@@ -155,8 +176,6 @@ def _store(spark: SparkSession, url: str, group: str, job: UUID, foreseen: Itera
         (new_token().hex, json.dumps([one.place for one in same]))
         for _chunk, same in groupby(ready, key=lambda one: one.entry.chunk)
     ]
-    if not rows:
-        return []
 
     def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with Link(url) as link:

@@ -64,7 +64,7 @@ class JobWriter(DataSourceArrowWriter):
         if wanted.idempotency_key is None:
             return cls(wanted, Job(new_token(), committed=False))
         with connected(wanted.url) as client:
-            return cls(wanted, current(client, f"write {wanted.idempotency_key}"))
+            return cls(wanted, current(client, f"write {wanted.topic or ''} {wanted.idempotency_key}"))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
         """Stores the rows as one group, in parts if they are many. Raises what `client.send` raises."""

@@ -17,7 +17,7 @@ from txmq_spark.jobs import current, token_of
 from txmq_spark.link import Link
 from txmq_spark.manifest import Entry, Facts, Manifest, freeze, thaw
 from txmq_spark.plan import Letter, Rules, plan
-from txmq_spark.replay import Outcome, Replay, first_keys, foresee, replay
+from txmq_spark.replay import Outcome, Replay, first_keys, foresee, recall, replay
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,8 @@ def test_letters_that_die_again_are_replayed_by_another_plan_only(
     first = planned(broker, dead)
     replay(spark, broker, first)
     let_die(client, dead, dead, [b"%d-1" % key for key in range(KEYS)])
-    assert replay(spark, broker, first).repeated
+    again = replay(spark, broker, first)
+    assert (again.repeated, {one.outcome for one in again.outcomes}) == (True, {"done"})
     assert {one.why for one in replay(spark, broker, first, canary=1).outcomes} == {
         "it was replayed since the plan was made, and died again"
     }
@@ -196,6 +197,21 @@ def test_a_run_among_others_gives_up_in_the_end(
     assert drain(client, dead, dead) == []
 
 
+def test_a_plan_whose_letters_are_all_in_use_can_be_run_later(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client
+) -> None:
+    manifest = planned(broker, dead)
+    places = json.dumps([(entry.topic, entry.partition, entry.offset) for entry in manifest.replays])
+    others = new_token()
+    with Link(broker) as link:
+        assert module._refusal(link, dead, others, new_token().hex, places) is None
+    refused = replay(spark, broker, manifest)
+    assert (refused.job, {one.outcome for one in refused.outcomes}) == (None, {"refused"})
+    client.job(others).abort()
+    assert {one.outcome for one in replay(spark, broker, manifest).outcomes} == {"done"}
+    assert in_order(drain(client, dead, dead)) == REST
+
+
 def test_a_plan_of_another_log_is_refused(spark: SparkSession, broker: str, dead: str) -> None:
     other = planned(broker, dead)
     facts = other.header.facts.model_copy(update={"log_id": str(new_token())})
@@ -252,10 +268,16 @@ def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() ->
     assert [one.why for one in found if one.why] == [
         "transaction ff has it in hand",
         "it is no dead letter any more",
-        "another message stands there",
-        "behind 0/2 of its key, which is in use",
+        "it was replayed since the plan was made, and died again",
+        "behind 0/2 of its key, which stays",
         "it was replayed since the plan was made, and died again",
     ]
+
+
+def test_an_earlier_run_has_done_all_but_what_is_still_as_it_was() -> None:
+    letters = dict([told(1), told(2, dead_at=9)])
+    found = recall([entry(1), entry(2), entry(3)], letters)
+    assert [(one.entry.offset, one.outcome) for one in found] == [(1, "refused"), (2, "done"), (3, "done")]
 
 
 def test_a_canary_ends_with_a_whole_key() -> None:

@@ -101,6 +101,14 @@ def test_a_job_that_is_run_again_sends_once(broker: str, made: str) -> None:
     assert bodies(broker, made) == Counter([b"a", b"a", b"b"])
 
 
+def test_a_key_names_a_job_of_one_topic(broker: str, made: str, client: txmq.Client) -> None:
+    client.call("topic.create", name=f"{made}-2", partitions=1)
+    for topic in (made, f"{made}-2"):
+        writer = driver(broker, topic, "Monday")
+        writer.commit([task(writer, "a")])
+    assert (bodies(broker, made), bodies(broker, f"{made}-2")) == (Counter([b"a"]), Counter([b"a"]))
+
+
 def test_a_job_whose_driver_died_is_run_again_and_sends_once(broker: str, made: str, client: txmq.Client) -> None:
     before = undecided(client)
     task(driver(broker, made, "died"), "a")
