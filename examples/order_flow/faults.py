@@ -19,6 +19,7 @@ ORDERS_PROCESSES: Final = 2
 DEATHS_OF_ORDERS: Final = 3  # of each process
 AFTER_GROUP, AFTER_COMMIT = "tx.after_group", "tx.after_commit"
 MID_CHARGE, MID_SHIPMENT = "order_flow.charging", "order_flow.shipping"
+BEFORE_ACK = "inbox.after_commit"
 
 
 class Blow(StrEnum):
@@ -73,6 +74,7 @@ def _deaths(random: Random, orders: int) -> dict[str, list[str]]:
             _point(random, places[number + death], life // 2, life) for death in range(DEATHS_OF_ORDERS)
         ]
     deaths["payment-0"] = [_point(random, MID_CHARGE, orders // 20, orders // 8)]
+    deaths["payment-1"] = [_point(random, BEFORE_ACK, orders // 20, orders // 8)]
     deaths["shipping-0"] = [_point(random, MID_SHIPMENT, orders // 20, orders // 8)]
     return deaths
 

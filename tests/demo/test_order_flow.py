@@ -44,9 +44,16 @@ def test_the_flow_survives_its_faults(tmp_path: Path) -> None:
     assert counts["committed"] == counts["shipments"] == ORDERS
     assert counts["charges"] + counts["abandoned"] == ORDERS
     assert counts["dead"] == counts["replayed"] + counts["abandoned"]
-    assert counts["killed"] == 9  # 6 of orders, a consumer of each kind, the broker
+    assert counts["killed"] == 10  # 6 of orders, 2 of payment, 1 of shipping, the broker
     assert counts["attempted"] > ORDERS
-    for what in ("checked back, committed", "checked back, rolled back", "retried", "replayed", "abandoned"):
+    for what in (
+        "checked back, committed",
+        "checked back, rolled back",
+        "retried",
+        "replayed",
+        "abandoned",
+        "duplicates",
+    ):
         assert counts[what], what
     assert (directory / "shipping.html").read_text("utf-8").startswith("<!")
     assert processes_of(directory) == []
