@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+SETTINGS = {
+    "spark.log.level": "OFF",
+    # A handful of rows is sooner interpreted than compiled for.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Two cores, up to three attempts for a task, speculation where a test turns it on."""
-    with local_session("local[2,3]", {"spark.log.level": "OFF"}) as session:
+    with local_session("local[2,3]", SETTINGS) as session:
         yield session
 
 
