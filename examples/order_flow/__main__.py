@@ -30,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.order_flow", description=__doc__)
     parser.add_argument("--scale", type=scale_of, default=0.01, help="of the TPC-H input: 0.01 is 15,000 orders")
     parser.add_argument("--seed", type=int, default=1, help="of the faults")
-    parser.add_argument("--keep", action="store_true", help="leave broker and PostgreSQL running at the end")
+    parser.add_argument("--keep", action="store_true", help="leave broker, console and PostgreSQL running at the end")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="where logs and reports go: a new directory")
     options = parser.parse_args()
     directory: Path = options.directory or ROOT / "out" / "demo" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

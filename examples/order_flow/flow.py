@@ -28,7 +28,12 @@ SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM txmq_token WHERE sta
        (SELECT count(*) FROM charges), (SELECT count(*) FROM shipments)
 """
 LOOK_AROUND: Final = Template("""
-Broker and PostgreSQL run on. To look around:
+Broker, console and PostgreSQL run on:
+  broker      $url
+  console     $console
+  metrics     ${console}metrics
+  PostgreSQL  $dsn
+To look around:
   export TXMQ_BROKER=$url; alias txmq='$python -m txmq'
   txmq topic show order-placed
   txmq tail order-placed --no-follow --count 5
@@ -36,7 +41,7 @@ Broker and PostgreSQL run on. To look around:
   txmq dlq list payment
   txmq tx list
   psql '$dsn' -c 'TABLE shipments LIMIT 5'
-To end them:
+To end it all:
   $end
 """)
 
@@ -50,7 +55,7 @@ def run(directory: Path, *, scale: float, seed: int, keep: bool) -> bool:
     try:
         passed = _act(stage, screen, scale=scale, seed=seed)
         if passed and keep:
-            places = {"url": stage.url, "dsn": stage.dsn, "python": sys.executable}
+            places = {"url": stage.url, "console": stage.console, "dsn": stage.dsn, "python": sys.executable}
             screen.say(LOOK_AROUND.substitute(places, end=stage.leave_running()))
             left = True
     finally:
@@ -64,7 +69,7 @@ def run(directory: Path, *, scale: float, seed: int, keep: bool) -> bool:
 def _act(stage: Stage, screen: Screen, *, scale: float, seed: int) -> bool:
     with screen.phase("PostgreSQL and broker"):
         screen.event(f"PostgreSQL serves: {stage.start_postgres()}")
-        screen.event(f"broker serves: {stage.start_broker()}")
+        screen.event(f"broker serves: {stage.start_broker()}, console: {stage.console}")
     with screen.phase("Input"):
         facts, plan = _prepare(stage, screen, scale, seed)
     traffic = Traffic(stage, screen, facts, plan)

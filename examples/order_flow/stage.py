@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from psycopg2.sql import Composable
 import txmq
 from examples.order_flow.processes import Fleet, Process
 from txmq.errors import DatabaseUnavailable
+from txmq.testing.ports import free_port
 from txmq.testing.postgres import OwnServer, PostgresServer
 from txmq.tx.postgres import schema
 from txmq.tx.postgres.session import connect
@@ -52,6 +54,7 @@ class Stage:
         self.data = directory / "tpch"
         self.fleet = Fleet(directory / "logs")
         self.url = ""
+        self.console = ""
         self.dsn = ""
         self.server: PostgresServer | None = None
         for place in (self.data, self.fleet.logs, self.journals):
@@ -87,14 +90,16 @@ class Stage:
         return True
 
     def start_broker(self) -> str:
-        """Returns its address once it serves."""
+        """Returns its address once it serves; its console is at `console`."""
         config = self.directory / "broker.toml"
         config.touch(mode=0o600)  # the DSN holds a password
         places = {"data": json.dumps(str(self.directory / "broker")), "dsn": json.dumps(self.dsn)}
         config.write_text(SETTINGS.substitute(places), "utf-8")
-        command = ["-m", "txmq", "broker", "--config", str(config), "--listen"]
+        http = f"127.0.0.1:{free_port()}"
+        command = ["-m", "txmq", "broker", "--config", str(config), "--http", http, "--listen"]
         broker = self.fleet.start("broker", [*command, "127.0.0.1:0"])
         self.url = self.fleet.environment["TXMQ_BROKER"] = broker.first_line().removeprefix("ready ")
+        self.console = f"http://{http}/"
         broker.command = [*command, self.url.removeprefix("txmq://")]  # the same port in its later lives
         return self.url
 
@@ -124,13 +129,14 @@ class Stage:
 
     def leave_running(self) -> str:
         """Ends the services alone; returns the command that ends broker and server, which nobody looks after then."""
-        pids = [self.fleet.processes["broker"].pid]
         self.fleet.stop("analytics", "shipping", "payment", "orders")
+        ends = [f"kill {self.fleet.processes['broker'].pid}"]
         if isinstance(self.server, OwnServer):
             atexit.unregister(self.server.stop)
             pid_file = self.server.directory / "data" / "postmaster.pid"
-            pids.append(int(pid_file.read_text("ascii").splitlines()[0]))
-        return f"kill {' '.join(map(str, pids))}; sleep 2; rm -r {' '.join(map(str, self.places()))}"
+            pid = pid_file.read_text("ascii").splitlines()[0]
+            ends.append(f"kill -INT {pid}")  # SIGTERM would wait for every psql to leave
+        return "; ".join([*ends, "sleep 2", f"rm -r {shlex.join(map(str, self.places()))}"])
 
     def close(self, *, clear: bool) -> None:
         """Ends everything; `clear` takes the data away, too."""
