@@ -35,11 +35,14 @@ $(ready): requirements/build.txt requirements/lock.txt pyproject.toml
 demo: $(ready)
 	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
 
+# As many tests at once as there are cores; a group of them stays together (tests/reporting.py).
+test soak: at_once := --numprocesses auto --maxprocesses 8 --dist loadgroup
+
 test: $(ready)
-	@$(python) -m pytest $(T)
+	@$(python) -m pytest $(at_once) $(T)
 
 soak: $(ready)
-	@$(python) -m pytest -m soak --timeout 3600 $(T)
+	@$(python) -m pytest $(at_once) -m soak --timeout 3600 $(T)
 
 bench: $(ready)
 	@$(python) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(SCALE),--scale $(SCALE))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.fixtures_postgres"]
+pytest_plugins = ["tests.fixtures_postgres", "tests.reporting"]
 
 # Machines that run tests are shared and slow now and then; the limit is pytest's, for the test as a whole.
 hypothesis.settings.register_profile("local", deadline=None)

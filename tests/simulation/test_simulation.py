@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import structlog
 
+from tests.reporting import Report
 from tests.simulation.history import Broken
 from tests.simulation.planted import BUGS, Bug
 from tests.simulation.world import World
 
-SEEDS, SOAK_SEEDS = 2_000, 10_000
-PIECE = 50  # seeds in one task of a worker
+SEEDS = 2_000
+SOAK_FIRST, SOAK_SEEDS = 100_000, 10_000
+PIECE = 250  # seeds in one test: the tests of a run are shared out to the processor's cores
 BUG_SEEDS = 60
 ENOUGH = {
     "seen": 50,
@@ -31,7 +31,16 @@ def _quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
 
 
-def _run(first: int, last: int) -> Counter[str]:
+def _pieces(first: int, last: int) -> list[tuple[int, int]]:
+    return [(start, min(start + PIECE, last)) for start in range(first, last, PIECE)]
+
+
+def _chosen() -> list[tuple[int, int]]:
+    first, _, last = os.environ.get("TXMQ_SEEDS", f"0:{SEEDS}").partition(":")
+    return _pieces(int(first), int(last))
+
+
+def _holds_for(first: int, last: int) -> Counter[str]:
     """The counts of seeds first..last-1; AssertionError with the seed of the first that fails."""
     _quiet()
     counts: Counter[str] = Counter()
@@ -40,38 +49,22 @@ def _run(first: int, last: int) -> Counter[str]:
             counts.update(World(seed).run().counts)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
-    return counts
-
-
-def _run_all(first: int, last: int) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    began = time.monotonic()
-    starts = range(first, last, PIECE)
-    pool = ProcessPoolExecutor(max_workers=os.cpu_count())
-    try:
-        for piece in pool.map(_run, starts, (min(start + PIECE, last) for start in starts)):
-            counts.update(piece)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    print(f"{last - first} seeds in {time.monotonic() - began:.0f} s:", dict(counts))  # noqa: T201  # the figures of a run
-    return counts
-
-
-def _meant_something(counts: Counter[str], seeds: int) -> None:
     for what, least in ENOUGH.items():
-        assert counts[what] >= least * seeds, f"too few {what} for the run to mean anything: {counts[what]}"
+        seen = counts[what]
+        assert seen >= least * (last - first), f"too few {what} for the run to mean anything: {seen}"
+    return counts
 
 
-@pytest.mark.timeout(600)
-def test_every_invariant_holds_whatever_the_seed() -> None:
-    first, _, last = os.environ.get("TXMQ_SEEDS", f"0:{SEEDS}").partition(":")
-    _meant_something(_run_all(int(first), int(last)), int(last) - int(first))
+@pytest.mark.parametrize(("first", "last"), _chosen())
+def test_every_invariant_holds_whatever_the_seed(first: int, last: int, report: Report) -> None:
+    report({"seeds": last - first, **_holds_for(first, last)})
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(7_200)
-def test_ten_thousand_more_seeds() -> None:
-    _meant_something(_run_all(100_000, 100_000 + SOAK_SEEDS), SOAK_SEEDS)
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize(("first", "last"), _pieces(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS))
+def test_ten_thousand_more_seeds(first: int, last: int, report: Report) -> None:
+    report({"seeds": last - first, **_holds_for(first, last)})
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

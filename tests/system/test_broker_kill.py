@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.system.conftest import Report
+from tests.reporting import Report
 from tests.system.history import History, faults
 from tests.system.load import load
 from tests.system.reading import rows, watched, whole_topic

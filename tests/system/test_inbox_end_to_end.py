@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
+from tests.reporting import Report
 from tests.system.charging import GROUP, TABLE
-from tests.system.conftest import Report
 from tests.system.farm import Lane
 from tests.system.orders import Order, wrong_effects
 from tests.system.shop import TOPIC, Shop, opened

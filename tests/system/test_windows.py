@@ -13,7 +13,7 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 import txmq
-from tests.system.conftest import Report
+from tests.reporting import Report
 from tests.system.farm import Lane
 from tests.system.gates import GATES, TRIGGER, Gate
 from tests.system.orders import Outcome, Token
