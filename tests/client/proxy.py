@@ -32,11 +32,15 @@ class Proxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def cut(self) -> None:
+        """Ends every connection; nobody listens from here on."""
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
         for thread in self._threads:
             thread.join(5)
 

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ import pytest
 
 from tests.client.fake import FakeBroker
 from tests.client.proxy import Proxy
-from tests.client.real import Found, RealBroker
+from tests.client.real import RealBroker
+from tests.client.test_several_brokers import BETWEEN
+from tests.client.world import Broken, World, fail, make_tables
 from txmq.client import postgres
 from txmq.client.blocking import Client
 from txmq.crashpoints import VARIABLE
@@ -37,60 +38,11 @@ from txmq.wire.headers import Opcode
 Connect = Callable[..., Client]
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 20
-TABLES = """
-DROP TABLE IF EXISTS lines, orders;
-CREATE TABLE orders (id text PRIMARY KEY, paid boolean NOT NULL DEFAULT false);
-CREATE TABLE lines (id int, of text REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
-"""
-_topics = count(1)
-
-
-class Broken(Exception):
-    """What the user's code raises."""
-
-
-def fail() -> None:
-    raise Broken
-
-
-class World:
-    """A database with a table of orders, the broker that may ask it, and a client."""
-
-    def __init__(self, dsn: str, broker: RealBroker, client: Client) -> None:
-        self.dsn, self.broker, self.client = dsn, broker, client
-        self.connection = psycopg2.connect(dsn)
-        self.topic = f"orders-{next(_topics)}"
-
-    def insert(self, order: str, connection: Any = None) -> None:
-        with (connection or self.connection).cursor() as cursor:
-            cursor.execute("INSERT INTO orders (id) VALUES (%s)", (order,))
-
-    def orders(self) -> set[str]:
-        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT id FROM orders")
-            return {order for (order,) in cursor.fetchall()}
-
-    def messages(self) -> set[str]:
-        """The published ones. They agree with the rows once nothing is undecided."""
-        return {found.body.decode() for found in self.stored()}
-
-    def stored(self) -> list[Found]:
-        """The published messages by partition and offset."""
-        topics = {topic["name"] for topic in self.client.call("topic.list")["topics"]}
-        return self.broker.read(self.topic) if self.topic in topics else []
-
-    def settled(self) -> bool:
-        """Whether every transaction is decided."""
-        return not self.client.call("tx.list", state="undecided")["transactions"]
-
-    def state(self, token: Any) -> str:
-        return str(self.client.call("tx.show", token=token.hex)["state"])
 
 
 @pytest.fixture
 def world(shared_database: str, deciding: RealBroker, connect: Connect) -> Iterator[World]:
-    with closing(psycopg2.connect(shared_database)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(TABLES)
+    make_tables(shared_database)
     world = World(shared_database, deciding, connect(deciding.url))
     yield world
     world.connection.close()
@@ -360,7 +312,9 @@ CRASHES = {
 
 def test_every_crash_point_of_a_producer_has_a_test() -> None:
     source = (ROOT / "txmq/client/postgres.py").read_text("utf-8")
-    assert {line.split('"')[1] for line in source.splitlines() if "crashpoint(" in line} == CRASHES.keys()
+    assert {
+        line.split('"')[1] for line in source.splitlines() if "crashpoint(" in line
+    } == CRASHES.keys() | BETWEEN.keys()
 
 
 def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_in_agreement(world: World) -> None:

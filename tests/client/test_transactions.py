@@ -226,7 +226,7 @@ def test_a_registered_checker_decides_what_its_producer_did_not(
         dead.prepare()
         _show = client.core.call
         wait_until(lambda: _show("tx.show", {"token": dead.token.hex})["state"] in ("PUBLISHED", "ROLLED_BACK"), 20)
-        dead._buffer.clear()  # as if this process had died here
+        dead._share.buffer.clear()  # as if this process had died here
     assert bodies(real, topic) == left
     assert len(asked) == 3
     half = asked[0]
@@ -254,7 +254,7 @@ def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(real:
             wait_until(lambda: wrong, 20)
             if checker == "sure":
                 wait_until(lambda: client.call("tx.show", token=tokens[1])["state"] == "PUBLISHED", 20)
-            tx._buffer.clear()  # as if this process had died here
+            tx._share.buffer.clear()  # as if this process had died here
     assert client.call("tx.show", token=tokens[0])["state"] == "UNDECIDED"
     client.call("tx.decide", token=tokens[0], outcome="ROLLBACK", operator="test", reason="tidy up")
 

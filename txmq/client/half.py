@@ -35,10 +35,11 @@ class HalfTransaction(Transaction):
     may be done without the message being sent.
     """
 
+    _one_broker = "a checker is asked by one broker; a database decides for several: client.transaction(connection)"
+
     def __init__(self, core: Core, checker: str, *, timeout: float, check_after: float) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
         self._checker = check_name(checker, "checker")
-        self._published = False
         if not core.settings.service:
             hint = "give the client one: txmq.connect(url, service=...)"
             raise ConfigError("service", "check-backs go to a service", hint=hint)
@@ -50,18 +51,17 @@ class HalfTransaction(Transaction):
         self._store()
 
     def _store(self) -> None:
-        if self._buffer.empty:
+        share = self._share
+        if share.empty:
             return
-        description = self._description("checker", self._checker)
-        deadline = time.monotonic() + self._timeout
-        storing = self._storing(description, deadline)
-        storing.send()
-        self._receipt(storing, description, deadline)
+        share.prepare(self._description(share, ("checker", self._checker)), time.monotonic() + self._timeout)
+        share.send()
+        share.receipt()
 
     def _commit(self) -> None:
         if self._stage is Stage.OPEN:
             self._store()
-        if self._buffer.empty:
+        if self._share.empty:
             return
         try:
             receipt = decide(self._core, self.token, COMMIT, timeout=self._timeout)
@@ -69,10 +69,10 @@ class HalfTransaction(Transaction):
             raise TransactionAborted(conflict.message, hint="its checker or an operator was faster") from conflict
         except TxmqError as error:
             raise InDoubt(f"not decided: {error.message}", token=str(self.token), hint=CHECKED) from error
-        self._published = receipt.state == GroupState.PUBLISHED
+        self._share.published = receipt.state == GroupState.PUBLISHED
 
     def _abort(self) -> None:
-        if self._stage is not Stage.STORED or self._buffer.empty:
+        if self._stage is not Stage.STORED or self._share.empty:
             return
         try:
             decide(self._core, self.token, ROLLBACK, timeout=self._timeout)
@@ -80,6 +80,3 @@ class HalfTransaction(Transaction):
             return
         except TxmqError as error:  # the error of the block is the one to raise
             log.warning("transaction.not_rolled_back", token=str(self.token), error=error.message, then=CHECKED)
-
-    def _known_published(self, deadline: float) -> bool:
-        return self._published

@@ -2,14 +2,14 @@
 
 The group is sent as the last step, while the row locks are held, so that the order of the messages of a key is that of
 its rows. While the broker brings it to disk, the token's row is written: the proof of the commit. Whatever happens to
-this process, the broker's resolver finds out by that row.
+this process, the broker's resolver finds out by that row. With several brokers each has a group and a row of its own;
+the rows are written together, so that one COMMIT decides all groups, each of which is then published by itself.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Self
@@ -18,20 +18,18 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from txmq.client.core import Core
-from txmq.client.decisions import await_state, submit
-from txmq.client.groups import Storing
+from txmq.client.decisions import await_state
+from txmq.client.share import Share
 from txmq.client.transaction import Stage, Transaction
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
-    ClientClosed,
     ConnectionLost,
     DatabaseError,
     InDoubt,
     RequestTimeout,
     TransactionAborted,
     TxmqError,
-    UnknownTransaction,
 )
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.group import GroupState
@@ -40,7 +38,6 @@ from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.identity import ServerIdentity, read_server, require_supported
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.tokens import insert_token
-from txmq.wire.headers import unpack_decide_receipt
 
 # By connection, not by DSN: after a failover the same DSN leads to a server of a later timeline.
 _identities: WeakKeyDictionary[Connection, ServerIdentity] = WeakKeyDictionary()
@@ -61,7 +58,6 @@ class PostgresTransaction(Transaction):
         super().__init__(core, timeout=timeout, check_after=check_after)
         self._connection = connection
         self._allow_weak_commit = allow_weak_commit
-        self._decision: Future[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._require(Stage.NEW)
@@ -69,73 +65,85 @@ class PostgresTransaction(Transaction):
         return super().__enter__()
 
     def _commit(self) -> None:
-        if self._buffer.empty:
+        shares = self._taking_part()
+        if not shares:
             self._commit_alone()
             return
-        self._store_group()
-        self._commit_rows()
+        self._store_groups(shares)
+        self._commit_rows(shares)
         crashpoint("tx.after_commit")
-        self._tell(COMMIT)
+        self._tell(shares, COMMIT)
         crashpoint("tx.after_decide")
 
     def _abort(self) -> None:
         roll_back(self._connection)
 
-    def _store_group(self) -> None:
-        """The group and the token's row, both before COMMIT. Where it raises, neither counts any more."""
-        sent = False
+    def _store_groups(self, shares: list[Share]) -> None:
+        """The groups and the token's rows, all before COMMIT. Where it raises, none of them counts any more."""
         try:
-            require_healthy(self._connection)
-            description = self._description("postgres", *_identity(self._connection), None)
-            deadline = time.monotonic() + self._timeout
-            storing = self._storing(description, deadline)
-            crashpoint("tx.before_group")
-            storing.send()
-            sent = True
+            self._send_groups(shares)
             crashpoint("tx.after_group")
-            self._write_token(storing)
+            logs = [share.core.log_id for share in shares]
+            insert_token(self._connection, self.token, logs, allow_weak_commit=self._allow_weak_commit)
             crashpoint("tx.after_token")
-            self._receipt(storing, description, deadline)
+            for share in shares:
+                share.receipt()
             crashpoint("tx.before_commit")
         except BaseException as error:
             roll_back(self._connection)
-            if sent:
-                self._tell(ROLLBACK)
+            self._take_back(shares)
             if isinstance(error, ConnectionLost | RequestTimeout):
-                text = f"the broker did not confirm the messages: {error.message}; the transaction was rolled back"
+                text = f"a broker did not confirm the messages: {error.message}; the transaction was rolled back"
                 raise BrokerUnavailable(text, hint="run the transaction again") from error
             raise
 
-    def _write_token(self, storing: Storing) -> None:
-        try:
-            log_id = self._core.log_id
-            insert_token(self._connection, self.token, [log_id], allow_weak_commit=self._allow_weak_commit)
-        except BaseException:
-            storing.give_up()
-            raise
+    def _send_groups(self, shares: list[Share]) -> None:
+        require_healthy(self._connection)
+        decider = ("postgres", *_identity(self._connection), None)
+        deadline = time.monotonic() + self._timeout
+        for share in shares:
+            share.prepare(self._description(share, decider), deadline)
+        crashpoint("tx.before_group")
+        for n, share in enumerate(shares):
+            if n:
+                crashpoint("tx.between_groups")
+            share.send()
 
-    def _commit_rows(self) -> None:
+    def _take_back(self, shares: list[Share]) -> None:
+        for share in shares:
+            share.give_up()
+        self._tell([share for share in shares if share.sent], ROLLBACK)
+
+    def _commit_rows(self, shares: list[Share]) -> None:
         try:
             outcome = guarded_commit(self._connection, self.token)
         except InDoubt as doubt:
-            self._find_out(doubt)
+            self._find_out(shares, doubt)
             return
         except TxmqError:
             roll_back(self._connection)
-            self._tell(ROLLBACK)
+            self._tell(shares, ROLLBACK)
             raise
         if not outcome.replicated:
             log.warning("transaction.not_replicated", token=str(self.token))
 
-    def _find_out(self, doubt: InDoubt) -> None:
-        """COMMIT was not answered: the broker is asked, whose resolver asks the database. Raises `doubt` at last."""
+    def _find_out(self, shares: list[Share], doubt: InDoubt) -> None:
+        """COMMIT was not answered: a broker is asked, whose resolver asks the database. Raises `doubt` at last.
+
+        One broker's answer is that of all: their token rows were written together, and a fence against one of them
+        stops the whole transaction.
+        """
         deadline = time.monotonic() + self._core.settings.timeout
-        state = await_state(self._core, self.token, GroupState.COMMITTED, deadline, ask=True)
-        if state is GroupState.ROLLED_BACK:
-            raise TransactionAborted(f"{doubt.message}; the database says that it rolled back") from doubt
-        if state is None or state < GroupState.COMMITTED:
-            raise doubt
-        log.warning("transaction.found_committed", token=str(self.token), after=doubt.message)
+        for n, share in enumerate(shares):
+            now = time.monotonic()
+            ends = now + (deadline - now) / (len(shares) - n)
+            state = await_state(share.core, self.token, GroupState.COMMITTED, ends, ask=True)
+            if state is GroupState.ROLLED_BACK:
+                raise TransactionAborted(f"{doubt.message}; the database says that it rolled back") from doubt
+            if state is not None and state >= GroupState.COMMITTED:
+                log.warning("transaction.found_committed", token=str(self.token), after=doubt.message)
+                return
+        raise doubt
 
     def _commit_alone(self) -> None:
         """No messages: an ordinary commit, but one that is believed only for good reason."""
@@ -147,23 +155,11 @@ class PostgresTransaction(Transaction):
             hint = "there were no messages, so only its rows can tell"
             raise InDoubt(doubt.message, token=str(self.token), hint=hint) from doubt
 
-    def _tell(self, outcome: Decision) -> None:
-        """Sends the decision without waiting for it; should it get lost, the resolver finds out by itself."""
-        try:
-            self._decision = submit(self._core, self.token, outcome)
-        except ClientClosed:
-            log.warning("transaction.not_told", token=str(self.token), outcome=outcome.name)
-            return
-        self._decision.add_done_callback(lambda told: _note(told, str(self.token), outcome))
-
-    def _known_published(self, deadline: float) -> bool:
-        if self._decision is None:
-            return False
-        try:
-            payload = self._decision.result(deadline - time.monotonic())
-        except (TimeoutError, TxmqError):
-            return False
-        return unpack_decide_receipt(payload).state == GroupState.PUBLISHED
+    def _tell(self, shares: list[Share], outcome: Decision) -> None:
+        for n, share in enumerate(shares):
+            if n:
+                crashpoint("tx.between_decides")
+            share.tell(outcome)
 
     @contextmanager
     def _nested(self) -> Iterator[None]:
@@ -185,10 +181,3 @@ def _identity(connection: Connection) -> ServerIdentity:
         require_supported(server)
         known = _identities[connection] = server.identity
     return known
-
-
-def _note(told: Future[bytes], token: str, outcome: Decision) -> None:
-    """The block is over, so a decision that did not arrive is only worth a line: the resolver decides the same."""
-    error = told.exception()
-    if error is not None and not isinstance(error, UnknownTransaction):
-        log.warning("transaction.not_told", token=token, outcome=outcome.name, error=str(error))

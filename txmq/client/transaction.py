@@ -1,7 +1,7 @@
 """Transactions: messages, and whatever else, as one decision. Sends are kept until the end of the block.
 
 Which kind it is depends on who decides: a Postgres transaction (`postgres`), the broker alone (`local`), or the service
-that answers for it (`half`).
+that answers for it (`half`). Where the database decides, messages may go to several brokers: `at`.
 """
 
 from __future__ import annotations
@@ -12,33 +12,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from types import TracebackType
-from typing import Protocol, Self, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Self, Unpack
 from uuid import UUID
 
-from txmq.client.buffer import Action, Buffer, Built
+from txmq.client.buffer import Action
 from txmq.client.core import Core
-from txmq.client.decisions import await_state
-from txmq.client.groups import PART_BYTES, Storing, parts_of
 from txmq.client.producer import Fields, micros_now
 from txmq.client.rows import columns
+from txmq.client.share import NOTHING, Share
 from txmq.client.tokens import new_token
-from txmq.errors import ClientClosed, LocalProtocolError, RequestTimeout, StaleTopic, TransactionAborted, TxmqError
+from txmq.errors import ClientClosed, LocalProtocolError, TxmqError
 from txmq.message import Message, Receipt
-from txmq.tx.group import GroupState
-from txmq.wire.group import Description, GroupReceipt, Part
+from txmq.wire.group import Description
+
+if TYPE_CHECKING:
+    from txmq.client.blocking import Client
 
 MICROSECONDS = 1_000_000
-
-
-@runtime_checkable
-class AckOwner(Protocol):
-    """A consumer, as a transaction sees it: `delivered` is a message or batch of its own, whose parcel names it."""
-
-    def ack_actions(self, delivered: object) -> Sequence[Action]:
-        """The actions that ack it if the transaction commits. From here on it is the transaction's. May raise."""
-
-    def transaction_over(self, delivered: object, *, committed: bool | None) -> None:
-        """It was acked, or is in hand again; None = nobody knows, the broker will deliver it again if it was not."""
 
 
 class Stage(Enum):
@@ -50,27 +40,16 @@ class Stage(Enum):
     OVER = "is over"
 
 
-class Transaction(ABC):
-    """A `with` block whose sends and acks take effect together, or not at all. For one thread, and for one use.
+class Face(ABC):
+    """What a block can do at one broker, and all of it takes effect with the transaction."""
 
-    `token` names it everywhere: in the database, at the broker, in errors.
-    """
-
-    def __init__(self, core: Core, *, timeout: float, check_after: float = 0.0) -> None:
-        self._core = core
-        self._timeout = timeout
-        self._check_after = int(check_after * MICROSECONDS)
-        self._buffer = Buffer(core.topics)
-        self._acked: list[tuple[AckOwner, object]] = []
-        self._stage = Stage.NEW
-        self._built = Built([], [])
-        self._committed = False
-        self.token: UUID = new_token()
+    def __init__(self, share: Share) -> None:
+        self._share = share
 
     def send(self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]) -> None:
         """Sends a message if the transaction commits. Raises LocalProtocolError or MessageTooLarge."""
         self._require(Stage.OPEN)
-        self._buffer.add(topic, Message(body, **fields), micros_now(), partition)
+        self._share.buffer.add(topic, Message(body, **fields), micros_now(), partition)
 
     def send_many(
         self,
@@ -83,34 +62,82 @@ class Transaction(ABC):
     ) -> None:
         """Sends messages given as columns, the fast path for volumes; nobody may change them before the end."""
         self._require(Stage.OPEN)
-        self._buffer.add_columns(topic, columns(bodies, keys, tags, micros_now()), partition)
+        self._share.buffer.add_columns(topic, columns(bodies, keys, tags, micros_now()), partition)
 
     def ack(self, delivered: object) -> None:
-        """Acks a message, or a batch, of one of this process's consumers if the transaction commits."""
+        """Acks a message, or a batch, of one of this process's consumers if the transaction commits.
+
+        Raises LocalProtocolError where it is none of this broker's, NotLeased where it is not in hand any more.
+        """
         self._require(Stage.OPEN)
-        owner = getattr(getattr(delivered, "parcel", None), "owner", None)
-        if not isinstance(owner, AckOwner):
-            hint = "ack what a consumer of this process delivered, as it delivered it"
-            raise LocalProtocolError(f"{type(delivered).__name__} cannot be acked in a transaction", hint=hint)
-        self._buffer.actions += owner.ack_actions(delivered)
-        self._acked.append((owner, delivered))
+        self._share.ack(delivered)
 
     def act(self, action: Action) -> None:
         """Lets an action take effect with the decision: an ack or a replay as docs/FORMATS.md has it."""
         self._require(Stage.OPEN)
-        self._buffer.actions.append(action)
+        self._share.buffer.actions.append(action)
+
+    def receipts(self) -> list[Receipt]:
+        """The receipts of the messages sent here, in the order of their sends; offsets are None until it is
+        published.
+        """
+        return self._share.receipts()
+
+    @abstractmethod
+    def _require(self, stage: Stage) -> None:
+        """Raises ClientClosed or LocalProtocolError where the transaction is not there."""
+
+
+class Elsewhere(Face):
+    """A transaction at another broker than its own client's."""
+
+    def __init__(self, transaction: Transaction, share: Share) -> None:
+        super().__init__(share)
+        self._transaction = transaction
+
+    def _require(self, stage: Stage) -> None:
+        self._transaction._require(stage)  # noqa: SLF001  # its other face
+
+
+class Transaction(Face):
+    """A `with` block whose sends and acks take effect together, or not at all. For one thread, and for one use.
+
+    `token` names it everywhere: in the database, at the brokers, in errors.
+    """
+
+    _share_type: ClassVar[type[Share]] = Share
+    _one_broker: ClassVar[str] = ""  # why there is no second one, with what to do instead; empty: there may be more
+
+    def __init__(self, core: Core, *, timeout: float, check_after: float = 0.0) -> None:
+        self.token: UUID = new_token()
+        super().__init__(self._share_type(core, self.token))
+        self._shares = [self._share]
+        self._core = core
+        self._timeout = timeout
+        self._check_after = int(check_after * MICROSECONDS)
+        self._stage = Stage.NEW
+        self._committed = False
+
+    def at(self, client: Client) -> Face:
+        """The same transaction at another client's broker: what is sent and acked there is part of it.
+
+        Asks the brokers which logs they have where that is not known yet. Raises as a call does, and LocalProtocolError
+        for a kind of transaction that has one broker.
+        """
+        self._require(Stage.OPEN)
+        return Elsewhere(self, self._share_of(client.core))
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """A block whose sends and acks are taken back where it raises; the error goes on."""
         self._require(Stage.OPEN)
-        mark, acked = self._buffer.mark(), len(self._acked)
+        marks = {share: share.mark() for share in self._shares}
         try:
             with self._nested():
                 yield
         except BaseException:
-            self._buffer.back_to(mark)
-            self._release(acked, committed=False)
+            for share in self._shares:
+                share.back_to(marks.get(share, NOTHING))
             raise
 
     def wait_published(self, timeout: float = 5.0) -> None:
@@ -121,21 +148,8 @@ class Transaction(ABC):
         if not self._committed:
             raise LocalProtocolError(f"transaction {self.token} was not committed here")
         deadline = time.monotonic() + timeout
-        if not self._built.batches or self._known_published(deadline):
-            return
-        state = await_state(self._core, self.token, GroupState.PUBLISHED, deadline, ask=True)
-        if state is GroupState.ROLLED_BACK:
-            raise TransactionAborted(f"transaction {self.token} was rolled back", hint="txmq tx show tells by whom")
-        if state is not GroupState.PUBLISHED:
-            told = state.name if state else "UNKNOWN"
-            raise RequestTimeout(f"transaction {self.token} is {told} after {timeout} s, not yet published")
-
-    def receipts(self) -> list[Receipt]:
-        """The receipts of the messages in the order of their sends; offsets are None until it is published."""
-        if not self._built.batches:
-            return []
-        shown = self._core.call("tx.show", {"token": self.token.hex}, repeat=True)
-        return self._built.receipts(self.token, [batch["offset"] for batch in shown["batches"]])
+        for share in self._shares:
+            share.wait_published(deadline)
 
     def __enter__(self) -> Self:
         self._require(Stage.NEW)
@@ -158,8 +172,8 @@ class Transaction(ABC):
             raise
         finally:
             self._stage = Stage.OVER
-            self._buffer.clear()
-            self._release(0, committed=known)
+            for share in self._shares:
+                share.over(committed=known)
 
     @abstractmethod
     def _commit(self) -> None:
@@ -174,41 +188,25 @@ class Transaction(ABC):
         """Around the block of a savepoint."""
         yield
 
-    def _known_published(self, deadline: float) -> bool:
-        """Whether it is published for all that is known here."""
-        return False
+    def _taking_part(self) -> list[Share]:
+        """The shares of the brokers that something is sent to or acked at."""
+        return [share for share in self._shares if not share.empty]
 
-    def _description(self, *decider: object) -> Description:
-        service = self._core.settings.service or ""
-        return Description(decider, service, tuple(self._buffer.actions), self._check_after)
+    def _description(
+        self, share: Share, decider: tuple[object, ...], participants: tuple[object, ...] = ()
+    ) -> Description:
+        service = share.core.settings.service or ""
+        return Description(decider, service, tuple(share.buffer.actions), self._check_after, participants)
 
-    def _parts(self, description: Description, most: int = PART_BYTES) -> list[Part]:
-        """The parts of the group, by what is known of the topics now."""
-        built = self._buffer.build(self.token)
-        parts = parts_of(self.token, description, built.batches, most)
-        self._built = Built([batch._replace(batch=b"") for batch in built.batches], built.places)
-        return parts
-
-    def _storing(self, description: Description, deadline: float) -> Storing:
-        return Storing(self._core, self._parts(description), deadline)
-
-    def _receipt(self, storing: Storing, description: Description, deadline: float) -> GroupReceipt:
-        """Waits for the group; stores it anew where a topic has grown, if no part of it can be there."""
-        for _ in range(self._core.settings.retries):
-            try:
-                return storing.receipt()
-            except StaleTopic as stale:
-                if storing.parts > 1:
-                    raise
-                self._core.topics.refresh(str(stale.detail.get("topic", "")))
-            storing = self._storing(description, deadline)
-            storing.send()
-        return storing.receipt()
-
-    def _release(self, start: int, *, committed: bool | None) -> None:
-        acked, self._acked[start:] = self._acked[start:], []
-        for owner, delivered in acked:
-            owner.transaction_over(delivered, committed=committed)
+    def _share_of(self, core: Core) -> Share:
+        """Two clients of one broker are one participant."""
+        for share in self._shares:
+            if share.core is core or share.core.log_id == core.log_id:
+                return share
+        if self._one_broker:
+            raise LocalProtocolError(f"transaction {self.token} has one broker", hint=self._one_broker)
+        self._shares.append(self._share_type(core, self.token))
+        return self._shares[-1]
 
     def _require(self, stage: Stage) -> None:
         if self._stage is stage:

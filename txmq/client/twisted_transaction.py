@@ -9,8 +9,9 @@ from txmq import limits
 from txmq.client.buffer import Action, Buffer
 from txmq.client.groups import parts_of
 from txmq.client.producer import Fields, micros_now
+from txmq.client.share import AckOwner
 from txmq.client.tokens import new_token
-from txmq.client.transaction import AckOwner, Stage
+from txmq.client.transaction import Stage
 from txmq.errors import ClientClosed, InDoubt, LocalProtocolError, MessageTooLarge, TransactionAborted, TxmqError
 from txmq.message import Message, Receipt
 from txmq.tx.group import GroupState

@@ -1,0 +1,67 @@
+"""A database with a table of orders, a broker that may ask it, and what is found in both."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import count
+from typing import Any
+
+import psycopg2
+
+from tests.client.real import Found, RealBroker
+from txmq.client.blocking import Client
+
+TABLES = """
+DROP TABLE IF EXISTS lines, orders;
+CREATE TABLE orders (id text PRIMARY KEY, paid boolean NOT NULL DEFAULT false);
+CREATE TABLE lines (id int, of text REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
+"""
+_topics = count(1)
+
+
+class Broken(Exception):
+    """What the user's code raises."""
+
+
+def fail() -> None:
+    raise Broken
+
+
+class World:
+    """A database with a table of orders, the broker that may ask it, and a client."""
+
+    def __init__(self, dsn: str, broker: RealBroker, client: Client) -> None:
+        self.dsn, self.broker, self.client = dsn, broker, client
+        self.connection = psycopg2.connect(dsn)
+        self.topic = f"orders-{next(_topics)}"
+
+    def insert(self, order: str, connection: Any = None) -> None:
+        with (connection or self.connection).cursor() as cursor:
+            cursor.execute("INSERT INTO orders (id) VALUES (%s)", (order,))
+
+    def orders(self) -> set[str]:
+        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT id FROM orders")
+            return {order for (order,) in cursor.fetchall()}
+
+    def messages(self) -> set[str]:
+        """The published ones. They agree with the rows once nothing is undecided."""
+        return {found.body.decode() for found in self.stored()}
+
+    def stored(self) -> list[Found]:
+        """The published messages by partition and offset."""
+        topics = {topic["name"] for topic in self.client.call("topic.list")["topics"]}
+        return self.broker.read(self.topic) if self.topic in topics else []
+
+    def settled(self) -> bool:
+        """Whether every transaction is decided."""
+        return not self.client.call("tx.list", state="undecided")["transactions"]
+
+    def state(self, token: Any) -> str:
+        return str(self.client.call("tx.show", token=token.hex)["state"])
+
+
+def make_tables(dsn: str) -> None:
+    """Makes the tables anew, empty."""
+    with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(TABLES)
