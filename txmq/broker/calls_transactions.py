@@ -6,6 +6,7 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import Asking, Handler, then
+from txmq.broker.core import marks
 from txmq.broker.core import tables as t
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.jobs import DecideJob, members
@@ -36,6 +37,7 @@ class TransactionCalls:
             "tx.decide": self.decide,
             "tx.check": self.check,
             "tx.oldest": self.oldest,
+            "mark.show": self.mark,
             "job.show": self.job,
             "job.decide": self.decide_job,
             "checks.wait": self.wait,
@@ -116,6 +118,10 @@ class TransactionCalls:
         state, token = self._engine.state, oldest_undecided(self._engine.state)
         told = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
         self._engine.tell(asking.answer, told | {"oldest": None if token is None else token.hex()})
+
+    def mark(self, asking: Asking, args: wire.TopicName) -> None:
+        place, at, token = marks.get(self._engine.state, args.name)
+        self._engine.tell(asking.answer, {"name": args.name, "place": place, "at": at, "token": token.hex() or None})
 
     def job(self, asking: Asking, args: wire.TokenArgs) -> None:
         token = bytes.fromhex(args.token)

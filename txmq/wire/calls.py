@@ -45,7 +45,7 @@ class NoArgs(Args):
 
 
 class TopicName(Args):
-    """One topic."""
+    """One topic, or one mark."""
 
     name: Name
 
@@ -267,6 +267,7 @@ CALLS: dict[str, type[Args]] = {
     "tx.decide": TxDecide,
     "tx.check": TxCheck,
     "tx.oldest": NoArgs,
+    "mark.show": TopicName,
     "job.show": TokenArgs,
     "job.decide": JobDecide,
     "checks.wait": ChecksWait,

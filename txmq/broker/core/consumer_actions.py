@@ -1,16 +1,16 @@
 """What a transaction does to consumers, besides its messages: acks and replays that take effect with its decision.
 
-An action is ("ack", group, member, generation, topic, partition, start, end) or ("replay", group, topic, partition,
-offset). Stored with the transaction, it reserves its messages: they do not expire, are not redelivered and outlive the
-broker. A reserved message remembers the token, so settling an action after a reset or a deletion finds nothing and does
-nothing.
+An action is ("ack", group, member, generation, topic, partition, start, end), ("replay", group, topic, partition,
+offset), or that of `txmq.broker.core.marks`, which concerns no consumer. Stored with the transaction, it reserves its
+messages: they do not expire, are not redelivered and outlive the broker. A reserved message remembers the token, so
+settling an action after a reset or a deletion finds nothing and does nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import acks, changes, leases, letters, moved
+from txmq.broker.core import acks, changes, leases, letters, marks, moved
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.members import Claim, active, known
 from txmq.broker.core.moved import Kind
@@ -49,25 +49,36 @@ class ReplayAction(NamedTuple):
     offset: int
 
 
-def _parse(action: Action) -> AckAction | ReplayAction | None:
+def _parse(action: Action) -> AckAction | ReplayAction | marks.MarkAction | None:
     match action:
         case ("ack", str(group), str(member), int(generation), str(topic), int(partition), int(start), int(end)):
             return AckAction(group, member, generation, topic, partition, start, end)
         case ("replay", str(group), str(topic), int(partition), int(offset)):
             return ReplayAction(group, topic, partition, offset)
-    return None
+    return marks.parse(action)
 
 
 def check(state: State, actions: tuple[Action, ...]) -> Rejected | None:
-    """May a transaction do this? Every message must be leased to the member, every letter open and free."""
+    """May a transaction do this? Every message must be leased to the member, every letter open and free, every mark
+    where the transaction says.
+    """
     for raw in actions:
         action = _parse(raw)
         if action is None:
-            return Rejected(BadRequest, "an action of a transaction is an ack or a replay")
-        refused = _check_ack(state, action) if isinstance(action, AckAction) else _check_replay(state, action)
+            return Rejected(BadRequest, "an action of a transaction is an ack, a replay or a mark")
+        refused = _check_one(state, action)
         if refused is not None:
             return refused
     return None
+
+
+def _check_one(state: State, action: AckAction | ReplayAction | marks.MarkAction) -> Rejected | None:
+    match action:
+        case AckAction():
+            return _check_ack(state, action)
+        case ReplayAction():
+            return _check_replay(state, action)
+    return marks.check(state, action)
 
 
 def _check_ack(state: State, ack: AckAction) -> Rejected | None:
@@ -102,6 +113,8 @@ def pin(state: State, token: bytes, actions: tuple[Action, ...]) -> None:
     for raw in actions:
         action = _parse(raw)
         assert action is not None, "checked"
+        if isinstance(action, marks.MarkAction):
+            continue
         group = state.consumers.groups[action.group]
         if isinstance(action, AckAction):
             _reserve(state, group, _claim(state, group, action), token)
@@ -137,6 +150,10 @@ def settle(state: State, token: bytes, actions: tuple[Action, ...], place: Place
     for raw in actions:
         action = _parse(raw)
         assert action is not None, "checked"
+        if isinstance(action, marks.MarkAction):
+            if committed:
+                marks.move(state, action, token)
+            continue
         group = state.consumers.groups.get(action.group)
         topic = state.topics.get(action.topic)
         if group is None or topic is None or (topic.topic_id, action.partition) not in group.positions:

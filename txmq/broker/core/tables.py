@@ -21,7 +21,7 @@ TOPICS, PARTITIONS, ENTRIES = "topics", "partitions", "entries"
 PRODUCERS = "producers"
 TRANSACTIONS, UNDECIDED, QUEUED, HOLDS = "transactions", "undecided", "queued", "holds"
 JOBS, JOB_PARTS = "jobs", "job_parts"
-CONFLICTS = "conflicts"
+CONFLICTS, MARKS = "conflicts", "marks"
 DUE = "due"
 GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
 MOVED, PARKED, LETTERS = "moved", "parked", "letters"
@@ -29,8 +29,8 @@ RETRIES, WAKES = "retries", "wakes"
 META = "meta"
 
 NAMES = (
-    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, CONFLICTS, DUE,
-    GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, META,
+    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, CONFLICTS, MARKS,
+    DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, META,
 )  # fmt: skip
 
 PARTITION_KEY = Struct(">II")  # topic id, partition

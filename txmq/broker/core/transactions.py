@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import key_hashes
 from txmq.broker.core import consumer_actions as actions
-from txmq.broker.core import holds
+from txmq.broker.core import holds, marks
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import PartStored, StoredBatch
 from txmq.broker.core.holds import HeldBatch, Release, Waiting
@@ -107,7 +107,7 @@ def token_time(token: bytes) -> int:
 
 def decide_store(state: State, command: StorePart, now: int) -> Outcome | Rejected:
     known = get(state, command.token)
-    answer = _job_is_over(state, command.decider) or _stored_before(known, command, now)
+    answer = _job_is_over(state, command.decider) or _stored_before(state, known, command, now)
     if answer is not None:
         return answer
     batches = _located(state, command.batches)
@@ -132,10 +132,10 @@ def _job_is_over(state: State, decider: tuple[Any, ...]) -> Outcome | None:
     return None
 
 
-def _stored_before(known: Transaction | None, command: StorePart, now: int) -> Outcome | Rejected | None:
+def _stored_before(state: State, known: Transaction | None, command: StorePart, now: int) -> Outcome | Rejected | None:
     """The answer to a part that came before or comes out of turn; None = store it."""
     if known is None:
-        return _refused_as_first(command, now)
+        return _answered_as_first(state, command, now)
     if known.state is not GroupState.OPEN and known.digest != command.digest and command.sealed:
         return Rejected(DigestMismatch, "the token was used for other contents", "a token is never reused")
     if known.state is not GroupState.OPEN or command.part < known.parts:
@@ -145,10 +145,12 @@ def _stored_before(known: Transaction | None, command: StorePart, now: int) -> O
     return None
 
 
-def _refused_as_first(command: StorePart, now: int) -> Rejected | None:
+def _answered_as_first(state: State, command: StorePart, now: int) -> Outcome | Rejected | None:
     if command.part:
         missing = f"part {command.part} of a group whose part 0 is missing"
         return Rejected(SequenceGap, missing, "send all parts again")
+    if marks.passed(state, command.actions):
+        return Outcome(reply=GroupReceipt(GroupState.PUBLISHED, 0))
     if token_time(command.token) < now - KEPT:
         return Rejected(UnknownTransaction, "the token is older than the outcomes that are kept", "use a new token")
     if command.commit and not command.sealed:

@@ -1,0 +1,96 @@
+"""Marks: what a source sends again is stored once, and nothing of it is passed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.driver import Driver
+from txmq.broker.core import decisions, marks
+from txmq.broker.core.state import Rejected
+from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.transactions import KEPT
+from txmq.errors import BadRequest, SequenceGap
+from txmq.message import Decision
+from txmq.tx.group import GroupState
+
+LOCAL, CHECKER = ("local",), ("checker", "relay")
+
+
+@pytest.fixture
+def core() -> Driver:
+    driver = Driver()
+    driver.do(CreateTopic("t", 1))
+    return driver
+
+
+def store(core: Driver, number: int, before: int, to: int, decider: tuple[object, ...] = LOCAL) -> Any:
+    """The reply to a group of one message that moves the mark."""
+    return core.store(
+        token(core, number), [("t", 0, None, str(to))], decider, actions=(("mark", "shop", before, to, 77),)
+    )
+
+
+def token(core: Driver, number: int) -> bytes:
+    return (core.now // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")
+
+
+def test_a_mark_follows_what_was_stored(core: Driver) -> None:
+    assert marks.get(core.state, "shop") == marks.UNSET
+    assert store(core, 1, 0, 40).state is GroupState.PUBLISHED
+    assert store(core, 2, 40, 50).state is GroupState.PUBLISHED
+    assert marks.get(core.state, "shop") == (50, 77, token(core, 2))
+    assert marks.get(core.replayed(), "shop") == (50, 77, token(core, 2))
+
+
+def test_what_comes_again_under_another_token_is_stored_once(core: Driver) -> None:
+    store(core, 1, 0, 40)
+    assert store(core, 2, 0, 40).state is GroupState.PUBLISHED
+    assert core.bodies("t") == ["40"]
+
+
+def test_what_comes_again_after_its_token_was_forgotten_is_stored_once(core: Driver) -> None:
+    store(core, 1, 0, 40)
+    name = token(core, 1)
+    core.now += 2 * KEPT
+    again = core.store(name, [("t", 0, None, "40")], LOCAL, actions=(("mark", "shop", 0, 40, 77),))
+    assert again.state is GroupState.PUBLISHED
+    assert core.bodies("t") == ["40"]
+
+
+def test_what_follows_a_refused_transaction_is_refused(core: Driver) -> None:
+    store(core, 1, 0, 40)
+    refused = store(core, 3, 50, 60)
+    assert isinstance(refused, Rejected)
+    assert refused.error is SequenceGap
+    assert refused.detail == {"place": 40}
+    assert core.bodies("t") == ["40"]
+
+
+@pytest.mark.parametrize("action", [("mark", "", 0, 1, 0), ("mark", "shop", 5, 5, 0), ("mark", "shop", -1, 5, 0)])
+def test_a_mark_that_does_not_move_forward_is_refused(core: Driver, action: tuple[object, ...]) -> None:
+    core.store(token(core, 1), [("t", 0, None, "x")], LOCAL, actions=(("mark", "shop", 0, 3, 0),))
+    refused = core.store(token(core, 2), [("t", 0, None, "y")], LOCAL, actions=(action,))
+    assert isinstance(refused, Rejected)
+    assert refused.error is BadRequest
+
+
+def test_a_group_decided_later_moves_the_mark_with_its_decision(core: Driver) -> None:
+    store(core, 1, 0, 40, CHECKER)
+    assert marks.get(core.state, "shop").place == 0
+    core.do(decisions.Decide(token(core, 1), Decision.COMMIT, "relay"))
+    assert marks.get(core.state, "shop").place == 40
+
+
+def test_a_group_rolled_back_leaves_the_mark(core: Driver) -> None:
+    store(core, 1, 0, 40, CHECKER)
+    core.do(decisions.Decide(token(core, 1), Decision.ROLLBACK, "operator"))
+    assert marks.get(core.state, "shop").place == 0
+
+
+def test_a_late_decision_does_not_take_the_mark_back(core: Driver) -> None:
+    store(core, 1, 0, 40, CHECKER)
+    store(core, 2, 0, 50)
+    core.do(decisions.Decide(token(core, 1), Decision.COMMIT, "operator"))
+    assert marks.get(core.state, "shop").place == 50
