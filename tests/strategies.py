@@ -72,10 +72,15 @@ deciders = st.one_of(
     st.tuples(st.just("foreign"), st.integers(0, (1 << 31) - 1), gtrids, gtrids),
     st.just(("local",)),
 )
+identifiers = st.text("abcXYZ_-0é", min_size=1, max_size=20)
+gids = st.text("0123456789_+/=abcXYZ", min_size=1, max_size=199)
+participants = st.lists(
+    st.tuples(st.just("postgres"), system_ids, positive, identifiers, identifiers, gids, xids)
+    | st.tuples(st.just("broker"), ids),
+    max_size=3,
+).map(tuple)
 actions = st.lists(st.tuples(st.just("ack"), names, U32, offsets), max_size=3).map(tuple)
-descriptions = st.builds(
-    Description, deciders, names | st.just(""), actions, times, st.lists(names, max_size=3).map(tuple)
-)
+descriptions = st.builds(Description, deciders, names | st.just(""), actions, times, participants)
 part_batches = st.lists(st.builds(PartBatch, names, U32, U16, batches), max_size=3).map(tuple)
 digests = st.binary(min_size=32, max_size=32).filter(any)
 
@@ -85,7 +90,8 @@ def parts(draw: st.DrawFn) -> Part:
     """Parts of groups, first and later ones, sealed or not."""
     number, sealed = draw(st.integers(0, 3)), draw(st.booleans())
     description = None if number else draw(descriptions)
-    commit = sealed and description is not None and description.decider == ("local",) and draw(st.booleans())
+    at_once = description is not None and description.decider[0] in ("local", "foreign")
+    commit = sealed and at_once and draw(st.booleans())
     digest = draw(digests) if sealed else bytes(32)
     return Part(draw(ids), number, draw(U32), sealed, commit, digest, description, draw(part_batches))
 

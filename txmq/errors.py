@@ -171,6 +171,10 @@ class UnknownProducer(RequestRejected):
     outcome = "unknown"
 
 
+class ProducerFenced(RequestRejected):
+    """A newer incarnation of this producer instance has taken over; this one sends nothing any more."""
+
+
 class NoResolver(RequestRejected):
     """No resolver of the broker is configured for the database that decides this transaction."""
 
@@ -185,6 +189,18 @@ class UnknownLetter(RequestRejected):
 
 class Conflict(RequestRejected):
     """The transaction has the other outcome already; the contradiction was recorded."""
+
+
+class HeuristicOutcome(Conflict):
+    """Somebody decided the transaction by hand, and otherwise; `detail` tells the outcome, and it is recorded."""
+
+
+class DuplicateXid(RequestRejected):
+    """The Xid is that of another transaction (XAER_DUPID)."""
+
+
+class OtherLog(RequestRejected, LogChanged):
+    """The question is for a broker with another log: this one's answer would mean nothing."""
 
 
 class DigestMismatch(RequestRejected):

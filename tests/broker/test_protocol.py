@@ -2,108 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from random import Random
 from struct import pack
-from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred, execute
-from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 
-from tests.simulation.node import SEGMENT
+from tests.broker.support import HELLO, Broker, send_payload
 from txmq import errors
 from txmq.batch import encode
-from txmq.broker.assembly import Assembly
-from txmq.broker.core import machine
-from txmq.broker.core.tables import MemoryTables
-from txmq.broker.engine import Engine
-from txmq.config import load
 from txmq.message import Message
-from txmq.store.log import Log
-from txmq.testing.simfs import SimFS
 from txmq.wire import headers
 from txmq.wire.calls import CALLS, encode_call
-from txmq.wire.frames import Frame, FrameDecoder, encode_frame
+from txmq.wire.frames import encode_frame
 from txmq.wire.headers import Opcode
-from txmq.wire.hello import Hello
 from txmq.wire.json import parse
 from txmq.wire.status import to_error
-
-HELLO = encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test", service="s").encode())
-
-
-class Nobody:
-    """No database at all."""
-
-    def knows(self, decider: tuple[object, ...]) -> bool:
-        return decider[0] != "postgres"
-
-    def ask(self, token: bytes, row: object, answered: object) -> None:
-        raise AssertionError("nobody knows")
-
-
-class Broker:
-    """A broker whose disk and clock are simulated."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        log, _ = Log.open(SimFS(), "/data", now=1, segment_size=SEGMENT, preallocate=4096)
-        state = machine.load(MemoryTables())
-        self.engine = Engine(log, state, clock=self.clock, now=lambda: 1_000_000, in_thread=self._at_once)
-        self.engine.boot("test")
-        settings = load(None, {"data": "/data"})
-        self._assembly = Assembly(self.engine, settings, self.clock, Nobody(), Random(1))
-
-    def _at_once(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
-        return execute(function, *args)
-
-    def connect(self, *, greet: bool = True) -> Client:
-        client = Client(self)
-        if greet:
-            client.send(HELLO)
-            client.replies()
-        return client
-
-    def protocol(self) -> object:
-        return self._assembly.sessions.buildProtocol(None)
-
-
-class Client:
-    """The other end of one connection."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.broker, self.session = broker, broker.protocol()
-        self.transport = StringTransport()
-        self.transport.setTcpNoDelay = lambda _enabled: None  # type: ignore[attr-defined]
-        self.session.makeConnection(self.transport)  # type: ignore[attr-defined]
-
-    def send(self, data: bytes) -> None:
-        self.session.dataReceived(data)  # type: ignore[attr-defined]
-        self.broker.clock.advance(0)
-        self.broker.clock.advance(0)
-
-    def ask(self, opcode: int, payload: bytes, correlation: int = 7) -> Frame:
-        self.send(encode_frame(opcode, correlation, payload))
-        [reply] = self.replies()
-        return reply
-
-    def call(self, name: str, /, **args: object) -> object:
-        return parse(self.ask(Opcode.CALL, encode_call(name, args)).payload)
-
-    def replies(self) -> list[Frame]:
-        data = self.transport.value()
-        self.transport.clear()
-        return FrameDecoder(1 << 25).feed(data)
-
-    def refusal(self) -> errors.TxmqError:
-        [reply] = self.replies()
-        return to_error(reply.status, reply.payload)
-
-    @property
-    def closed(self) -> bool:
-        return self.transport.disconnecting or self.transport.disconnected
 
 
 @pytest.fixture
@@ -111,27 +23,22 @@ def broker() -> Broker:
     return Broker()
 
 
-def send_payload(sequence: int = 0, topic: str = "t", partition: int = 0) -> bytes:
-    batch = encode([Message(b"m")], producer_id=b"p" * 16, epoch=0, sequence=sequence, born_at=1)
-    return headers.send_header(topic, partition, 0) + batch
-
-
 def test_a_greeting_is_answered_with_the_broker_s_identity(broker: Broker) -> None:
-    client = broker.connect(greet=False)
+    client = broker.connect(None)
     client.send(HELLO)
     [reply] = client.replies()
     assert parse(reply.payload)["log_id"] == str(broker.engine.store.log_id)  # type: ignore[call-overload, index]
 
 
 def test_nothing_else_is_done_before_the_greeting(broker: Broker) -> None:
-    client = broker.connect(greet=False)
+    client = broker.connect(None)
     client.send(encode_frame(Opcode.SEND, 1, send_payload()))
     assert isinstance(client.refusal(), errors.BadRequest)
     assert client.closed
 
 
 def test_a_connection_that_never_greets_is_cut(broker: Broker) -> None:
-    client = broker.connect(greet=False)
+    client = broker.connect(None)
     broker.clock.advance(9)
     assert not client.closed
     broker.clock.advance(2)
@@ -151,7 +58,7 @@ def test_a_connection_that_never_greets_is_cut(broker: Broker) -> None:
     ids=["http", "tls", "ones", "zeros", "too long before the hello", "flipped bit"],
 )
 def test_what_is_no_greeting_ends_the_connection_and_harms_nobody(broker: Broker, data: bytes) -> None:
-    other, stranger = broker.connect(), broker.connect(greet=False)
+    other, stranger = broker.connect(), broker.connect(None)
     stranger.send(data)
     assert isinstance(stranger.refusal(), errors.BadRequest)
     assert stranger.closed

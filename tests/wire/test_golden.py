@@ -49,9 +49,17 @@ SEND = h.Send("orders", 3, 2, PLAIN)
 DECIDER = ("postgres", 7_000_000_000_000_000_001, 2, 16_384, 742)
 PART = Part(
     *(TOKEN, 0, 7, False, False, bytes(32)),
-    Description(DECIDER, "orders", (("ack", "billing", "orders", 3, 0, 5),), 6_000_000, ("broker-1",)),
+    Description(DECIDER, "orders", (("ack", "billing", "orders", 3, 0, 5),), 6_000_000),
     (PartBatch("orders", 3, 2, PLAIN), PartBatch("audit", 0, 1, PLAIN)),
 )
+BRANCHES = (
+    ("postgres", 7_000_000_000_000_000_001, 16_384, "shop", "orders", "1954049393_b25l_MQ==", None),
+    ("postgres", 7_000_000_000_000_000_002, 5, "stock", "stock", "1954049393_b25l_Mg==", 742),
+    ("broker", bytes(range(16))),
+)
+HOME = Part(TOKEN, 0, 7, True, False, b"h" * 32, Description(("home", b"l" * 16, TOKEN), "orders", (), 0, BRANCHES), ())
+ONE_PHASE = HOME._replace(commit=True, description=Description(("foreign", 4_660, b"gtrid", b"bqual"), "orders"))
+INSTANCE = Hello(versions=(1, 1), client="txmq-python/0.1.0", service="orders", instance="orders-1", incarnation=3)
 LAST = Part(TOKEN, 1, 7, True, False, group_digest([PART]), None, (PartBatch("audit", 1, 1, PLAIN),))
 CHUNK = Chunk("orders", 3, 100, BORN, 4_096, 2, MOVED, 9, 1, 1, PLAIN)
 REFUSED = reply_for(UnknownTopic("there is no topic x", hint="create it", detail={"topic": "x"}))
@@ -75,6 +83,9 @@ CONVERSATION = [
         h.pack_ack(h.Ack(5, "billing", "b-1", (h.Acked("orders", 3, 100, 102), h.Acked("audit", 0, 7, 8)))),
     ),
     (Opcode.READ, 0, h.pack_read(h.Read(3, 100, 1_000, 1 << 20, "orders"))),
+    (Opcode.HELLO, 0, INSTANCE.encode()),
+    (Opcode.GROUP, 0, b"".join(pack_part(HOME))),
+    (Opcode.GROUP, 0, b"".join(pack_part(ONE_PHASE))),
 ]
 
 
@@ -134,4 +145,6 @@ def test_frames_of_version_1_are_read() -> None:
     assert h.unpack_fetch(payloads[10]) == h.Fetch(5, 20_000, 1 << 20, 500, "billing@b-1", "b-1")
     assert unpack_chunks(payloads[11]) == Chunks(5, -1, (CHUNK, CHUNK))
     assert h.unpack_ack(payloads[12]).ranges == (h.Acked("orders", 3, 100, 102), h.Acked("audit", 0, 7, 8))
+    assert Hello.parse(frames[14]) == INSTANCE
+    assert [unpack_part(payloads[15]), unpack_part(payloads[16])] == [HOME, ONE_PHASE]
     assert h.unpack_read(payloads[13]) == h.Read(3, 100, 1_000, 1 << 20, "orders")

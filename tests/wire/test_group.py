@@ -47,6 +47,11 @@ def head(**changed: object) -> list[object]:
     return list((fields | changed).values())
 
 
+def branch(**changed: object) -> list[object]:
+    fields: dict[str, object] = {"kind": "postgres", "system_id": 1, "oid": 5, "database": "shop", "owner": "orders"}
+    return list((fields | {"gid": "1_YQ==_Yg==", "xid": 742} | changed).values())
+
+
 @given(our.parts())
 def test_parts_are_read_back(part: Part) -> None:
     assert unpack_part(payload_of(part)) == part
@@ -114,6 +119,23 @@ def test_the_digest_is_that_of_the_bodies_of_all_parts() -> None:
         {"check_after": None},
         {"participants": None},
         {"participants": "all"},
+        {"participants": ["broker-1"]},
+        {"participants": [["broker", "broker-1"]]},
+        {"participants": [["broker", bytes(15)]]},
+        {"participants": [["mysql", 1]]},
+        {"participants": [["broker", bytes(16)]] * 257},
+        {"participants": [branch(gid="g" * 200)]},
+        {"participants": [branch(gid="")]},
+        {"participants": [branch(gid="it's")]},
+        {"participants": [branch(gid="back\\slash")]},
+        {"participants": [branch(gid="two\nlines")]},
+        {"participants": [branch(gid="ünlaut")]},
+        {"participants": [branch(gid=b"1_YQ==_Yg==")]},
+        {"participants": [branch(xid=2)]},
+        {"participants": [branch(database="")]},
+        {"participants": [branch(database="d" * 64)]},
+        {"participants": [branch(owner="o\0")]},
+        {"participants": [branch(system_id=0)]},
         {"entries": None},
         {"entries": [[]]},
         {"entries": [["orders", 3, 1]]},
@@ -166,6 +188,7 @@ def test_flags_say_what_is_possible() -> None:
     local = head(decider=["local"])
     assert unpack_part(payload(head(), flags=0, digest=bytes(32))).sealed is False
     assert unpack_part(payload(local, flags=3)).commit is True
+    assert unpack_part(payload(head(decider=["foreign", 1, b"g", b"b"]), flags=3)).commit is True
     assert unpack_part(payload(LATER, part=2)).description is None
     impossible = [
         payload(head(), flags=4),
@@ -173,6 +196,7 @@ def test_flags_say_what_is_possible() -> None:
         payload(head(), flags=0),  # a digest without the seal
         payload(head(), flags=1, digest=bytes(32)),  # the seal without a digest
         payload(head(), flags=3),  # decided at once, but by PostgreSQL
+        payload(head(decider=["home", bytes(16), bytes(16)]), flags=3),
         payload(local, flags=2, digest=bytes(32)),  # decided at once, but not complete
         payload(LATER, flags=3, part=1),
         payload(head(), part=1),  # described a second time

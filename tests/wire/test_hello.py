@@ -142,3 +142,28 @@ def test_without_a_common_version_both_ranges_are_named(client: tuple[int, int],
 def test_noise_is_no_hello(noise: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         Hello.parse(Frame(Opcode.HELLO, 0, 1, noise))
+
+
+def test_a_process_names_its_instance_and_incarnation() -> None:
+    hello = Hello.parse(frame(HELLO | {"instance": "orders-1", "incarnation": 3}))
+    assert (hello.instance, hello.incarnation) == ("orders-1", 3)
+    assert parse(hello.encode()) == HELLO | {"instance": "orders-1", "incarnation": 3}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"instance": "../x"},
+        {"instance": ""},
+        {"instance": "orders-1", "service": None},
+        {"incarnation": 3},  # of which instance?
+        {"instance": "orders-1", "incarnation": -1},
+        {"instance": "orders-1", "incarnation": 1 << 63},
+        {"instance": "orders-1", "incarnation": "3"},
+        {"instance": "orders-1", "incarnation": True},
+    ],
+    ids=str,
+)
+def test_an_impossible_incarnation_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Hello.parse(frame(HELLO | changed))

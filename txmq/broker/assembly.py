@@ -10,6 +10,7 @@ from txmq import limits
 from txmq.broker.calls import Calls, TopicCalls
 from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
 from txmq.broker.calls_transactions import TransactionCalls
+from txmq.broker.calls_xa import XaCalls
 from txmq.broker.checks import CheckBacks
 from txmq.broker.core.consumer_commands import ExpireLeases
 from txmq.broker.core.upkeep import Sweep
@@ -51,6 +52,7 @@ class Assembly:
             ConsumerCalls(engine, membership, fetching, chance),
             LetterCalls(engine),
             TransactionCalls(engine, checks, fetching),
+            XaCalls(engine),
         )
         self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
         requests = Requests(engine, fetching, self.calls, resolving)

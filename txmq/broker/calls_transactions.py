@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from txmq.broker.calls import Asking, Handler, then
 from txmq.broker.core import marks
 from txmq.broker.core import tables as t
-from txmq.broker.core.decisions import Decide
 from txmq.broker.core.jobs import DecideJob, members
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.transactions import Transaction, get, oldest_undecided
+from txmq.broker.core.xa import DecideByHand
 from txmq.broker.reading import read
+from txmq.broker.telling import plain, told
 from txmq.errors import UnknownTransaction
 from txmq.message import Decision
 from txmq.tx.group import GroupState
@@ -55,28 +56,15 @@ class TransactionCalls:
                 yield {"token": token.hex(), "asked": Decision(outcome).name, "by": by, "at": at}
         elif state == "waiting":
             tokens = dict.fromkeys(row[0] for _key, row in tables[t.HOLDS].range(b"") if row[0])
-            yield from (told for told in map(self._told, tokens) if told["state"] == GroupState.COMMITTED.name)
+            yield from (row for row in map(self._told, tokens) if row["state"] == GroupState.COMMITTED.name)
         else:
             rows = (self._told(token) for _key, (token,) in tables[t.UNDECIDED].range(b""))
-            yield from (told for told in rows if state == "undecided" or told["in_doubt"])
+            yield from (row for row in rows if state == "undecided" or row["in_doubt"])
 
     def _told(self, token: bytes) -> dict[str, Any]:
         row = get(self._engine.state, token)
         assert row is not None, "it is on a list, so it is stored"
-        return {
-            "token": token.hex(),
-            "state": row.state.name,
-            "decider": _plain(row.decider),
-            "service": row.service,
-            "stored_at": row.stored_at,
-            "messages": sum(batch.count for batch in row.batches),
-            "check_at": row.check_at,
-            "tries": row.tries,
-            "in_doubt": row.in_doubt,
-            "by": row.by,
-            "reason": row.reason,
-            "decided_at": row.decided_at,
-        }
+        return told(token, row)
 
     def show(self, asking: Asking, args: wire.TokenArgs) -> None:
         token = bytes.fromhex(args.token)
@@ -86,11 +74,12 @@ class TransactionCalls:
                 Rejected(UnknownTransaction, f"transaction {args.token} was never stored at this broker, or long ago")
             )
             return
-        told = self._told(token) | {
+        more = {
             "batches": self._batches(row),
-            "actions": [_plain(action) for action in row.actions],
+            "actions": [plain(action) for action in row.actions],
+            "participants": [plain(one) for one in row.participants],
         }
-        self._engine.tell(asking.answer, told)
+        self._engine.tell(asking.answer, told(token, row) | more)
 
     def _batches(self, row: Transaction) -> list[dict[str, Any]]:
         topics = self._engine.state.topics_by_id
@@ -107,7 +96,8 @@ class TransactionCalls:
         ]
 
     def decide(self, asking: Asking, args: wire.TxDecide) -> None:
-        command = Decide(bytes.fromhex(args.token), Decision[args.outcome], f"operator {args.operator}", args.reason)
+        token, log_id = bytes.fromhex(args.token), self._engine.store.log_id.bytes
+        command = DecideByHand(token, Decision[args.outcome], args.operator, args.reason, log_id)
         self._engine.submit(command, then(asking.answer, lambda r: {"state": r.state.name, "repeated": r.repeated}))
 
     def check(self, asking: Asking, args: wire.TxCheck) -> None:
@@ -116,8 +106,8 @@ class TransactionCalls:
     def oldest(self, asking: Asking, args: wire.NoArgs) -> None:
         del args
         state, token = self._engine.state, oldest_undecided(self._engine.state)
-        told = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
-        self._engine.tell(asking.answer, told | {"oldest": None if token is None else token.hex()})
+        counted = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
+        self._engine.tell(asking.answer, counted | {"oldest": None if token is None else token.hex()})
 
     def mark(self, asking: Asking, args: wire.TopicName) -> None:
         place, at, token = marks.get(self._engine.state, args.name)
@@ -127,8 +117,8 @@ class TransactionCalls:
         token = bytes.fromhex(args.token)
         row: Any = self._engine.state.tables[t.JOBS].get(token)
         outcome = None if row is None else Decision(row[0]).name
-        told = {"outcome": outcome, "groups": [group.hex() for group in members(self._engine.state, token)]}
-        self._engine.tell(asking.answer, told)
+        groups = [group.hex() for group in members(self._engine.state, token)]
+        self._engine.tell(asking.answer, {"outcome": outcome, "groups": groups})
 
     def decide_job(self, asking: Asking, args: wire.JobDecide) -> None:
         winners = tuple(bytes.fromhex(token) for token in args.winners)
@@ -167,15 +157,11 @@ class TransactionCalls:
     def answer(self, asking: Asking, args: wire.ChecksAnswer) -> None:
         token = bytes.fromhex(args.token)
 
-        def told(reply: object) -> None:
+        def answered(reply: object) -> None:
             if isinstance(reply, Rejected):
                 asking.answer(reply)
                 return
             row = get(self._engine.state, token)
             asking.answer({"state": "UNKNOWN" if row is None else row.state.name})
 
-        self._checks.answered(token, Decision[args.answer], "checker", deliver=told)
-
-
-def _plain(fields: tuple[object, ...]) -> list[object]:
-    return [field.hex() if isinstance(field, bytes) else field for field in fields]
+        self._checks.answered(token, Decision[args.answer], "checker", deliver=answered)

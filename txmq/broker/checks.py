@@ -2,7 +2,9 @@
 
 Due checks are rows of the log's state, so nothing is forgotten over a restart; what is volatile here is only who is
 being asked just now. A database's token row is asked by a resolver, a service's checker by a long poll of the
-service's, and a job whose driver is gone is rolled back, because it is the broker that decides it.
+service's, and a job whose driver is gone is rolled back, because it is the broker that decides it: likewise what this
+broker is the home of. What another home broker or a foreign manager decides is asked of nobody here, it only gets its
+flag in time: a prepared branch is never rolled back by a clock.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from txmq.broker.core import branches
 from txmq.broker.core import tables as t
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.jobs import DecideJob
@@ -74,6 +77,9 @@ class CheckBacks:
         elif kind == "job":
             self._asked.discard(token)
             self._time_out(row)
+        elif kind in branches.KINDS:
+            self._asked.discard(token)
+            self._due_branch(token, row)
         else:
             self._offer(token, row.service)
 
@@ -81,6 +87,16 @@ class CheckBacks:
         job: Any = row.decider[1]
         log.warning("job.timed_out", job=job.hex())
         self._engine.submit(DecideJob(job, Decision.ROLLBACK, (), "timeout"), _ignore)
+
+    def _due_branch(self, token: bytes, row: Transaction) -> None:
+        """Not before its time, whoever asks: a transaction at work is not to be rolled back by an operator's check."""
+        if not row.check_at or row.check_at > self._engine.now():
+            return
+        if row.decider[:2] == ("home", self._engine.store.log_id.bytes):
+            log.warning("transaction.timed_out", token=token.hex(), service=row.service)
+            self._engine.submit(Decide(token, Decision.ROLLBACK, "timeout"), _ignore)
+        else:
+            self._plan(token, row, row.tries + 1)
 
     def _offer(self, token: bytes, service: str) -> None:
         """To whoever asks next for work of the service: its long polls look here now and then."""

@@ -51,6 +51,8 @@ class Session(Protocol):
         self._deadline: Timer | None = None
         self._deaf = False
         self.hello: Hello | None = None
+        self.instance: tuple[str, str] | None = None  # service and name, where the client is an instance's process
+        self.incarnation = 0
         self.lost: dict[object, Callable[[], None]] = {}  # called when the connection is gone, by who wants to know
         self.log = log.bind()
 
@@ -87,6 +89,8 @@ class Session(Protocol):
         welcome = self._welcome(negotiate(hello))
         self._cancel_deadline()
         self.hello = hello
+        if hello.instance is not None and hello.service is not None:
+            self.instance, self.incarnation = (hello.service, hello.instance), hello.incarnation
         self._decoder.limit = limits.FRAME
         self.log = self.log.bind(service=hello.service)
         self.reply(frame, welcome.encode())

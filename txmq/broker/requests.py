@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.batch import BatchHeader, verify
 from txmq.batch.header import DELIVER_AT, EXPIRE_AT
 from txmq.broker.core import consumer_commands, decisions, sends, transactions
+from txmq.broker.core.instances import fenced
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
 from txmq.broker.core.transactions import GroupBatch, StorePart
@@ -16,7 +17,7 @@ from txmq.broker.reading import Found, end_of, published, read
 from txmq.errors import BadRequest, NoResolver, OffsetOutOfRange, TxmqError
 from txmq.wire import headers
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
-from txmq.wire.group import GroupReceipt, Part, pack_group_receipt, unpack_part
+from txmq.wire.group import Description, GroupReceipt, Part, pack_group_receipt, unpack_part
 from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from txmq.wire.frames import Frame
 
 TIMES = DELIVER_AT | EXPIRE_AT
+NO_DESCRIPTION = Description(())  # of the parts after the first
 
 
 class Requests:
@@ -72,11 +74,22 @@ class Requests:
 
         self._engine.submit(command, deliver, early=early)
 
+    def _is_fenced(self, session: Session, frame: Frame) -> bool:
+        """Refuses what an older incarnation of a producer instance sends."""
+        assert session.instance is not None, "asked of instances only"
+        rejected = fenced(self._engine.state, *session.instance, session.incarnation)
+        if rejected is not None:
+            self._engine.tell(lambda reply: session.reject(frame, reply), rejected)
+        return rejected is not None
+
     def _send(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_send(frame.payload)
         command = sends.Send(
             request.topic, request.topic_epoch, request.partition, request.batch, _verified(request.batch)
         )
+        known = session.instance is None or sends.is_known(self._engine.state, command.header)
+        if not known and self._is_fenced(session, frame):
+            return
         self._submit(session, frame, command, headers.pack_send_receipt, early=True)
 
     def _ack(self, session: Session, frame: Frame) -> None:
@@ -89,6 +102,9 @@ class Requests:
 
     def _group(self, session: Session, frame: Frame) -> None:
         part = unpack_part(frame.payload)
+        known = session.instance is None or self._engine.state.transactions.get(part.token) is not None
+        if not known and self._is_fenced(session, frame):
+            return
         described = part.description
         if (
             described is not None
@@ -179,7 +195,7 @@ def _store_part(part: Part) -> StorePart:
         GroupBatch(batch.topic, batch.topic_epoch, batch.partition, batch.batch, _verified(batch.batch))
         for batch in part.batches
     )
-    decider, service, actions, check_after = ((), "", (), 0) if part.description is None else part.description[:4]
+    decider, service, actions, check_after, participants = part.description or NO_DESCRIPTION
     return StorePart(
         part.token,
         part.part,
@@ -192,4 +208,5 @@ def _store_part(part: Part) -> StorePart:
         service,
         actions,
         check_after,
+        participants,
     )

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import binascii
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from txmq import limits
 from txmq.errors import RemoteProtocolError
+from txmq.wire import calls_xa as xa
+from txmq.wire.args import Args, Limit, Name, Text, Token
 from txmq.wire.json import WireModel, dump, parse, parse_as
 
-Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
 MemberName = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
 GroupName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}(@[A-Za-z0-9_-][A-Za-z0-9._-]{0,126})?$")
 ]
-Text = Annotated[str, StringConstraints(max_length=4_096)]
 Ms = Annotated[int, Field(ge=0, le=366 * 24 * 3600 * 1000)]
 Offset = Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
 Partition = Annotated[int, Field(ge=0, le=4_095)]
-Limit = Annotated[int, Field(ge=1, le=10_000)]
 Place = tuple[Name, Partition, Offset]
-
-
-def _hex_token(text: str) -> str:
-    try:
-        if len(binascii.unhexlify(text)) == 16:  # a UUID
-            return text
-    except binascii.Error:
-        pass
-    raise ValueError("a token is 32 hexadecimal digits")
-
-
-Token = Annotated[str, AfterValidator(_hex_token)]
-
-
-class Args(WireModel):
-    """Arguments of a call."""
 
 
 class NoArgs(Args):
@@ -268,6 +250,12 @@ CALLS: dict[str, type[Args]] = {
     "tx.check": TxCheck,
     "tx.oldest": NoArgs,
     "mark.show": TopicName,
+    "producer.register": xa.ProducerRegister,
+    "xa.list": xa.XaList,
+    "xa.find": xa.XaFind,
+    "xa.outcome": xa.XaOutcome,
+    "xa.heuristic": xa.XaHeuristic,
+    "xa.forget": xa.XaForget,
     "job.show": TokenArgs,
     "job.decide": JobDecide,
     "checks.wait": ChecksWait,

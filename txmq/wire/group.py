@@ -18,7 +18,7 @@ import msgpack
 from txmq import limits
 from txmq.errors import RemoteProtocolError
 from txmq.message import is_name
-from txmq.wire.decider import Decider, is_decider
+from txmq.wire.decider import Decider, is_decider, is_participant
 from txmq.wire.reader import Reader
 
 SEALED, COMMIT_AT_ONCE = 1, 2
@@ -27,10 +27,13 @@ HEAD_LENGTH = struct.Struct("<I")
 RECEIPT = struct.Struct("<Bq")
 NO_DIGEST = bytes(32)
 NO_DESCRIPTION = (None,) * 5
+MOST_PARTICIPANTS = 256
+DECIDED_AT_ONCE = frozenset({"local", "foreign"})  # by whoever stores it: one-phase commit
 ENTRY_LIMITS = ((1 << 32) - 1, (1 << 16) - 1, limits.BATCH)  # of partition, epoch of the topic and length
 
 Entry = tuple[str, int, int, int]
 Actions = tuple[tuple[object, ...], ...]
+Participant = tuple[object, ...]
 
 
 class PartBatch(NamedTuple):
@@ -49,13 +52,14 @@ class Description(NamedTuple):
     service: str = ""
     actions: Actions = ()
     check_after: int = 0
-    participants: tuple[object, ...] = ()
+    participants: tuple[Participant, ...] = ()
 
 
 class Part(NamedTuple):
     """A part of a group; the last one is `sealed` and carries the digest of all.
 
-    `commit`: the group is decided as it is stored, which only a local transaction may ask for, in one part.
+    `commit`: the group is decided as it is stored, which only a local transaction and a foreign manager's one-phase
+    commit may ask for, in one part.
     """
 
     token: bytes
@@ -104,8 +108,8 @@ def unpack_part(payload: bytes) -> Part:
         for topic, partition, topic_epoch, length in entries
     )
     reader.end()
-    if commit and description is not None and description.decider != ("local",):
-        raise RemoteProtocolError("only a local transaction is decided as it is stored")
+    if commit and description is not None and description.decider[0] not in DECIDED_AT_ONCE:
+        raise RemoteProtocolError("only a local or one-phase transaction is decided as it is stored")
     return Part(token, part, epoch, sealed, commit, digest, description, batches)
 
 
@@ -154,8 +158,10 @@ def _description(
         raise RemoteProtocolError("a group with impossible actions: a list of lists is needed")
     if type(check_after) is not int or not 0 <= check_after <= limits.TIME:
         raise RemoteProtocolError(f"a group to be checked after {check_after!r:.200} microseconds")
-    if not isinstance(participants, tuple):
-        raise RemoteProtocolError("a group with impossible participants: a list is needed")
+    if not isinstance(participants, tuple) or not all(map(is_participant, participants)):
+        raise RemoteProtocolError("a group with impossible participants")
+    if len(participants) > MOST_PARTICIPANTS:
+        raise RemoteProtocolError(f"a group with {len(participants)} participants, of {MOST_PARTICIPANTS} at most")
     return Description(decider, service, actions, check_after, participants)
 
 

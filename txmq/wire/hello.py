@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from txmq.errors import RemoteProtocolError
 from txmq.message import is_name
@@ -31,12 +31,18 @@ Login = Annotated[dict[Words, str], Field(max_length=16)]
 
 
 class Hello(WireModel):
-    """A client's first request. A client that registers no checker needs no `service`."""
+    """A client's first request. A client that registers no checker needs no `service`.
+
+    `instance` names a producer of the service that outlives its process, and `incarnation` is the number this process
+    got when it registered as that, 0 before.
+    """
 
     versions: tuple[Version, Version]
     features: Features = ()
     client: Words
     service: Name | None = None
+    instance: Name | None = None
+    incarnation: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = 0
     login: Login | None = None
 
     @classmethod
@@ -46,9 +52,16 @@ class Hello(WireModel):
             raise RemoteProtocolError(f"request {frame.opcode} before the hello")
         return parse_as(cls, frame.payload)
 
+    @model_validator(mode="after")
+    def _an_instance_is_a_services(self) -> Self:
+        if (self.instance is not None and self.service is None) or (self.incarnation and self.instance is None):
+            raise ValueError("an instance is one of a service, and an incarnation one of an instance")
+        return self
+
     def encode(self) -> bytes:
-        """The payload of the request."""
-        return self.model_dump_json().encode()
+        """The payload of the request; without an instance it is that of clients before there were any."""
+        absent = {"instance", "incarnation"} if self.instance is None else None
+        return self.model_dump_json(exclude=absent).encode()
 
 
 class Limits(WireModel):

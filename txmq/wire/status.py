@@ -36,6 +36,7 @@ STATUSES = _table(
     (20, errors.OffsetOutOfRange),
     (21, errors.SequenceGap),
     (22, errors.UnknownProducer),
+    (23, errors.ProducerFenced),
     (32, errors.UnknownGroup),
     (33, errors.UnknownMember),
     (34, errors.StaleGeneration),
@@ -46,6 +47,9 @@ STATUSES = _table(
     (49, errors.Conflict),
     (50, errors.DigestMismatch),
     (51, errors.NoResolver),
+    (52, errors.DuplicateXid),
+    (53, errors.HeuristicOutcome),
+    (54, errors.OtherLog),
 )
 CODES = {error: status for status, error in STATUSES.items()}
 

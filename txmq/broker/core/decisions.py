@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.broker.core import branches, holds
 from txmq.broker.core import consumer_actions as actions
-from txmq.broker.core import holds
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import ConflictSeen, Decided, Released
 from txmq.broker.core.holds import HeldBatch, Release, Waiting
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.broker.core.transactions import KEPT, Transaction, get, token_time
-from txmq.errors import Conflict, UnknownTransaction
+from txmq.errors import Conflict, HeuristicOutcome, UnknownTransaction
 from txmq.message import Decision
 from txmq.tx.group import GroupState, Step, decided, makes_holds, step
 
@@ -47,21 +47,23 @@ def decide_decide(state: State, command: Decide, now: int) -> Outcome | Rejected
         return Rejected(UnknownTransaction, f"transaction {command.token.hex()} is {why}")
     after = step(row.state, STEPS[command.outcome])
     if after is None:
-        return _contradiction(row, command)
+        return _contradiction(state, row, command)
     if decided(row.state):
         return Outcome(reply=DecideReceipt(row.state, repeated=True))
     return decide_now(state, row, command)
 
 
-def _contradiction(row: Transaction, command: Decide) -> Outcome | Rejected:
+def _contradiction(state: State, row: Transaction, command: Decide) -> Outcome | Rejected:
     name = command.token.hex()
     if row.state is GroupState.OPEN:
         return Rejected(
             Conflict, f"transaction {name} is not complete: its last part is missing", "store all parts first"
         )
-    refused = Rejected(
-        Conflict, f"transaction {name} is {row.state.name} and stays so", "see: txmq tx show", {"state": int(row.state)}
-    )
+    told: dict[str, object] = {"state": int(row.state)}
+    refused = Rejected(Conflict, f"transaction {name} is {row.state.name} and stays so", "see: txmq tx show", told)
+    if branches.by_hand(state, command.token):
+        message = f"transaction {name} was decided by hand: it is {row.state.name}, by {row.by}: {row.reason}"
+        refused = Rejected(HeuristicOutcome, message, "when it is dealt with: txmq xa forget", told | {"by": row.by})
     return Outcome((ConflictSeen(command.token, int(command.outcome), command.by),), refused)
 
 
@@ -113,7 +115,7 @@ def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, 
     token, outcome, by, reason = verdict
     row = get(state, token)
     assert row is not None, "decided, so it is stored"
-    _no_longer_undecided(state, row)
+    _no_longer_undecided(state, token, row)
     if outcome is Decision.ROLLBACK:
         if row.ticket and makes_holds(row.decider):
             holds.drop(state, row.ticket, row.batches)
@@ -128,11 +130,12 @@ def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, 
     state.transactions.put(token, row)
 
 
-def _no_longer_undecided(state: State, row: Transaction) -> None:
+def _no_longer_undecided(state: State, token: bytes, row: Transaction) -> None:
     if row.state is not GroupState.UNDECIDED:
         return
     state.tables[t.UNDECIDED].delete(t.TICKET_KEY.pack(row.ticket))
     state.undecided -= 1
+    branches.drop(state, token, row.decider)
     if row.check_at:
         state.tables[t.DUE].delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
 

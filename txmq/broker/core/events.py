@@ -153,6 +153,8 @@ class PartStored(NamedTuple):
     actions: tuple[tuple[object, ...], ...]
     check_at: int  # first check-back; 0 = none
     offsets: tuple[int, ...] | None = None
+    participants: tuple[tuple[object, ...], ...] = ()  # of a home broker's group: all branches
+    commit: bool = False  # decided as it was stored, by a foreign manager in one phase
 
 
 class Released(NamedTuple):
@@ -220,6 +222,48 @@ class TransactionsForgotten(NamedTuple):
     """Outcomes older than the time they are kept were dropped; their tokens are refused from now on by their age."""
 
     tokens: tuple[bytes, ...]
+
+
+@event(22)
+class TombstoneWritten(NamedTuple):
+    """A token that was never heard of was rolled back for good: whatever comes for it later is not stored."""
+
+    token: bytes
+    decider: tuple[object, ...]
+    by: str
+
+
+@event(23)
+class HeuristicSeen(NamedTuple):
+    """A branch was decided by hand, or found otherwise than decided; it is kept until somebody has dealt with it.
+
+    `branch` is its gid, "" = the broker's own; `decided` a `Decision`'s number.
+    """
+
+    token: bytes
+    branch: str
+    decided: int
+    found: str
+    operator: str
+    reason: str
+
+
+@event(25)
+class HeuristicForgotten(NamedTuple):
+    """Somebody has dealt with the heuristics of a transaction."""
+
+    token: bytes
+    operator: str
+    reason: str
+
+
+@event(26)
+class InstanceRegistered(NamedTuple):
+    """A process took the place of all earlier ones of its producer instance; `epoch` counts them from 1."""
+
+    service: str
+    instance: str
+    epoch: int
 
 
 @event(24)

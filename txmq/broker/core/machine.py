@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.core import consumer_rules, decisions, jobs, persistence, sends, topics, transactions, upkeep
+from txmq.broker.core import (
+    consumer_rules,
+    decisions,
+    instances,
+    jobs,
+    persistence,
+    sends,
+    topics,
+    transactions,
+    upkeep,
+    xa,
+)
 from txmq.broker.core.events import Booted, Event, Place
 
 if TYPE_CHECKING:
@@ -12,7 +23,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.core.state import Outcome, Rejected, State
 
-RULES = (topics, sends, transactions, decisions, jobs, upkeep, consumer_rules)
+RULES = (topics, sends, transactions, decisions, jobs, xa, instances, upkeep, consumer_rules)
 
 
 def apply_booted(state: State, event: Booted, place: Place) -> None:

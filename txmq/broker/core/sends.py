@@ -48,6 +48,11 @@ def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
     return Outcome((stored,), SendReceipt(base, now), batch)
 
 
+def is_known(state: State, header: BatchHeader) -> bool:
+    """Whether the batch is a send repeated, whose receipt is still kept."""
+    return isinstance(_seen_before(state.producers.get(header.producer_id), header), Outcome)
+
+
 def distinct(hashes: list[int | None]) -> tuple[int, ...]:
     """The key hashes of a batch, each once, in the order of their first rows; rows without a key have none."""
     return tuple(dict.fromkeys(h for h in hashes if h is not None))

@@ -26,11 +26,13 @@ DUE = "due"
 GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
 MOVED, PARKED, LETTERS = "moved", "parked", "letters"
 RETRIES, WAKES = "retries", "wakes"
+XA, XIDS = "xa", "xids"  # keys: token; Xid (`branches`)
+INSTANCES = "instances"  # key: service, 0, instance
 META = "meta"
 
 NAMES = (
     TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, CONFLICTS, MARKS,
-    DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, META,
+    DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, XA, XIDS, INSTANCES, META,
 )  # fmt: skip
 
 PARTITION_KEY = Struct(">II")  # topic id, partition

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import key_hashes
+from txmq.broker.core import branches, holds, marks
 from txmq.broker.core import consumer_actions as actions
-from txmq.broker.core import holds, marks
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import PartStored, StoredBatch
 from txmq.broker.core.holds import HeldBatch, Release, Waiting
@@ -49,6 +49,7 @@ class StorePart(NamedTuple):
     service: str
     actions: tuple[tuple[object, ...], ...]
     check_after: int  # microseconds to the first check-back; 0 = never
+    participants: tuple[tuple[object, ...], ...] = ()
 
 
 class GroupReceipt(NamedTuple):
@@ -79,6 +80,7 @@ class Transaction(NamedTuple):
     reason: str = ""
     decided_at: int = 0
     offsets: tuple[int, ...] = ()
+    participants: tuple[tuple[object, ...], ...] = ()
 
     def waiting(self, token: bytes) -> Waiting:
         """This transaction as something that wants offsets. What made no holds has no key to wait for."""
@@ -113,13 +115,14 @@ def decide_store(state: State, command: StorePart, now: int) -> Outcome | Reject
     batches = _located(state, command.batches)
     if isinstance(batches, Rejected):
         return batches
-    refused = actions.check(state, command.actions)
+    refused = branches.refused(state, command.token, command.decider) or actions.check(state, command.actions)
     if refused is not None:
         return refused
     offsets = _at_once(state, command, batches) if command.commit else None
     event = PartStored(
         command.token, command.part, batches, command.sealed, command.digest, command.epoch, command.decider,
         command.service, command.actions, now + command.check_after if command.check_after else 0, offsets,
+        command.participants, command.commit,
     )  # fmt: skip
     attachment = b"".join(batch.data for batch in command.batches)
     return Outcome((event,), GroupReceipt(_state_after(event), 0, offsets or ()), attachment)
@@ -136,7 +139,7 @@ def _stored_before(state: State, known: Transaction | None, command: StorePart, 
     """The answer to a part that came before or comes out of turn; None = store it."""
     if known is None:
         return _answered_as_first(state, command, now)
-    if known.state is not GroupState.OPEN and known.digest != command.digest and command.sealed:
+    if known.ticket and known.digest != command.digest and command.sealed:  # what was never complete has no digest
         return Rejected(DigestMismatch, "the token was used for other contents", "a token is never reused")
     if known.state is not GroupState.OPEN or command.part < known.parts:
         return Outcome(reply=GroupReceipt(known.state, known.ticket, known.offsets))
@@ -154,7 +157,7 @@ def _answered_as_first(state: State, command: StorePart, now: int) -> Outcome | 
     if token_time(command.token) < now - KEPT:
         return Rejected(UnknownTransaction, "the token is older than the outcomes that are kept", "use a new token")
     if command.commit and not command.sealed:
-        return Rejected(BadRequest, "a local transaction is stored and decided in one part")
+        return Rejected(BadRequest, "what is decided as it is stored comes in one part")
     return None
 
 
@@ -197,7 +200,8 @@ def _state_after(event: PartStored) -> GroupState:
         return GroupState.PUBLISHED
     if not event.sealed:
         return GroupState.OPEN
-    return GroupState.COMMITTED if event.decider[:1] == ("local",) else GroupState.UNDECIDED  # later parts name none
+    at_once = event.commit or event.decider[:1] == ("local",)  # later parts name no decider
+    return GroupState.COMMITTED if at_once else GroupState.UNDECIDED
 
 
 def apply_stored(state: State, event: PartStored, place: Place) -> None:
@@ -208,12 +212,13 @@ def apply_stored(state: State, event: PartStored, place: Place) -> None:
     else:
         row = Transaction(
             GroupState.OPEN, event.epoch, event.decider, event.service, 0, 0, b"", place.stored_at, batches,
-            event.actions, event.check_at,
+            event.actions, event.check_at, participants=event.participants,
         )  # fmt: skip
     ticket = place.position if event.sealed else 0
     row = row._replace(state=_state_after(event), parts=event.part + 1, ticket=ticket, digest=event.digest)
     if event.part == 0:
         actions.pin(state, event.token, event.actions)
+        branches.remember(state, event.token, event.decider)
     if row.state is GroupState.PUBLISHED:
         row = row._replace(offsets=event.offsets or (), decided_at=place.stored_at, by="producer")
         holds.publish(state, row.waiting(event.token), row.offsets, place)
@@ -234,6 +239,7 @@ def _seal(state: State, token: bytes, row: Transaction) -> None:
     if row.state is GroupState.UNDECIDED:
         state.tables[t.UNDECIDED].put(t.TICKET_KEY.pack(row.ticket), (token,))
         state.undecided += 1
+        branches.put(state, token, row.decider)
         if row.check_at:
             state.tables[t.DUE].put(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket), (token,))
 

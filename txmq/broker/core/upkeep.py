@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.broker.core import branches
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import CheckPlanned, ProducerForgotten, TransactionsForgotten
 from txmq.broker.core.state import Outcome, State
@@ -74,17 +75,21 @@ def decide_sweep(state: State, command: Sweep, now: int) -> Outcome:
 
 
 def _old_transactions(state: State, now: int) -> Iterator[bytes]:
-    """Tokens sort by their time. An undecided transaction is never forgotten."""
+    """Tokens sort by their time. What is undecided, or was decided by hand and not dealt with, is never forgotten."""
     stop = ((now - KEPT) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
     rows = state.transactions.range(b"", stop)
     for (token, row), _count in zip(rows, range(AT_ONCE), strict=False):
-        if decided(GroupState(row[0])) and token_time(token) < now - KEPT:
+        over = decided(GroupState(row[0])) and not branches.has_heuristics(state, token)
+        if over and token_time(token) < now - KEPT:
             yield token
 
 
 def apply_transactions_forgotten(state: State, event: TransactionsForgotten, place: Place) -> None:
     del place
     for token in event.tokens:
+        row = get(state, token)
+        assert row is not None, "it was there when it was found old"
+        branches.forget(state, token, row.decider)
         state.transactions.delete(token)
 
 
