@@ -14,9 +14,11 @@
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse
     ├─ DatabaseError
-    │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer, SynchronousCommitOff
+    │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer, SynchronousCommitOff,
+    │  │  TwoPhaseOff, TwoPhaseFull
     └─ TransactionError
-       ├─ UnknownTransaction, AlreadyResolved, IllegalTransition, TransactionAborted, TokenFenced, InDoubt
+       ├─ UnknownTransaction, AlreadyResolved, IllegalTransition, TransactionAborted, TokenFenced, InDoubt,
+          HeuristicMixed
 
 `retriable`: the same call may succeed if made again. `outcome`: what is known of the effect of the call that raised:
 "not done", or "unknown" where it may have happened (a timed-out send may have been stored).
@@ -284,6 +286,16 @@ class SynchronousCommitOff(DatabaseError):
     """
 
 
+class TwoPhaseOff(DatabaseError):
+    """The server prepares no transactions: its `max_prepared_transactions` is 0."""
+
+
+class TwoPhaseFull(DatabaseError):
+    """The server has as many prepared transactions as it can hold; this one was rolled back."""
+
+    retriable = True
+
+
 class TransactionError(TxmqError):
     """A transaction cannot do what was asked."""
 
@@ -324,3 +336,16 @@ class InDoubt(TransactionError):
     def __init__(self, message: str, *, token: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.token = token
+
+
+class HeuristicMixed(TransactionError):
+    """Somebody ended branches of the transaction by hand, and otherwise than it was decided: its rows disagree.
+
+    `token` names it, `decision` ("COMMIT" or "ROLLBACK") holds for all but `branches`, their gids.
+    """
+
+    outcome = "unknown"
+
+    def __init__(self, message: str, *, token: str, decision: str, branches: tuple[str, ...], hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.token, self.decision, self.branches = token, decision, branches

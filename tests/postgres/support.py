@@ -62,9 +62,9 @@ def wait_for_backend(server: PostgresServer, pid: int, condition: str) -> None:
 
 
 @contextmanager
-def poor_role(dsn: str) -> Iterator[tuple[str, str]]:
+def poor_role(dsn: str, name: str = "poor") -> Iterator[tuple[str, str]]:
     """A role without any rights, and `dsn` for it."""
-    role = f"{parse_dsn(dsn)['dbname']}_poor"
+    role = f"{parse_dsn(dsn)['dbname']}_{name}"
     rows(dsn, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
     yield role, make_dsn(dsn, user=role, password="x")
     rows(dsn, f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -20,7 +20,7 @@ FORMAT: Final = 0x74786D71  # "txmq"
 LARGEST_FORMAT: Final = (1 << 31) - 1
 LONGEST_PART: Final = 64  # bytes of a gtrid and of a bqual: XA's limit and psycopg2's
 LONGEST_NODE: Final = 18  # characters: what the log and the token leave of a gtrid
-MOST_BRANCHES: Final = 999
+MOST_BRANCHES: Final = 200  # of the 256 participants that a group may list
 LOG_DIGITS: Final = 12
 
 _NODE: Final = re.compile(rf"(?!\.)[A-Za-z0-9._-]{{1,{LONGEST_NODE}}}")

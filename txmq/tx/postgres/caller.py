@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import psycopg2
 from psycopg2 import extensions
 
-from txmq.errors import DatabaseError, DatabaseUnavailable, LocalProtocolError, TransactionAborted
+from txmq.errors import DatabaseUnavailable, LocalProtocolError, TransactionAborted
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.translate import translated
 
@@ -47,8 +48,18 @@ def execute(connection: Connection, statement: str) -> None:
 
 def roll_back(connection: Connection) -> None:
     """Ends the open transaction; if the connection is lost, the server ends it by itself."""
-    with suppress(DatabaseError), translated("rolling back"):
-        if not connection.autocommit:
-            connection.rollback()
-        elif not is_idle(connection):
-            execute(connection, "ROLLBACK")
+    with suppress(psycopg2.Error):
+        end(connection)
+
+
+def end(connection: Connection) -> None:
+    """Brings server and psycopg2 to where no transaction is open: ROLLBACK, if need be. Raises psycopg2.Error."""
+    if connection.autocommit:
+        if not is_idle(connection):
+            with connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+        return
+    try:
+        connection.rollback()
+    except psycopg2.ProgrammingError:  # begun by tpc_begin, which forbids it; nothing was sent
+        connection.tpc_rollback()

@@ -18,6 +18,7 @@ import psycopg2
 from psycopg2 import extensions
 
 from txmq.errors import DatabaseConflict, InDoubt, LocalProtocolError, TransactionAborted
+from txmq.tx.postgres.caller import end
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.translate import CONFLICTS, describe, translate
 
@@ -95,8 +96,4 @@ def _failure(
 def _settle(connection: Connection) -> None:
     """Ends what is still open. What became of COMMIT is known: a connection lost since then shows in its next use."""
     with suppress(psycopg2.Error):
-        if not connection.autocommit:
-            connection.rollback()
-        elif connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
-            with connection.cursor() as cursor:
-                cursor.execute("ROLLBACK")
+        end(connection)

@@ -1,0 +1,222 @@
+"""Branches in two phases: a PREPARE that is believed only for good reason, the end of a branch, and which are ours.
+
+psycopg2's `tpc_prepare()` returns without an error when the server answered ROLLBACK to it, because a statement had
+failed and its error was swallowed. So PREPARE TRANSACTION goes through a cursor, together with a look at what the
+server has prepared under that gid: one query string, one round trip, no second connection. A BEGIN in between keeps
+psycopg2, which still thinks the transaction open, in step with the server until `end` takes both back.
+
+Transactions are begun by `tpc_begin` all the same: it makes psycopg2 refuse `commit()` and `rollback()`, which would
+tear a branch out of its transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from typing import Final, NamedTuple
+
+import psycopg2
+from psycopg2 import extensions, sql
+
+from txmq.errors import DatabaseError, InDoubt, LocalProtocolError, TransactionAborted, TwoPhaseFull, TwoPhaseOff
+from txmq.tx.postgres.caller import begin, end, require_healthy
+from txmq.tx.postgres.identity import Server
+from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.translate import CONFLICTS, describe, translate, translated
+from txmq.tx.xid import Branch
+
+NOT_SUPPORTED: Final = "0A000"
+UNKNOWN_GID: Final = "42704"
+SWITCHED_OFF: Final = "55000"
+FULL: Final = "53200"
+SWITCH_ON: Final = "set max_prepared_transactions above the number of connections and restart the server"
+
+_LOOK: Final = "SELECT pg_current_xact_id_if_assigned()::text, current_user::text"
+_PREPARE: Final = "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT FROM pg_prepared_xact() WHERE gid = %(gid)s"
+_LIST: Final = """
+SELECT gid, owner::text, transaction::text::int8, extract(epoch FROM clock_timestamp() - prepared)::float8,
+       pg_snapshot_xmax(pg_current_snapshot())::text::int8
+FROM pg_prepared_xacts
+WHERE database = current_database() AND pg_has_role(owner, 'MEMBER')
+ORDER BY prepared
+"""
+_EPOCH: Final = 1 << 32
+
+
+class Work(NamedTuple):
+    """What a branch has done: its transaction's id, None where it wrote nothing, and the role that will own it."""
+
+    xid: int | None
+    owner: str
+
+
+class Ending(Enum):
+    """What became of a prepared branch that was to be ended one way."""
+
+    DONE = "by this call"
+    FOUND = "somebody else had ended it that way"
+    OTHERWISE = "somebody ended it the other way"
+    UNKNOWN = "it is not there, and how it ended cannot be told"
+
+
+class Prepared(NamedTuple):
+    """A prepared branch of ours. `age_s` is by the server's clock; `xid` may be given to `commit_prepared`."""
+
+    gid: str
+    branch: Branch
+    owner: str
+    xid: int
+    age_s: float
+
+
+def require_two_phase(server: Server) -> None:
+    """Raises TwoPhaseOff where the server prepares nothing."""
+    if server.max_prepared_transactions == 0:
+        raise TwoPhaseOff("the server's max_prepared_transactions is 0", hint=SWITCH_ON)
+
+
+def begin_branch(connection: Connection, branch: Branch) -> None:
+    """Makes sure that statements from here on are one transaction, an open one included. Raises as `caller.begin`."""
+    begin(connection)
+    if not connection.autocommit and connection.status == extensions.STATUS_READY:
+        with translated("beginning a branch"):
+            connection.tpc_begin(branch.gid)
+
+
+def look(connection: Connection, branch: Branch) -> Work:
+    """What the open branch has done so far; nothing may be written from here on. Raises as `prepare`."""
+    _require_open(connection, branch)
+    with translated("looking at a branch"), connection.cursor() as cursor:
+        cursor.execute(_LOOK)
+        xid, owner = cursor.fetchall()[0]
+    return Work(None if xid is None else int(xid), owner)
+
+
+def prepare(connection: Connection, branch: Branch) -> None:
+    """Prepares the open branch, returns only if it is prepared. Afterwards the connection is ready for other work.
+
+    Raises InDoubt where nobody knows; all else means that it certainly is not prepared: TransactionAborted,
+    DatabaseConflict, TwoPhaseFull, TwoPhaseOff.
+    """
+    _require_open(connection, branch)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(_PREPARE, {"gid": branch.gid})
+            prepared = cursor.rowcount == 1
+    except psycopg2.Error as error:
+        raise _refusal(connection, error, branch) from None
+    with suppress(
+        psycopg2.Error
+    ):  # what became of PREPARE is known: a connection lost since then shows in its next use
+        end(connection)
+    if not prepared:
+        raise TransactionAborted("the server answered ROLLBACK to PREPARE: a statement of the transaction had failed")
+
+
+def commit_prepared(connection: Connection, gid: str, xid: int | None) -> Ending:
+    """Commits a prepared branch of this database, over any idle connection of its owner's.
+
+    A gid that is not there proves nothing by itself: what became of the transaction `xid`, as it was when it was
+    prepared, tells. Raises DatabaseError where the branch is as it was, or nobody knows: try again later.
+    """
+    return _finish(connection, gid, xid, commit=True)
+
+
+def roll_back_prepared(connection: Connection, gid: str, xid: int | None) -> Ending:
+    """Rolls a prepared branch back, as `commit_prepared` commits it."""
+    return _finish(connection, gid, xid, commit=False)
+
+
+def list_prepared(connection: Connection, *, node: str | None = None) -> list[Prepared]:
+    """Our branches prepared in this database, the oldest first: those of that node, or of all.
+
+    Only those that the role may end: its own, and, `in_role` of the owner, those of roles that it is a member of.
+    """
+    with translated("listing prepared transactions"), connection.cursor() as cursor:
+        cursor.execute(_LIST)
+        found = [_prepared(*row) for row in cursor.fetchall()]
+    return [one for one in found if one is not None and node in (None, one.branch.node)]
+
+
+@contextmanager
+def in_role(connection: Connection, owner: str) -> Iterator[None]:
+    """The block acts as that role, on a connection of our own: membership alone does not end another's branch."""
+    _set_role(connection, sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
+    try:
+        yield
+    finally:
+        _set_role(connection, sql.SQL("RESET ROLE"))
+
+
+def _set_role(connection: Connection, statement: sql.Composable) -> None:
+    with translated("changing the role"), connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def _require_open(connection: Connection, branch: Branch) -> None:
+    """The guard without which PREPARE of a failed transaction would be its silent rollback."""
+    status = connection.info.transaction_status
+    if status == extensions.TRANSACTION_STATUS_INTRANS:
+        return
+    require_healthy(connection)
+    if status == extensions.TRANSACTION_STATUS_UNKNOWN:
+        raise TransactionAborted("the connection was lost before PREPARE was sent")
+    if status == extensions.TRANSACTION_STATUS_IDLE:
+        hint = "nobody may commit or roll back inside the block"
+        raise InDoubt(f"somebody ended branch {branch.number} before its end", token=str(branch.token), hint=hint)
+    raise LocalProtocolError("the connection is busy", hint="one thread, one transaction, one connection")
+
+
+def _refusal(
+    connection: Connection, error: psycopg2.Error, branch: Branch
+) -> DatabaseError | TransactionAborted | InDoubt:
+    """An ERROR with the server idle again is PREPARE's own; the look after it fails inside a transaction."""
+    idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
+    certain = not connection.closed and idle and error.diag.severity_nonlocalized == "ERROR"
+    with suppress(psycopg2.Error):
+        end(connection)
+    text = f"PREPARE of branch {branch.number}: {describe(error)}"
+    if not certain:
+        return InDoubt(f"{text}: it was sent and not answered", token=str(branch.token), hint="recovery finds out")
+    if error.pgcode == SWITCHED_OFF:
+        return TwoPhaseOff(text, hint=SWITCH_ON, sqlstate=error.pgcode)
+    if error.pgcode == FULL:
+        return TwoPhaseFull(text, hint="raise max_prepared_transactions, or look for orphans", sqlstate=error.pgcode)
+    if error.pgcode in CONFLICTS:
+        return translate(error, "PREPARE")
+    if error.pgcode == NOT_SUPPORTED:
+        hint = "no temporary tables, LISTEN, NOTIFY, WITH HOLD cursors or exported snapshots in a prepared transaction"
+        return TransactionAborted(f"{text}: it did what cannot be prepared", hint=hint)
+    return TransactionAborted(f"the server refused: {text}")
+
+
+def _finish(connection: Connection, gid: str, xid: int | None, *, commit: bool) -> Ending:
+    try:
+        (connection.tpc_commit if commit else connection.tpc_rollback)(gid)
+    except psycopg2.Error as error:
+        if error.pgcode != UNKNOWN_GID:
+            raise translate(error, f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED") from None
+        return _ended(connection, xid, commit=commit)
+    return Ending.DONE
+
+
+def _ended(connection: Connection, xid: int | None, *, commit: bool) -> Ending:
+    """How a transaction ended that was prepared: PREPARE had written its id to disk, so that no other has it."""
+    if xid is None:
+        return Ending.UNKNOWN
+    with translated("asking how a branch ended"), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_xact_status(%s::text::xid8)", (str(xid),))
+        [(status,)] = cursor.fetchall()
+        end(connection)
+    if status not in ("committed", "aborted"):
+        return Ending.UNKNOWN
+    return Ending.FOUND if (status == "committed") == commit else Ending.OTHERWISE
+
+
+def _prepared(gid: str, owner: str, short_xid: int, age_s: float, newest: int) -> Prepared | None:
+    branch = Branch.parse(gid)
+    if branch is None:
+        return None
+    xid = newest - newest % _EPOCH + short_xid  # the id has 64 bits, the list shows the lower half
+    return Prepared(gid, branch, owner, xid if xid < newest else xid - _EPOCH, age_s)
