@@ -23,7 +23,7 @@ from txmq.client.share import NOTHING, Share
 from txmq.client.tokens import new_token
 from txmq.errors import ClientClosed, LocalProtocolError, TxmqError
 from txmq.message import Message, Receipt
-from txmq.wire.group import Description
+from txmq.wire.group import Description, Participant
 
 if TYPE_CHECKING:
     from txmq.client.blocking import Client
@@ -193,7 +193,7 @@ class Transaction(Face):
         return [share for share in self._shares if not share.empty]
 
     def _description(
-        self, share: Share, decider: tuple[object, ...], participants: tuple[object, ...] = ()
+        self, share: Share, decider: tuple[object, ...], participants: tuple[Participant, ...] = ()
     ) -> Description:
         service = share.core.settings.service or ""
         return Description(decider, service, tuple(share.buffer.actions), self._check_after, participants)
