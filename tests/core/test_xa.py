@@ -8,7 +8,6 @@ import pytest
 
 from tests.core.driver import SECOND, Driver
 from txmq.broker.core import branches, upkeep
-from txmq.broker.core.branches import Xid
 from txmq.broker.core.decisions import Decide, DecideReceipt
 from txmq.broker.core.instances import RegisterInstance, fenced
 from txmq.broker.core.state import Rejected
@@ -27,6 +26,7 @@ from txmq.errors import (
 )
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.group import GroupState
+from txmq.tx.xid import Xid
 
 LOG, OTHER_LOG = b"l" * 16, b"o" * 16
 XID = ("foreign", 7, b"gtrid", b"bqual")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import Asking, Handler, then
 from txmq.broker.core import branches
-from txmq.broker.core.branches import Xid
 from txmq.broker.core.instances import RegisterInstance
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.transactions import get
@@ -16,6 +15,7 @@ from txmq.broker.telling import plain, told
 from txmq.errors import OtherLog, UnknownTransaction
 from txmq.message import Decision
 from txmq.tx.group import GroupState
+from txmq.tx.xid import Xid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ HEAD_LENGTH = struct.Struct("<I")
 RECEIPT = struct.Struct("<Bq")
 NO_DIGEST = bytes(32)
 NO_DESCRIPTION = (None,) * 5
-MOST_PARTICIPANTS = 256
+MOST_PARTICIPANTS = 1_024
 DECIDED_AT_ONCE = frozenset({"local", "foreign"})  # by whoever stores it: one-phase commit
 ENTRY_LIMITS = ((1 << 32) - 1, (1 << 16) - 1, limits.BATCH)  # of partition, epoch of the topic and length
 

@@ -14,25 +14,13 @@ from txmq.broker.core import tables as t
 from txmq.broker.core.state import Rejected, State
 from txmq.errors import DuplicateXid
 from txmq.tx.group import GroupState
+from txmq.tx.xid import Xid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KINDS = frozenset({"home", "foreign"})
 XID_HEAD = Struct(">IB")  # format id, length of the gtrid; then gtrid and bqual
-
-
-class Xid(NamedTuple):
-    """The name that a foreign transaction manager gave to the broker's branch."""
-
-    format: int
-    gtrid: bytes
-    bqual: bytes
-
-    @property
-    def key(self) -> bytes:
-        """Its key in table `xids`."""
-        return XID_HEAD.pack(self.format, len(self.gtrid)) + self.gtrid + self.bqual
 
 
 class Heuristic(NamedTuple):
@@ -48,6 +36,10 @@ class Heuristic(NamedTuple):
     at: int
 
 
+def _key(xid: Xid) -> bytes:
+    return XID_HEAD.pack(xid.format, len(xid.gtrid)) + xid.gtrid + xid.bqual
+
+
 def xid_of(decider: tuple[Any, ...]) -> Xid | None:
     """The Xid of a foreign branch."""
     return Xid(*decider[1:]) if decider[:1] == ("foreign",) else None
@@ -55,7 +47,7 @@ def xid_of(decider: tuple[Any, ...]) -> Xid | None:
 
 def find(state: State, xid: Xid) -> bytes | None:
     """The token of a foreign branch."""
-    row: Any = state.tables[t.XIDS].get(xid.key)
+    row: Any = state.tables[t.XIDS].get(_key(xid))
     return None if row is None else row[0]
 
 
@@ -73,14 +65,14 @@ def remember(state: State, token: bytes, decider: tuple[object, ...]) -> None:
     """Apply: the group is stored, whatever becomes of it."""
     xid = xid_of(decider)
     if xid is not None:
-        state.tables[t.XIDS].put(xid.key, (token,))
+        state.tables[t.XIDS].put(_key(xid), (token,))
 
 
 def forget(state: State, token: bytes, decider: tuple[object, ...]) -> None:
     """Apply: the group is forgotten."""
     xid = xid_of(decider)
     if xid is not None and find(state, xid) == token:
-        state.tables[t.XIDS].delete(xid.key)
+        state.tables[t.XIDS].delete(_key(xid))
 
 
 def put(state: State, token: bytes, decider: tuple[object, ...]) -> None:
