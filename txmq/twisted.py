@@ -9,8 +9,13 @@
         consumer.ack(message)
 
 Every call gives a Deferred, which coroutines of Deferreds can await. On asyncio, with AsyncioSelectorReactor installed,
-hand such a coroutine over as a whole: `await Deferred.fromCoroutine(work()).asFuture(loop)`. For a transaction together
-with a database use the blocking client, in a thread (`twisted.internet.threads.deferToThread`).
+hand such a coroutine over as a whole: `await Deferred.fromCoroutine(work()).asFuture(loop)`.
+
+A transaction together with a database runs its statements in threads of the client's own:
+
+    async with client.transaction(connection) as tx:        # a psycopg2 connection
+        await tx.run(insert_order, connection, order)       # a function, called in a thread
+        tx.send("orders", b"...", key="o-1")
 """
 
 from __future__ import annotations
@@ -21,9 +26,10 @@ from txmq.client.settings import Options, Settings
 from txmq.client.twisted_client import Client, Found
 from txmq.client.twisted_consumer import Consumer
 from txmq.client.twisted_seams import Reactor
+from txmq.client.twisted_threads import ThreadedHalf, ThreadedTransaction
 from txmq.client.twisted_transaction import Transaction
 
-__all__ = ["Client", "Consumer", "Found", "Transaction", "connect"]
+__all__ = ["Client", "Consumer", "Found", "ThreadedHalf", "ThreadedTransaction", "Transaction", "connect"]
 
 
 def connect(reactor: Reactor, url: str, *, service: str | None = None, **options: Unpack[Options]) -> Client:

@@ -12,6 +12,7 @@ import pytest
 import txmq
 from tests.client.fake import FakeBroker
 from tests.client.real import RealBroker
+from tests.client.telling import Tell, running_reactor, teller
 from tests.fixtures_postgres import with_tables
 from txmq.client.blocking import Client
 from txmq.testing.postgres import PostgresServer
@@ -69,3 +70,22 @@ def deciding(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> 
     broker = RealBroker(tmp_path_factory.mktemp("deciding"), [shared_database])
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="session")
+def also_deciding(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> Iterator[RealBroker]:
+    """Another broker on the same database."""
+    broker = RealBroker(tmp_path_factory.mktemp("also_deciding"), [shared_database])
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def reactor() -> Iterator[Any]:
+    with running_reactor() as reactor:
+        yield reactor
+
+
+@pytest.fixture
+def tell(reactor: Any) -> Tell:
+    return teller(reactor)

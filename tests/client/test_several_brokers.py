@@ -48,13 +48,6 @@ class Two(World):
         return self.all_settled() and self.orders() == self.messages() == self.sent_there() == set(orders)
 
 
-@pytest.fixture(scope="session")
-def also_deciding(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> Iterator[RealBroker]:
-    broker = RealBroker(tmp_path_factory.mktemp("also_deciding"), [shared_database])
-    yield broker
-    broker.stop()
-
-
 @pytest.fixture
 def two(shared_database: str, deciding: RealBroker, also_deciding: RealBroker, connect: Connect) -> Iterator[Two]:
     make_tables(shared_database)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.selectreactor import SelectReactor
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
-from twisted.internet.threads import blockingCallFromThread
 
 import txmq.twisted
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
+from tests.client.telling import WAIT_S, Tell
 from txmq.errors import BrokerUnavailable, ClientClosed, GroupMismatch, MessageTooLarge, NotLeased, UnknownGroup
 from txmq.message import Message, ReceivedMessage
 from txmq.twisted import Client, Consumer
-
-WAIT_S = 20.0
-Story = Callable[[], Coroutine[Deferred[Any], Any, Any]]
-Tell = Callable[[Story], Any]
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +24,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
     broker = RealBroker(tmp_path_factory.mktemp("broker"))
     yield broker
     broker.stop()
-
-
-@pytest.fixture(scope="module")
-def reactor() -> Iterator[Any]:
-    reactor: Any = SelectReactor()
-    thread = threading.Thread(target=reactor.run, kwargs={"installSignalHandlers": False})
-    thread.start()
-    yield reactor
-    reactor.callFromThread(reactor.stop)
-    thread.join(WAIT_S)
-
-
-@pytest.fixture
-def tell(reactor: Any) -> Tell:
-    """Runs a story in the reactor's thread and waits for its end."""
-    return lambda story: blockingCallFromThread(
-        reactor, lambda: Deferred.fromCoroutine(story()).addTimeout(3 * WAIT_S, reactor)
-    )
 
 
 @pytest.fixture

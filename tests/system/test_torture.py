@@ -16,7 +16,7 @@ from txmq.testing.postgres import OwnServer
 from txmq.testing.wait import wait_until
 
 HALVES, SERVER_CRASHES, BROKER_KILLS = 20_000, 50, 20
-BEGUN = 24_000  # transactions: some die, or change their minds, before their half message is stored
+BEGUN = 28_000  # transactions: some die, or change their minds, before their half message is stored
 KEYS = tuple(f"customer-{number}" for number in range(24))
 DEATHS = ("tx.after_group", "tx.after_token", "tx.before_commit", "tx.after_commit")  # where services die, too
 

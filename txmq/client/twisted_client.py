@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from twisted.internet.defer import Deferred, DeferredList, gatherResults
 from twisted.internet.task import deferLater
 
 from txmq.client.address import parse_url
+from txmq.client.blocking import Client as BlockingClient
 from txmq.client.consuming.parcels import Parcel
 from txmq.client.consuming.settings import Options as ConsumerOptions
 from txmq.client.consuming.settings import checked
 from txmq.client.conversation import Conversation, LogPin, Payload, returned
+from txmq.client.core import Core
 from txmq.client.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Piece, Stored, cut, receipt_of
+from txmq.client.half import HalfTransaction
+from txmq.client.options import TransactionOptions, begin
 from txmq.client.producer import Fields, StoredBatch, checked_messages, micros_now, stored_batch
 from txmq.client.rows import Rows, columns
 from txmq.client.settings import Settings
 from txmq.client.topics import Shape, Topics
+from txmq.client.transaction import Transaction as BlockingTransaction
 from txmq.client.twisted_consumer import Consumer
 from txmq.client.twisted_link import Connected, Link, timed, too_late
 from txmq.client.twisted_seams import Reactor
 from txmq.client.twisted_sending import Sending
+from txmq.client.twisted_threads import AnyChecker, ThreadedHalf, ThreadedTransaction, Threads, on_reactor
 from txmq.client.twisted_transaction import Transaction
 from txmq.errors import ClientClosed, ConnectionLost, StaleTopic, Throttled
 from txmq.message import Message, Receipt, ReceivedMessage
@@ -30,9 +36,17 @@ from txmq.wire.calls import encode_call
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.headers import Opcode, Read, pack_read, send_header
 
+if TYPE_CHECKING:  # psycopg2 is for those who have a database
+    from txmq.tx.postgres.session import Connection
+
 T = TypeVar("T")
 READ_BYTES = 1 << 20
 PIECES_AHEAD = 32  # of one `send_many` under way: the broker remembers the receipts of 256
+
+
+def closed() -> ClientClosed:
+    """The error for every call after `close`."""
+    return ClientClosed("the client was closed", hint="make a new one with txmq.twisted.connect")
 
 
 class Found(NamedTuple):
@@ -52,7 +66,9 @@ class Client:
 
     def __init__(self, reactor: Reactor, url: str, settings: Settings) -> None:
         self.reactor, self.settings = reactor, settings
-        self._addresses, self._pin = parse_url(url), LogPin()
+        self._url, self._addresses, self._pin = url, parse_url(url), LogPin()
+        self._threads = Threads(reactor, settings.connections)
+        self._blocking: BlockingClient | None = None
         self._shapes: dict[str, dict[str, Any]] = {}
         self.topics = Topics(self._shapes.pop, settings.partitioner)
         self._sending = Sending(reactor, self.topics, settings, self._refresh)
@@ -67,7 +83,7 @@ class Client:
     def connected(self) -> Connected:
         """The connection of this client, made at the first use."""
         if self._closed:
-            raise ClientClosed("the client was closed", hint="make a new one with txmq.twisted.connect")
+            raise closed()
         if self._connected is None:
             self._connected = Connected(self.reactor, self._addresses, self.link, self._sending.attach)
         return self._connected
@@ -117,9 +133,51 @@ class Client:
         self._consumers.add(consumer)
         return self._begun(consumer.joined(self.settings.timeout))
 
-    def transaction(self) -> Transaction:
-        """An `async with` block whose sends and acks take effect together, or not at all; the broker alone decides."""
-        return Transaction(self)
+    @overload
+    def transaction(self) -> Transaction: ...
+
+    @overload
+    def transaction(self, *, checker: str, **options: Unpack[TransactionOptions]) -> ThreadedHalf: ...
+
+    @overload
+    def transaction(
+        self, connection: Connection, **options: Unpack[TransactionOptions]
+    ) -> ThreadedTransaction[BlockingTransaction]: ...
+
+    def transaction(
+        self,
+        connection: Connection | None = None,
+        *,
+        checker: str | None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> Transaction | ThreadedTransaction[Any]:
+        """An `async with` block whose sends and acks take effect together, or not at all.
+
+        With a psycopg2 `connection`, together with the rows written on it, in functions that `tx.run` calls in a
+        thread; with the name of a registered `checker`, together with local work of any other kind. With neither, by
+        themselves: the broker alone decides.
+        """
+        if connection is None and checker is None:
+            return Transaction(self)
+        begun = begin(self.blocking.core, connection, checker, options)
+        if isinstance(begun, HalfTransaction):
+            return ThreadedHalf(self.reactor, self._threads, begun)
+        return ThreadedTransaction(self.reactor, self._threads, begun)
+
+    def register_checker(self, name: str, checker: AnyChecker) -> None:
+        """Lets this process answer for transactions of that checker: COMMIT, ROLLBACK or UNKNOWN for a Half, or a
+        Deferred of it. Called on the reactor's thread; otherwise as the blocking client's.
+        """
+        self.blocking.register_checker(name, on_reactor(self.reactor, checker))
+
+    @property
+    def blocking(self) -> BlockingClient:
+        """The blocking client that works for this one in threads, made at the first use."""
+        if self._closed:
+            raise closed()
+        if self._blocking is None:
+            self._blocking = BlockingClient(Core(self._url, self.settings))
+        return self._blocking
 
     def close(self) -> Deferred[None]:
         """Ends the client: consumers leave their groups, what has no receipt yet may still get it for a while."""
@@ -227,3 +285,6 @@ class Client:
         self._sending.close()
         if self._connected is not None:
             await self._connected.stop()
+        if self._blocking is not None:
+            await self._threads.run(self._blocking.close, self.settings.timeout)
+        await self._threads.stop()
