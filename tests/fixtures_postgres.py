@@ -31,6 +31,8 @@ BEGIN
     END LOOP;
 END $$;
 DELETE FROM public.txmq_token;
+DELETE FROM public.txmq_broker;
+DELETE FROM public.txmq_outbox;
 DELETE FROM public.txmq_inbox_recent;
 DELETE FROM public.txmq_inbox
 """

@@ -37,7 +37,7 @@ def cleaned(dsn: str) -> Iterator[None]:
     def clean() -> None:
         with closing(psycopg2.connect(dsn)) as connection:
             while not over.wait(CLEAN_UP_S):
-                maintain(connection, {})
+                maintain(connection)
 
     thread = Thread(target=clean)
     thread.start()

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, execute
 
 from txmq.broker.resolving import Resolving
 from txmq.config import Resolver
+from txmq.tx.postgres.brokers import registered
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.partitions import partitions
 from txmq.tx.postgres.session import connect
@@ -28,13 +29,16 @@ def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partition
         for partition in partitions(connection)[1:]:
             cursor.execute(f"DROP TABLE public.{partition.name}")
     few = len(partitions(connection))
-    resolving = Resolving([Resolver(name="r", dsn=database)], uuid4(), at_once)
+    log_id, oldest = uuid4(), uuid4()
+    resolving = Resolving([Resolver(name="r", dsn=database)], log_id, at_once, "b-1")
     mine = read_server(connection).identity
     decider, other = (
         ("postgres", mine.system_id, mine.timeline, oid, None) for oid in (mine.database_oid, mine.database_oid + 1)
     )
     assert resolving.knows(other)
-    resolving.upkeep(None)
+    resolving.upkeep(oldest.bytes)
+    [told] = registered(connection)
+    assert (told.log_id, told.name, told.oldest_undecided) == (log_id, "b-1", oldest)
     assert resolving.knows(decider)
     assert not resolving.knows(other)
     assert len(partitions(connection)) > few

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import psycopg2
 import pytest
@@ -17,7 +18,9 @@ from tests.cli.support import reply, run
 from txmq.client.tokens import new_token
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.brokers import report
 from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.session import connect
 from txmq.tx.postgres.tokens import insert_token
 
 
@@ -25,8 +28,8 @@ def test_the_tables_are_made_and_looked_over(empty_database: str) -> None:
     missing = run("schema", "check", empty_database, "--json")
     assert (missing.exit_code, json.loads(missing.stderr)["error"]) == (1, "SchemaMissing")
     for _ in range(2):
-        assert run("schema", "install", empty_database).stdout.split() == ["version", "1"]
-    assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {"version": 1, "remarks": []}
+        assert run("schema", "install", empty_database).stdout.split() == ["version", "2"]
+    assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {"version": 2, "remarks": []}
 
 
 def test_the_database_may_come_from_the_environment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +49,21 @@ def test_a_database_that_is_away_is_an_error_without_its_password() -> None:
     result = run("schema", "install", "host=127.0.0.1 port=1 password=hunter2")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert "hunter2" not in result.stderr
+
+
+def test_brokers_are_listed_and_a_lost_one_is_taken_out_for_a_reason(database: str) -> None:
+    lost, token = uuid4(), new_token()
+    with closing(connect(database, application_name="test")) as connection:
+        report(connection, lost, "b-1", token)
+    [told] = json.loads(run("schema", "brokers", database, "--json").stdout)["brokers"]
+    assert (told["log_id"], told["name"], told["oldest_undecided"]) == (str(lost), "b-1", token.hex)
+    assert (told["waiting"], told["forgotten_at"]) == (0, None)
+    assert run("schema", "brokers", database, "--forget", str(lost)).exit_code == 2
+    unknown = run("schema", "brokers", database, "--forget", uuid4().hex, "--reason", "gone")
+    assert (unknown.exit_code, "has reported here" in unknown.stderr) == (1, True)
+    result = run("schema", "brokers", database, "--forget", lost.hex, "--reason", "its disk burnt", "--json")
+    [told] = json.loads(result.stdout)["brokers"]
+    assert (told["forgotten_reason"], told["forgotten_at"] >= told["reported_at"]) == ("its disk burnt", True)
 
 
 def state_of(token: str, broker: str) -> Any:
@@ -79,6 +97,7 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(database:
             event["token"]: event["answer"] for event in resolver.events() if event["event"] == "resolver.decided"
         }
         assert decided == {proved: "COMMIT", absent: "ROLLBACK"}
+        assert len(json.loads(run("schema", "brokers", database, "--json").stdout)["brokers"]) == 1
         assert reply("tail", "orders", "--no-follow", broker=url)["body"] == "paid"
         assert broker.end() == 0
 

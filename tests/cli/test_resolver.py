@@ -11,13 +11,15 @@ import structlog
 from structlog.testing import capture_logs
 
 from tests.cli.support import ScriptedClient
-from txmq.cli.resolver import Rounds
+from txmq.cli.resolver import UPKEEP_US, Broker, Rounds
 from txmq.errors import BrokerUnavailable, Conflict, LogChanged
 from txmq.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
+from txmq.tx.postgres.partitions import MaintenanceReport
 from txmq.tx.postgres.resolver import Answer, Check
 
 LOG = UUID(int=7)
+BROKER = Broker(LOG, "b-1")
 NOW = 1_782_907_200_000_000
 FIRST = 6_000_000
 COMMIT, ROLLBACK = Answer(Decision.COMMIT), Answer(Decision.ROLLBACK)
@@ -29,6 +31,12 @@ class Database:
     def __init__(self, **answers: Answer) -> None:
         self._answers = answers
         self.asked: list[Check] = []
+        self.told: list[tuple[UUID, str, UUID | None]] = []
+        self.trouble = ""
+
+    def maintain(self, log_id: UUID, name: str, oldest: UUID | None) -> MaintenanceReport | None:
+        self.told.append((log_id, name, oldest))
+        return None if self.trouble else MaintenanceReport([], [], {"txmq_token_1": "too young"} if oldest else {})
 
     def resolve(self, checks: Sequence[Check]) -> list[Answer]:
         self.asked += checks
@@ -46,7 +54,13 @@ def row(name: str, decider: list[Any] | None = None, age: int = FIRST) -> dict[s
 
 
 def rounds(client: ScriptedClient, **databases: Database) -> Rounds:
-    return Rounds(client, LOG, databases, FIRST, structlog.get_logger())  # type: ignore[arg-type]  # they answer alike
+    """Rounds that have looked after the tokens just now."""
+    made = Rounds(client, BROKER, databases, FIRST, structlog.get_logger())  # type: ignore[arg-type]  # they answer alike
+    client.replies.insert(0, {"transactions": []})
+    client.replies.insert(0, {"oldest": None})
+    made.go(NOW)
+    client.calls.clear()
+    return made
 
 
 def answers(client: ScriptedClient) -> list[tuple[str, str]]:
@@ -102,3 +116,19 @@ def test_a_trouble_is_logged_when_it_comes_and_not_while_it_lasts() -> None:
         for _ in range(4):
             resolver.go(NOW)
     assert [log["reason"] for log in logs] == ["another database"] * 2
+
+
+def test_the_broker_is_reported_to_every_database_each_hour() -> None:
+    oldest = UUID(int=9)
+    client = ScriptedClient([{"transactions": []}, {"oldest": oldest.hex}, {"transactions": []}])
+    one, other = Database(), Database()
+    resolver = rounds(client, one=one, other=other)
+    other.trouble = "no such database"
+    with capture_logs() as logs:
+        resolver.go(NOW + UPKEEP_US - 1)
+        resolver.go(NOW + UPKEEP_US)
+    assert one.told == other.told == [(LOG, "b-1", None), (LOG, "b-1", oldest)]
+    assert [(log["event"], log["resolver"]) for log in logs] == [
+        ("resolver.upkeep", "one"),
+        ("resolver.no_upkeep", "other"),
+    ]

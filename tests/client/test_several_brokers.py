@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psycopg2
 import pytest
@@ -22,7 +23,9 @@ from txmq.client.blocking import Client
 from txmq.crashpoints import VARIABLE
 from txmq.errors import BrokerUnavailable, InDoubt, LocalProtocolError, NoResolver, TransactionAborted
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.brokers import registered
 from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.session import connect as connect_to
 from txmq.wire.headers import Opcode
 
 Connect = Callable[..., Client]
@@ -85,6 +88,14 @@ def test_rows_and_messages_at_two_brokers_exist_together(two: Two) -> None:
     assert two.agree("o-1")
     assert token_rows(two, tx.token) == 2
     assert [got.offset for got in tx.receipts()] == [0]
+
+
+def test_both_brokers_have_reported_to_the_database(two: Two) -> None:
+    def reported() -> set[UUID]:
+        with closing(connect_to(two.dsn, application_name="test")) as connection:
+            return {broker.log_id for broker in registered(connection)}
+
+    wait_until(lambda: reported() >= {two.client.log_id, two.there.log_id}, DEADLINE_S)
 
 
 def test_the_brokers_of_a_transaction_need_not_include_the_clients_own(two: Two) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
@@ -12,7 +13,17 @@ import pytest
 from tests.postgres.support import LOG, OTHER_LOG, check_of, new_token, producer, rows
 from txmq.errors import DatabaseConflict, DatabaseError
 from txmq.message import Decision
-from txmq.tx.postgres.partitions import AHEAD, DAY_MS, bound, create, maintain, partitions
+from txmq.tx.postgres.brokers import forget, registered, report
+from txmq.tx.postgres.partitions import (
+    AHEAD,
+    DAY_MS,
+    FRESH_MS,
+    MaintenanceReport,
+    bound,
+    create,
+    maintain,
+    partitions,
+)
 from txmq.tx.postgres.resolver import TokenResolver
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.postgres.tokens import insert_token
@@ -39,6 +50,11 @@ def home(dsn: str, token: UUID) -> object:
     return name
 
 
+def later(connection: Connection, days: int) -> MaintenanceReport:
+    """Maintenance as it will be, with the reports of today."""
+    return maintain(connection, now_ms=now_ms() + days * DAY_MS, fresh_ms=(days + 1) * DAY_MS)
+
+
 def verdict(dsn: str, token: UUID) -> Decision:
     resolver = TokenResolver(dsn)
     [answer] = resolver.resolve([check_of(dsn, token)])
@@ -52,7 +68,7 @@ def test_the_days_from_yesterday_on_have_a_partition_each_without_gaps(connectio
     assert [later.lower for later in found[1:]] == [earlier.upper for earlier in found[:-1]]
     assert found[0].lower is None
     assert found[0].upper < bound(now_ms() - DAY_MS + 60_000) <= found[1].upper
-    assert maintain(connection, {}).created == []
+    assert maintain(connection).created == []
 
 
 def test_a_token_older_than_the_table_is_refused_by_name(database: str) -> None:
@@ -62,14 +78,14 @@ def test_a_token_older_than_the_table_is_refused_by_name(database: str) -> None:
 
 
 def test_a_token_of_the_future_waits_in_the_default_partition_and_moves(database: str, connection: Connection) -> None:
-    later = now_ms() + (AHEAD + 2) * DAY_MS
-    here, fenced = new_token(later), new_token(later)
+    future = now_ms() + (AHEAD + 2) * DAY_MS
+    here, fenced = new_token(future), new_token(future)
     commit_token(database, here)
     assert verdict(database, fenced) is Decision.ROLLBACK
     assert home(database, here) == home(database, fenced) == "txmq_token_default"
-    report = maintain(connection, {}, now_ms=now_ms() + 2 * DAY_MS)
+    done = later(connection, 2)
     assert home(database, here) == home(database, fenced)
-    assert home(database, here) in report.created
+    assert home(database, here) in done.created
     assert verdict(database, here) is Decision.COMMIT
     assert verdict(database, fenced) is Decision.ROLLBACK
 
@@ -78,37 +94,74 @@ def test_a_partition_is_dropped_when_all_its_logs_are_past_it(database: str, con
     token = new_token()
     commit_token(database, token)
     old = home(database, token)
-    report = maintain(connection, {LOG: None, OTHER_LOG: new_token(now_ms() + DAY_MS)}, now_ms=now_ms() + 2 * DAY_MS)
-    assert old in report.dropped
-    assert report.put_off == {}
+    report(connection, LOG, "one", None)
+    report(connection, OTHER_LOG, "other", new_token(now_ms() + DAY_MS))
+    done = later(connection, 2)
+    assert old in done.dropped
+    assert done.put_off == {}
     assert rows(database, "SELECT FROM txmq_token WHERE tok = %s", str(token)) == []
 
 
 def test_what_is_dropped_is_closed_so_that_nobody_fences_it(database: str, connection: Connection) -> None:
     token = new_token()
     commit_token(database, token)
-    maintain(connection, {LOG: None}, now_ms=now_ms() + 2 * DAY_MS)
+    report(connection, LOG, "one", None)
+    later(connection, 2)
     assert verdict(database, token) is Decision.UNKNOWN
     with pytest.raises(DatabaseError, match="clock"):
         commit_token(database, new_token())
 
 
-@pytest.mark.parametrize("reason", ["undecided", "silent", "young"])
+@pytest.mark.parametrize("reason", ["undecided", "unknown", "young", "silent"])
 def test_a_partition_that_may_be_asked_for_stays(database: str, connection: Connection, reason: str) -> None:
     token = new_token()
-    commit_token(database, token, OTHER_LOG if reason == "silent" else LOG)
+    commit_token(database, token, OTHER_LOG if reason == "unknown" else LOG)
     old = home(database, token)
-    later = now_ms() + (DAY_MS if reason == "young" else 2 * DAY_MS)
-    report = maintain(connection, {LOG: token if reason == "undecided" else None}, now_ms=later)
-    assert old not in report.dropped
-    assert (
-        report.put_off
-        == {
-            "undecided": {old: f"log {LOG} has the undecided transaction {token}"},
-            "silent": {old: f"no report of log {OTHER_LOG}"},
-            "young": {},
-        }[reason]
-    )
+    report(connection, LOG, "one", token if reason == "undecided" else None)
+    fresh_ms = FRESH_MS if reason == "silent" else 3 * DAY_MS
+    done = maintain(connection, now_ms=now_ms() + (1 if reason == "young" else 2) * DAY_MS, fresh_ms=fresh_ms)
+    assert old not in done.dropped
+    if reason == "young":
+        assert done.put_off == {}
+        return
+    told = {
+        "undecided": f"broker one, log {LOG}, has the undecided transaction {token}",
+        "unknown": f"no report of log {OTHER_LOG}",
+        "silent": f"broker one, log {LOG}, has not reported since {datetime.now(UTC):%Y-%m-%d}",
+    }
+    [put_off] = done.put_off.values()  # whatever comes after the first one stays, too
+    assert put_off.startswith(told[reason])
+
+
+def test_one_silent_broker_of_two_keeps_the_rows_of_both_until_it_is_forgotten(
+    database: str, connection: Connection
+) -> None:
+    token = new_token()
+    commit_token(database, token)
+    commit_token(database, token, OTHER_LOG)
+    report(connection, OTHER_LOG, "lost", None)
+    rows(database, "UPDATE txmq_broker SET reported_at = now() - interval '4 hours'")
+    report(connection, LOG, "one", None)
+    soon = now_ms() + 60_000  # by then the partition of today is one that nobody needs
+    [put_off] = maintain(connection, now_ms=soon, keep_ms=-2 * DAY_MS).put_off.values()
+    assert "broker lost" in put_off
+    assert "has not reported since" in put_off
+    assert not forget(connection, UUID(int=5), "never heard of")
+    assert forget(connection, OTHER_LOG, "its disk burnt")
+    assert [(b.name, b.forgotten_reason) for b in registered(connection)] == [("lost", "its disk burnt"), ("one", None)]
+    assert maintain(connection, now_ms=soon, keep_ms=-2 * DAY_MS).put_off == {}
+    assert rows(database, "SELECT FROM txmq_token WHERE tok = %s", str(token)) == []
+
+
+def test_a_forgotten_broker_that_reports_again_is_back(connection: Connection) -> None:
+    oldest = new_token()
+    report(connection, LOG, "one", None)
+    forget(connection, LOG, "thought to be lost")
+    report(connection, LOG, "renamed", oldest)
+    [found] = registered(connection)
+    assert (found.name, found.oldest_undecided, found.forgotten_at, found.forgotten_reason, found.waiting) == (
+        "renamed", oldest, None, None, 0,
+    )  # fmt: skip
 
 
 def test_maintenance_does_not_queue_behind_a_transaction(database: str, connection: Connection) -> None:
@@ -116,9 +169,10 @@ def test_maintenance_does_not_queue_behind_a_transaction(database: str, connecti
         insert_token(busy, new_token(now_ms() + (AHEAD + 2) * DAY_MS), [LOG])
         with pytest.raises(DatabaseConflict):
             create(connection, now_ms() + (AHEAD + 2) * DAY_MS, now_ms() + (AHEAD + 3) * DAY_MS)
-        report = maintain(connection, {LOG: None}, now_ms=now_ms() + 2 * DAY_MS)
-        assert report.created == report.dropped == []
-        assert len(report.put_off) == 3  # two days to come, and the one to drop
+        report(connection, LOG, "one", None)
+        done = later(connection, 2)
+        assert done.created == done.dropped == []
+        assert len(done.put_off) == 3  # two days to come, and the one to drop
 
 
 def test_a_span_that_overlaps_is_not_made_twice(connection: Connection) -> None:

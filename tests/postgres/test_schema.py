@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from importlib import resources
 
 import pytest
 
-from tests.postgres.support import poor_role, rows
+from tests.postgres.support import LOG, new_token, poor_role, rows
 from txmq.errors import DatabaseError, SchemaMissing, UnsupportedServer
 from txmq.tx.postgres.identity import Server, ServerIdentity, require_supported
 from txmq.tx.postgres.schema import check, install
@@ -36,6 +37,20 @@ def test_installing_twice_changes_nothing(empty_database: str) -> None:
     assert tables(empty_database) == before
     assert rows(empty_database, "SELECT count(*) FROM txmq_inbox_recent") == [(1,)]
     assert run_check(empty_database) == []
+
+
+def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(empty_database: str) -> None:
+    first = resources.files("txmq.tx.postgres").joinpath("schema_1.sql").read_text("utf-8")
+    rows(empty_database, first.replace("%", "%%"))
+    rows(empty_database, "INSERT INTO txmq_schema (version) VALUES (1)")
+    token = new_token()
+    rows(empty_database, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), str(LOG))
+    with pytest.raises(SchemaMissing, match=r"no txmq tables of version 2, but of 1 .*txmq schema install"):
+        run_check(empty_database)
+    run_install(empty_database)
+    assert run_check(empty_database) == []
+    assert rows(empty_database, "SELECT tok::text FROM txmq_token") == [(str(token),)]
+    assert rows(empty_database, "SELECT count(*) FROM txmq_broker") == [(0,)]
 
 
 def test_two_installations_at_once_take_turns(empty_database: str) -> None:

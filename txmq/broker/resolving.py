@@ -41,15 +41,17 @@ class Resolving:
     resolvers leads to it is found out by asking them, because that is known only once they have connected.
     """
 
-    def __init__(self, settings: Iterable[ResolverSettings], log_id: UUID, in_thread: InThread) -> None:
-        self._lanes = [_Lane(one, log_id, in_thread) for one in settings]
+    def __init__(self, settings: Iterable[ResolverSettings], log_id: UUID, in_thread: InThread, name: str = "") -> None:
+        self._lanes = [_Lane(one, log_id, name, in_thread) for one in settings]
 
     def knows(self, decider: tuple[Any, ...]) -> bool:
         """Whether one of the databases is, or may be for all that is known yet, the one that decides."""
         return any(lane.may_know(decider) for lane in self._lanes)
 
     def upkeep(self, oldest: bytes | None) -> None:
-        """Timer: keep the token tables in order; `oldest` is the oldest undecided token here, None = there is none."""
+        """Timer: report this broker and keep the token tables in order; `oldest` is the oldest undecided token here,
+        None = there is none.
+        """
         for lane in self._lanes:
             lane.upkeep(None if oldest is None else UUID(bytes=oldest))
 
@@ -80,13 +82,14 @@ def _first_that_knows(
 class _Lane:
     """One resolver: one call at a time, everything that came up meanwhile in the next one."""
 
-    def __init__(self, settings: ResolverSettings, log_id: UUID, in_thread: InThread) -> None:
+    def __init__(self, settings: ResolverSettings, log_id: UUID, broker: str, in_thread: InThread) -> None:
         self.name = settings.name
-        self._log_id, self._in_thread = log_id, in_thread
+        self._log_id, self._broker, self._in_thread = log_id, broker, in_thread
         policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
         self._resolver = TokenResolver(settings.dsn, policy=policy)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
         self._busy = False
+        self._upkeep: tuple[UUID, str, UUID | None] | None = None  # that is due
 
     def may_know(self, decider: tuple[Any, ...]) -> bool:
         """Whether this is the database that decides, or it is not known yet which one this is."""
@@ -101,24 +104,30 @@ class _Lane:
         self._go()
 
     def upkeep(self, oldest: UUID | None) -> None:
-        if self._busy:
-            return
-        self._busy = True
-        work = self._in_thread(self._resolver.maintain, {self._log_id: oldest})
-        work.addCallbacks(self._maintained, self._failed, errbackArgs=([],))
+        self._upkeep = (self._log_id, self._broker, oldest)
+        self._go()
 
     def _maintained(self, report: MaintenanceReport | None) -> None:
         self._busy = False
         if report is None:
-            log.warning("resolver.no_upkeep", resolver=self.name, reason="the database cannot be asked now")
-        elif report.created or report.dropped:
-            log.info("resolver.upkeep", resolver=self.name, created=report.created, dropped=report.dropped)
+            log.warning("resolver.no_upkeep", resolver=self.name, reason=self._resolver.trouble)
+        elif any(report):
+            log.info("resolver.upkeep", resolver=self.name, **report._asdict())
         self._go()
 
     def _go(self) -> None:
-        if self._busy or not self._pending:
+        if self._busy:
             return
-        self._busy = True
+        if self._upkeep is not None:
+            self._busy, what, self._upkeep = True, self._upkeep, None
+            self._in_thread(self._resolver.maintain, *what).addCallbacks(
+                self._maintained, self._failed, errbackArgs=([],)
+            )
+        elif self._pending:
+            self._busy = True
+            self._resolve()
+
+    def _resolve(self) -> None:
         checks = list(self._pending)[:AT_ONCE]
         asked = [(check, self._pending.pop(check)[1]) for check in checks]
         work: Deferred[list[Answer]] = self._in_thread(self._resolver.resolve, checks)

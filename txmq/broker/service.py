@@ -109,7 +109,9 @@ class BrokerService:
         engine.boot(settings.name)
         self._engine = engine
         self._keeper = Keeper(fs, engine, opened.tables, settings, self._threads["index"])
-        self._resolving = Resolving(self._settings.resolver, engine.store.log_id, self._threads["resolver"])
+        self._resolving = Resolving(
+            self._settings.resolver, engine.store.log_id, self._threads["resolver"], settings.name
+        )
         self._assembly = Assembly(engine, self._settings, self._reactor, self._resolving, Random())  # noqa: S311  # jitter
         self._assembly.every(KEEP_S, self._keeper.tend)
         self._assembly.every(TOKENS_S, self._look_after_tokens)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from uuid import UUID
 
 import typer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 10_000  # undecided transactions looked at in one round, the oldest first
 SECOND = 1_000_000
+UPKEEP_US = 3_600 * SECOND  # as the broker does it itself
 
 Config = Annotated[Path, typer.Option(metavar="FILE", help="Settings, as TOML: its [[resolver]] sections are used.")]
 Every = Annotated[float, typer.Option(min=0.05, metavar="SECONDS", help="The pause between two rounds.")]
@@ -51,8 +52,9 @@ def resolver(session: Session, *, config: Config, every: Every = 2.0) -> None:
         one.name: TokenResolver(one.dsn, policy=ResolverPolicy(end_stuck_after_s=one.end_backend_after_s))
         for one in chosen.resolver
     }
-    log_id = UUID(session.client.call("broker.show")["log_id"])
-    rounds = Rounds(session.client, log_id, databases, int(chosen.checks.first_s * SECOND), structlog.get_logger())
+    shown = session.client.call("broker.show")
+    broker = Broker(UUID(shown["log_id"]), shown["name"])
+    rounds = Rounds(session.client, broker, databases, int(chosen.checks.first_s * SECOND), structlog.get_logger())
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
@@ -61,24 +63,38 @@ def resolver(session: Session, *, config: Config, every: Every = 2.0) -> None:
         rounds.go(time.time_ns() // 1_000)
 
 
+class Broker(NamedTuple):
+    """Whose transactions these are."""
+
+    log_id: UUID
+    name: str
+
+
 class Rounds:
-    """Rounds of questions and answers. Transactions younger than `first_us` are left to their producers."""
+    """Rounds of questions and answers. Transactions younger than `first_us` are left to their producers.
+
+    Now and then the broker is reported to the databases, and their token tables are kept in order.
+    """
 
     def __init__(
         self,
         client: Client,
-        log_id: UUID,
+        broker: Broker,
         databases: dict[str, TokenResolver],
         first_us: int,
         log: FilteringBoundLogger,
     ) -> None:
-        self._client, self._log_id, self._databases = client, log_id, databases
+        self._client, self._broker, self._databases = client, broker, databases
         self._first_us, self._log = first_us, log
         self._troubles: dict[str, set[str]] = {}
+        self._upkeep_at = 0
 
     def go(self, now: int) -> None:
         """One round; a broker that cannot be reached now is asked again in the next one."""
         try:
+            if now >= self._upkeep_at:
+                self._look_after_tokens()
+                self._upkeep_at = now + UPKEEP_US
             rows = self._client.call("tx.list", state="undecided", limit=AT_ONCE)["transactions"]
             self._decide(
                 [row for row in rows if row["decider"][0] == "postgres" and row["stored_at"] + self._first_us <= now]
@@ -88,10 +104,19 @@ class Rounds:
                 raise
             self._log.warning("resolver.interrupted", error=str(error))
 
+    def _look_after_tokens(self) -> None:
+        oldest = self._client.call("tx.oldest")["oldest"]
+        for name, database in self._databases.items():
+            report = database.maintain(*self._broker, None if oldest is None else UUID(oldest))
+            if report is None:
+                self._log.warning("resolver.no_upkeep", resolver=name, reason=database.trouble)
+            elif any(report):
+                self._log.info("resolver.upkeep", resolver=name, **report._asdict())
+
     def _decide(self, rows: Sequence[dict[str, Any]]) -> None:
         """The databases in turn: what one does not know, the next one is asked."""
         for name, database in self._databases.items():
-            answers = database.resolve([_check(row, self._log_id) for row in rows]) if rows else []
+            answers = database.resolve([_check(row, self._broker.log_id) for row in rows]) if rows else []
             self._tell_troubles(name, {answer.reason for answer in answers if answer.verdict is UNKNOWN})
             for row, answer in zip(rows, answers, strict=True):
                 if answer.verdict is not UNKNOWN:

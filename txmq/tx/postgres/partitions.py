@@ -12,7 +12,7 @@ that was on its way to the default partition meanwhile.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -20,11 +20,13 @@ from uuid import UUID
 from psycopg2.sql import SQL, Identifier, Literal
 
 from txmq.errors import DatabaseConflict
+from txmq.tx.postgres.brokers import Broker, registered
 from txmq.tx.postgres.session import Connection, transaction
 from txmq.tx.postgres.translate import translated
 
 DAY_MS: Final = 86_400_000
 KEEP_MS: Final = DAY_MS  # the rows are evidence when log and tables are reconciled
+FRESH_MS: Final = 3 * 3_600_000  # brokers report every hour: two of them may fail
 AHEAD: Final = 3  # days: what a weekend without maintenance takes
 
 _PARTITIONS: Final = """
@@ -71,17 +73,17 @@ def bound(time_ms: int) -> UUID:
 
 def maintain(
     connection: Connection,
-    oldest_undecided: Mapping[UUID, UUID | None],
     *,
     keep_ms: int = KEEP_MS,
+    fresh_ms: int = FRESH_MS,
     ahead: int = AHEAD,
     now_ms: int | None = None,
 ) -> MaintenanceReport:
     """Makes the partitions of the days to come and drops those that nobody needs. Called every hour or so.
 
-    `oldest_undecided` is what the brokers report: the token of the oldest undecided group of each log, None where all
-    are decided. A partition with rows of a log that does not report stays. `now_ms` is the server's time unless given.
-    Raises DatabaseError; a lock that others hold only puts a partition off until next time.
+    A partition goes when every registered broker says that it has no undecided transaction as old, in a report that is
+    not older than `fresh_ms`. One with rows of a log that never reported stays. `now_ms` is the server's time unless
+    given. Raises DatabaseError; a lock that others hold only puts a partition off until next time.
     """
     report = MaintenanceReport([], [], {})
     with translated("maintaining the token table"):
@@ -89,8 +91,9 @@ def maintain(
         today = now_ms - now_ms % DAY_MS
         for start in range(today - DAY_MS, today + (ahead + 1) * DAY_MS, DAY_MS):
             _create_if_free(connection, start, report)
+        brokers = registered(connection)
         for old in _outlived(connection, bound(now_ms - keep_ms)):
-            if not _drop(connection, old, oldest_undecided, report):
+            if not _drop(connection, old, _needed(connection, old, brokers, (now_ms - fresh_ms) * 1_000), report):
                 break  # what is closed stays one range
     return report
 
@@ -146,10 +149,8 @@ def _outlived(connection: Connection, horizon: UUID) -> Iterator[Partition]:
     return (old for old in partitions(connection) if old.lower is not None and old.upper <= horizon)
 
 
-def _drop(
-    connection: Connection, old: Partition, oldest: Mapping[UUID, UUID | None], report: MaintenanceReport
-) -> bool:
-    reason = _needed(connection, old, oldest)
+def _drop(connection: Connection, old: Partition, reason: str, report: MaintenanceReport) -> bool:
+    """Drops the partition unless there is a reason not to, or one comes up."""
     if not reason:
         try:
             with translated("dropping a partition"), transaction(connection) as cursor:
@@ -164,15 +165,23 @@ def _drop(
     return not reason
 
 
-def _needed(connection: Connection, old: Partition, oldest: Mapping[UUID, UUID | None]) -> str:
+def _needed(connection: Connection, old: Partition, brokers: Sequence[Broker], fresh_from: int) -> str:
     """Why the rows of `old` may still be asked for; empty if they cannot be."""
-    for log_id, token in oldest.items():
-        if token is not None and token < old.upper:
-            return f"log {log_id} has the undecided transaction {token}"
+    for broker in brokers:
+        if broker.forgotten_at is None and (reason := _needed_by(broker, old.upper, fresh_from)):
+            return reason
     with connection.cursor() as cursor:
-        cursor.execute(_STRANGERS.format(name=Identifier(old.name)), ([str(log_id) for log_id in oldest],))
+        cursor.execute(_STRANGERS.format(name=Identifier(old.name)), ([str(broker.log_id) for broker in brokers],))
         silent = [log_id for (log_id,) in cursor.fetchall()]
     return f"no report of log {', '.join(silent)}" if silent else ""
+
+
+def _needed_by(broker: Broker, upper: UUID, fresh_from: int) -> str:
+    name, token = f"broker {broker.name}, log {broker.log_id},", broker.oldest_undecided
+    if broker.reported_at < fresh_from:
+        since = datetime.fromtimestamp(broker.reported_at / 1_000_000, UTC)
+        return f"{name} has not reported since {since:%Y-%m-%d %H:%M}: start it, or forget it (txmq schema brokers)"
+    return f"{name} has the undecided transaction {token}" if token is not None and token < upper else ""
 
 
 def _server_time(connection: Connection) -> int:

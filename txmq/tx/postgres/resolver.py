@@ -8,13 +8,14 @@ rollback. Whatever goes wrong on the way leaves the answer UNKNOWN: nothing is c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from txmq.errors import DatabaseError, DatabaseUnavailable
 from txmq.message import Decision
+from txmq.tx.postgres.brokers import report
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, write
 from txmq.tx.postgres.identity import ServerIdentity, read_server
 from txmq.tx.postgres.partitions import MaintenanceReport, maintain
@@ -73,7 +74,7 @@ class TokenResolver:
         self._connection: Connection | None = None
         self._failures = 0
         self._pause_ends = clock()
-        self._trouble = ""
+        self.trouble = ""  # why the last attempt came to nothing
         self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
 
     def resolve(self, checks: Sequence[Check]) -> list[Answer]:
@@ -85,20 +86,21 @@ class TokenResolver:
                 self._failures = 0
             except DatabaseError as error:
                 self._pause(error)
-        unknown = Answer(Decision.UNKNOWN, self._trouble, max(0.0, self._pause_ends - self._clock()))
+        unknown = Answer(Decision.UNKNOWN, self.trouble, max(0.0, self._pause_ends - self._clock()))
         return [answers.get(check, unknown) for check in checks]
 
-    def maintain(self, oldest: Mapping[UUID, UUID | None]) -> MaintenanceReport | None:
-        """Makes partitions of the token table ahead and drops those outlived; see `partitions.maintain`.
+    def maintain(self, log_id: UUID, name: str, oldest_undecided: UUID | None) -> MaintenanceReport | None:
+        """Reports the broker with that log, makes partitions of the token table ahead and drops those outlived.
 
-        None where the database cannot be asked now: the next time will do.
+        None where the database cannot be asked now, for the reason that is in `trouble`: the next time will do.
         """
         if self._clock() < self._pause_ends:
             return None
         try:
             connection = self._open()
             self.identity = read_server(connection).identity
-            return maintain(connection, oldest)
+            report(connection, log_id, name, oldest_undecided)
+            return maintain(connection)
         except DatabaseError as error:
             self._pause(error)
             return None
@@ -169,7 +171,7 @@ class TokenResolver:
     def _pause(self, error: DatabaseError) -> None:
         """Whatever state the connection is in, the next attempt starts with a new one, later."""
         self.close()
-        self._trouble = str(error)
+        self.trouble = str(error)
         pause = min(self._policy.first_pause_s * 2**self._failures, self._policy.longest_pause_s)
         self._failures += 1
         self._pause_ends = self._clock() + pause

@@ -11,11 +11,13 @@ from txmq.tx.postgres.partitions import maintain
 from txmq.tx.postgres.session import Connection, Cursor, transaction
 from txmq.tx.postgres.translate import translated
 
-VERSION: Final = 1  # version n is made from n - 1 by schema_n.sql
+VERSION: Final = 2  # version n is made from n - 1 by schema_n.sql
 _LOCK: Final = 0x74786D71  # "txmq": two installations at once take turns
 
 _RIGHTS: Final = {
     "txmq_token": "SELECT, INSERT, UPDATE",
+    "txmq_broker": "SELECT, INSERT, UPDATE",
+    "txmq_outbox": "SELECT, INSERT, DELETE",
     "txmq_inbox_recent": "SELECT, INSERT, DELETE",
     "txmq_inbox": "SELECT, INSERT, UPDATE",
 }
@@ -38,7 +40,7 @@ def install(connection: Connection) -> None:
             " ON CONFLICT (one) DO UPDATE SET version = EXCLUDED.version WHERE txmq_schema.version <> EXCLUDED.version",
             (VERSION,),
         )
-    maintain(connection, {})
+    maintain(connection)
 
 
 def check(connection: Connection) -> list[str]:
