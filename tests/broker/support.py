@@ -1,8 +1,8 @@
-"""A broker without a process: its sessions are fed bytes, its disk and clock are simulated."""
+"""A broker in memory and clients of it, that are fed bytes: its disk, clock and databases are the test's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -11,15 +11,17 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from tests.simulation.node import SEGMENT
 from txmq import errors
-from txmq.batch import encode
+from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
 from txmq.broker.core import machine
 from txmq.broker.core.tables import MemoryTables
+from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.transactions import GroupBatch, GroupReceipt, StorePart
 from txmq.broker.engine import Engine
-from txmq.config import load
-from txmq.message import Message
+from txmq.broker.resolving import Resolves
+from txmq.config import Settings, load
+from txmq.message import Decision, Message
 from txmq.store.log import Log
 from txmq.testing.simfs import SimFS
 from txmq.wire import headers
@@ -30,9 +32,10 @@ from txmq.wire.hello import Hello
 from txmq.wire.json import parse
 from txmq.wire.status import to_error
 
+HELLO = encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test", service="s").encode())
 SECOND = 1_000_000
 BEGAN = 1_700_000_000 * SECOND
-HELLO = encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test", service="s").encode())
+Answered = Callable[[bytes, Decision, str, str], None]
 
 
 class Nobody:
@@ -45,25 +48,43 @@ class Nobody:
         raise AssertionError("nobody knows")
 
 
+class Oracle:
+    """A database that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: dict[bytes, Answered] = {}
+
+    def knows(self, decider: tuple[object, ...]) -> bool:
+        return True
+
+    def ask(self, token: bytes, row: object, answered: Answered) -> None:
+        assert token not in self.asked, "it is being asked already"
+        self.asked[token] = answered
+
+    def answer(self, token: bytes, answer: Decision, reason: str = "") -> None:
+        self.asked.pop(token)(token, answer, "resolver shop", reason)
+
+
 class Broker:
     """A broker whose disk and clock are simulated."""
 
-    def __init__(self) -> None:
+    def __init__(self, resolving: Resolves | None = None, settings: Settings | None = None) -> None:
         self.clock = Clock()
-        log, _ = Log.open(SimFS(), "/data", now=1, segment_size=SEGMENT, preallocate=4096)
+        self.fs = SimFS()
+        self.log, _ = Log.open(self.fs, "/data", now=1, segment_size=16 << 20, preallocate=4096)
         state = machine.load(MemoryTables())
-        self.engine = Engine(log, state, clock=self.clock, now=self.now, in_thread=self._at_once)
+        self.engine = Engine(self.log, state, clock=self.clock, now=self.now, in_thread=self._at_once)
         self.engine.boot("test")
-        settings = load(None, {"data": "/data"})
-        self._assembly = Assembly(self.engine, settings, self.clock, Nobody(), Random(1))
+        settings = settings or load(None, {"data": "/data"})
+        self.assembly = Assembly(self.engine, settings, self.clock, resolving or Nobody(), Random(1))
 
     def start(self) -> None:
         """Begin the timers."""
-        self._assembly.start(Failure.raiseException)
+        self.assembly.start(Failure.raiseException)
 
     def now(self) -> int:
         """Microseconds since the epoch."""
-        return BEGAN + int(self.clock.seconds() * SECOND)
+        return BEGAN + round(self.clock.seconds() * SECOND)
 
     def _at_once(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
         return execute(function, *args)
@@ -77,7 +98,70 @@ class Broker:
         return client
 
     def protocol(self) -> object:
-        return self._assembly.sessions.buildProtocol(None)
+        return self.assembly.sessions.buildProtocol(None)
+
+    def pass_time(self, seconds: float) -> None:
+        """Turns of the reactor, so many that timers find each other's work done."""
+        for _ in range(10):
+            self.clock.advance(seconds / 10)
+
+    def ask(self, name: str, /, **args: object) -> Any:
+        """The reply to a call from inside: a dict or a Rejected."""
+        replies: list[Any] = []
+        self.assembly.calls.ask(name, args, replies.append)
+        self.pass_time(0)
+        [reply] = replies
+        return reply
+
+    def do(self, command: object) -> Any:
+        """The reply to a command of the core's."""
+        replies: list[Any] = []
+        self.engine.submit(command, replies.append)
+        self.pass_time(0)
+        [reply] = replies
+        return reply
+
+    def token(self, number: int) -> bytes:
+        return (self.now() // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")
+
+    def half(
+        self,
+        number: int,
+        *messages: Message,
+        decider: tuple[object, ...] = ("postgres", 1, 1, 5, 7),
+        sealed: bool = True,
+        check_after: int = 6 * SECOND,
+    ) -> str:
+        """Stores a transaction with each of the messages as a batch of its own, in topic t; returns its token."""
+        if "t" not in self.engine.state.topics:
+            self.do(CreateTopic("t", 1))
+        token = self.token(number)
+        datas = [
+            encode([message], producer_id=token, epoch=0, sequence=place, born_at=self.now())
+            for place, message in enumerate(messages)
+        ]
+        return self.store(token, datas, decider=decider, sealed=sealed, check_after=check_after)
+
+    def store(
+        self,
+        token: bytes,
+        datas: Sequence[bytes],
+        *,
+        decider: tuple[object, ...] = ("postgres", 1, 1, 5, 7),
+        sealed: bool = True,
+        check_after: int = 6 * SECOND,
+        wait: bool = True,
+    ) -> str:
+        """Stores a transaction of these batches in topic t; returns its token."""
+        batches = tuple(GroupBatch("t", 0, 0, data, verify(data)) for data in datas)
+        digest, local = b"d" * 32 if sealed else bytes(32), decider == ("local",)
+        command = StorePart(token, 0, batches, sealed, local, digest, 0, decider, "shop", (), check_after)
+        if wait:
+            reply = self.do(command)
+            assert isinstance(reply, GroupReceipt), reply
+        else:
+            self.engine.submit(command, lambda _reply: None)
+        return token.hex()
 
 
 class Client:

@@ -34,9 +34,8 @@ WHY = ("--reason", "lost on 3 May")
         ("group resume billing --operator eve", "group.resume", {"group": "billing", "operator": "eve"}),
         ("tx list", "tx.list", {"state": "undecided", "limit": 100}),
         ("tx list --state in-doubt --limit 7", "tx.list", {"state": "in-doubt", "limit": 7}),
+        ("tx list --state open", "tx.list", {"state": "open", "limit": 100}),
         ("tx list --state conflicts", "tx.list", {"state": "conflicts", "limit": 100}),
-        (f"tx show {TOKEN}", "tx.show", {"token": TOKEN}),
-        ("tx show 019A0000-0000-7000-8000-000000000001", "tx.show", {"token": TOKEN}),
         ("tx check", "tx.check", {"token": None}),
         (f"tx check {TOKEN}", "tx.check", {"token": TOKEN}),
         (
@@ -219,6 +218,17 @@ def test_letters_show_text_as_text_and_other_bodies_in_base64(client: ScriptedCl
         "letters": [letter(1, body="hello"), letter(2, body_base64="/w=="), letter(3)],
         "next": 3,
     }
+
+
+@pytest.mark.parametrize("token", [TOKEN, "019A0000-0000-7000-8000-000000000001"])
+def test_a_transaction_shows_its_messages_as_text_where_they_are_text(client: ScriptedClient, token: str) -> None:
+    rows = [{"key": "a", "body": "aGVsbG8="}, {"key": "b", "body": "/w=="}, {"key": "c"}]
+    client.replies = [{"token": TOKEN, "rows": rows, "next": 5}]
+    result = run("tx", "show", token, "--bodies", "--after", "2", "--limit", "3", "--json")
+    args = {"token": TOKEN, "detail": True, "after": 2, "limit": 3, "bodies": True}
+    assert client.calls == [("tx.show", args)]
+    told = [{"key": "a", "body": "hello"}, {"key": "b", "body_base64": "/w=="}, {"key": "c"}]
+    assert json.loads(result.stdout) == {"token": TOKEN, "rows": told, "next": 5}
 
 
 def test_letters_named_one_by_one_are_replayed_without_a_question(client: ScriptedClient) -> None:

@@ -235,6 +235,32 @@ def test_a_registered_checker_decides_what_its_producer_did_not(
     assert message == (topic, f"{dead.token.hex}-0", "k", "t", {"a": "b"}, b"half")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        (ValueError("no \udcff today"), "checker sulking raised ValueError: no ? today"),
+        (True, "checker sulking gave a value of type bool, which is no answer"),
+        (txmq.UNKNOWN, "checker sulking says UNKNOWN"),
+    ],
+)
+def test_the_broker_is_told_why_a_checker_gave_no_answer(
+    real: RealBroker, connect: Connect, outcome: object, told: str
+) -> None:
+    def check(half: Half) -> Any:
+        del half
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    client = connect(real.url, service="sulking")
+    client.register_checker("sulking", check)
+    with client.transaction(checker="sulking", check_after=0.05) as tx:
+        tx.send("sulks", b"x")
+        tx.prepare()
+        wait_until(lambda: client.call("tx.show", token=tx.token.hex)["check_reason"] == told, 20)
+        assert client.call("tx.show", token=tx.token.hex)["checked_by"] == "checker"
+
+
 def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(real: RealBroker, connect: Connect) -> None:
     wrong: list[object] = []
 

@@ -17,11 +17,14 @@ MOST_ROWS = 500  # of one answer: each dead letter is read from the log, on the 
 
 
 class Route(NamedTuple):
-    """A call; `argument` is what a name in the path stands for, `parameters` read those of the query."""
+    """A call; `argument` is what a name in the path stands for, `parameters` read those of the query, `fixed` are
+    always the same.
+    """
 
     call: str
     argument: str = ""
     parameters: Mapping[str, Callable[[str], Any]] = {}
+    fixed: Mapping[str, object] = {}
 
 
 class Asked(NamedTuple):
@@ -51,7 +54,7 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("groups",): Route("group.list"),
     ("groups", NAME): Route("group.show", "group"),
     ("transactions",): Route("tx.list", "", {"state": str, "limit": _limit}),
-    ("transactions", NAME): Route("tx.show", "token"),
+    ("transactions", NAME): Route("tx.show", "token", {"after": _number, "limit": _limit}, {"detail": True}),
     ("letters", NAME): Route("dlq.list", "group", {"after": _number, "limit": _limit}),
     ("letters", NAME, "stats"): Route("dlq.stats", "group"),
 }
@@ -63,7 +66,7 @@ def call_of(path: str, query: Query) -> Asked | None:
     for pattern, route in ROUTES.items():
         if len(pattern) == len(parts) and all(p in (NAME, part) for p, part in zip(pattern, parts, strict=True)):
             name = {route.argument: unquote(parts[1])} if route.argument else {}
-            return Asked(route.call, name | _arguments(route, query))
+            return Asked(route.call, {**route.fixed, **name, **_arguments(route, query)})
     return None
 
 

@@ -18,6 +18,7 @@ from txmq.broker.fetching import Fetching
 from txmq.broker.membership import Membership
 from txmq.broker.protocol import SessionFactory
 from txmq.broker.requests import Requests
+from txmq.broker.watching import Watching
 from txmq.tx.checkback import CheckSchedule
 from txmq.wire.hello import Limits, Welcome
 
@@ -39,12 +40,14 @@ SWEEP_S = 600.0
 class Assembly:
     """Everything between the engine and the connections.
 
-    `sessions` makes the protocols, `calls` are the control calls; `start` begins the timers.
+    `sessions` makes the protocols, `calls` are the control calls, `watching` tells what becomes of transactions;
+    `start` begins the timers.
     """
 
     def __init__(self, engine: Engine, settings: Settings, clock: Clock, resolving: Resolves, chance: Random) -> None:
         self._engine, self._settings, self._clock = engine, settings, clock
-        checks = CheckBacks(engine, _schedule(settings.checks), resolving, chance)
+        self.watching = Watching(engine)
+        checks = CheckBacks(engine, _schedule(settings.checks), resolving, chance, self.watching)
         fetching = Fetching(engine, clock)
         membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
         parts = (
@@ -55,7 +58,7 @@ class Assembly:
             XaCalls(engine),
         )
         self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
-        requests = Requests(engine, fetching, self.calls, resolving)
+        requests = Requests(engine, fetching, self.calls, resolving, self.watching)
         self.sessions = SessionFactory(requests.handle, self._welcome, clock)
         engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
         self._timers: list[tuple[float, Callable[[], None]]] = [

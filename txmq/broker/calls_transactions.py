@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from txmq.broker import transaction_views as views
 from txmq.broker.calls import Asking, Handler, then
-from txmq.broker.core import marks
+from txmq.broker.core import listed, marks
 from txmq.broker.core import tables as t
 from txmq.broker.core.jobs import DecideJob, members
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.transactions import Transaction, get, oldest_undecided
 from txmq.broker.core.xa import DecideByHand
 from txmq.broker.reading import read
-from txmq.broker.telling import plain, told
 from txmq.errors import UnknownTransaction
 from txmq.message import Decision
-from txmq.tx.group import GroupState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from txmq.broker.engine import Engine
     from txmq.broker.fetching import Fetching
     from txmq.wire import calls as wire
+
+LISTS = {"open": listed.Kind.OPEN, "in-doubt": listed.Kind.IN_DOUBT, "waiting": listed.Kind.WAITING}
 
 
 class TransactionCalls:
@@ -46,54 +48,34 @@ class TransactionCalls:
         }
 
     def listed(self, asking: Asking, args: wire.TxList) -> None:
-        found = [row for row, _ in zip(self._chosen(args.state), range(args.limit), strict=False)]
-        self._engine.tell(asking.answer, {"transactions": found})
+        self._engine.tell(asking.answer, {"transactions": list(islice(self._chosen(args.state), args.limit))})
 
     def _chosen(self, state: str) -> Iterator[dict[str, Any]]:
-        tables: Any = self._engine.state.tables
         if state == "conflicts":
-            for _key, (token, outcome, by, at) in tables[t.CONFLICTS].range(b""):
-                yield {"token": token.hex(), "asked": Decision(outcome).name, "by": by, "at": at}
-        elif state == "waiting":
-            tokens = dict.fromkeys(row[0] for _key, row in tables[t.HOLDS].range(b"") if row[0])
-            yield from (row for row in map(self._told, tokens) if row["state"] == GroupState.COMMITTED.name)
-        else:
-            rows = (self._told(token) for _key, (token,) in tables[t.UNDECIDED].range(b""))
-            yield from (row for row in rows if state == "undecided" or row["in_doubt"])
+            return views.conflict_lines(self._engine.state)
+        kind = LISTS.get(state)
+        tokens = views.undecided(self._engine.state) if kind is None else listed.tokens(self._engine.state, kind)
+        return (self._line(token, self._get(token)) for token in tokens)
 
-    def _told(self, token: bytes) -> dict[str, Any]:
+    def _get(self, token: bytes) -> Transaction:
         row = get(self._engine.state, token)
         assert row is not None, "it is on a list, so it is stored"
-        return told(token, row)
+        return row
 
-    def show(self, asking: Asking, args: wire.TokenArgs) -> None:
-        token = bytes.fromhex(args.token)
-        row = get(self._engine.state, token)
+    def _line(self, token: bytes, row: Transaction) -> dict[str, Any]:
+        return views.line(token, row, self._checks.last(token))
+
+    def show(self, asking: Asking, args: wire.TxShow) -> None:
+        state, token = self._engine.state, bytes.fromhex(args.token)
+        row = get(state, token)
         if row is None:
-            asking.answer(
-                Rejected(UnknownTransaction, f"transaction {args.token} was never stored at this broker, or long ago")
-            )
+            asking.answer(_unknown(args.token))
             return
-        more = {
-            "batches": self._batches(row),
-            "actions": [plain(action) for action in row.actions],
-            "participants": [plain(one) for one in row.participants],
-        }
-        self._engine.tell(asking.answer, told(token, row) | more)
-
-    def _batches(self, row: Transaction) -> list[dict[str, Any]]:
-        topics = self._engine.state.topics_by_id
-        offsets = row.offsets or (None,) * len(row.batches)
-        return [
-            {
-                "topic": topics[b.topic_id].name,
-                "partition": b.partition,
-                "messages": b.count,
-                "keys": len(b.hashes),
-                "offset": at,
-            }
-            for b, at in zip(row.batches, offsets, strict=True)
-        ]
+        told = self._line(token, row) | views.contents(state, row)
+        if args.detail:
+            wanted = views.Wanted(args.after, args.limit, args.bodies)
+            told |= views.order(state, token, row) | views.page(self._engine.store, state, row, wanted)._asdict()
+        self._engine.tell(asking.answer, told)
 
     def decide(self, asking: Asking, args: wire.TxDecide) -> None:
         token, log_id = bytes.fromhex(args.token), self._engine.store.log_id.bytes
@@ -101,13 +83,17 @@ class TransactionCalls:
         self._engine.submit(command, then(asking.answer, lambda r: {"state": r.state.name, "repeated": r.repeated}))
 
     def check(self, asking: Asking, args: wire.TxCheck) -> None:
-        asking.answer({"due": self._checks.check_now(None if args.token is None else bytes.fromhex(args.token))})
+        token = None if args.token is None else bytes.fromhex(args.token)
+        if token is not None and get(self._engine.state, token) is None:
+            asking.answer(_unknown(token.hex()))
+            return
+        asking.answer({"due": self._checks.check_now(token)})
 
     def oldest(self, asking: Asking, args: wire.NoArgs) -> None:
         del args
         state, token = self._engine.state, oldest_undecided(self._engine.state)
-        counted = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
-        self._engine.tell(asking.answer, counted | {"oldest": None if token is None else token.hex()})
+        told = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
+        self._engine.tell(asking.answer, told | {"oldest": None if token is None else token.hex()})
 
     def mark(self, asking: Asking, args: wire.TopicName) -> None:
         place, at, token = marks.get(self._engine.state, args.name)
@@ -117,8 +103,8 @@ class TransactionCalls:
         token = bytes.fromhex(args.token)
         row: Any = self._engine.state.tables[t.JOBS].get(token)
         outcome = None if row is None else Decision(row[0]).name
-        groups = [group.hex() for group in members(self._engine.state, token)]
-        self._engine.tell(asking.answer, {"outcome": outcome, "groups": groups})
+        told = {"outcome": outcome, "groups": [group.hex() for group in members(self._engine.state, token)]}
+        self._engine.tell(asking.answer, told)
 
     def decide_job(self, asking: Asking, args: wire.JobDecide) -> None:
         winners = tuple(bytes.fromhex(token) for token in args.winners)
@@ -157,11 +143,15 @@ class TransactionCalls:
     def answer(self, asking: Asking, args: wire.ChecksAnswer) -> None:
         token = bytes.fromhex(args.token)
 
-        def answered(reply: object) -> None:
+        def told(reply: object) -> None:
             if isinstance(reply, Rejected):
                 asking.answer(reply)
                 return
             row = get(self._engine.state, token)
             asking.answer({"state": "UNKNOWN" if row is None else row.state.name})
 
-        self._checks.answered(token, Decision[args.answer], "checker", deliver=answered)
+        self._checks.answered(token, Decision[args.answer], "checker", args.reason, told)
+
+
+def _unknown(token: str) -> Rejected:
+    return Rejected(UnknownTransaction, f"transaction {token} was never stored at this broker, or long ago")

@@ -17,6 +17,7 @@ import structlog
 from txmq.broker.core import branches
 from txmq.broker.core import tables as t
 from txmq.broker.core.decisions import Decide
+from txmq.broker.core.events import Decided
 from txmq.broker.core.jobs import DecideJob
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.transactions import Transaction, get
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from txmq.broker.core.events import Place
     from txmq.broker.engine import Engine
     from txmq.broker.resolving import Resolves
+    from txmq.broker.watching import Watching
     from txmq.tx.checkback import CheckSchedule
 
 ASKED_AT_ONCE = 10_000  # transactions that are being asked about; the rest stay due
@@ -44,14 +47,41 @@ class Offer(NamedTuple):
     row: Transaction
 
 
-class CheckBacks:
-    """Finds what is due, passes it on, and records the answers. All methods belong to the reactor's thread."""
+class LastCheck(NamedTuple):
+    """What became of the last check of a transaction that it left undecided: when, who was asked, and what was said."""
 
-    def __init__(self, engine: Engine, schedule: CheckSchedule, resolving: Resolves, chance: Random) -> None:
+    at: int
+    by: str
+    reason: str
+
+
+class CheckBacks:
+    """Finds what is due, passes it on, and records the answers. All methods belong to the reactor's thread.
+
+    Only checks that are due count as tries: an operator or a client that waits may ask as often as it likes without
+    bringing a transaction closer to being in doubt.
+    """
+
+    def __init__(
+        self, engine: Engine, schedule: CheckSchedule, resolving: Resolves, chance: Random, watching: Watching
+    ) -> None:
         self._engine, self._schedule, self._resolving, self._chance = engine, schedule, resolving, chance
-        self._asked: set[bytes] = set()
+        self._watching = watching
+        self._asked: dict[bytes, bool] = {}  # whether the check was due
+        self._given: dict[bytes, bool] = {}  # to a checker, which has yet to answer
+        self._last: dict[bytes, LastCheck] = {}
         self._offers: dict[str, deque[bytes]] = {}
         self._after = b""  # the last due row looked at: all before it are being asked about
+        engine.listen(Decided, self._forget)
+
+    def last(self, token: bytes) -> LastCheck | None:
+        """What the last check of an undecided transaction came to, as far as this process has seen one."""
+        return self._last.get(token)
+
+    def _forget(self, event: Decided, place: Place) -> None:
+        del place
+        self._given.pop(event.token, None)
+        self._last.pop(event.token, None)
 
     def tick(self) -> None:
         """Pass on what has become due."""
@@ -64,24 +94,31 @@ class CheckBacks:
                 return
             self._after = key
             if t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK:
-                self._ask(token)
+                self._ask(token, due=True)
 
-    def _ask(self, token: bytes) -> None:
+    def _ask(self, token: bytes, *, due: bool) -> None:
         row = get(self._engine.state, token)
-        if row is None or row.state is not GroupState.UNDECIDED or token in self._asked:
+        if row is None or row.state is not GroupState.UNDECIDED:
             return
-        self._asked.add(token)
+        if token in self._asked:
+            self._asked[token] |= due
+            return
         kind = row.decider[0]
+        if kind == "job" or kind in branches.KINDS:
+            if due:  # only time ends these, whoever asks: what is at work may be alive and well
+                self._end(token, row)
+            return
+        self._asked[token] = due
         if kind == "postgres":
             self._resolving.ask(token, row, self.answered)
-        elif kind == "job":
-            self._asked.discard(token)
-            self._time_out(row)
-        elif kind in branches.KINDS:
-            self._asked.discard(token)
-            self._due_branch(token, row)
         else:
             self._offer(token, row.service)
+
+    def _end(self, token: bytes, row: Transaction) -> None:
+        if row.decider[0] == "job":
+            self._time_out(row)
+        else:
+            self._due_branch(token, row)
 
     def _time_out(self, row: Transaction) -> None:
         job: Any = row.decider[1]
@@ -89,18 +126,17 @@ class CheckBacks:
         self._engine.submit(DecideJob(job, Decision.ROLLBACK, (), "timeout"), _ignore)
 
     def _due_branch(self, token: bytes, row: Transaction) -> None:
-        """Not before its time, whoever asks: a transaction at work is not to be rolled back by an operator's check."""
-        if not row.check_at or row.check_at > self._engine.now():
-            return
         if row.decider[:2] == ("home", self._engine.store.log_id.bytes):
             log.warning("transaction.timed_out", token=token.hex(), service=row.service)
             self._engine.submit(Decide(token, Decision.ROLLBACK, "timeout"), _ignore)
         else:
+            self._note(token, "broker", "whoever decides it has not decided yet")
             self._plan(token, row, row.tries + 1)
 
     def _offer(self, token: bytes, service: str) -> None:
         """To whoever asks next for work of the service: its long polls look here now and then."""
         self._offers.setdefault(service, deque()).append(token)
+        self._note(token, "broker", f"no process of service {service!r} has asked for its check-backs since")
 
     def take(self, service: str, most: int) -> list[Offer]:
         """Transactions for a checker of this service; each is given to one, and again later if that one does not
@@ -111,29 +147,43 @@ class CheckBacks:
         while queue and len(offers) < most:
             token = queue.popleft()
             row = get(self._engine.state, token)
+            due = self._asked.pop(token, False)
             if row is not None and row.state is GroupState.UNDECIDED:
                 offers.append(Offer(token, row))
-                self._plan(token, row, row.tries)
-            self._asked.discard(token)
+                self._given[token] = due
+                self._note(token, "broker", f"given to a process of service {service!r}, which has not answered yet")
+                if due:
+                    self._plan(token, row, row.tries)
         return offers
 
     def answered(
         self, token: bytes, answer: Decision, by: str, reason: str = "", deliver: Callable[[Any], None] | None = None
     ) -> None:
         """Record an answer. UNKNOWN, which every refusal and error is, only moves the next check."""
-        self._asked.discard(token)
+        due = self._asked.pop(token, False) | self._given.pop(token, False)
+        row = get(self._engine.state, token)
+        if row is not None:
+            self._watching.checked(str(row.decider[0]), answer)
         if answer is not Decision.UNKNOWN:
             self._engine.submit(Decide(token, answer, by, reason), deliver or _ignore)
             return
-        row = get(self._engine.state, token)
         if row is not None and row.state is GroupState.UNDECIDED:
-            self._plan(token, row, row.tries + 1, deliver)
+            self._note(token, by, reason)
+            if due:
+                self._plan(token, row, row.tries + 1, deliver)
+                return
+        if deliver is not None:
+            self._engine.tell(deliver, None)
+
+    def _note(self, token: bytes, by: str, reason: str) -> None:
+        self._last[token] = LastCheck(self._engine.now(), by, reason)
 
     def _plan(self, token: bytes, row: Transaction, tries: int, deliver: Callable[[Any], None] | None = None) -> None:
         at = self._engine.now() + self._schedule.delay(max(tries, 1), self._chance.random())
         in_doubt = self._schedule.in_doubt(tries)
         if in_doubt and not row.in_doubt:
-            log.error("transaction.in_doubt", token=token.hex(), service=row.service, tries=tries)
+            reason = self._last[token].reason if token in self._last else ""
+            log.error("transaction.in_doubt", token=token.hex(), service=row.service, tries=tries, reason=reason)
         self._engine.submit(PlanCheck(token, at, tries, in_doubt), deliver or _ignore)
 
     def check_now(self, token: bytes | None) -> int:
@@ -145,7 +195,7 @@ class CheckBacks:
         )
         before = len(self._asked)
         for name in tokens[: ASKED_AT_ONCE - before]:
-            self._ask(name)
+            self._ask(name, due=False)
         return len(self._asked) - before
 
 

@@ -69,6 +69,7 @@ class Engine:
         self.failed: Failure | None = None
         self.on_durable: list[Callable[[], None]] = []
         self.on_failure: Callable[[Failure], None] = _log_failure
+        self._listeners: dict[type, list[Callable[[Any, Place], None]]] = {}
 
     def now(self) -> int:
         """The broker's time: the wall clock's, but never earlier than what the log says already."""
@@ -110,6 +111,10 @@ class Engine:
         """Give an answer that was read from the state, once everything decided so far is durable."""
         self._answer_later(deliver, reply)
 
+    def listen(self, event: type, listener: Callable[[Any, Place], None]) -> None:
+        """Have every event of that type told as it is applied; it may not be durable yet."""
+        self._listeners.setdefault(event, []).append(listener)
+
     def fail(self, failure: Failure) -> None:
         """Something the broker cannot go on without has failed."""
         self._broken(failure)
@@ -120,7 +125,10 @@ class Engine:
         for event in outcome.events:
             kind, head = KINDS[type(event)], encode(event)
             at = self.store.append(kind, head, attachment, stored_at=now, boot_epoch=epoch, more=more)
-            machine.apply(self.state, event, Place(at.position, at.end, at.attachment_position, now, epoch))
+            place = Place(at.position, at.end, at.attachment_position, now, epoch)
+            machine.apply(self.state, event, place)
+            for listener in self._listeners.get(type(event), ()):
+                listener(event, place)
             attachment, more = b"", True
 
     def _answer_later(self, deliver: Callable[[Any], None], reply: object) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from txmq.broker.fetching import Fetching
     from txmq.broker.protocol import Session
     from txmq.broker.resolving import Resolves
+    from txmq.broker.watching import Watching
     from txmq.wire.frames import Frame
 
 TIMES = DELIVER_AT | EXPIRE_AT
@@ -37,8 +38,11 @@ NO_DESCRIPTION = Description(())  # of the parts after the first
 class Requests:
     """Answers the frames of all sessions. All methods belong to the reactor's thread."""
 
-    def __init__(self, engine: Engine, fetching: Fetching, calls: Calls, resolving: Resolves) -> None:
+    def __init__(
+        self, engine: Engine, fetching: Fetching, calls: Calls, resolving: Resolves, watching: Watching
+    ) -> None:
         self._engine, self._fetching, self._calls, self._resolving = engine, fetching, calls, resolving
+        self._watching = watching
         self._handlers: dict[int, Callable[[Session, Frame], None]] = {
             Opcode.SEND: self._send,
             Opcode.ACK: self._ack,
@@ -111,6 +115,7 @@ class Requests:
             and described.decider[0] == "postgres"
             and not self._resolving.knows(described.decider)
         ):
+            self._watching.unresolvable()
             hint = "name its database under [[resolver]] in the broker's settings"
             session.refuse(
                 frame, NoResolver("no resolver of this broker leads to the database that decides", hint=hint)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
     from txmq.broker.calls import Calls
+    from txmq.broker.watching import Watching
     from txmq.config import Settings
 
     Edge = Callable[["Parts"], Awaitable[Any]]  # begins to listen, and gives an IListeningPort
@@ -78,6 +79,7 @@ class Parts(NamedTuple):
     engine: Engine
     calls: Calls
     settings: Settings
+    watching: Watching
     reactor: Any  # several interfaces of Twisted's
 
 
@@ -128,7 +130,8 @@ class BrokerService:
         self._assembly.start(self._failed)
         self._look_after_tokens()  # which also finds out to which databases the resolvers lead
         self._to(Life.SERVING)
-        parts = Parts(self._engine, self._assembly.calls, self._settings, self._reactor)
+        assembly = self._assembly
+        parts = Parts(self._engine, assembly.calls, self._settings, assembly.watching, self._reactor)
         for edge in self._edges:
             self._ports.append(await edge(parts))
         address = main.getHost()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import Session, remote
 from txmq.cli.options import Operator, Reason, Token, token_of
+from txmq.cli.output import body_fields
 
 app = typer.Typer(no_args_is_help=True, help="Transactions.")
-COLUMNS = ("token", "state", "service", "messages", "stored_at", "tries", "in_doubt")  # as many as a line holds
+COLUMNS = ("token", "state", "service", "messages", "stored_at", "tries", "in_doubt", "check_reason")
 
 
 class State(StrEnum):
@@ -20,6 +22,7 @@ class State(StrEnum):
     UNDECIDED = "undecided"
     IN_DOUBT = "in-doubt"
     WAITING = "waiting"
+    OPEN = "open"
     CONFLICTS = "conflicts"
 
 
@@ -33,18 +36,35 @@ OneOrAll = Annotated[
 def list_(
     session: Session,
     *,
-    state: Annotated[State, typer.Option(help="Which; waiting: committed, behind an undecided one.")] = State.UNDECIDED,
+    state: Annotated[
+        State, typer.Option(help="Which; waiting: committed, behind others; open: parts are missing.")
+    ] = State.UNDECIDED,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
 ) -> None:
-    """List transactions, the oldest first."""
+    """List transactions, the oldest first; of conflicts, the newest."""
     columns = () if state is State.CONFLICTS else COLUMNS
     session.show("tx.list", columns=columns, state=state.value, limit=limit)
 
 
 @remote(app, "show")
-def show(session: Session, token: Token) -> None:
-    """Show a transaction: its batches, who decides it, what became of it."""
-    session.show("tx.show", token=token)
+def show(
+    session: Session,
+    token: Token,
+    *,
+    bodies: Annotated[bool, typer.Option("--bodies", help="With the bodies of the messages.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Go on behind so many messages: `next` of the page before.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many messages at most.")] = 100,
+) -> None:
+    """Show a transaction: who decides it, what became of it, whom it waits for, and the messages that it holds."""
+    args = {"token": token, "detail": True, "after": after, "limit": limit, "bodies": bodies}
+    reply = session.client.call("tx.show", **args)
+    session.out.show(reply | {"rows": [_readable(row) for row in reply.get("rows", ())]})
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    """The message with its body, where it has come along, as text if it is text."""
+    body = row.pop("body", None)
+    return row | body_fields(b64decode(body)) if body is not None else row
 
 
 @remote(app, "commit")

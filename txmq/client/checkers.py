@@ -1,7 +1,8 @@
 """Check-backs: answering the broker's question what became of a transaction whose producer did not tell.
 
 Any process of a service that has registered the checker may be asked. One thread with a connection of its own waits for
-questions; nothing but COMMIT, ROLLBACK or UNKNOWN is an answer, and after an error the broker asks again later.
+questions; nothing but COMMIT, ROLLBACK or UNKNOWN is an answer. Whatever else comes of a checker is told as UNKNOWN
+with the reason, for the operator to see, and the broker asks again later.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from txmq.batch import BatchView
 from txmq.client.connection import Connection
 from txmq.client.core import Core
 from txmq.errors import ClientClosed, ConfigError, LocalProtocolError, RemoteProtocolError, RequestRejected, TxmqError
-from txmq.message import Decision, check_name
+from txmq.message import UNKNOWN, Decision, check_name
 
 WAIT_MS = 20_000  # of a long poll: the broker answers then at the latest
 AT_ONCE = 16  # questions brought by one poll, answered one after the other
 ANSWER_S = 5.0
+REASON = 400  # characters
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # after an error
 log = structlog.get_logger()
 
@@ -38,6 +40,13 @@ class HalfMessage(NamedTuple):
     tag: str | None
     headers: Mapping[str, str]
     body: bytes
+
+
+class Answer(NamedTuple):
+    """What the broker is told; `reason` is of an UNKNOWN."""
+
+    decision: Decision
+    reason: str = ""
 
 
 class Half(NamedTuple):
@@ -124,26 +133,31 @@ class Checkers:
         for half in _halves(reply):
             answer = self._ask(half)
             if answer is not None:
-                told = {"token": half.token.hex, "answer": answer.name}
+                told = {"token": half.token.hex, "answer": answer.decision.name, "reason": answer.reason}
                 try:
                     connection.call("checks.answer", told, timeout=ANSWER_S)
                 except RequestRejected as refused:  # decided meanwhile, perhaps otherwise: the broker has recorded it
                     log.warning("checkers.answer_refused", token=str(half.token), error=refused.message)
 
-    def _ask(self, half: Half) -> Decision | None:
-        """The checker's answer, None where it gives none."""
+    def _ask(self, half: Half) -> Answer | None:
+        """The checker's answer, None where it is not of this process."""
         function = self._functions.get(half.checker)
         if function is None:  # another process of the service has it
             return None
         try:
-            answer = function(half)
+            decision = function(half)
         except Exception as error:  # noqa: BLE001  # the user's code: whatever it raises, it is no answer
             log.warning("checkers.failed", checker=half.checker, token=str(half.token), error=type(error).__name__)
-            return None
-        if not isinstance(answer, Decision):
-            log.warning("checkers.no_answer", checker=half.checker, token=str(half.token), answer=type(answer).__name__)
-            return None
-        return answer
+            return _unknown(f"checker {half.checker} raised {type(error).__name__}: {error}")
+        if not isinstance(decision, Decision):
+            given = type(decision).__name__
+            log.warning("checkers.no_answer", checker=half.checker, token=str(half.token), answer=given)
+            return _unknown(f"checker {half.checker} gave a value of type {given}, which is no answer")
+        return _unknown(f"checker {half.checker} says UNKNOWN") if decision is UNKNOWN else Answer(decision)
+
+
+def _unknown(reason: str) -> Answer:
+    return Answer(UNKNOWN, reason.encode(errors="replace").decode()[:REASON])
 
 
 def _halves(reply: dict[str, Any]) -> Iterator[Half]:

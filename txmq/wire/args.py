@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import binascii
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -16,16 +16,15 @@ Reason = Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
 Limit = Annotated[int, Field(ge=1, le=10_000)]
 
 
-def _hex_token(text: str) -> str:
-    try:
-        if len(binascii.unhexlify(text)) == 16:  # a UUID
-            return text
-    except binascii.Error:
-        pass
-    raise ValueError("a token is 32 hexadecimal digits")
+def _token(text: str) -> str:
+    """Without its hyphens."""
+    if TOKEN.fullmatch(text) is None:
+        raise ValueError("a token is 32 hexadecimal digits, or those of a UUID with its hyphens")
+    return text.replace("-", "").lower()
 
 
-Token = Annotated[str, AfterValidator(_hex_token)]
+TOKEN = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+Token = Annotated[str, AfterValidator(_token)]
 
 
 class Args(WireModel):

@@ -142,7 +142,7 @@ class GroupReset(Operation):
 class TxList(Args):
     """Which transactions to list."""
 
-    state: Literal["undecided", "in-doubt", "waiting", "conflicts"] = "undecided"
+    state: Literal["undecided", "in-doubt", "waiting", "open", "conflicts"] = "undecided"
     limit: Limit = 100
 
 
@@ -150,6 +150,17 @@ class TokenArgs(Args):
     """One transaction or job."""
 
     token: Token
+
+
+class TxShow(TokenArgs):
+    """One transaction; `detail`: with its neighbours, contradictions and messages, a page of them with their bodies or
+    without.
+    """
+
+    detail: bool = False
+    after: Annotated[int, Field(ge=0)] = 0  # messages of the pages before
+    limit: Limit = 100
+    bodies: bool = False
 
 
 class TxDecide(TokenArgs):
@@ -185,6 +196,7 @@ class ChecksAnswer(TokenArgs):
     """A checker's answer."""
 
     answer: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
+    reason: Text = ""  # of an UNKNOWN
 
 
 class DlqList(Group):
@@ -245,7 +257,7 @@ CALLS: dict[str, type[Args]] = {
     "group.pause": Operation,
     "group.resume": Operation,
     "tx.list": TxList,
-    "tx.show": TokenArgs,
+    "tx.show": TxShow,
     "tx.decide": TxDecide,
     "tx.check": TxCheck,
     "tx.oldest": NoArgs,

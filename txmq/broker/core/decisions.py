@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import branches, holds
+from txmq.broker.core import branches, holds, listed
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import ConflictSeen, Decided, Released
@@ -64,7 +64,7 @@ def _contradiction(state: State, row: Transaction, command: Decide) -> Outcome |
     if branches.by_hand(state, command.token):
         message = f"transaction {name} was decided by hand: it is {row.state.name}, by {row.by}: {row.reason}"
         refused = Rejected(HeuristicOutcome, message, "when it is dealt with: txmq xa forget", told | {"by": row.by})
-    return Outcome((ConflictSeen(command.token, int(command.outcome), command.by),), refused)
+    return Outcome((ConflictSeen(command.token, int(command.outcome), command.by, command.reason),), refused)
 
 
 def decide_now(state: State, row: Transaction, command: Decide) -> Outcome:
@@ -122,6 +122,8 @@ def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, 
         row = row._replace(state=GroupState.ROLLED_BACK, batches=())
     else:
         row = row._replace(state=GroupState.COMMITTED)
+        if not published:
+            listed.enter(state, listed.Kind.WAITING, token)
         if not makes_holds(row.decider) and not published:
             row = row._replace(ticket=ticket)
             holds.take(state, row.ticket, token, row.batches)
@@ -131,8 +133,12 @@ def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, 
 
 
 def _no_longer_undecided(state: State, token: bytes, row: Transaction) -> None:
+    if row.state is GroupState.OPEN:
+        listed.leave(state, listed.Kind.OPEN, token)
     if row.state is not GroupState.UNDECIDED:
         return
+    if row.in_doubt:
+        listed.leave(state, listed.Kind.IN_DOUBT, token)
     state.tables[t.UNDECIDED].delete(t.TICKET_KEY.pack(row.ticket))
     state.undecided -= 1
     branches.drop(state, token, row.decider)
@@ -155,13 +161,14 @@ def apply_released(state: State, released: tuple[Released, ...], place: Place) -
         if token is not None:
             row = get(state, token)
             assert row is not None
+            listed.leave(state, listed.Kind.WAITING, token)
             lean = tuple(batch._replace(hashes=()) for batch in row.batches)
             state.transactions.put(token, row._replace(state=GroupState.PUBLISHED, offsets=offsets, batches=lean))
 
 
 def apply_conflict(state: State, event: ConflictSeen, place: Place) -> None:
     state.tables[t.CONFLICTS].put(
-        t.TICKET_KEY.pack(place.position), (event.token, event.outcome, event.by, place.stored_at)
+        t.TICKET_KEY.pack(place.position), (event.token, event.outcome, event.by, place.stored_at, event.reason)
     )
 
 

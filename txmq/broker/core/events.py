@@ -201,6 +201,7 @@ class ConflictSeen(NamedTuple):
     token: bytes
     outcome: int
     by: str
+    reason: str = ""
 
 
 @event(20)

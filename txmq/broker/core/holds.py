@@ -72,7 +72,7 @@ def drop(state: State, ticket: int, batches: Iterable[HeldBatch]) -> None:
 
 def any_held(state: State, topic_id: int, partition: int, hashes: Iterable[int]) -> bool:
     """Whether one of these keys is held by anybody."""
-    return any(next(_tickets(state, (topic_id, partition, key)), None) for key in hashes)
+    return any(next(tickets(state, (topic_id, partition, key)), None) for key in hashes)
 
 
 def meets_a_hold(state: State, batches: Iterable[HeldBatch]) -> bool:
@@ -82,7 +82,7 @@ def meets_a_hold(state: State, batches: Iterable[HeldBatch]) -> bool:
     )
 
 
-def _tickets(state: State, key: Key) -> Iterator[tuple[int, bytes | None]]:
+def tickets(state: State, key: Key) -> Iterator[tuple[int, bytes | None]]:
     """(ticket, token) of all who hold a key, the earliest first."""
     topic_id, partition, key_hash = key
     first = t.HOLD_KEY.pack(topic_id, partition, key_hash + t.SIGN, 0)
@@ -131,7 +131,7 @@ class Release:
         return None if holder is None else holder[0]
 
     def _holder(self, key: Key) -> tuple[int, bytes | None] | None:
-        return next((h for h in _tickets(self._state, key) if (key, h[0]) not in self._gone), None)
+        return next((h for h in tickets(self._state, key) if (key, h[0]) not in self._gone), None)
 
     def _publish(self, waiting: Waiting) -> None:
         offsets = []

@@ -57,6 +57,8 @@ def load(tables: t.Tables) -> State:
     for key, _row in _rows(tables, t.HOLDS):
         state.holds[t.HOLD_KEY.unpack(key)[:2]] += 1
     state.undecided = sum(1 for _ in _rows(tables, t.UNDECIDED))
+    for key, _row in _rows(tables, t.LISTED):
+        state.listed[key[0]] += 1
     state.consumers.load(tables)
     return state
 

@@ -86,6 +86,7 @@ class State:
         self.consumers = Consumers()
         self.holds: Counter[tuple[int, int]] = Counter()  # rows of table `holds` by (topic id, partition)
         self.undecided = 0
+        self.listed: Counter[int] = Counter()  # rows of table `listed` by kind
         self.boot_epoch = 0
         self.next_topic_id = 1
         self.stored_at = 0

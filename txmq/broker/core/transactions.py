@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import key_hashes
-from txmq.broker.core import branches, holds, marks
+from txmq.broker.core import branches, holds, listed, marks
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import PartStored, StoredBatch
@@ -216,6 +216,10 @@ def apply_stored(state: State, event: PartStored, place: Place) -> None:
         )  # fmt: skip
     ticket = place.position if event.sealed else 0
     row = row._replace(state=_state_after(event), parts=event.part + 1, ticket=ticket, digest=event.digest)
+    if known is not None and event.sealed:
+        listed.leave(state, listed.Kind.OPEN, event.token)
+    elif known is None and not event.sealed:
+        listed.enter(state, listed.Kind.OPEN, event.token)
     if event.part == 0:
         actions.pin(state, event.token, event.actions)
         branches.remember(state, event.token, event.decider)
@@ -226,6 +230,7 @@ def apply_stored(state: State, event: PartStored, place: Place) -> None:
     elif event.sealed:
         _seal(state, event.token, row)
         if row.state is GroupState.COMMITTED:
+            listed.enter(state, listed.Kind.WAITING, event.token)
             actions.settle(state, event.token, row.actions, place, committed=True)
     state.transactions.put(event.token, row)
 

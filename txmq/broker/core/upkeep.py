@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import branches
+from txmq.broker.core import branches, listed
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import CheckPlanned, ProducerForgotten, TransactionsForgotten
 from txmq.broker.core.state import Outcome, State
 from txmq.broker.core.transactions import KEPT, get, token_time
-from txmq.tx.group import GroupState, decided
+from txmq.tx.group import GroupState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.events import Place
 
 AT_ONCE = 1_000  # rows that one sweep may touch, so that no apply takes long
+FORGETTABLE = (GroupState.PUBLISHED, GroupState.ROLLED_BACK)
 PRODUCERS_KEPT = 7 * 24 * 3600 * 1_000_000  # idle for so long (ARCHITECTURE 5)
 
 
@@ -54,6 +55,8 @@ def apply_planned(state: State, event: CheckPlanned, place: Place) -> None:
     del place
     row = get(state, event.token)
     assert row is not None, "checked, so it is stored"
+    if event.in_doubt != row.in_doubt:
+        (listed.enter if event.in_doubt else listed.leave)(state, listed.Kind.IN_DOUBT, event.token)
     due = state.tables[t.DUE]
     if row.check_at:
         due.delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
@@ -75,11 +78,13 @@ def decide_sweep(state: State, command: Sweep, now: int) -> Outcome:
 
 
 def _old_transactions(state: State, now: int) -> Iterator[bytes]:
-    """Tokens sort by their time. What is undecided, or was decided by hand and not dealt with, is never forgotten."""
+    """Tokens sort by their time. What is undecided or yet to be published is never forgotten, nor what was decided by
+    hand and not dealt with.
+    """
     stop = ((now - KEPT) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
     rows = state.transactions.range(b"", stop)
     for (token, row), _count in zip(rows, range(AT_ONCE), strict=False):
-        over = decided(GroupState(row[0])) and not branches.has_heuristics(state, token)
+        over = row[0] in FORGETTABLE and not branches.has_heuristics(state, token)
         if over and token_time(token) < now - KEPT:
             yield token
 

@@ -1,6 +1,7 @@
 """The one place where psycopg2's errors become txmq's.
 
-Only the SQLSTATE and the constraint are taken over: the server's texts quote values of rows.
+Of what a statement met only the SQLSTATE and the constraint are taken over: the server's texts quote values of rows.
+What has no SQLSTATE never got as far as a row: connections that could not be made or were lost, whose texts tell why.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ UNIQUE_VIOLATION: Final = "23505"
 CONFLICTS: Final = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
 NO_OBJECT: Final = frozenset({"42P01", "42703", "3F000"})  # table, column, schema
 NOT_NOW: Final = ("08", "53", "57P")  # connection, resources, shutdown and start-up
+LINE: Final = 200  # characters
 INSTALL: Final = "run `txmq schema install DSN`"
 HINTS: Final = {
     "25006": "this server is a standby or read-only: use the primary",
@@ -53,8 +55,9 @@ def translate(error: psycopg2.Error, doing: str) -> DatabaseError:
 
 
 def describe(error: psycopg2.Error) -> str:
-    """What may be told of `error`: its class, code and constraint."""
-    constraint = error.diag.constraint_name
-    return (
-        type(error).__name__ + (f" {error.pgcode}" if error.pgcode else "") + (f" ({constraint})" if constraint else "")
-    )
+    """What may be told of `error`: its class, and its code and constraint or else the first line of its text."""
+    name, constraint = type(error).__name__, error.diag.constraint_name
+    if error.pgcode is None:
+        line = next(iter(str(error).splitlines()), "").strip()
+        return f"{name}: {line[:LINE]}" if line else name
+    return f"{name} {error.pgcode}" + (f" ({constraint})" if constraint else "")

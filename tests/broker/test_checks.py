@@ -1,0 +1,126 @@
+"""Check-backs: which of them count, and what is remembered of those that found nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.broker.support import SECOND, Broker, Client, Oracle
+from txmq.config import Settings
+from txmq.message import Decision, Message
+
+CHECKER = ("checker", "billing")
+SETTINGS = Settings.model_validate(
+    {"broker": {"data": "/data"}, "checks": {"first_s": 6.0, "then_s": 10.0, "longest_s": 10.0, "in_doubt_after": 2}}
+)
+
+
+@pytest.fixture
+def oracle() -> Oracle:
+    return Oracle()
+
+
+@pytest.fixture
+def broker(oracle: Oracle) -> Broker:
+    broker = Broker(oracle, SETTINGS)
+    broker.start()
+    return broker
+
+
+def half(broker: Broker, number: int = 1, decider: tuple[object, ...] = ("postgres", 1, 1, 5, 7)) -> bytes:
+    return bytes.fromhex(broker.half(number, Message(b"m"), decider=decider))
+
+
+def shown(broker: Broker, token: bytes) -> Any:
+    return broker.ask("tx.show", token=token.hex())
+
+
+def test_a_check_asked_for_by_hand_is_no_try_and_puts_nothing_off(broker: Broker, oracle: Oracle) -> None:
+    token = half(broker)
+    due = shown(broker, token)["check_at"]
+    for _ in range(5):
+        assert broker.ask("tx.check", token=token.hex()) == {"due": 1}
+        assert broker.ask("tx.check", token=None) == {"due": 0}
+        oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert (shown(broker, token)["tries"], shown(broker, token)["check_at"]) == (0, due)
+    broker.pass_time(7)
+    oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert shown(broker, token)["tries"] == 1
+
+
+def test_a_check_that_becomes_due_while_it_is_under_way_counts(broker: Broker, oracle: Oracle) -> None:
+    token = half(broker)
+    broker.ask("tx.check", token=token.hex())
+    broker.pass_time(7)
+    oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert shown(broker, token)["tries"] == 1
+    broker.pass_time(11)
+    assert token in oracle.asked
+
+
+def test_what_a_check_found_instead_of_an_answer_is_told_until_the_decision(broker: Broker, oracle: Oracle) -> None:
+    token = half(broker)
+    assert (shown(broker, token)["checked_at"], shown(broker, token)["check_reason"]) == (0, "")
+    for tries, reason in ((1, "the transaction is in progress"), (2, "connection refused")):
+        broker.pass_time(11)
+        oracle.answer(token, Decision.UNKNOWN, reason)
+        told = shown(broker, token)
+        assert (told["tries"], told["checked_by"], told["check_reason"]) == (tries, "resolver shop", reason)
+        assert told["checked_at"] == broker.now()
+        assert told["in_doubt"] == (tries == 2)
+    [listed] = broker.ask("tx.list", state="in-doubt")["transactions"]
+    assert (listed["token"], listed["check_reason"]) == (token.hex(), "connection refused")
+    broker.pass_time(11)
+    oracle.answer(token, Decision.COMMIT)
+    told = shown(broker, token)
+    assert (told["state"], told["checked_at"], told["check_reason"]) == ("PUBLISHED", 0, "")
+
+
+def test_of_a_service_that_does_not_ask_it_is_told_that_it_does_not(broker: Broker) -> None:
+    token = half(broker, decider=CHECKER)
+    broker.pass_time(7)
+    assert "no process of service 'shop' has asked" in shown(broker, token)["check_reason"]
+    wait(broker.connect())
+    assert "has not answered" in shown(broker, token)["check_reason"]
+
+
+def wait(client: Client) -> list[str]:
+    reply: Any = client.call("checks.wait", service="shop", wait_ms=0)
+    return [check["token"] for check in reply["checks"]]
+
+
+def test_a_checker_s_answer_counts_only_where_the_check_was_due(broker: Broker) -> None:
+    client, token = broker.connect(), half(broker, decider=CHECKER)
+    due = shown(broker, token)["check_at"]
+    for _ in range(3):
+        broker.ask("tx.check", token=token.hex())
+        assert wait(client) == [token.hex()]
+        client.call("checks.answer", token=token.hex(), answer="UNKNOWN", reason="the books are closed")
+    assert (shown(broker, token)["tries"], shown(broker, token)["check_at"]) == (0, due)
+    assert shown(broker, token)["check_reason"] == "the books are closed"
+    broker.pass_time(7)
+    assert wait(client) == [token.hex()]
+    client.call("checks.answer", token=token.hex(), answer="UNKNOWN")
+    assert shown(broker, token)["tries"] == 1
+    assert shown(broker, token)["check_at"] > broker.now() + 8 * SECOND
+
+
+def test_a_checker_that_does_not_answer_is_asked_again_and_that_is_no_try(broker: Broker) -> None:
+    client, token = broker.connect(), half(broker, decider=CHECKER)
+    for _ in range(3):
+        broker.pass_time(11)
+        assert wait(client) == [token.hex()]
+    assert shown(broker, token)["tries"] == 0
+
+
+def test_a_job_is_not_ended_by_a_check_before_its_time(broker: Broker) -> None:
+    token = half(broker, decider=("job", b"j" * 16))
+    assert broker.ask("tx.check", token=None) == {"due": 0}
+    assert shown(broker, token)["state"] == "UNDECIDED"
+    broker.pass_time(7)
+    assert shown(broker, token)["state"] == "ROLLED_BACK"
+
+
+def test_a_check_of_what_was_never_stored_is_refused(broker: Broker) -> None:
+    assert "never stored" in broker.ask("tx.check", token="0" * 32).message

@@ -1,0 +1,108 @@
+"""Transactions that an operator may have to look at are on a list for just as long as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.driver import SECOND, Driver
+from txmq.broker.core import decisions, jobs, machine, upkeep
+from txmq.broker.core.listed import Kind, tokens
+from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.transactions import KEPT, get
+from txmq.message import Decision
+from txmq.tx.group import GroupState
+
+POSTGRES = ("postgres", 1, 1, 5, 7)
+
+
+@pytest.fixture
+def core() -> Driver:
+    driver = Driver()
+    driver.do(CreateTopic("t", 2))
+    return driver
+
+
+def token(core: Driver, number: int) -> bytes:
+    return (core.now // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")
+
+
+def store(
+    core: Driver, number: int, key: str | None, decider: tuple[object, ...] = POSTGRES, **options: object
+) -> bytes:
+    name = token(core, number)
+    core.store(name, [("t", 0, key, str(number))], decider, **options)
+    return name
+
+
+def decide(core: Driver, name: bytes, outcome: Decision = Decision.COMMIT) -> None:
+    core.do(decisions.Decide(name, outcome, "producer"))
+
+
+def listed(core: Driver) -> dict[str, list[bytes]]:
+    """What is on which list; that the counts agree, as they are and as they are loaded, is checked on the way."""
+    found = {kind.name: list(tokens(core.state, kind)) for kind in Kind}
+    machine.save(core.state)
+    for state in (core.state, machine.load(core.state.tables), core.replayed()):
+        assert {kind.name: state.listed[kind] for kind in Kind} == {name: len(names) for name, names in found.items()}
+    return {name: names for name, names in found.items() if names}
+
+
+@pytest.mark.parametrize("ends", ["sealed", "rolled back"])
+def test_a_transaction_is_open_from_its_first_part_to_its_last(core: Driver, ends: str) -> None:
+    one, other = store(core, 1, "a", sealed=False), store(core, 2, "a", sealed=False)
+    assert listed(core) == {"OPEN": [one, other]}
+    store(core, 1, "a", part=1, sealed=False)
+    assert listed(core) == {"OPEN": [one, other]}
+    if ends == "sealed":
+        store(core, 1, "a", part=2)
+    else:
+        decide(core, one, Decision.ROLLBACK)
+    assert listed(core) == {"OPEN": [other]}
+
+
+@pytest.mark.parametrize("outcome", [Decision.COMMIT, Decision.ROLLBACK])
+def test_a_transaction_is_in_doubt_until_it_is_decided(core: Driver, outcome: Decision) -> None:
+    name, other = store(core, 1, "a"), store(core, 2, "b")
+    for in_doubt in (False, True, True):
+        core.do(upkeep.PlanCheck(name, core.now + SECOND, 1, in_doubt))
+    assert listed(core) == {"IN_DOUBT": [name]}
+    decide(core, other, outcome)
+    assert listed(core) == {"IN_DOUBT": [name]}
+    decide(core, name, outcome)
+    assert listed(core) == {}
+
+
+def test_a_flag_can_be_taken_back(core: Driver) -> None:
+    name = store(core, 1, "a")
+    core.do(upkeep.PlanCheck(name, core.now + SECOND, 1, in_doubt=True))
+    core.do(upkeep.PlanCheck(name, core.now + SECOND, 1, in_doubt=False))
+    assert listed(core) == {}
+
+
+def test_a_committed_transaction_waits_until_what_is_before_it_has_gone(core: Driver) -> None:
+    first, second = store(core, 1, "a"), store(core, 2, "a")
+    decide(core, second)
+    local = store(core, 3, "a", ("local",))
+    assert listed(core) == {"WAITING": [second, local]}
+    decide(core, first)
+    assert listed(core) == {}
+    assert core.bodies("t") == ["1", "2", "3"]
+
+
+def test_what_a_job_commits_waits_as_well(core: Driver) -> None:
+    first, job = store(core, 1, "a"), token(core, 50)
+    winner, loser = store(core, 2, "a", ("job", job)), store(core, 3, "a", ("job", job))
+    core.do(jobs.DecideJob(job, Decision.COMMIT, (winner,), "job"))
+    assert listed(core) == {"WAITING": [winner]}
+    assert get(core.state, loser).state is GroupState.ROLLED_BACK  # type: ignore[union-attr]  # it is stored
+    decide(core, first, Decision.ROLLBACK)
+    assert listed(core) == {}
+
+
+def test_what_waits_for_longer_than_outcomes_are_kept_is_published_all_the_same(core: Driver) -> None:
+    first, second = store(core, 1, "a"), store(core, 2, "a")
+    decide(core, second)
+    core.now += KEPT + SECOND
+    core.do(upkeep.Sweep())
+    decide(core, first)
+    assert core.bodies("t") == ["1", "2"]

@@ -1,0 +1,159 @@
+"""What is told of a transaction: in one line, in full, and the messages that it holds, page by page."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.batch import BatchView
+from txmq.broker import telling
+from txmq.broker.core import tables as t
+from txmq.broker.core.transaction_queries import Neighbour, around, contradictions
+from txmq.broker.core.transactions import get
+from txmq.broker.reading import read
+from txmq.message import message_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from txmq.broker.checks import LastCheck
+    from txmq.broker.core.holds import HeldBatch
+    from txmq.broker.core.state import State
+    from txmq.broker.core.transactions import Transaction
+    from txmq.store.log import Log
+
+MOST = 100  # neighbours or contradictions told of one transaction
+MOST_BATCHES = 1_000
+PAGE_BYTES = 1 << 20  # of messages, as they are told; one message may be larger
+
+
+class Page(NamedTuple):
+    """Messages of a transaction, and the number behind which the next page goes on; None = that was all."""
+
+    rows: list[dict[str, Any]]
+    next: int | None
+
+
+class Wanted(NamedTuple):
+    """Which messages: behind so many of them, at most `limit`, with or without their bodies."""
+
+    after: int
+    limit: int
+    bodies: bool
+
+
+def line(token: bytes, row: Transaction, last: LastCheck | None) -> dict[str, Any]:
+    """What a list tells of a transaction. `last` is what the last check found, where that was no decision."""
+    checked = ("checked_at", "checked_by", "check_reason")
+    return telling.told(token, row) | dict(zip(checked, last or (0, "", ""), strict=True))
+
+
+def contents(state: State, row: Transaction) -> dict[str, Any]:
+    """The batches of a transaction, the acks and replays that go with it, and who takes part."""
+    topics = state.topics_by_id
+    offsets = row.offsets or (None,) * len(row.batches)
+    batches = [
+        {
+            "topic": topics[b.topic_id].name,
+            "partition": b.partition,
+            "messages": b.count,
+            "keys": len(b.hashes),
+            "offset": at,
+        }
+        for b, at in islice(zip(row.batches, offsets, strict=True), MOST_BATCHES)
+    ]
+    left_out = len(row.batches) - len(batches)
+    return {
+        "batches": batches,
+        "batches_left_out": left_out,
+        "actions": [telling.plain(action) for action in row.actions],
+        "participants": [telling.plain(one) for one in row.participants],
+    }
+
+
+def order(state: State, token: bytes, row: Transaction) -> dict[str, Any]:
+    """Whom a transaction waits for and whom it holds up, and who contradicted its decision."""
+    before, behind = around(state, row)
+    return {
+        "waits_for": [_neighbour(state, one) for one in before[:MOST]],
+        "holds_up": [_neighbour(state, one) for one in behind[:MOST]],
+        "conflicts": [
+            {"asked": found.asked.name, "by": found.by, "reason": found.reason, "at": found.at}
+            for found in islice(contradictions(state, token), MOST)
+        ],
+    }
+
+
+def _neighbour(state: State, one: Neighbour) -> dict[str, Any]:
+    row = None if one.token is None else get(state, one.token)
+    told = {"token": one.token and one.token.hex(), "state": "QUEUED" if row is None else row.state.name}
+    described = {"service": "", "stored_at": 0} if row is None else {"service": row.service, "stored_at": row.stored_at}
+    return told | described | {"keys": one.keys}
+
+
+def page(store: Log, state: State, row: Transaction, wanted: Wanted) -> Page:
+    """The messages that a transaction holds, in their order in the group.
+
+    A page ends early where it gets too large, and before what is not on disk yet. Raises CorruptRecord.
+    """
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for told, weight in _rows(store, state, row, wanted):
+        if len(rows) == wanted.limit or (rows and size + weight > PAGE_BYTES):
+            break
+        rows.append(told)
+        size += weight
+    seen = wanted.after + len(rows)
+    return Page(rows, seen if seen < sum(batch.count for batch in row.batches) else None)
+
+
+def _rows(store: Log, state: State, row: Transaction, wanted: Wanted) -> Iterator[tuple[dict[str, Any], int]]:
+    """The messages from the one wanted first on, each with its size as it will be told, more or less."""
+    first, offsets = 0, row.offsets or (None,) * len(row.batches)
+    for batch, base in zip(row.batches, offsets, strict=True):
+        if batch.position + batch.length > store.durable:
+            return
+        if first + batch.count > wanted.after:
+            view = _view(store, batch)
+            for number in range(max(wanted.after - first, 0), batch.count):
+                told = _message(view, number, bodies=wanted.bodies)
+                place = {"topic": state.topics_by_id[batch.topic_id].name, "partition": batch.partition}
+                told = place | {"offset": None if base is None else base + number} | told
+                yield told, _weight(told)
+        first += batch.count
+
+
+def _view(store: Log, batch: HeldBatch) -> BatchView:
+    [data] = read(store, [(batch.position, batch.length)])
+    return BatchView(bytes(data))
+
+
+def _message(view: BatchView, row: int, *, bodies: bool) -> dict[str, Any]:
+    told = {
+        "message_id": message_id(view.header.producer_id, view.header.sequence + row),
+        "key": view.keys[row],
+        "tag": view.tags[row],
+        "headers": dict(view.headers[row]),
+        "size": len(view.bodies[row]),
+    }
+    return told | {"body": b64encode(view.bodies[row]).decode()} if bodies else told
+
+
+def _weight(told: dict[str, Any]) -> int:
+    texts: Iterable[object] = (told["key"], told["tag"], told.get("body"), *told["headers"].items())
+    return 256 + sum(len(str(text)) for text in texts)
+
+
+def conflict_lines(state: State) -> Iterator[dict[str, Any]]:
+    """The journal of contradictions, the newest first."""
+    for found in contradictions(state):
+        told = {"token": found.token.hex(), "asked": found.asked.name, "by": found.by, "reason": found.reason}
+        yield told | {"at": found.at}
+
+
+def undecided(state: State) -> Iterator[bytes]:
+    """Tokens, the oldest first."""
+    rows: Any = state.tables[t.UNDECIDED].range(b"")
+    for _key, (token,) in rows:
+        yield token
