@@ -1,0 +1,64 @@
+"""How large the inbox grows, and what it holds back, after millions of messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from random import Random
+
+import psycopg2
+
+from tests.bench.rows import Row, Run, benchmark, row
+from txmq.tx.postgres.folding import fold
+from txmq.tx.postgres.inbox import Position, apply_batch
+from txmq.tx.postgres.schema import install
+from txmq.tx.postgres.session import Connection
+
+GROUP, TOPIC, PARTITIONS = "billing", "orders", 16
+MESSAGES, BATCH = 10_000_000, 500
+SKIPPED = 0.001  # of the offsets: dead letters, gaps until they are replayed
+FOLD_EVERY_S = 2.0
+TABLES = ("public.txmq_inbox", "public.txmq_inbox_recent")
+
+
+@benchmark("tx.inbox", "the inbox after many messages")
+def inbox(run: Run) -> Iterator[Row]:
+    messages, random = run.count(MESSAGES), Random(7)
+    with closing(psycopg2.connect(run.database.dsn())) as ours, closing(psycopg2.connect(run.database.dsn())) as keeper:
+        ours.autocommit = keeper.autocommit = True
+        install(ours)
+        began = folded = time.perf_counter()
+        largest = 0
+        for number in range(messages // BATCH):
+            partition, first = number % PARTITIONS, number // PARTITIONS * BATCH
+            offsets = [offset for offset in range(first, first + BATCH) if random.random() >= SKIPPED]
+            with ours.cursor() as cursor:
+                apply_batch(cursor, Position(GROUP, TOPIC, partition), offsets, begin=True)
+                cursor.execute("COMMIT")
+            if time.perf_counter() - folded >= FOLD_EVERY_S:
+                fold(keeper, GROUP)
+                folded, largest = time.perf_counter(), max(largest, _bytes(keeper))
+        took = time.perf_counter() - began
+        fold(keeper, GROUP)
+        end, ranges = _bytes(keeper), _ranges(keeper)
+    what = f"after {messages:,} messages, one in {round(1 / SKIPPED):,} left out, folded every {FOLD_EVERY_S:.0f} s"
+    yield row("tx.inbox_claims", f"messages claimed and committed, {BATCH} in a transaction", "msg/s", messages / took)
+    yield row("tx.inbox_size", f"inbox tables {what}", "MiB", end / 2**20)
+    yield row("tx.inbox_size_largest", f"the same at its largest {what}", "MiB", largest / 2**20)
+    yield row("tx.inbox_ranges", f"ranges kept {what}", "ranges", ranges)
+
+
+def _bytes(connection: Connection) -> int:
+    return _number(connection, "SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest(%s) name", list(TABLES))
+
+
+def _ranges(connection: Connection) -> int:
+    return _number(connection, "SELECT coalesce(sum((SELECT count(*) FROM unnest(applied))), 0) FROM public.txmq_inbox")
+
+
+def _number(connection: Connection, query: str, *values: object) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(query, values)
+        [(number,)] = cursor.fetchall()
+    return int(number)
