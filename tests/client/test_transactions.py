@@ -76,6 +76,33 @@ def test_a_block_that_raises_sends_nothing(real: RealBroker, connect: Connect) -
     assert client.call("tx.list", state="undecided")["transactions"] == []
 
 
+def test_a_transaction_marked_to_be_rolled_back_cannot_commit(real: RealBroker, connect: Connect) -> None:
+    client = connect(real.url)
+    client.call("topic.create", name="marked", partitions=1)
+    local, half = client.transaction(), client.transaction(checker="billing")
+
+    def marked_local() -> None:
+        with local:
+            local.send("marked", b"1")
+            local.set_rollback_only("stock is short")
+            local.send("marked", b"2")
+
+    def marked_half() -> None:
+        with half:
+            half.send("marked", b"3")
+            half.prepare()
+            half.set_rollback_only()
+
+    with pytest.raises(TransactionAborted, match="stock is short"):
+        marked_local()
+    with pytest.raises(TransactionAborted):
+        marked_half()
+    assert client.call("tx.show", token=half.token.hex)["state"] == "ROLLED_BACK"
+    assert bodies(real, "marked") == []
+    with pytest.raises(ClientClosed):
+        local.set_rollback_only()
+
+
 def test_an_empty_transaction_is_nothing(fake: FakeBroker, connect: Connect) -> None:
     with connect(fake.url).transaction() as tx:
         pass

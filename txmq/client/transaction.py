@@ -21,7 +21,7 @@ from txmq.client.producer import Fields, micros_now
 from txmq.client.rows import columns
 from txmq.client.share import NOTHING, Share
 from txmq.client.tokens import new_token
-from txmq.errors import ClientClosed, LocalProtocolError, TxmqError
+from txmq.errors import ClientClosed, LocalProtocolError, TransactionAborted, TxmqError
 from txmq.message import Message, Receipt
 from txmq.wire.group import Description, Participant
 
@@ -117,6 +117,13 @@ class Transaction(Face):
         self._check_after = int(check_after * MICROSECONDS)
         self._stage = Stage.NEW
         self._committed = False
+        self._rollback_only = ""  # why, if so
+
+    def set_rollback_only(self, reason: str = "") -> None:
+        """Lets nothing of it be committed, whatever the rest of the block does: its end raises TransactionAborted."""
+        if self._stage is not Stage.STORED:
+            self._require(Stage.OPEN)
+        self._rollback_only = self._rollback_only or reason or "no reason was given"
 
     def at(self, client: Client) -> Face:
         """The same transaction at another client's broker: what is sent and acked there is part of it.
@@ -161,12 +168,14 @@ class Transaction(Face):
     ) -> None:
         known: bool | None = None
         try:
-            if error is None:
+            if error is None and not self._rollback_only:
                 self._commit()
                 known = self._committed = True
             else:
                 known = False
                 self._abort()
+            if error is None and self._rollback_only:
+                raise TransactionAborted(f"it was marked to be rolled back: {self._rollback_only}")
         except TxmqError as failure:
             known = None if failure.outcome == "unknown" else False
             raise

@@ -145,6 +145,10 @@ class ThreadedTransaction(ThreadedFace, Generic[K]):
 
         return self._one_at_a_time.run(step)
 
+    def set_rollback_only(self, reason: str = "") -> None:
+        """Lets nothing of it be committed, whatever the rest of the block does: its end raises TransactionAborted."""
+        self._transaction.set_rollback_only(reason)
+
     async def at(self, client: Client) -> ThreadedFace:
         """The same transaction at another client's broker: what is sent and acked there is part of it."""
         return ThreadedFace(self._reactor, await self.run(self._transaction.at, client.blocking))
