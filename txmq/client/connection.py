@@ -114,6 +114,7 @@ class Connection:
     def close(self) -> None:
         """Closes the connection; what is under way has an unknown outcome."""
         self.closed = True
+        self.conversation.end()
         self.socket.close()
 
     def abort(self) -> None:

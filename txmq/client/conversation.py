@@ -1,6 +1,7 @@
 """The client's side of a connection, without the connection: bytes in, replies out. Both faces stand on it.
 
-First the hello; after the welcome, requests by their correlation, whose replies come in any order.
+First the hello, and the registration of a producer instance that has none yet; after the welcome, requests by their
+correlation, whose replies come in any order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from txmq import __version__, limits
-from txmq.errors import ConnectionLost, LogChanged, MessageTooLarge, RemoteProtocolError
+from txmq.client.incarnation import Incarnation
+from txmq.errors import BrokerUnavailable, ConnectionLost, LogChanged, MessageTooLarge, RemoteProtocolError
+from txmq.wire.calls import encode_call
 from txmq.wire.frames import Frame, FrameDecoder, frame_pieces
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import VERSIONS, Hello, Limits, Welcome
@@ -48,9 +51,12 @@ class LogPin:
 class Conversation:
     """One connection's conversation. After a ProtocolError it is of no more use."""
 
-    def __init__(self, service: str | None, pin: LogPin) -> None:
+    def __init__(self, service: str | None, pin: LogPin, incarnation: Incarnation | None = None) -> None:
         self._service = service
         self._pin = pin
+        self._incarnation = incarnation
+        self._registering = False
+        self._greeted: Welcome | None = None
         self._decoder = FrameDecoder(limits.FRAME_BEFORE_HELLO)
         self._expected: dict[int, int] = {}
         self._last = 0
@@ -69,9 +75,33 @@ class Conversation:
         return self._decoder.pending >= LARGE
 
     def hello(self) -> list[bytes]:
-        """The first request, in pieces."""
-        hello = Hello(versions=VERSIONS, client=CLIENT, service=self._service)
+        """What is to be sent first, in pieces.
+
+        Raises BrokerUnavailable while another connection registers the instance that this client is.
+        """
+        one = self._incarnation
+        if one is None:
+            return self._hello(None, 0)
+        if one.number:
+            return self._hello(one.instance, one.number)
+        if not one.claim():
+            raise BrokerUnavailable(f"another connection is registering instance {one.instance!r}", hint="try again")
+        self._registering = True
+        if one.number:  # while it was being claimed
+            self.end()
+            return self._hello(one.instance, one.number)
+        hello, args = self._hello(one.instance, 0), {"service": self._service, "instance": one.instance}
+        return [*hello, *self.request(Opcode.CALL, encode_call("producer.register", dict(args)))[1]]
+
+    def _hello(self, instance: str | None, number: int) -> list[bytes]:
+        hello = Hello(versions=VERSIONS, client=CLIENT, service=self._service, instance=instance, incarnation=number)
         return self.request(Opcode.HELLO, hello.encode())[1]
+
+    def end(self) -> None:
+        """The connection is over: if it was registering an instance, another may."""
+        if self._registering and self._incarnation is not None:
+            self._registering = False
+            self._incarnation.release()
 
     def request(self, opcode: int, payload: Payload = b"") -> tuple[int, list[bytes]]:
         """The correlation of a request and its bytes, in pieces. MessageTooLarge where the broker would not take it."""
@@ -93,17 +123,26 @@ class Conversation:
         for frame in frames:
             if self._expected.pop(frame.correlation, None) != frame.opcode:
                 raise _unexpected(frame)
-        if self.welcome is None and frames:
+        while self.welcome is None and frames:
             self._greet(frames.pop(0))
         return frames
 
     def _greet(self, frame: Frame) -> None:
-        welcome = Welcome.parse(frame)
+        """The welcome, or the reply to the registration, which is part of the greeting."""
+        if self._greeted is None:
+            self._greeted = self._checked(Welcome.parse(frame))
+            self._decoder.limit = limits.FRAME
+        elif self._incarnation is not None:
+            self._incarnation.number = int(returned(result(frame))["epoch"])
+            self.end()
+        if not self._registering:
+            self.welcome = self._greeted
+
+    def _checked(self, welcome: Welcome) -> Welcome:
         if not VERSIONS[0] <= welcome.version <= VERSIONS[1]:
             raise RemoteProtocolError(f"the broker chose version {welcome.version}, which this client does not speak")
         self._pin.check(welcome)
-        self._decoder.limit = limits.FRAME
-        self.welcome = welcome
+        return welcome
 
 
 def result(reply: Frame) -> bytes:

@@ -13,6 +13,7 @@ from txmq.client.address import parse_url
 from txmq.client.connection import Connection, dial
 from txmq.client.conversation import Conversation, LogPin, Payload, returned
 from txmq.client.flights import Stats
+from txmq.client.incarnation import Incarnation
 from txmq.client.pipeline import Pipeline
 from txmq.client.pool import Pool, closed
 from txmq.client.settings import Settings
@@ -25,9 +26,11 @@ from txmq.wire.headers import Opcode
 class Core:
     """One client's share of the world. For any number of threads; after a fork each process has its own connections."""
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(self, url: str, settings: Settings, incarnation: Incarnation | None = None) -> None:
+        """`incarnation` None = a new one, where the settings name an instance."""
         self._addresses = parse_url(url)
         self._pin = LogPin()
+        self._incarnation = incarnation or settings.incarnation()
         self._lock = Lock()
         self._pipeline: Pipeline | None = None
         self._pid = os.getpid()
@@ -63,7 +66,9 @@ class Core:
 
     def _dial(self, deadline: float) -> Connection:
         """As `dial`, for a pipeline that has things to finish."""
-        return dial(self._addresses, lambda: Conversation(self.settings.service, self._pin), deadline)
+        return dial(
+            self._addresses, lambda: Conversation(self.settings.service, self._pin, self._incarnation), deadline
+        )
 
     def call(
         self, name: str, args: dict[str, Any], *, timeout: float | None = None, repeat: bool = False

@@ -20,6 +20,7 @@ from txmq.client.topics import Topics
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
+    ProducerFenced,
     RemoteProtocolError,
     RequestRejected,
     RequestTimeout,
@@ -35,7 +36,9 @@ FRAMES_AHEAD = 64  # under way at once; the broker remembers the receipts of 256
 BYTES_AHEAD = 8 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5  # where the broker asks for a pause
 Lost = ConnectionLost | RequestTimeout
-DEFINITE = StaleTopic | SequenceGap  # said only of what is not stored; other refusals come before the broker looks
+DEFINITE = (
+    StaleTopic | SequenceGap | ProducerFenced
+)  # said only of what is not stored; other refusals come before the broker looks
 
 
 class Piece(NamedTuple):

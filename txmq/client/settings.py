@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self, TypedDict, Unpack
 
+from txmq.client.incarnation import Incarnation
 from txmq.client.topics import Partitioner
 from txmq.errors import ConfigError
 from txmq.message import is_name
@@ -15,12 +16,15 @@ LONGEST_S = 86_400.0
 class Options(TypedDict, total=False):
     """The keyword arguments of `txmq.connect`; what is left out is as in `Settings`.
 
+    `instance`: the name of a producer of the service that outlives its process, such as "orders-1". Each client made
+    with it takes the place of those before: whatever they send later fails with ProducerFenced.
     `timeout`: seconds that a call may take, its attempts together. `retries`: attempts after the first, of what does no
     harm twice. `partitioner(topic, key, partitions)` chooses partitions, or None to leave it to the key. `connections`:
     at most so many calls at once. `window`, `window_bytes`: what `send_async` may have without a receipt, before it
     waits. `delivery_timeout`: seconds until a message of `send_async` without a receipt fails, reconnections included.
     """
 
+    instance: str | None
     timeout: float
     retries: int
     partitioner: Partitioner | None
@@ -35,6 +39,7 @@ class Settings:
     """The checked settings of one client; `Options` tells what they mean. Time-out and retries are RocketMQ's."""
 
     service: str | None = None
+    instance: str | None = None
     timeout: float = 3.0
     retries: int = 2
     partitioner: Partitioner | None = None
@@ -46,12 +51,19 @@ class Settings:
     def __post_init__(self) -> None:
         if self.service is not None and not is_name(self.service):
             raise ConfigError("service", f"{self.service!r} cannot name a service", hint="such as: orders")
+        if self.instance is not None and not (self.service and is_name(self.instance)):
+            hint = 'such as "orders-1", together with a service'
+            raise ConfigError("instance", f"{self.instance!r} cannot name an instance", hint=hint)
         for name in ("timeout", "delivery_timeout"):
             _require(name, 0 < getattr(self, name) <= LONGEST_S, f"seconds, up to {LONGEST_S:.0f}, are needed")
         for name, least in (("retries", 0), ("connections", 1), ("window", 1), ("window_bytes", 1)):
             value = getattr(self, name)
             _require(name, type(value) is int and value >= least, f"a number from {least} is needed")
         _require("partitioner", self.partitioner is None or callable(self.partitioner), "a function is needed")
+
+    def incarnation(self) -> Incarnation | None:
+        """The incarnation of one new client; None = it is of no instance."""
+        return None if self.instance is None else Incarnation(self.instance)
 
     @classmethod
     def of(cls, service: str | None, **options: Unpack[Options]) -> Self:

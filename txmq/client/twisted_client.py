@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, overload
 from uuid import uuid4
 
-from twisted.internet.defer import Deferred, DeferredList, gatherResults
+from twisted.internet.defer import Deferred, DeferredList, FirstError, gatherResults
 from twisted.internet.task import deferLater
 
 from txmq.client.address import parse_url
@@ -67,6 +67,7 @@ class Client:
     def __init__(self, reactor: Reactor, url: str, settings: Settings) -> None:
         self.reactor, self.settings = reactor, settings
         self._url, self._addresses, self._pin = url, parse_url(url), LogPin()
+        self._incarnation = settings.incarnation()
         self._threads = Threads(reactor, settings.connections)
         self._blocking: BlockingClient | None = None
         self._shapes: dict[str, dict[str, Any]] = {}
@@ -78,7 +79,8 @@ class Client:
 
     def link(self) -> Link:
         """A new connection, not yet made; replies that nobody waits for go to the sends."""
-        return Link(self.reactor, Conversation(self.settings.service, self._pin), self._sending.received)
+        conversation = Conversation(self.settings.service, self._pin, self._incarnation)
+        return Link(self.reactor, conversation, self._sending.received)
 
     def connected(self) -> Connected:
         """The connection of this client, made at the first use."""
@@ -176,7 +178,7 @@ class Client:
         if self._closed:
             raise closed()
         if self._blocking is None:
-            self._blocking = BlockingClient(Core(self._url, self.settings))
+            self._blocking = BlockingClient(Core(self._url, self.settings, self._incarnation))
         return self._blocking
 
     def close(self) -> Deferred[None]:
@@ -224,7 +226,11 @@ class Client:
         self.connected()
         await self.shape(topic)
         receipts = [self._sending.put(topic, message, partition) for message in messages]
-        return list(await gatherResults(receipts, consumeErrors=True))
+        try:
+            return list(await gatherResults(receipts, consumeErrors=True))
+        except FirstError as first:  # what it wraps is what the caller is promised
+            error: Any = first.subFailure.value
+            raise error from None
 
     async def _send_columns(self, topic: str, rows: Rows, partition: int | None) -> list[StoredBatch]:
         await self.shape(topic)

@@ -53,7 +53,11 @@ class Link(Protocol):
         self._wire.setTcpNoDelay(True)
         self._wire.registerProducer(self, streaming=True)
         self._hello = self._reactor.callLater(HELLO_S, self.abort)
-        self.write(self.conversation.hello())
+        try:
+            self.write(self.conversation.hello())
+        except BrokerUnavailable as error:  # another connection is registering the client's instance
+            self._fail(error)
+            self.abort()
 
     def write(self, pieces: Iterable[bytes]) -> None:
         """Sends bytes that the conversation made."""
@@ -106,6 +110,7 @@ class Link(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._stop_waiting()
+        self.conversation.end()
         self._fail(ConnectionLost(f"the connection was lost: {reason.getErrorMessage()}"))
         self.lost.callback(None)
 
