@@ -12,6 +12,7 @@ from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IPushProducer, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -207,6 +208,7 @@ class Connected:
     async def stop(self) -> None:
         """Ends the connection, and makes no other."""
         await self._service.stopService()
+        await deferLater(self._reactor, 0)  # out of its turn: within it, it cannot be asked to stop again
 
 
 def timed(reactor: Reactor, waiting: Deferred[T], seconds: float, error: TxmqError) -> Deferred[T]:
