@@ -9,6 +9,13 @@
     name = "shop"
     dsn = "postgresql://txmq@db/shop"
 
+    [[xa.database]]                      # where prepared branches are looked for
+    name = "shop"
+    dsn = "postgresql://txmq@db/shop"
+
+    [[xa.broker]]                        # other brokers that decide them, or take part
+    url = "txmq://broker-2:7650"
+
 Nothing here is read by the rules in `broker/core` when an event is applied: settings steer decisions, the log holds
 outcomes.
 """
@@ -21,7 +28,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from txmq.errors import ConfigError
 from txmq.message import is_name
@@ -150,6 +157,32 @@ class Broker(Model):
     index_rows: PositiveInt = 50_000
 
 
+class XaDatabase(Model):
+    """A database whose prepared branches are recovered; the role owns them, or is a member of the roles that do."""
+
+    name: Name
+    dsn: str = Field(repr=False)  # may hold a password
+
+
+class XaBroker(Model):
+    """A broker that takes part in XA transactions, besides the one whose settings these are."""
+
+    url: Annotated[str, Field(pattern=r"^txmq://[^/\s]+$")]
+
+
+class Xa(Model):
+    """Recovery of XA transactions: every so often, and not before a branch has stood for the safety interval.
+
+    Narayana's are 120 s and 10 s; a branch here holds locks, and a coordinator decides within milliseconds.
+    """
+
+    every_s: float = Field(default=10.0, gt=0)
+    safety_s: float = Field(default=10.0, gt=0)
+    alarm_s: float = Field(default=60.0, gt=0)  # what has stood for so long is told of, again and again
+    database: tuple[XaDatabase, ...] = Field(default=(), strict=False)
+    broker: tuple[XaBroker, ...] = Field(default=(), strict=False)
+
+
 class Settings(Model):
     """The whole file."""
 
@@ -157,6 +190,7 @@ class Settings(Model):
     consumers: Consumers = Consumers()
     checks: Checks = Checks()
     resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
+    xa: Xa = Xa()
 
 
 class Resolvers(BaseModel):
@@ -166,6 +200,21 @@ class Resolvers(BaseModel):
 
     resolver: tuple[Resolver, ...] = Field(strict=False, min_length=1)
     checks: Checks = Checks()
+
+
+class XaRecovery(BaseModel):
+    """The part of the file that a recoverer's own process reads."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    xa: Xa
+
+    @field_validator("xa")
+    @classmethod
+    def _has_a_database(cls, xa: Xa) -> Xa:
+        if not xa.database:
+            raise ValueError("there is no [[xa.database]]")
+        return xa
 
 
 def load(path: Path | None, overrides: dict[str, object]) -> Settings:
@@ -184,6 +233,11 @@ def load(path: Path | None, overrides: dict[str, object]) -> Settings:
 def load_resolvers(path: Path) -> Resolvers:
     """What a resolver's own process needs of a TOML file. Raises ConfigError as `load` does."""
     return _checked(Resolvers, _read(path), path)
+
+
+def load_xa(path: Path) -> Xa:
+    """What a recoverer's own process needs of a TOML file. Raises ConfigError as `load` does."""
+    return _checked(XaRecovery, _read(path), path).xa
 
 
 def _checked(model: type[M], tree: dict[str, Any], path: Path | None, given: Collection[str] = ()) -> M:

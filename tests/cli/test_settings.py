@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.config import FlushEvery, ListenAddress, listen_address, load, load_resolvers
+from txmq.config import FlushEvery, ListenAddress, listen_address, load, load_resolvers, load_xa
 from txmq.errors import ConfigError
 
 WHOLE = """
@@ -129,3 +129,41 @@ def test_a_resolver_needs_nothing_of_the_broker_in_its_file(file: Path) -> None:
     file.write_text("[broker]\ndata = 'x'")
     with pytest.raises(ConfigError, match="resolver: is missing"):
         load_resolvers(file)
+
+
+XA = """
+[xa]
+safety_s = 2
+[[xa.database]]
+name = "shop"
+dsn = "postgresql://txmq:secret@db/shop"
+[[xa.broker]]
+url = "txmq://broker-2:7650"
+"""
+
+
+def test_a_recoverer_needs_nothing_of_the_broker_in_its_file(file: Path) -> None:
+    file.write_text(XA)
+    xa = load_xa(file)
+    assert [(one.name, one.dsn) for one in xa.database] == [("shop", "postgresql://txmq:secret@db/shop")]
+    assert ([one.url for one in xa.broker], xa.safety_s, xa.every_s) == (["txmq://broker-2:7650"], 2.0, 10.0)
+    assert "secret" not in repr(xa)
+    file.write_text(f"[broker]\ndata = 'x'\n{XA}")
+    assert load(file, {}).xa == xa
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "xa: is missing"),
+        ("[xa]\nsafety_s = 3", r"xa: there is no \[\[xa.database\]\]"),
+        ("[[xa.database]]\nname = 'shop'", "xa.database.0.dsn: is missing"),
+        ("[xa]\nsafety = 3", "xa.safety: there is no such setting"),
+        (XA.replace("txmq://", "http://"), "xa.broker.0.url: String should match"),
+        (XA.replace("= 2", "= 0"), "xa.safety_s: Input should be greater than 0"),
+    ],
+)
+def test_a_mistake_of_a_recoverer_s_is_named_by_its_path(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        load_xa(file)

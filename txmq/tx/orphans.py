@@ -24,6 +24,7 @@ class Word(StrEnum):
     SILENT = "home is silent"  # it cannot be reached now
     FORGOTTEN = "forgotten"  # older than what brokers keep
     UNKNOWN_LOG = "unknown log"  # none of the brokers that can be reached has that log
+    REFUSED = "refused"  # the broker knows the transaction as one that another decides
 
     @property
     def decision(self) -> Decision:
@@ -60,13 +61,14 @@ class Verdict(NamedTuple):
     ask: bool = False
 
 
-FOREIGN = Verdict(Action.LEAVE, "foreign: its own coordinator finishes it")
+FOREIGN = Verdict(Action.LEAVE, "foreign: its own transaction manager finishes it")
 _SETTLED = {
     Word.COMMITTED: Verdict(Action.COMMIT, "its home broker has committed the transaction"),
     Word.ROLLED_BACK: Verdict(Action.ROLL_BACK, "its home broker has rolled the transaction back"),
     Word.SILENT: Verdict(Action.WAIT, "its home broker cannot be reached now"),
     Word.FORGOTTEN: Verdict(Action.HEURISTIC, "its home broker keeps no outcomes as old: needs --reason"),
-    Word.UNKNOWN_LOG: Verdict(Action.LEAVE, "unknown log: no broker that can be reached has it"),
+    Word.UNKNOWN_LOG: Verdict(Action.LEAVE, "unknown log: no broker that is configured has it"),
+    Word.REFUSED: Verdict(Action.LEAVE, "its home broker says that another decides it: see txmq tx show"),
 }
 
 

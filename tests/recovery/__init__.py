@@ -1,0 +1,1 @@
+"""Recovery of XA transactions, with real databases and brokers."""

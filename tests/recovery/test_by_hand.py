@@ -1,0 +1,155 @@
+"""What somebody has ended by hand, otherwise than decided, is kept and told of; nobody takes a lost branch for done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.postgres.orphans import end_by_hand
+from tests.recovery.world import SAFETY_S, World
+from txmq.client.recovery.databases import Database
+from txmq.errors import ConnectionLost
+from txmq.message import COMMIT, ROLLBACK, Decision
+from txmq.tx.orphans import Action
+from txmq.tx.postgres.prepared import Ending
+from txmq.tx.postgres.prepared_survey import Prepared
+
+
+def mixed(logs: list[Any]) -> list[str]:
+    return [log["gid"] for log in logs if log["event"] == "xa.mixed"]
+
+
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ends a branch by hand between the look that found it and its end by the recoverer."""
+    finish = Database.finish
+
+    def once(gid: str, dsn: str, *, commit: bool) -> None:
+        def after_a_hand(self: Database, branch: Prepared, decision: Decision) -> Ending:
+            if branch.gid == gid:
+                end_by_hand(dsn, gid, commit=commit)
+            return finish(self, branch, decision)
+
+        monkeypatch.setattr(Database, "finish", after_a_hand)
+
+    return once
+
+
+@pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
+def test_a_branch_ended_the_other_way_just_before_is_mixed(world: World, hand: Any, outcome: Decision) -> None:
+    token = world.begin()
+    world.decide(token, outcome)
+    gid = world.gid(token, "a")
+    hand(gid, world.dsns["a"], commit=outcome is ROLLBACK)
+    with capture_logs() as logs:
+        report = world.recoverer().go()
+    assert mixed(logs) == [gid]
+    [finding] = [one for one in report.findings if one.what == gid]
+    assert (finding.action, finding.done, finding.needs_hand) == (Action.HEURISTIC, False, True)
+    [entry] = world.journal(token)
+    found = {COMMIT: "rolled back", ROLLBACK: "committed"}[outcome]
+    assert (entry["branch"], entry["decided"], entry["found"]) == (gid, outcome.name, found)
+    world.audit()
+
+
+def test_a_branch_ended_the_same_way_just_before_is_done(world: World, hand: Any) -> None:
+    token = world.begin()
+    world.decide(token, COMMIT)
+    hand(world.gid(token, "a"), world.dsns["a"], commit=True)
+    with capture_logs() as logs:
+        report = world.recoverer().go()
+    assert [one.done for one in report.findings if one.what == world.gid(token, "a")] == [True]
+    assert (mixed(logs), world.journal(token)) == ([], [])
+    world.audit()
+
+
+@pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
+def test_a_branch_ended_the_other_way_between_two_passes_is_mixed(world: World, outcome: Decision) -> None:
+    token = world.begin()
+    recoverer = world.recoverer()
+    recoverer.go()
+    gid = world.gid(token, "b")
+    end_by_hand(world.dsns["b"], gid, commit=outcome is ROLLBACK)
+    recoverer.go()  # it may yet be decided that way: nothing is said
+    assert world.journal(token) == []
+    world.decide(token, outcome)
+    with capture_logs() as logs:
+        recoverer.go()
+        recoverer.go()
+    assert mixed(logs) == [gid]
+    assert [entry["branch"] for entry in world.journal(token)] == [gid]
+    world.audit()
+
+
+def test_two_recoverers_that_find_the_same_journal_it_once(world: World) -> None:
+    token = world.begin()
+    recoverers = [world.recoverer(), world.recoverer()]
+    for recoverer in recoverers:
+        recoverer.go()
+    end_by_hand(world.dsns["a"], world.gid(token, "a"), commit=False)
+    world.decide(token, COMMIT)
+    for recoverer in recoverers:
+        recoverer.go()
+    assert len(world.journal(token)) == 1
+    world.audit()
+
+
+def test_it_is_shown_in_each_pass_until_somebody_has_dealt_with_it(world: World) -> None:
+    token = world.begin()
+    recoverer = world.recoverer()
+    recoverer.go()
+    end_by_hand(world.dsns["a"], world.gid(token, "a"), commit=False)
+    world.decide(token, COMMIT)
+    recoverer.go()
+    home = world.brokers[0].url
+    [shown] = [one for one in recoverer.go().findings if one.where == home and one.what == token.hex]
+    assert shown.needs_hand
+    assert world.gid(token, "a") in shown.reason
+    world.clients[0].call("xa.forget", token=token.hex, operator="ada", reason="row written again")
+    assert [one for one in recoverer.go().findings if one.where == home and one.what == token.hex] == []
+
+
+def test_what_could_not_be_journalled_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = world.begin()
+    recoverer = world.recoverer()
+    recoverer.go()
+    end_by_hand(world.dsns["a"], world.gid(token, "a"), commit=False)
+    world.decide(token, COMMIT)
+
+    def lost(*args: object, **kwargs: object) -> None:
+        raise ConnectionLost("lost")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(recoverer.homes, "note", lost)
+        recoverer.go()
+    assert world.journal(token) == []
+    recoverer.go()
+    assert [entry["branch"] for entry in world.journal(token)] == [world.gid(token, "a")]
+    world.audit()
+
+
+def test_a_group_that_an_operator_decided_otherwise_than_its_home_is_told_of(world: World) -> None:
+    token = world.begin(prepared=())
+    world.clients[1].call("tx.decide", token=token.hex, outcome="ROLLBACK", operator="ada", reason="disk full")
+    world.decide(token, COMMIT)
+    report = world.recoverer().go()
+    [shown] = [one for one in report.findings if one.where == world.brokers[1].url]
+    assert (shown.action, shown.needs_hand) == (Action.HEURISTIC, True)
+    assert shown.reason.startswith("mixed, its home: committed; the group rolled back by ada: disk full")
+
+
+def test_branches_that_their_coordinator_ended_are_forgotten(world: World) -> None:
+    token = world.begin()
+    recoverer = world.recoverer()
+    recoverer.go()
+    world.decide(token, COMMIT)
+    for name, dsn in world.dsns.items():
+        end_by_hand(dsn, world.gid(token, name), commit=True)
+    world.clock.now += SAFETY_S
+    with capture_logs() as logs:
+        recoverer.go()
+    assert mixed(logs) == []
+    assert [key for key in recoverer._sightings._seen if key[1] in {token.hex, world.gid(token, "a")}] == []
+    world.audit()
