@@ -140,6 +140,16 @@ class Checks(Model):
     in_doubt_after: PositiveInt = 15
 
 
+class Alarms(Model):
+    """When an operator is to be told (`txmq alarms`)."""
+
+    undecided_s: float = Field(default=300.0, gt=0)  # the oldest undecided transaction is older
+    open_s: float = Field(default=300.0, gt=0)  # parts of a transaction have been missing for longer
+    conflict_s: float = Field(default=3_600.0, gt=0)  # how long a contradiction or a refusal is told of
+    resolver_s: float = Field(default=30.0, gt=0)  # a database could not be asked for longer
+    cleanup_s: float = Field(default=21_600.0, gt=0)  # token rows could not be cleaned up for longer
+
+
 class Broker(Model):
     """The broker itself."""
 
@@ -189,6 +199,7 @@ class Settings(Model):
     broker: Broker
     consumers: Consumers = Consumers()
     checks: Checks = Checks()
+    alarms: Alarms = Alarms()
     resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
     xa: Xa = Xa()
 

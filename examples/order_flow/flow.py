@@ -39,7 +39,7 @@ To look around:
   txmq tail order-placed --no-follow --count 5
   txmq group show shipping
   txmq dlq list payment
-  txmq tx list
+  txmq tx list; txmq alarms
   psql '$dsn' -c 'TABLE shipments LIMIT 5'
 To end it all:
   $end

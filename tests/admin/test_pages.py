@@ -94,6 +94,9 @@ def test_what_the_api_tells_is_what_the_command_line_tells(served: Served) -> No
         ("broker", None),
         ("topics", ("topic", "list")),
         ("topics/orders", ("topic", "show", "orders")),
+        (f"transactions/{served.token}", ("tx", "show", served.token)),
+        (f"transactions/{served.token}?after=1&limit=5", ("tx", "show", served.token, "--after", "1", "--limit", "5")),
+        ("alarms", None),
         ("groups", ("group", "list")),
         ("groups/billing", ("group", "show", "billing")),
         ("letters/billing/stats", ("dlq", "stats", "billing")),
@@ -224,12 +227,12 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
     assert found["txmq_topic_partitions", ("topic", "orders")] == 3
     assert found["txmq_group_letters", ("group", "billing")] == 2
     assert found["txmq_group_lag", ("group", "billing")] == 3
-    assert found["txmq_undecided_transactions",] == 1
-    assert 0 < found["txmq_undecided_oldest_age_seconds",] < 600
+    assert found["txmq_transactions_undecided",] == 1
+    assert 0 < found["txmq_transactions_oldest_undecided_seconds",] < 600
     assert found["txmq_log_durable_bytes",] == served.api("broker")["durable"]
     assert found["process_open_fds",] > 0
     assert {name for name, *labels in found if name.startswith("txmq_") and not labels} >= {"txmq_log_read_only"}
-    assert {label for _, *labels in found for label, _ in labels} == {"name", "log_id", "topic", "group"}
+    assert {label for _, *labels in found for label, _ in labels} == {"name", "log_id", "topic", "group", "le"}
 
 
 def test_the_console_needs_nothing_but_its_own_files(served: Served) -> None:

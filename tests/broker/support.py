@@ -19,7 +19,7 @@ from txmq.broker.core.tables import MemoryTables
 from txmq.broker.core.topics import CreateTopic
 from txmq.broker.core.transactions import GroupBatch, GroupReceipt, StorePart
 from txmq.broker.engine import Engine
-from txmq.broker.resolving import Resolves
+from txmq.broker.resolving import ResolverStatus, Resolves
 from txmq.config import Settings, load
 from txmq.message import Decision, Message
 from txmq.store.log import Log
@@ -47,15 +47,24 @@ class Nobody:
     def ask(self, token: bytes, row: object, answered: object) -> None:
         raise AssertionError("nobody knows")
 
+    def status(self) -> tuple[()]:
+        return ()
+
 
 class Oracle:
     """A database that answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked: dict[bytes, Answered] = {}
+        self.known = True  # whether it leads to the database that decides
+        self.is_like: tuple[ResolverStatus, ...] = ()
+
+    def status(self) -> Sequence[ResolverStatus]:
+        return self.is_like
 
     def knows(self, decider: tuple[object, ...]) -> bool:
-        return True
+        del decider
+        return self.known
 
     def ask(self, token: bytes, row: object, answered: Answered) -> None:
         assert token not in self.asked, "it is being asked already"
@@ -131,6 +140,7 @@ class Broker:
         decider: tuple[object, ...] = ("postgres", 1, 1, 5, 7),
         sealed: bool = True,
         check_after: int = 6 * SECOND,
+        wait: bool = True,
     ) -> str:
         """Stores a transaction with each of the messages as a batch of its own, in topic t; returns its token."""
         if "t" not in self.engine.state.topics:
@@ -140,7 +150,7 @@ class Broker:
             encode([message], producer_id=token, epoch=0, sequence=place, born_at=self.now())
             for place, message in enumerate(messages)
         ]
-        return self.store(token, datas, decider=decider, sealed=sealed, check_after=check_after)
+        return self.store(token, datas, decider=decider, sealed=sealed, check_after=check_after, wait=wait)
 
     def store(
         self,

@@ -8,8 +8,11 @@ from uuid import uuid4
 import psycopg2
 from twisted.internet.defer import Deferred, execute
 
-from txmq.broker.resolving import Resolving
+from tests.fixtures_postgres import Databases
+from txmq.broker.resolving import PROBE_US, Resolving
 from txmq.config import Resolver
+from txmq.testing.postgres import PostgresServer
+from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import registered
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.partitions import partitions
@@ -17,6 +20,16 @@ from txmq.tx.postgres.session import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+class Clock:
+    """A wall clock that stands until it is set."""
+
+    def __init__(self) -> None:
+        self.time = 1_700_000_000_000_000
+
+    def now(self) -> int:
+        return self.time
 
 
 def at_once(function: Callable[..., Any], *args: object) -> Deferred[Any]:
@@ -30,7 +43,7 @@ def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partition
             cursor.execute(f"DROP TABLE public.{partition.name}")
     few = len(partitions(connection))
     log_id, oldest = uuid4(), uuid4()
-    resolving = Resolving([Resolver(name="r", dsn=database)], log_id, at_once, "b-1")
+    resolving = Resolving([Resolver(name="r", dsn=database)], log_id, at_once, Clock().now, "b-1")
     mine = read_server(connection).identity
     decider, other = (
         ("postgres", mine.system_id, mine.timeline, oid, None) for oid in (mine.database_oid, mine.database_oid + 1)
@@ -47,6 +60,35 @@ def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partition
 
 def test_a_database_that_cannot_be_reached_leaves_everything_as_it_is(database: str) -> None:
     gone = psycopg2.extensions.make_dsn(database, dbname="no_such_database")
-    resolving = Resolving([Resolver(name="r", dsn=gone)], uuid4(), at_once)
+    resolving = Resolving([Resolver(name="r", dsn=gone)], uuid4(), at_once, Clock().now)
     resolving.upkeep(uuid4().bytes)
     assert resolving.knows(("postgres", 1, 1, 1, None))
+
+
+def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_back(
+    postgres: PostgresServer, databases: Databases
+) -> None:
+    clock, name = Clock(), databases.take()
+    began = clock.time
+    resolving = Resolving([Resolver(name="r", dsn=postgres.dsn(name))], uuid4(), at_once, clock.now)
+    assert resolving.status() == [("r", 0, 0, "", 0, "")]
+    postgres.execute(f"ALTER DATABASE {name} RENAME TO {name}_away")
+    resolving.upkeep(None)
+    clock.time += PROBE_US
+    resolving.probe()
+    [away] = resolving.status()
+    assert (away.seen_at, away.failing_since, away.kept_since) == (0, began, began)
+    assert f'database "{name}" does not exist' in away.trouble
+    assert (away.kept, resolving.upkeep_owed) == (away.trouble, True)
+    postgres.execute(f"ALTER DATABASE {name}_away RENAME TO {name}")
+
+    def kept_up() -> bool:
+        resolving.upkeep(None)
+        return not resolving.upkeep_owed
+
+    wait_until(kept_up, what="an upkeep that succeeds")
+    assert resolving.status() == [("r", clock.time, 0, "", 0, "")]
+    clock.time += PROBE_US
+    resolving.probe()
+    assert resolving.status()[0].seen_at == clock.time
+    postgres.drop_database(name)

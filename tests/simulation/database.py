@@ -67,6 +67,10 @@ class Database:
         """As a resolver of the broker's: this is the only database."""
         return bool(decider[0] == "postgres")
 
+    def status(self) -> tuple[()]:
+        """As a resolver of the broker's: nothing to be told."""
+        return ()
+
     def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None:
         """As a resolver of the broker's."""
         del row

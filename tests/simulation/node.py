@@ -145,7 +145,7 @@ class _MortalResolver:
 
     def __init__(self, node: Node, resolving: Resolves) -> None:
         self._node, self._resolving = node, resolving
-        self.knows = resolving.knows
+        self.knows, self.status = resolving.knows, resolving.status
 
     def ask(self, token: bytes, row: Transaction, answered: Callable[..., None]) -> None:
         def hear(*answer: object) -> None:

@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from txmq.admin.transactions import Standing, Tallies
 from txmq.broker.core import consumer_queries as queries
-from txmq.broker.core import tables as t
-from txmq.broker.core.transactions import get
 
 if TYPE_CHECKING:
     from txmq.broker.engine import Engine
+    from txmq.broker.service import Parts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_NAMES = 500  # series of one metric: a server of Prometheus keeps each in memory
@@ -37,9 +37,11 @@ GROUP_GAUGES = {
 class Metrics:
     """The text of all metrics."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_State(engine, name))
+        self._registry.register(_State(parts.engine, parts.settings.broker.name))
+        self._registry.register(Standing(parts))
+        parts.watching.watchers.append(Tallies(self._registry))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
@@ -53,7 +55,6 @@ class _State(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._broker()
-        yield from self._transactions()
         yield from self._topics()
         yield from self._groups()
 
@@ -67,22 +68,6 @@ class _State(Collector):
         yield GaugeMetricFamily("txmq_log_durable_bytes", "Position up to which the log is on disk", store.durable)
         yield GaugeMetricFamily("txmq_log_segments", "Segments of the log", len(store.segments()))
         yield GaugeMetricFamily("txmq_log_read_only", "1 while the disk is full", int(store.read_only))
-
-    def _transactions(self) -> Iterator[Metric]:
-        state = self._engine.state
-        yield GaugeMetricFamily("txmq_undecided_transactions", "Transactions without a decision", state.undecided)
-        yield GaugeMetricFamily(
-            "txmq_undecided_oldest_age_seconds", "Age of the oldest of these, 0 = there is none", self._oldest_age()
-        )
-        held = sum(state.holds.values())
-        yield GaugeMetricFamily("txmq_order_tickets", "Batches that keep or await their place in a key's order", held)
-
-    def _oldest_age(self) -> float:
-        state = self._engine.state
-        rows: Any = state.tables[t.UNDECIDED].range(b"")
-        first = next(iter(rows), None)
-        row = None if first is None else get(state, first[1][0])
-        return 0.0 if row is None else (self._engine.now() - row.stored_at) / 1_000_000
 
     def _topics(self) -> Iterator[Metric]:
         topics = self._engine.state.topics

@@ -49,6 +49,7 @@ def _limit(text: str) -> int:
 
 ROUTES: dict[tuple[str, ...], Route] = {
     ("broker",): Route("broker.show"),
+    ("alarms",): Route("broker.alarms"),
     ("topics",): Route("topic.list"),
     ("topics", NAME): Route("topic.show", "name"),
     ("groups",): Route("group.list"),

@@ -29,7 +29,7 @@ class Site:
 
     def __init__(self, parts: Parts) -> None:
         self._engine, self._calls = parts.engine, parts.calls
-        self._metrics = Metrics(parts.engine, parts.settings.broker.name)
+        self._metrics = Metrics(parts)
         self._pages: dict[str, Callable[[Respond], None]] = {
             "/healthz": self._health,
             "/readyz": self._readiness,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.task import LoopingCall
 
 from txmq import limits
+from txmq.broker.alarms import Alarms
 from txmq.broker.calls import Calls, TopicCalls
 from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
 from txmq.broker.calls_transactions import TransactionCalls
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
 
 TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
 SWEEP_S = 600.0
+ALARMS_S = 1.0
 
 
 class Assembly:
     """Everything between the engine and the connections.
 
-    `sessions` makes the protocols, `calls` are the control calls, `watching` tells what becomes of transactions;
-    `start` begins the timers.
+    `sessions` makes the protocols, `calls` are the control calls, `watching` tells what becomes of transactions,
+    `alarms` what an operator has to know; `start` begins the timers.
     """
 
     def __init__(self, engine: Engine, settings: Settings, clock: Clock, resolving: Resolves, chance: Random) -> None:
@@ -50,8 +52,9 @@ class Assembly:
         checks = CheckBacks(engine, _schedule(settings.checks), resolving, chance, self.watching)
         fetching = Fetching(engine, clock)
         membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
+        self.alarms = Alarms(engine, settings.alarms, resolving, self.watching)
         parts = (
-            TopicCalls(engine, settings),
+            TopicCalls(engine, settings, self.alarms),
             ConsumerCalls(engine, membership, fetching, chance),
             LetterCalls(engine),
             TransactionCalls(engine, checks, fetching),
@@ -67,6 +70,7 @@ class Assembly:
             (TICK_S, checks.tick),
             (TICK_S, fetching.retry),
             (SWEEP_S, self._sweep),
+            (ALARMS_S, self.alarms.tick),
         ]
         self._loops: list[LoopingCall] = []
 

@@ -16,6 +16,7 @@ from txmq.wire import calls as wire
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
+    from txmq.broker.alarms import Alarms
     from txmq.broker.core.state import Topic
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
@@ -76,8 +77,8 @@ def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:
 class TopicCalls:
     """Topics, and the broker itself."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._engine, self._settings = engine, settings
+    def __init__(self, engine: Engine, settings: Settings, alarms: Alarms) -> None:
+        self._engine, self._settings, self._alarms = engine, settings, alarms
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
             "topic.describe": self.describe,
@@ -86,6 +87,7 @@ class TopicCalls:
             "topic.grow": self.grow,
             "topic.delete": self.delete,
             "broker.show": self.broker,
+            "broker.alarms": self.alarms,
         }
 
     def create(self, asking: Asking, args: wire.TopicShape) -> None:
@@ -137,6 +139,11 @@ class TopicCalls:
     def _ends(self, topic: Topic) -> list[int]:
         durable = self._engine.store.durable
         return [end_of(self._engine.state, topic.topic_id, partition, durable) for partition in range(len(topic.ends))]
+
+    def alarms(self, asking: Asking, args: wire.NoArgs) -> None:
+        """At once: with a full disk, which is an alarm, nothing becomes durable."""
+        del args
+        asking.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
 
     def broker(self, asking: Asking, args: wire.NoArgs) -> None:
         del args

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
@@ -12,7 +12,7 @@ from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.python.failure import Failure
@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     from txmq.tx.postgres.partitions import MaintenanceReport
 
 AT_ONCE = 10_000  # tokens in one call of a resolver
+PROBE_US = 30_000_000  # a database that nobody had to ask for so long is asked whether it is there
 log = structlog.get_logger()
+
+
+class ResolverStatus(NamedTuple):
+    """How a resolver fares. Times are microseconds since the epoch, 0 = never or not at all."""
+
+    name: str
+    seen_at: int  # its database answered
+    failing_since: int
+    trouble: str  # why it is failing
+    kept_since: int  # its token table could not be cleaned up
+    kept: str  # and why not
 
 
 class Resolves(Protocol):
@@ -33,6 +45,8 @@ class Resolves(Protocol):
 
     def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None: ...
 
+    def status(self) -> Sequence[ResolverStatus]: ...
+
 
 class Resolving:
     """Gathers the checks of each database and has them answered in one call after the other.
@@ -41,8 +55,16 @@ class Resolving:
     resolvers leads to it is found out by asking them, because that is known only once they have connected.
     """
 
-    def __init__(self, settings: Iterable[ResolverSettings], log_id: UUID, in_thread: InThread, name: str = "") -> None:
-        self._lanes = [_Lane(one, log_id, name, in_thread) for one in settings]
+    def __init__(
+        self,
+        settings: Iterable[ResolverSettings],
+        log_id: UUID,
+        in_thread: InThread,
+        now: Callable[[], int],
+        name: str = "",
+    ) -> None:
+        """`now` gives microseconds since the epoch; `name` is the broker's."""
+        self._lanes = [_Lane(one, log_id, name, in_thread, now) for one in settings]
 
     def knows(self, decider: tuple[Any, ...]) -> bool:
         """Whether one of the databases is, or may be for all that is known yet, the one that decides."""
@@ -54,6 +76,20 @@ class Resolving:
         """
         for lane in self._lanes:
             lane.upkeep(None if oldest is None else UUID(bytes=oldest))
+
+    @property
+    def upkeep_owed(self) -> bool:
+        """Whether an upkeep came to nothing, and another one should not wait for its time."""
+        return any(lane.upkeep_owed for lane in self._lanes)
+
+    def probe(self) -> None:
+        """Timer: find out about databases that failed, or that nobody has asked for a while."""
+        for lane in self._lanes:
+            lane.probe()
+
+    def status(self) -> Sequence[ResolverStatus]:
+        """How each resolver fares."""
+        return [lane.status() for lane in self._lanes]
 
     def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None:
         """Find out about a transaction; `answered` is called once, later, with UNKNOWN where no resolver could tell."""
@@ -82,14 +118,19 @@ def _first_that_knows(
 class _Lane:
     """One resolver: one call at a time, everything that came up meanwhile in the next one."""
 
-    def __init__(self, settings: ResolverSettings, log_id: UUID, broker: str, in_thread: InThread) -> None:
+    def __init__(
+        self, settings: ResolverSettings, log_id: UUID, broker: str, in_thread: InThread, now: Callable[[], int]
+    ) -> None:
         self.name = settings.name
-        self._log_id, self._broker, self._in_thread = log_id, broker, in_thread
+        self._log_id, self._broker, self._in_thread, self._now = log_id, broker, in_thread, now
         policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
         self._resolver = TokenResolver(settings.dsn, policy=policy)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
         self._busy = False
         self._upkeep: tuple[UUID, str, UUID | None] | None = None  # that is due
+        self.upkeep_owed = self._probing = False
+        self._seen_at = self._failing_since = self._kept_since = 0
+        self._kept = ""
 
     def may_know(self, decider: tuple[Any, ...]) -> bool:
         """Whether this is the database that decides, or it is not known yet which one this is."""
@@ -107,8 +148,31 @@ class _Lane:
         self._upkeep = (self._log_id, self._broker, oldest)
         self._go()
 
-    def _maintained(self, report: MaintenanceReport | None) -> None:
+    def probe(self) -> None:
+        self._probing = self._resolver.failing or self._seen_at + PROBE_US <= self._now()
+        self._go()
+
+    def status(self) -> ResolverStatus:
+        trouble = (self._resolver.trouble or "it failed: see the broker's log") if self._failing_since else ""
+        return ResolverStatus(self.name, self._seen_at, self._failing_since, trouble, self._kept_since, self._kept)
+
+    def _back(self) -> None:
+        """A call has come back from its thread, so that the resolver can be looked at."""
         self._busy = False
+        if self._resolver.failing:
+            self._failing_since = self._failing_since or self._now()
+        else:
+            self._seen_at, self._failing_since = self._now(), 0
+
+    def _note_upkeep(self, report: MaintenanceReport | None) -> None:
+        self.upkeep_owed = report is None
+        kept = [self._resolver.trouble] if report is None else list(report.put_off.values())
+        self._kept = next(iter(kept), "")
+        self._kept_since = (self._kept_since or self._now()) if kept else 0
+
+    def _maintained(self, report: MaintenanceReport | None) -> None:
+        self._back()
+        self._note_upkeep(report)
         if report is None:
             log.warning("resolver.no_upkeep", resolver=self.name, reason=self._resolver.trouble)
         elif any(report):
@@ -126,6 +190,13 @@ class _Lane:
         elif self._pending:
             self._busy = True
             self._resolve()
+        elif self._probing:
+            self._busy, self._probing = True, False
+            self._in_thread(self._resolver.probe).addCallbacks(self._probed, self._failed, errbackArgs=([],))
+
+    def _probed(self, _nothing: None) -> None:
+        self._back()
+        self._go()
 
     def _resolve(self) -> None:
         checks = list(self._pending)[:AT_ONCE]
@@ -134,7 +205,7 @@ class _Lane:
         work.addCallbacks(self._answered, self._failed, callbackArgs=(asked,), errbackArgs=(asked,))
 
     def _answered(self, answers: list[Answer], asked: list[tuple[Check, Callable[[Answer], None]]]) -> None:
-        self._busy = False
+        self._back()
         for (_check, answered), answer in zip(asked, answers, strict=True):
             answered(answer)
         self._go()
@@ -145,3 +216,4 @@ class _Lane:
         """
         log.error("resolver.failed", resolver=self.name, error=failure.getTraceback())
         self._answered([Answer(Decision.UNKNOWN, "the resolver failed")] * len(asked), asked)
+        self._failing_since = self._failing_since or self._now()

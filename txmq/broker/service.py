@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
+    from txmq.broker.alarms import Alarms
     from txmq.broker.calls import Calls
+    from txmq.broker.resolving import Resolves
     from txmq.broker.watching import Watching
     from txmq.config import Settings
 
@@ -43,6 +45,7 @@ BACKLOG = 1_024  # connections that the kernel holds until they are accepted
 SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms (ARCHITECTURE 1)
 KEEP_S = 0.2
 TOKENS_S = 3_600.0  # between two looks at the token tables, whose partitions are days
+PROBE_S = 5.0  # between two looks at databases that failed
 LOOK_EVERY_S = 0.005  # while draining
 FAREWELL_S = 2.0  # for clients to take their last replies
 log = structlog.get_logger()
@@ -80,6 +83,8 @@ class Parts(NamedTuple):
     calls: Calls
     settings: Settings
     watching: Watching
+    alarms: Alarms
+    resolving: Resolves
     reactor: Any  # several interfaces of Twisted's
 
 
@@ -112,14 +117,20 @@ class BrokerService:
         self._engine = engine
         self._keeper = Keeper(fs, engine, opened.tables, settings, self._threads["index"])
         self._resolving = Resolving(
-            self._settings.resolver, engine.store.log_id, self._threads["resolver"], settings.name
+            self._settings.resolver, engine.store.log_id, self._threads["resolver"], engine.now, settings.name
         )
         self._assembly = Assembly(engine, self._settings, self._reactor, self._resolving, Random())  # noqa: S311  # jitter
         self._assembly.every(KEEP_S, self._keeper.tend)
         self._assembly.every(TOKENS_S, self._look_after_tokens)
+        self._assembly.every(PROBE_S, self._probe)
 
     def _look_after_tokens(self) -> None:
         self._resolving.upkeep(oldest_undecided(self._engine.state))
+
+    def _probe(self) -> None:
+        if self._resolving.upkeep_owed:
+            self._look_after_tokens()
+        self._resolving.probe()
 
     async def start(self) -> str:
         """Begin to serve; returns the address. `open` must have succeeded."""
@@ -131,7 +142,10 @@ class BrokerService:
         self._look_after_tokens()  # which also finds out to which databases the resolvers lead
         self._to(Life.SERVING)
         assembly = self._assembly
-        parts = Parts(self._engine, assembly.calls, self._settings, assembly.watching, self._reactor)
+        parts = Parts(
+            self._engine, assembly.calls, self._settings, assembly.watching, assembly.alarms, self._resolving,
+            self._reactor,
+        )  # fmt: skip
         for edge in self._edges:
             self._ports.append(await edge(parts))
         address = main.getHost()

@@ -43,6 +43,7 @@ class Watching:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.watchers: list[Watcher] = []
+        self.unresolvable_at = 0  # when a transaction was last refused for want of a resolver
         listeners: dict[type, Any] = {Decided: self._decided, JobDecided: self._job, ConflictSeen: self._contradicted}
         for event, listener in listeners.items():
             engine.listen(event, listener)
@@ -52,6 +53,7 @@ class Watching:
             watcher.checked(kind, answer)
 
     def unresolvable(self) -> None:
+        self.unresolvable_at = self._engine.now()
         for watcher in self.watchers:
             watcher.unresolvable()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from txmq.cli import broker, dev, groups, letters, resolver, schema, send, tail, topics, transactions
+from txmq.cli import alarms, broker, dev, groups, letters, resolver, schema, send, tail, topics, transactions
 
 app = typer.Typer(
     name="txmq",
@@ -24,6 +24,7 @@ send.add_to(app)
 tail.add_to(app)
 app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="tx")
+alarms.add_to(app)
 app.add_typer(letters.app, name="dlq")
 resolver.add_to(app)
 

@@ -278,6 +278,7 @@ CALLS: dict[str, type[Args]] = {
     "dlq.replay": DlqReplay,
     "dlq.abandon": DlqAbandon,
     "broker.show": NoArgs,
+    "broker.alarms": NoArgs,
 }
 
 _ENVELOPES = {name: Call[model] for name, model in CALLS.items()}  # type: ignore[valid-type]  # made at run time

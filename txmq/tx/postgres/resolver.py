@@ -100,10 +100,28 @@ class TokenResolver:
             connection = self._open()
             self.identity = read_server(connection).identity
             report(connection, log_id, name, oldest_undecided)
-            return maintain(connection)
+            done = maintain(connection)
         except DatabaseError as error:
             self._pause(error)
             return None
+        self._failures = 0
+        return done
+
+    def probe(self) -> None:
+        """Finds out whether the database can be asked; `failing` tells."""
+        if self._clock() < self._pause_ends:
+            return
+        try:
+            self.identity = read_server(self._open()).identity
+        except DatabaseError as error:
+            self._pause(error)
+        else:
+            self._failures = 0
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt came to nothing, for the reason that is in `trouble`."""
+        return self._failures > 0
 
     def close(self) -> None:
         """Closes the connection; the next question opens one again."""

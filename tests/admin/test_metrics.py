@@ -1,0 +1,136 @@
+"""What Prometheus is told of transactions, resolvers and alarms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.broker.support import SECOND, Broker, Oracle
+from txmq.admin.metrics import Metrics
+from txmq.admin.transactions import kind_of
+from txmq.broker.alarms import RULES
+from txmq.broker.core.decisions import Decide
+from txmq.broker.core.jobs import DecideJob
+from txmq.broker.core.xa import DecideByHand
+from txmq.broker.resolving import ResolverStatus
+from txmq.broker.service import Parts
+from txmq.config import Settings
+from txmq.message import Decision, Message
+
+SETTINGS = Settings.model_validate(
+    {"broker": {"data": "/data"}, "checks": {"first_s": 6.0, "then_s": 10.0, "longest_s": 10.0, "in_doubt_after": 1}}
+)
+
+
+class Desk:
+    """A broker and its metrics."""
+
+    def __init__(self) -> None:
+        self.oracle = Oracle()
+        self.broker = broker = Broker(self.oracle, SETTINGS)
+        broker.start()
+        assembly, resolving = broker.assembly, self.oracle
+        self._metrics = Metrics(
+            Parts(broker.engine, assembly.calls, SETTINGS, assembly.watching, assembly.alarms, resolving, broker.clock)
+        )
+
+    def half(self, number: int, key: str = "k", **options: Any) -> bytes:
+        return bytes.fromhex(self.broker.half(number, Message(b"m", key), **options))
+
+    def decide(self, token: bytes, outcome: Decision, by: str) -> None:
+        self.broker.do(Decide(token, outcome, by))
+
+    def value(self, name: str, /, **labels: str) -> float:
+        """Of a sample, 0 = there is none."""
+        found = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(self._metrics.text().decode())
+            for sample in family.samples
+        }
+        return found.get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_transactions_are_counted_by_how_they_stand(desk: Desk) -> None:
+    first, second = desk.half(1), desk.half(2, check_after=0)
+    desk.half(3, sealed=False)
+    desk.decide(second, Decision.COMMIT, "producer shop")
+    desk.broker.pass_time(7)
+    desk.oracle.answer(first, Decision.UNKNOWN, "in progress")
+    home = desk.half(4, "other", decider=("home", b"l" * 16, b"t" * 16), check_after=0)
+    desk.broker.do(DecideByHand(home, Decision.ROLLBACK, "ada", "gone", desk.broker.log.log_id.bytes))
+    stands = {"undecided": 1, "waiting": 1, "open": 1, "in_doubt": 1, "heuristic": 1}
+    assert {name: desk.value(f"txmq_transactions_{name}") for name in stands} == stands
+    assert desk.value("txmq_transactions_oldest_undecided_seconds") == 7
+    assert desk.value("txmq_order_tickets") == 2
+    desk.broker.pass_time(20)
+    desk.oracle.answer(first, Decision.ROLLBACK)
+    assert {name: desk.value(f"txmq_transactions_{name}") for name in stands} == dict.fromkeys(stands, 0) | {
+        "open": 1,
+        "heuristic": 1,
+    }
+    assert desk.value("txmq_transactions_oldest_undecided_seconds") == 0
+
+
+def test_decisions_are_counted_by_outcome_and_by_whom_with_their_latency(desk: Desk) -> None:
+    tokens = [desk.half(number, str(number), check_after=0) for number in range(4)]
+    desk.decide(tokens[0], Decision.COMMIT, "producer shop")
+    desk.broker.pass_time(1)
+    desk.decide(tokens[1], Decision.COMMIT, "producer another shop")
+    desk.decide(tokens[2], Decision.ROLLBACK, "resolver shop")
+    desk.decide(tokens[3], Decision.ROLLBACK, "stranger")
+    desk.decide(tokens[3], Decision.ROLLBACK, "stranger")
+    assert desk.value("txmq_decisions_total", outcome="COMMIT", by="producer") == 2
+    assert desk.value("txmq_decisions_total", outcome="ROLLBACK", by="resolver") == 1
+    assert desk.value("txmq_decisions_total", outcome="ROLLBACK", by="other") == 1
+    assert (desk.value("txmq_decision_seconds_count"), desk.value("txmq_decision_seconds_sum")) == (4, 3)
+    assert desk.value("txmq_decision_seconds_bucket", le="0.001") == 1
+    assert desk.value("txmq_decision_seconds_bucket", le="2.0") == 4
+
+
+def test_a_job_s_decisions_are_counted_one_by_one(desk: Desk) -> None:
+    tokens = [desk.half(number, decider=("job", b"j" * 16)) for number in range(3)]
+    desk.broker.do(DecideJob(b"j" * 16, Decision.COMMIT, tuple(tokens[:2]), "job"))
+    assert desk.value("txmq_decisions_total", outcome="COMMIT", by="job") == 2
+    assert desk.value("txmq_decisions_total", outcome="ROLLBACK", by="job") == 1
+
+
+def test_answers_conflicts_and_refusals_are_counted(desk: Desk) -> None:
+    token = desk.half(1)
+    for answer in (Decision.UNKNOWN, Decision.UNKNOWN, Decision.COMMIT):
+        desk.broker.pass_time(11)
+        desk.oracle.answer(token, answer)
+    desk.decide(token, Decision.ROLLBACK, "producer shop")
+    desk.broker.assembly.watching.unresolvable()
+    assert desk.value("txmq_checks_total", kind="postgres", answer="UNKNOWN") == 2
+    assert desk.value("txmq_checks_total", kind="postgres", answer="COMMIT") == 1
+    assert desk.value("txmq_conflicts_total") == 1
+    assert desk.value("txmq_no_resolver_total") == 1
+
+
+def test_resolvers_tell_whether_they_are_up_and_when_they_last_were(desk: Desk) -> None:
+    now = desk.broker.now()
+    up, down, fresh = (now, 0), (now - 60 * SECOND, now - 50 * SECOND), (0, 0)
+    desk.oracle.is_like = tuple(
+        ResolverStatus(name, seen_at, since, "refused" if since else "", 0, "")
+        for name, (seen_at, since) in {"up": up, "down": down, "new": fresh}.items()
+    )
+    assert [desk.value("txmq_resolver_up", resolver=name) for name in ("up", "down", "new")] == [1, 0, 0]
+    seen = [desk.value("txmq_resolver_seen_timestamp_seconds", resolver=name) for name in ("up", "down", "new")]
+    assert seen == [now / SECOND, now / SECOND - 60, 0]
+    raised = {rule.name: desk.value("txmq_alarm", name=rule.name) for rule in RULES}
+    assert raised == dict.fromkeys(raised, 0) | {"resolver.unreachable": 1}
+
+
+@pytest.mark.parametrize(
+    ("by", "kind"),
+    [("producer", "producer"), ("operator ada", "operator"), ("timeout", "timeout"), ("", "other"), ("x y", "other")],
+)
+def test_a_name_is_no_label(by: str, kind: str) -> None:
+    assert kind_of(by) == kind

@@ -1,0 +1,201 @@
+"""Each alarm is raised, told and logged once while its condition holds, and cleared when it holds no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.broker.support import SECOND, Broker, Oracle
+from txmq import errors
+from txmq.broker.alarms import RULES
+from txmq.broker.core.decisions import Decide
+from txmq.broker.core.xa import DecideByHand, ForgetHeuristics
+from txmq.broker.resolving import ResolverStatus
+from txmq.config import Settings
+from txmq.message import Decision, Message
+from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part
+from txmq.wire.headers import Opcode
+from txmq.wire.status import to_error
+
+SETTINGS = Settings.model_validate(
+    {
+        "broker": {"data": "/data"},
+        "checks": {"first_s": 6.0, "then_s": 10.0, "longest_s": 10.0, "in_doubt_after": 2},
+        "alarms": {"undecided_s": 60.0, "open_s": 40.0, "conflict_s": 100.0, "resolver_s": 5.0, "cleanup_s": 200.0},
+    }
+)
+KNOWN = {"name", "severity", "since", "text", "action"}
+
+
+class Desk:
+    """A broker whose alarms are watched."""
+
+    def __init__(self) -> None:
+        self.oracle = Oracle()
+        self.broker = Broker(self.oracle, SETTINGS)
+        self.broker.start()
+
+    def names(self) -> list[str]:
+        return [alarm["name"] for alarm in self.alarms()]
+
+    def alarms(self) -> list[dict[str, Any]]:
+        alarms: list[dict[str, Any]] = self.broker.ask("broker.alarms")["alarms"]
+        assert all(alarm.keys() == KNOWN and all(alarm.values()) for alarm in alarms)
+        return alarms
+
+    def half(self, number: int = 1, **options: Any) -> bytes:
+        return bytes.fromhex(self.broker.half(number, Message(b"m", "k"), **options))
+
+    def decide(self, token: bytes, outcome: Decision) -> None:
+        self.broker.do(Decide(token, outcome, "producer shop"))
+
+    def resolver(self, *, failing_s: float = 0.0, kept_s: float = 0.0) -> None:
+        now = self.broker.now()
+        since = [round(now - seconds * SECOND) if seconds else 0 for seconds in (failing_s, kept_s)]
+        told = ("connection refused" if failing_s else "", "log 7 is silent" if kept_s else "")
+        self.oracle.is_like = (ResolverStatus("shop", now, since[0], told[0], since[1], told[1]),)
+
+
+def answers(desk: Desk, token: bytes, times: int) -> None:
+    for _ in range(times):
+        desk.broker.pass_time(11)
+        desk.oracle.answer(token, Decision.UNKNOWN, "in progress")
+
+
+def in_doubt(desk: Desk) -> Iterator[str]:
+    token = desk.half()
+    answers(desk, token, 1)
+    yield ""
+    answers(desk, token, 1)
+    yield token.hex()
+    desk.decide(token, Decision.COMMIT)
+
+
+def oldest_undecided(desk: Desk) -> Iterator[str]:
+    token = desk.half(check_after=0)
+    desk.broker.pass_time(59)
+    yield ""
+    desk.broker.pass_time(2)
+    yield f"{token.hex()} of service shop has been undecided for 0:01:01"
+    desk.decide(token, Decision.ROLLBACK)
+
+
+def missing_parts(desk: Desk) -> Iterator[str]:
+    token = desk.half(sealed=False)
+    desk.broker.pass_time(39)
+    yield ""
+    desk.broker.pass_time(2)
+    yield token.hex()
+    desk.decide(token, Decision.ROLLBACK)
+
+
+def conflict(desk: Desk) -> Iterator[str]:
+    token = desk.half()
+    desk.decide(token, Decision.COMMIT)
+    yield ""
+    desk.decide(token, Decision.ROLLBACK)
+    yield f"producer shop asked to ROLLBACK transaction {token.hex()}"
+    desk.broker.pass_time(101)
+
+
+def heuristic(desk: Desk) -> Iterator[str]:
+    token = desk.half(decider=("home", b"l" * 16, b"t" * 16), check_after=0)
+    yield ""
+    desk.broker.do(
+        DecideByHand(token, Decision.COMMIT, "ada", "the other site burnt down", desk.broker.log.log_id.bytes)
+    )
+    yield token.hex()
+    desk.broker.do(ForgetHeuristics(token, "ada", "rows compared"))
+
+
+def unreachable(desk: Desk) -> Iterator[str]:
+    desk.resolver(failing_s=4)
+    yield ""
+    desk.resolver(failing_s=6)
+    yield "shop, for 0:00:06: connection refused"
+    desk.resolver()
+
+
+def no_resolver(desk: Desk) -> Iterator[str]:
+    desk.half()
+    desk.oracle.known = False
+    client = desk.broker.connect()
+    yield ""
+    part = Part(b"t" * 16, 0, 0, True, False, bytes(32), Description(("postgres", 1, 1, 5, None)), ())
+    part = part._replace(batches=(PartBatch("t", 0, 0, b""),))
+    reply = client.ask(Opcode.GROUP, b"".join(pack_part(part._replace(digest=group_digest([part])))))
+    assert isinstance(to_error(reply.status, reply.payload), errors.NoResolver)
+    yield "no resolver leads"
+    desk.broker.pass_time(101)
+
+
+def cleanup(desk: Desk) -> Iterator[str]:
+    desk.resolver(kept_s=199)
+    yield ""
+    desk.resolver(kept_s=201)
+    yield "shop, for 0:03:21: log 7 is silent"
+    desk.resolver()
+
+
+def disk_full(desk: Desk) -> Iterator[str]:
+    desk.half()
+    desk.broker.fs.capacity = 0
+    yield ""
+    desk.broker.half(2, Message(bytes(50_000)), wait=False)
+    desk.broker.pass_time(1)
+    yield "only read"
+    desk.broker.fs.capacity = None
+    assert desk.broker.log.try_space()
+    desk.broker.pass_time(1)
+
+
+STORIES = {
+    "disk.full": disk_full,
+    "transaction.in_doubt": in_doubt,
+    "transaction.oldest_undecided": oldest_undecided,
+    "transaction.open": missing_parts,
+    "transaction.conflict": conflict,
+    "heuristic.mixed": heuristic,
+    "resolver.unreachable": unreachable,
+    "resolver.missing": no_resolver,
+    "token.cleanup_stuck": cleanup,
+}
+
+
+def test_each_alarm_has_its_story() -> None:
+    assert STORIES.keys() == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_an_alarm_is_raised_and_cleared(name: str) -> None:
+    desk = Desk()
+    story = STORIES[name](desk)
+    with capture_logs() as logs:
+        assert next(story) == ""
+        assert name not in desk.names()
+        text = next(story)
+        began = desk.broker.now()
+        [alarm] = [alarm for alarm in desk.alarms() if alarm["name"] == name]
+        assert text in alarm["text"]
+        assert began - SECOND <= alarm["since"] <= began
+        desk.broker.pass_time(3)
+        assert alarm["since"] in [one["since"] for one in desk.alarms() if one["name"] == name]
+        next(story, None)
+        assert name not in desk.names()
+        desk.broker.pass_time(3)
+    told = [(log["event"], log["log_level"]) for log in logs if log.get("alarm") == name]
+    assert told == [("alarm.raised", "error"), ("alarm.cleared", "info")]
+
+
+def test_the_critical_ones_come_first() -> None:
+    desk = Desk()
+    token = desk.half(check_after=0)
+    desk.broker.pass_time(70)
+    desk.resolver(failing_s=100)
+    assert desk.names() == ["resolver.unreachable", "transaction.oldest_undecided"]
+    desk.decide(token, Decision.COMMIT)
+    desk.resolver()
+    assert desk.alarms() == []

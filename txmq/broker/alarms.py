@@ -1,0 +1,184 @@
+"""Alarms: what an operator has to know of without having asked.
+
+A fixed list of named conditions is looked at every second, from the state, the disk and the resolvers. One that holds
+is raised, one that holds no more is cleared; both are logged once. Nothing is kept over a restart: what still holds is
+raised again.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from txmq.broker.core import branches, listed
+from txmq.broker.core.listed import Kind
+from txmq.broker.core.transaction_queries import contradictions
+from txmq.broker.core.transactions import get
+from txmq.broker.transaction_views import undecided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from txmq.broker.core.state import State
+    from txmq.broker.engine import Engine
+    from txmq.broker.resolving import ResolverStatus, Resolves
+    from txmq.broker.watching import Watching
+    from txmq.config import Alarms as Limits
+
+SECOND = 1_000_000
+COUNTED = 1_000  # heuristics: more of them are "so many at least"
+log = structlog.get_logger()
+
+
+class Alarm(NamedTuple):
+    """An alarm that is raised. `since` is when it was first seen, in microseconds since the epoch."""
+
+    name: str
+    severity: str  # "critical": something stands still or is wrong; "warning": it may become so
+    since: int
+    text: str
+    action: str
+
+
+class Seen(NamedTuple):
+    """What the conditions are judged by."""
+
+    state: State
+    read_only: bool
+    now: int
+    resolvers: Sequence[ResolverStatus]
+    unresolvable_at: int
+    limits: Limits
+
+    def longer(self, since: int, seconds: float) -> bool:
+        """Whether that time is further back than so many seconds; 0 is no time."""
+        return since > 0 and self.now - since > seconds * SECOND
+
+    def ago(self, since: int) -> str:
+        return str(timedelta(seconds=(self.now - since) // SECOND))
+
+
+class Rule(NamedTuple):
+    """A condition: `look` gives what is to be told while it holds, else ""."""
+
+    name: str
+    severity: str
+    look: Callable[[Seen], str]
+    action: str
+
+
+def _disk_full(seen: Seen) -> str:
+    return "the disk is full: nothing is stored, only read" if seen.read_only else ""
+
+
+def _in_doubt(seen: Seen) -> str:
+    count = seen.state.listed[Kind.IN_DOUBT]
+    if not count:
+        return ""
+    token = next(listed.tokens(seen.state, Kind.IN_DOUBT))
+    return f"{count} transactions are undecided though asked about again and again; the oldest is {token.hex()}"
+
+
+def _oldest(seen: Seen) -> str:
+    return _aged(seen, next(undecided(seen.state), None), seen.limits.undecided_s, "undecided")
+
+
+def _open(seen: Seen) -> str:
+    token = next(listed.tokens(seen.state, Kind.OPEN), None)
+    return _aged(seen, token, seen.limits.open_s, "waiting for its missing parts")
+
+
+def _aged(seen: Seen, token: bytes | None, limit_s: float, what: str) -> str:
+    row = None if token is None else get(seen.state, token)
+    if token is None or row is None or not seen.longer(row.stored_at, limit_s):
+        return ""
+    of = f" of service {row.service}" if row.service else ""
+    return f"transaction {token.hex()}{of} has been {what} for {seen.ago(row.stored_at)}"
+
+
+def _conflict(seen: Seen) -> str:
+    last = next(contradictions(seen.state), None)
+    if last is None or seen.longer(last.at, seen.limits.conflict_s):
+        return ""
+    return f"{last.by} asked to {last.asked.name} transaction {last.token.hex()}, which was decided otherwise"
+
+
+def _heuristic(seen: Seen) -> str:
+    tokens = list(islice(branches.listed(seen.state, b"", heuristic=True), COUNTED))
+    if not tokens:
+        return ""
+    least = "at least " if len(tokens) == COUNTED else ""
+    return f"{least}{len(tokens)} transactions were decided by hand or found mixed; the oldest is {tokens[0].hex()}"
+
+
+def _unreachable(seen: Seen) -> str:
+    down = [one for one in seen.resolvers if seen.longer(one.failing_since, seen.limits.resolver_s)]
+    return "; ".join(f"{one.name}, for {seen.ago(one.failing_since)}: {one.trouble}" for one in down)
+
+
+def _missing(seen: Seen) -> str:
+    recent = seen.unresolvable_at and not seen.longer(seen.unresolvable_at, seen.limits.conflict_s)
+    return "transactions are refused, because no resolver leads to the database that decides them" if recent else ""
+
+
+def _stuck(seen: Seen) -> str:
+    kept = [one for one in seen.resolvers if seen.longer(one.kept_since, seen.limits.cleanup_s)]
+    return "; ".join(f"{one.name}, for {seen.ago(one.kept_since)}: {one.kept}" for one in kept)
+
+
+RULES = (
+    Rule("disk.full", "critical", _disk_full, "free space on the broker's disk: it goes on by itself"),
+    Rule(
+        "transaction.in_doubt", "critical", _in_doubt,
+        "txmq tx list --state in-doubt says why nobody could tell; decide by txmq tx commit or rollback only where the"
+        " decider is lost",
+    ),
+    Rule("transaction.oldest_undecided", "warning", _oldest, "txmq tx show TOKEN: who decides it, and what it said"),
+    Rule("transaction.open", "warning", _open, "if its producer is gone for good: txmq tx rollback TOKEN"),
+    Rule(
+        "transaction.conflict", "warning", _conflict,
+        "txmq tx list --state conflicts; compare the rows with the messages by token",
+    ),
+    Rule("heuristic.mixed", "critical", _heuristic, "txmq xa list --heuristic; put it right, then txmq xa forget"),
+    Rule("resolver.unreachable", "critical", _unreachable, "mend the database or the DSN of its [[resolver]] section"),
+    Rule("resolver.missing", "warning", _missing, "name the database under [[resolver]] in the broker's settings"),
+    Rule("token.cleanup_stuck", "warning", _stuck, "remove the reason: old token rows stay until then"),
+)  # fmt: skip
+
+
+class Alarms:
+    """Looks at all conditions. All methods belong to the reactor's thread."""
+
+    def __init__(self, engine: Engine, limits: Limits, resolving: Resolves, watching: Watching) -> None:
+        self._engine, self._limits, self._resolving, self._watching = engine, limits, resolving, watching
+        self._raised: dict[str, Alarm] = {}
+
+    def tick(self) -> None:
+        """Timer: raise and clear."""
+        seen = self._look()
+        for rule in RULES:
+            self._judge(rule, rule.look(seen), seen.now)
+
+    def raised(self) -> list[Alarm]:
+        """All that hold now, the critical ones first, and of these the oldest."""
+        self.tick()
+        return sorted(self._raised.values(), key=lambda alarm: (alarm.severity, alarm.since))
+
+    def _look(self) -> Seen:
+        engine = self._engine
+        resolvers, unresolvable = self._resolving.status(), self._watching.unresolvable_at
+        return Seen(engine.state, engine.store.read_only, engine.now(), resolvers, unresolvable, self._limits)
+
+    def _judge(self, rule: Rule, text: str, now: int) -> None:
+        known = self._raised.get(rule.name)
+        if text:
+            since = now if known is None else known.since
+            self._raised[rule.name] = Alarm(rule.name, rule.severity, since, text, rule.action)
+            if known is None:
+                log.error("alarm.raised", alarm=rule.name, severity=rule.severity, text=text, action=rule.action)
+        elif known is not None:
+            del self._raised[rule.name]
+            log.info("alarm.cleared", alarm=rule.name, after_s=(now - known.since) // SECOND)
