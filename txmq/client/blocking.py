@@ -15,7 +15,7 @@ from txmq.client.core import Core
 from txmq.client.flights import Stats
 from txmq.client.half import HalfTransaction
 from txmq.client.jobs import Job
-from txmq.client.options import TransactionOptions, begin
+from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
 from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
 from txmq.client.settings import Options, Settings
@@ -25,6 +25,7 @@ from txmq.errors import RequestTimeout
 from txmq.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for those who have a database
+    from txmq.client.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
 CLOSE_S = 10.0
@@ -126,6 +127,14 @@ class Client(Producer):
         themselves. For the `options` see `txmq.client.options.TransactionOptions`.
         """
         return begin(self.core, connection, checker, options)
+
+    def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> XaTransaction:
+        """A `with` block whose rows on all of the psycopg2 connections, sends and acks take effect together.
+
+        Two-phase commit: the block commits the connections, which may lead to different servers. For one database
+        `transaction(connection)` is cheaper. For the `options` see `txmq.client.options.XaOptions`.
+        """
+        return begin_xa(self.core, connections, options)
 
     def job(self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0) -> Job:
         """The job of that token, or a new one: groups stored apart, and one decision. See Job."""

@@ -10,12 +10,17 @@ from txmq.client.local import LocalTransaction
 from txmq.client.settings import LONGEST_S
 from txmq.client.transaction import Transaction
 from txmq.errors import ConfigError, LocalProtocolError
+from txmq.tx.xid import node_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from txmq.client.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
 GROUP_S = 2.0  # rows stay locked for so long at most, should the broker not answer
 CHECK_AFTER_S = 6.0  # RocketMQ's first check
+ANYBODY = "txmq"  # the node of clients without a service
 
 
 class TransactionOptions(TypedDict, total=False):
@@ -54,6 +59,34 @@ def begin(core: Core, connection: Connection | None, checker: str | None, option
 
     weak = options.get("allow_weak_commit", False)
     return PostgresTransaction(core, connection, timeout=timeout, check_after=check_after, allow_weak_commit=weak)
+
+
+class XaOptions(TypedDict, total=False):
+    """The keyword arguments of `client.xa`.
+
+    `timeout`: seconds within which the brokers have to have their groups, 2. `check_after`: seconds after which the
+    home broker by itself rolls back what nobody has decided, 6: more than preparing the branches ever takes. `node`: in
+    whose name the branches are prepared, at most 18 characters; by default that of the service, cut short if need be.
+    """
+
+    timeout: float
+    check_after: float
+    node: str
+
+
+def begin_xa(core: Core, connections: Sequence[Connection], options: XaOptions) -> XaTransaction:
+    """The transaction asked for, yet to be entered. Raises ConfigError, LocalProtocolError."""
+    if unknown := options.keys() - XaOptions.__optional_keys__:
+        raise ConfigError("xa", f"there is no option {min(unknown)!r}", hint="see XaOptions")
+    from txmq.client.xa import XaTransaction  # noqa: PLC0415  # loads psycopg2
+
+    return XaTransaction(
+        core,
+        connections,
+        node=options.get("node", node_of(core.settings.service or ANYBODY)),
+        timeout=_seconds("timeout", options.get("timeout", GROUP_S)),
+        check_after=_seconds("check_after", options.get("check_after", CHECK_AFTER_S)),
+    )
 
 
 def _seconds(name: str, value: float) -> float:

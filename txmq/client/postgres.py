@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import contextmanager
 from typing import Self
-from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -25,7 +23,6 @@ from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
-    DatabaseError,
     InDoubt,
     RequestTimeout,
     TransactionAborted,
@@ -33,15 +30,12 @@ from txmq.errors import (
 )
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.group import GroupState
-from txmq.tx.postgres.caller import begin, execute, is_idle, require_healthy, roll_back
+from txmq.tx.postgres.caller import begin, is_idle, require_healthy, roll_back, savepoint
 from txmq.tx.postgres.commit import guarded_commit
-from txmq.tx.postgres.identity import ServerIdentity, read_server, require_supported
+from txmq.tx.postgres.identity import ServerIdentity, require_supported, server_of
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.tokens import insert_token
 
-# By connection, not by DSN: after a failover the same DSN leads to a server of a later timeline.
-_identities: WeakKeyDictionary[Connection, ServerIdentity] = WeakKeyDictionary()
-_savepoints = count(1)
 log = structlog.get_logger()
 
 
@@ -163,21 +157,11 @@ class PostgresTransaction(Transaction):
 
     @contextmanager
     def _nested(self) -> Iterator[None]:
-        name = f"txmq_{next(_savepoints)}"
-        execute(self._connection, f"SAVEPOINT {name}")
-        try:
+        with savepoint(self._connection):
             yield
-        except BaseException:
-            with suppress(DatabaseError):  # lost: then the whole transaction is gone
-                execute(self._connection, f"ROLLBACK TO SAVEPOINT {name}")
-            raise
-        execute(self._connection, f"RELEASE SAVEPOINT {name}")
 
 
 def _identity(connection: Connection) -> ServerIdentity:
-    known = _identities.get(connection)
-    if known is None:
-        server = read_server(connection)
-        require_supported(server)
-        known = _identities[connection] = server.identity
-    return known
+    server = server_of(connection)
+    require_supported(server)
+    return server.identity

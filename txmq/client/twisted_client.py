@@ -18,7 +18,7 @@ from txmq.client.conversation import Conversation, LogPin, Payload, returned
 from txmq.client.core import Core
 from txmq.client.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Piece, Stored, cut, receipt_of
 from txmq.client.half import HalfTransaction
-from txmq.client.options import TransactionOptions, begin
+from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
 from txmq.client.producer import Fields, StoredBatch, checked_messages, micros_now, stored_batch
 from txmq.client.rows import Rows, columns
 from txmq.client.settings import Settings
@@ -28,7 +28,7 @@ from txmq.client.twisted_consumer import Consumer
 from txmq.client.twisted_link import Connected, Link, timed, too_late
 from txmq.client.twisted_seams import Reactor
 from txmq.client.twisted_sending import Sending
-from txmq.client.twisted_threads import AnyChecker, ThreadedHalf, ThreadedTransaction, Threads, on_reactor
+from txmq.client.twisted_threads import AnyChecker, ThreadedHalf, ThreadedTransaction, ThreadedXa, Threads, on_reactor
 from txmq.client.twisted_transaction import Transaction
 from txmq.errors import ClientClosed, ConnectionLost, StaleTopic, Throttled
 from txmq.message import Message, Receipt, ReceivedMessage
@@ -165,6 +165,13 @@ class Client:
         if isinstance(begun, HalfTransaction):
             return ThreadedHalf(self.reactor, self._threads, begun)
         return ThreadedTransaction(self.reactor, self._threads, begun)
+
+    def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> ThreadedXa:
+        """An `async with` block whose rows on all of the psycopg2 connections, sends and acks take effect together.
+
+        Two-phase commit; the statements are in functions that `tx.run` calls in a thread.
+        """
+        return ThreadedXa(self.reactor, self._threads, begin_xa(self.blocking.core, connections, options))
 
     def register_checker(self, name: str, checker: AnyChecker) -> None:
         """Lets this process answer for transactions of that checker: COMMIT, ROLLBACK or UNKNOWN for a Half, or a

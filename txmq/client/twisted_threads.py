@@ -196,6 +196,16 @@ class ThreadedHalf(ThreadedTransaction[HalfTransaction]):
         await self.run(self._transaction.prepare)
 
 
+class ThreadedXa(ThreadedTransaction[Any]):
+    """A two-phase commit: see XaTransaction."""
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The branches that are left to recovery, by their gids."""
+        unfinished: tuple[str, ...] = self._transaction.unfinished
+        return unfinished
+
+
 def on_reactor(reactor: Reactor, checker: AnyChecker) -> Checker:
     """The checker for a thread to call: it runs on the reactor, the thread waits for its answer."""
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 
 import psycopg2
 from psycopg2 import extensions
 
-from txmq.errors import DatabaseUnavailable, LocalProtocolError, TransactionAborted
+from txmq.errors import DatabaseError, DatabaseUnavailable, LocalProtocolError, TransactionAborted
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.translate import translated
 
+_savepoints = count(1)
+
 
 def begin(connection: Connection) -> None:
-    """Makes sure that statements from here on are one transaction.
+    """Makes sure that statements from here on are one transaction. Raises as `require_usable`."""
+    require_usable(connection)
+    if connection.autocommit and is_idle(connection):
+        execute(connection, "BEGIN")
 
-    Raises LocalProtocolError for what is no connection of psycopg2, DatabaseUnavailable or TransactionAborted where the
-    connection is lost, or in the middle of a failed transaction.
+
+def require_usable(connection: Connection) -> None:
+    """Raises LocalProtocolError for what is no connection of psycopg2, DatabaseUnavailable or TransactionAborted where
+    the connection is lost, or in the middle of a failed transaction.
     """
     if not isinstance(connection, extensions.connection):
         hint = "with SQLAlchemy: session.connection().connection.dbapi_connection"
         raise LocalProtocolError(f"a psycopg2 connection is needed, not a {type(connection).__name__}", hint=hint)
-    status = connection.info.transaction_status
-    if connection.closed or status == extensions.TRANSACTION_STATUS_UNKNOWN:
+    unknown = connection.info.transaction_status == extensions.TRANSACTION_STATUS_UNKNOWN
+    if connection.closed or unknown:
         raise DatabaseUnavailable("the connection is closed", hint="open another one")
     require_healthy(connection)
-    if connection.autocommit and status == extensions.TRANSACTION_STATUS_IDLE:
-        execute(connection, "BEGIN")
 
 
 def require_healthy(connection: Connection) -> None:
@@ -44,6 +51,20 @@ def execute(connection: Connection, statement: str) -> None:
     """Runs one statement. Raises DatabaseError."""
     with translated(statement), connection.cursor() as cursor:
         cursor.execute(statement)
+
+
+@contextmanager
+def savepoint(connection: Connection) -> Iterator[None]:
+    """A block whose rows are taken back where it raises. Raises DatabaseError."""
+    name = f"txmq_{next(_savepoints)}"
+    execute(connection, f"SAVEPOINT {name}")
+    try:
+        yield
+    except BaseException:
+        with suppress(DatabaseError):  # lost: then the whole transaction is gone
+            execute(connection, f"ROLLBACK TO SAVEPOINT {name}")
+        raise
+    execute(connection, f"RELEASE SAVEPOINT {name}")
 
 
 def roll_back(connection: Connection) -> None:

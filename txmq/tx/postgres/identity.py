@@ -7,8 +7,10 @@ grows with each promotion, and a server that is behind the one a transaction beg
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from txmq.errors import UnsupportedServer
+from txmq.tx.postgres.caller import is_idle, roll_back
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.translate import translated
 
@@ -20,6 +22,8 @@ SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT timeline_id 
        pg_is_in_recovery(), current_setting('server_version_num')::int,
        current_setting('max_prepared_transactions')::int
 """
+
+_known: WeakKeyDictionary[Connection, Server] = WeakKeyDictionary()
 
 
 class ServerIdentity(NamedTuple):
@@ -60,6 +64,17 @@ def read_server(connection: Connection) -> Server:
     assert row is not None
     system_id, timeline, database_oid, in_recovery, version, prepared = row
     return Server(ServerIdentity(system_id, timeline, database_oid), in_recovery, version, prepared)
+
+
+def server_of(connection: Connection) -> Server:
+    """As `read_server`, which is asked once for each connection: after a failover it takes a new one."""
+    known = _known.get(connection)
+    if known is None:
+        idle = is_idle(connection)
+        known = _known[connection] = read_server(connection)
+        if idle:
+            roll_back(connection)
+    return known
 
 
 def require_supported(server: Server) -> None:
