@@ -11,6 +11,7 @@ import pytest
 from tests.postgres.support import backend, new_token, poor_role, producer, rows, wait_for_backend
 from txmq.errors import DatabaseConflict, SchemaMissing
 from txmq.testing.postgres import PostgresServer
+from txmq.tx.postgres import folding
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.folding import FoldReport, fold
 from txmq.tx.postgres.inbox import AppliedRanges, Position, applied, apply_batch, apply_once
@@ -52,6 +53,18 @@ def test_a_message_is_applied_once_whether_folded_or_not(connection: Connection,
     connection.commit()
     assert fold(folder, "billing") == FoldReport(1, [])
     assert not claim(connection, 5)
+
+
+def test_a_busy_inbox_does_not_grow_until_autovacuum_looks(
+    database: str, connection: Connection, folder: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "VACUUM_AFTER", 1_000)
+    sizes = []
+    for first in range(0, 20_000, 1_000):
+        commit(connection, *range(first, first + 1_000))
+        assert fold(folder, "billing") == FoldReport(1_000, [])
+        sizes += rows(database, "SELECT pg_relation_size('txmq_inbox_recent')")
+    assert sizes[-1] <= sizes[3]
 
 
 def test_a_rollback_takes_the_claim_back(connection: Connection) -> None:

@@ -34,6 +34,10 @@ WITH moved AS (
 )
 SELECT count(*) FROM moved
 """  # noqa: S608 (constants)
+# Autovacuum looks once a minute: by then a busy inbox has left hundreds of megabytes of dead rows behind. Whoever may
+# not vacuum the table gets a warning, and autovacuum does it.
+_VACUUM: Final = "VACUUM (TRUNCATE false) public.txmq_inbox_recent"
+VACUUM_AFTER = 10_000  # rows moved by one fold
 
 
 class FoldReport(NamedTuple):
@@ -44,7 +48,8 @@ class FoldReport(NamedTuple):
 
 
 def fold(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -> FoldReport:
-    """Folds what `group` has applied, partition by partition, each in a transaction. `connection` is one of our own.
+    """Folds what `group` has applied, partition by partition, each in a transaction. `connection` is one of our own, in
+    autocommit mode.
 
     Called every few seconds. While it waits for a lock it holds up the partition's next handlers: hence the time-out.
     Raises DatabaseError.
@@ -58,6 +63,9 @@ def fold(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -> F
             moved += _fold_one(connection, position, lock_timeout_ms)
         except DatabaseConflict:
             busy.append(position)
+    if moved >= VACUUM_AFTER:
+        with translated("vacuuming the inbox"), connection.cursor() as cursor:
+            cursor.execute(_VACUUM)
     return FoldReport(moved, busy)
 
 
