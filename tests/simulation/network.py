@@ -90,6 +90,8 @@ class Peer:
     def __init__(self, clock: Clock, rng: Random, node: Callable[[], Node | None], service: str = "sim") -> None:
         self._clock, self._rng, self._node, self._service = clock, rng, node, service
         self.link: Link | None = None
+        self.identity: dict[str, Any] = {}  # of the hello, besides the service
+        self.welcome: Any = None
         self._replies: dict[int, Deferred[Frame]] = {}
         self._next = 0
 
@@ -101,9 +103,8 @@ class Peer:
                 self._decoder = FrameDecoder(1 << 25)
                 self.link = node.accept(self)
                 try:
-                    await self.request(
-                        Opcode.HELLO, Hello(versions=(1, 1), client="sim", service=self._service).encode()
-                    )
+                    hello = Hello(versions=(1, 1), client="sim", service=self._service, **self.identity)
+                    self.welcome = parse(await self.request(Opcode.HELLO, hello.encode()))
                 except Lost:
                     pass
                 else:

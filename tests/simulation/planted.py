@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from tests.simulation import node
-from txmq.broker import checks
-from txmq.broker.core import holds, jobs, machine, persistence, sends
+from txmq.broker import checks, requests
+from txmq.broker.core import holds, jobs, machine, persistence, sends, transactions, xa
+from txmq.broker.core.decisions import Decide
+from txmq.broker.core.state import Outcome
 from txmq.message import Decision
 from txmq.store.snapshot import write_snapshot
+from txmq.tx.group import GroupState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +86,16 @@ def _snapshot_at_once(engine: Engine) -> None:
     engine._record = and_snapshot  # type: ignore[method-assign, assignment]
 
 
+def _timed_out(self: Any, token: bytes, row: Any) -> None:
+    if row.check_at and row.check_at <= self._engine.now():
+        self._engine.submit(Decide(token, Decision.ROLLBACK, "timeout"), lambda _reply: None)
+
+
+def _absent_is_rolled_back(state: Any, command: Any, now: int) -> Any:
+    unknown = transactions.get(state, command.token) is None
+    return Outcome(reply=GroupState.ROLLED_BACK) if unknown else xa.decide_outcome(state, command, now)
+
+
 _publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
 
 BUGS = (
@@ -99,6 +112,15 @@ BUGS = (
     Bug(
         "no answer is taken for a rollback", around=lambda: patch.object(checks.CheckBacks, "answered", _unknown_is_no)
     ),
+    Bug(
+        "a prepared foreign branch is timed out",
+        around=lambda: patch.object(checks.CheckBacks, "_due_branch", _timed_out),
+    ),
+    Bug(
+        "absence is taken for a rollback",
+        around=lambda: patch.dict(machine.DECIDERS, {xa.AskOutcome: _absent_is_rolled_back}),
+    ),
+    Bug("an older incarnation is accepted", around=lambda: patch.object(requests, "fenced", lambda *_args: None)),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
     Bug("a snapshot leads the log", _snapshot_at_once),
 )

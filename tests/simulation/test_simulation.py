@@ -24,6 +24,10 @@ ENOUGH = {
     "connections cut": 4,
     "letters": 2,
     "moved to retry": 10,
+    "foreign": 0.5,
+    "home": 0.5,
+    "recovered": 0.1,
+    "fenced": 0.5,
 }  # a seed, on average
 
 

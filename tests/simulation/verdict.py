@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.simulation.branches import COMMITTED
 from tests.simulation.history import Broken
 from tests.simulation.node import dumped, recover, without_boot
 from txmq.batch import BatchView
@@ -43,6 +44,7 @@ def check_everything(world: World) -> None:
     bodies = _topic(world)
     _nothing_lost_or_doubled(world, bodies)
     _transactions(world, bodies)
+    _branches(world, bodies)
     _order(bodies)
     _tickets(world, bodies)
     _consumers(world, bodies)
@@ -83,6 +85,14 @@ def _transactions(world: World, bodies: list[list[str]]) -> None:
         wanted = token in world.database.committed or token in world.history.decided
         require(not wanted or present > 0, f"{group} was committed and is lost")
         require(not (token in world.history.dead_tokens and present), f"{group} was rolled back and is in the topic")
+
+
+def _branches(world: World, bodies: list[list[str]]) -> None:
+    """What a home broker decided is the same everywhere."""
+    there = {body for rows in bodies for body in rows}
+    for token, state in world.branches.items():
+        present = any(body in there for body in world.history.groups.get(token, []))
+        require(present == (state == COMMITTED), f"the branch of {token.hex()} is {state}, messages there: {present}")
 
 
 def _order(bodies: list[list[str]]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
-from tests.simulation import actors
+from tests.simulation import actors, branches
 from tests.simulation.clock import Clock
 from tests.simulation.database import Database
 from tests.simulation.history import Broken, History
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TROUBLE_S = 0.7  # after that nothing breaks any more,
 LIVELINESS_S = 60.0  # and then everything must come to its end
 STEPS = 200_000
+XA_SHARE = 0.4  # of the seeds have XA and instances as well
 
 
 class World:
@@ -38,6 +39,7 @@ class World:
         self.rng, self.clock = Random(seed), Clock()
         self.history, self.database = History(), Database(self.clock, self.rng)
         self.failures: dict[tuple[str, str], int] = {}
+        self.branches: dict[bytes, str] = {}  # of home transactions, elsewhere: token → how it stands
         self.disk = SimFS()
         self.node: Node | None = None
         self.over = False
@@ -71,12 +73,19 @@ class World:
                 self._do(actors.Producer(self, f"p{number}").run(4))
                 self._do(actors.Service(self, f"s{number}").run(4))
             self._do(actors.Local(self, "l").run(3))
+            if self.rng.random() < XA_SHARE:
+                self._xa()
             self._always(actors.Consumer(self, "m0").run())
             for name in ("m0", "m1"):
                 self._always(actors.Ordered(self, name).run())
             self._always(starter.run())
 
         self._do(begin())
+
+    def _xa(self) -> None:
+        for actor in (branches.Manager(self, "x"), branches.Coordinator(self, "h"), branches.Instance(self, "i")):
+            self._do(actor.run(3))
+        self._always(branches.Recoverer(self, "r").run())
 
     def _do(self, work: Coroutine[Deferred[Any], Any, None]) -> None:
         """Work that must come to its end."""
@@ -166,6 +175,7 @@ class World:
         engine = self.node.engine
         state = engine.state
         left = {"busy": self._busy, "undecided": state.undecided, "unflushed": engine.store.end - engine.store.durable}
+        left["branches prepared"] = sum(state == branches.PREPARED for state in self.branches.values())
         left["groups missing"] = 2 - len(state.consumers.groups)
         for group in state.consumers.groups.values():
             left[f"{group.name} behind"] = sum(
