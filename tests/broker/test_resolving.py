@@ -43,7 +43,7 @@ def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partition
             cursor.execute(f"DROP TABLE public.{partition.name}")
     few = len(partitions(connection))
     log_id, oldest = uuid4(), uuid4()
-    resolving = Resolving([Resolver(name="r", dsn=database)], log_id, at_once, Clock().now, "b-1")
+    resolving = Resolving([Resolver(name="r", dsn=database)], log_id, at_once, Clock().now, name="b-1")
     mine = read_server(connection).identity
     decider, other = (
         ("postgres", mine.system_id, mine.timeline, oid, None) for oid in (mine.database_oid, mine.database_oid + 1)

@@ -12,9 +12,10 @@ from structlog.testing import capture_logs
 
 from tests.cli.support import ScriptedClient
 from txmq.cli.resolver import UPKEEP_US, Broker, Rounds
-from txmq.errors import BrokerUnavailable, Conflict, LogChanged
+from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
 from txmq.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
+from txmq.tx.postgres.outbox import Queued
 from txmq.tx.postgres.partitions import MaintenanceReport
 from txmq.tx.postgres.resolver import Answer, Check
 
@@ -33,6 +34,12 @@ class Database:
         self.asked: list[Check] = []
         self.told: list[tuple[UUID, str, UUID | None]] = []
         self.trouble = ""
+        self.waiting: list[Queued] = []
+
+    def fetch(self, log_id: UUID, done: Sequence[int]) -> list[Queued]:
+        assert log_id == LOG
+        self.waiting = [row for row in self.waiting if row.seq not in done]
+        return self.waiting[:2]
 
     def maintain(self, log_id: UUID, name: str, oldest: UUID | None) -> MaintenanceReport | None:
         self.told.append((log_id, name, oldest))
@@ -53,9 +60,15 @@ def row(name: str, decider: list[Any] | None = None, age: int = FIRST) -> dict[s
     return {"token": token, "decider": decider or ["postgres", 11, 1, 5, 99], "stored_at": NOW - age}
 
 
+def handed_over(row: Queued) -> None:
+    """Refuses what has a content."""
+    if row.content:
+        raise UnknownTopic("refused")
+
+
 def rounds(client: ScriptedClient, **databases: Database) -> Rounds:
     """Rounds that have looked after the tokens just now."""
-    made = Rounds(client, BROKER, databases, FIRST, structlog.get_logger())  # type: ignore[arg-type]  # they answer alike
+    made = Rounds(client, BROKER, databases, FIRST, structlog.get_logger(), handed_over)  # type: ignore[arg-type]  # alike
     client.replies.insert(0, {"transactions": []})
     client.replies.insert(0, {"oldest": None})
     made.go(NOW)
@@ -132,3 +145,15 @@ def test_the_broker_is_reported_to_every_database_each_hour() -> None:
         ("resolver.upkeep", "one"),
         ("resolver.no_upkeep", "other"),
     ]
+
+
+def test_what_waits_is_handed_over_in_order_up_to_what_the_broker_refuses() -> None:
+    database = Database()
+    resolver = rounds(ScriptedClient([{"transactions": []}]), one=database)
+    contents = (b"", b"", b"", b"unknown", b"")
+    database.waiting = [Queued(n, UUID(int=n), "", content) for n, content in enumerate(contents)]
+    with capture_logs() as logs:
+        resolver.go(NOW)
+    assert [row.seq for row in database.waiting] == [3, 4]
+    events = [(log["event"], log.get("transactions")) for log in logs]
+    assert events == [("outbox.published", 2), ("outbox.stuck", None), ("outbox.published", 1)]

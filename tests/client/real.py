@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from txmq.batch import BatchView
 from txmq.client.address import parse_url
 from txmq.client.connection import Connection, dial
 from txmq.client.conversation import Conversation, LogPin
+from txmq.crashpoints import VARIABLE
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.headers import Opcode, Read, pack_read
 
@@ -57,20 +60,23 @@ class RealBroker:
         self.url = ""
         self.start()
 
-    def start(self) -> None:
-        """Starts it, on the same port as before if it ran before."""
+    def start(self, crash_at: str = "") -> None:
+        """Starts it, on the same port as before if it ran before; to die where `crash_at` says, if it does."""
+        if self._process is not None:
+            self.kill()  # it has died by itself
         listen = self.url.removeprefix("txmq://") or "127.0.0.1:0"
         resolvers = "".join(RESOLVER.format(number=n, dsn=dsn) for n, dsn in enumerate(self._dsns))
         settings = self._directory / "broker.toml"
         settings.write_text(SETTINGS.format(data=self._directory / "data", listen=listen, resolvers=resolvers))
         with (self._directory / "broker.log").open("ab") as log:
             argv = [sys.executable, "-m", "txmq", "broker", "--config", str(settings)]
-            self._process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=log)
+            env = {**os.environ, VARIABLE: crash_at} if crash_at else None
+            self._process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, env=env)
         assert self._process.stdout is not None
         word, _, self.url = self._process.stdout.readline().decode().strip().partition(" ")
         if word != "ready":
             self.kill()
-            raise AssertionError((self._directory / "broker.log").read_text())
+            raise AssertionError(self.log)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -79,6 +85,15 @@ class RealBroker:
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if that does not help."""
         self._end(lambda process: process.terminate())
+
+    @property
+    def log(self) -> str:
+        """What it has logged in all its lives."""
+        return (self._directory / "broker.log").read_text()
+
+    def died(self) -> bool:
+        """Whether it has been killed, by itself."""
+        return self._process is not None and self._process.poll() == -signal.SIGKILL
 
     def _end(self, how: Any) -> None:
         process, self._process = self._process, None

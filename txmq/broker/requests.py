@@ -125,7 +125,7 @@ class Requests:
         def encode(reply: transactions.GroupReceipt) -> bytes:
             return pack_group_receipt(GroupReceipt(reply.state, reply.ticket))
 
-        self._submit(session, frame, _store_part(part), encode)
+        self._submit(session, frame, store_part(part), encode)
 
     def _decide(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_decide(frame.payload)
@@ -195,7 +195,8 @@ def _verified(batch: bytes) -> BatchHeader:
     return header
 
 
-def _store_part(part: Part) -> StorePart:
+def store_part(part: Part) -> StorePart:
+    """The command that stores a part. Raises TxmqError where a batch of it is damaged or cannot be kept."""
     batches = tuple(
         GroupBatch(batch.topic, batch.topic_epoch, batch.partition, batch.batch, _verified(batch.batch))
         for batch in part.batches

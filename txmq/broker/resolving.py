@@ -7,6 +7,7 @@ from uuid import UUID
 
 import structlog
 
+from txmq.crashpoints import crashpoint
 from txmq.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
     from txmq.broker.core.transactions import Transaction
+    from txmq.broker.publishing import Publishes
     from txmq.broker.seams import InThread
     from txmq.config import Resolver as ResolverSettings
+    from txmq.tx.postgres.outbox import Queued
     from txmq.tx.postgres.partitions import MaintenanceReport
 
+PATIENCE = 8  # looks at an outbox that are left out after one row could not be published
 AT_ONCE = 10_000  # tokens in one call of a resolver
 PROBE_US = 30_000_000  # a database that nobody had to ask for so long is asked whether it is there
 log = structlog.get_logger()
@@ -61,10 +65,14 @@ class Resolving:
         log_id: UUID,
         in_thread: InThread,
         now: Callable[[], int],
+        *,
         name: str = "",
+        publish: Publishes | None = None,
     ) -> None:
-        """`now` gives microseconds since the epoch; `name` is the broker's."""
-        self._lanes = [_Lane(one, log_id, name, in_thread, now) for one in settings]
+        """`now` gives microseconds since the epoch; `name` is the broker's; `publish` takes what waits in the outboxes,
+        None = nothing is fetched.
+        """
+        self._lanes = [_Lane(one, log_id, name, in_thread, now, publish) for one in settings]
 
     def knows(self, decider: tuple[Any, ...]) -> bool:
         """Whether one of the databases is, or may be for all that is known yet, the one that decides."""
@@ -90,6 +98,11 @@ class Resolving:
     def status(self) -> Sequence[ResolverStatus]:
         """How each resolver fares."""
         return [lane.status() for lane in self._lanes]
+
+    def fetch(self) -> None:
+        """Timer: publish what waits in the databases' outboxes."""
+        for lane in self._lanes:
+            lane.fetch()
 
     def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None:
         """Find out about a transaction; `answered` is called once, later, with UNKNOWN where no resolver could tell."""
@@ -119,10 +132,19 @@ class _Lane:
     """One resolver: one call at a time, everything that came up meanwhile in the next one."""
 
     def __init__(
-        self, settings: ResolverSettings, log_id: UUID, broker: str, in_thread: InThread, now: Callable[[], int]
+        self,
+        settings: ResolverSettings,
+        log_id: UUID,
+        broker: str,
+        in_thread: InThread,
+        now: Callable[[], int],
+        publish: Publishes | None,
     ) -> None:
         self.name = settings.name
-        self._log_id, self._broker, self._in_thread, self._now = log_id, broker, in_thread, now
+        self._log_id, self._broker, self._in_thread, self._now, self._publish = log_id, broker, in_thread, now, publish
+        self._fetch_due = self._publishing = False
+        self._skip = 0  # looks at the outbox left out, after a row that could not be published
+        self._done: list[int] = []  # rows of the outbox that are published and not deleted yet
         policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
         self._resolver = TokenResolver(settings.dsn, policy=policy)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
@@ -193,9 +215,40 @@ class _Lane:
         elif self._probing:
             self._busy, self._probing = True, False
             self._in_thread(self._resolver.probe).addCallbacks(self._probed, self._failed, errbackArgs=([],))
+        elif self._fetch_due:
+            self._busy, self._fetch_due = True, False
+            self._in_thread(self._resolver.fetch, self._log_id, self._done).addCallbacks(
+                self._fetched, self._failed, errbackArgs=([],)
+            )
 
     def _probed(self, _nothing: None) -> None:
         self._back()
+        self._go()
+
+    def fetch(self) -> None:
+        """Look for what waits in the outbox, unless what was found last is not published yet."""
+        self._skip = max(0, self._skip - 1)
+        if self._publish is not None and self._resolver.has_outbox and not (self._publishing or self._skip):
+            self._fetch_due = True
+            self._go()
+
+    def _fetched(self, rows: list[Queued] | None) -> None:
+        self._back()
+        if rows is not None:
+            if self._done:
+                crashpoint("outbox.after_delete")
+            self._done = []
+        if rows and self._publish is not None:
+            self._publishing = True
+            self._publish(rows, self.name, lambda count: self._published(rows, count))
+        self._go()
+
+    def _published(self, rows: list[Queued], count: int) -> None:
+        crashpoint("outbox.after_publish")
+        self._publishing, self._fetch_due = False, True
+        self._done = [row.seq for row in rows[:count]]
+        if count < len(rows):
+            self._fetch_due, self._skip = count > 0, PATIENCE
         self._go()
 
     def _resolve(self) -> None:

@@ -23,6 +23,7 @@ from twisted.python.threadpool import ThreadPool
 from txmq.broker.assembly import Assembly
 from txmq.broker.core.transactions import oldest_undecided
 from txmq.broker.engine import Engine
+from txmq.broker.publishing import Publisher
 from txmq.broker.resolving import Resolving
 from txmq.broker.storage import Keeper, Opened, open_directory
 from txmq.config import ListenAddress, listen_address
@@ -46,6 +47,7 @@ SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 m
 KEEP_S = 0.2
 TOKENS_S = 3_600.0  # between two looks at the token tables, whose partitions are days
 PROBE_S = 5.0  # between two looks at databases that failed
+OUTBOX_S = 0.5  # between two looks at outboxes that were found empty
 LOOK_EVERY_S = 0.005  # while draining
 FAREWELL_S = 2.0  # for clients to take their last replies
 log = structlog.get_logger()
@@ -117,12 +119,18 @@ class BrokerService:
         self._engine = engine
         self._keeper = Keeper(fs, engine, opened.tables, settings, self._threads["index"])
         self._resolving = Resolving(
-            self._settings.resolver, engine.store.log_id, self._threads["resolver"], engine.now, settings.name
+            self._settings.resolver,
+            engine.store.log_id,
+            self._threads["resolver"],
+            engine.now,
+            name=settings.name,
+            publish=Publisher(engine, settings, self._reactor),
         )
         self._assembly = Assembly(engine, self._settings, self._reactor, self._resolving, Random())  # noqa: S311  # jitter
         self._assembly.every(KEEP_S, self._keeper.tend)
         self._assembly.every(TOKENS_S, self._look_after_tokens)
         self._assembly.every(PROBE_S, self._probe)
+        self._assembly.every(OUTBOX_S, self._resolving.fetch)
 
     def _look_after_tokens(self) -> None:
         self._resolving.upkeep(oldest_undecided(self._engine.state))

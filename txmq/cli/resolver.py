@@ -1,14 +1,16 @@
-"""`txmq resolver`: finds out what became of a broker's half messages, as a process of its own.
+"""`txmq resolver`: finds out what became of a broker's half messages, and fetches what waits for it in outboxes.
 
-For a database that the broker itself cannot reach, or that keeps it too busy. Any number of them, and the broker's own,
-may work at once: the token's row decides, whoever reads it.
+A process of its own, for a database that the broker itself cannot reach, or that keeps it too busy. Any number of them,
+and the broker's own, may work at once: the token's row decides, whoever reads it.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -23,6 +25,7 @@ from txmq.message import UNKNOWN
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from txmq.tx.postgres.outbox import Queued
     from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
 
 AT_ONCE = 10_000  # undecided transactions looked at in one round, the oldest first
@@ -54,7 +57,14 @@ def resolver(session: Session, *, config: Config, every: Every = 2.0) -> None:
     }
     shown = session.client.call("broker.show")
     broker = Broker(UUID(shown["log_id"]), shown["name"])
-    rounds = Rounds(session.client, broker, databases, int(chosen.checks.first_s * SECOND), structlog.get_logger())
+    rounds = Rounds(
+        session.client,
+        broker,
+        databases,
+        int(chosen.checks.first_s * SECOND),
+        structlog.get_logger(),
+        partial(_hand_over, session.client),
+    )
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
@@ -83,7 +93,9 @@ class Rounds:
         databases: dict[str, TokenResolver],
         first_us: int,
         log: FilteringBoundLogger,
+        hand_over: Callable[[Queued], None],
     ) -> None:
+        self._hand_over = hand_over
         self._client, self._broker, self._databases = client, broker, databases
         self._first_us, self._log = first_us, log
         self._troubles: dict[str, set[str]] = {}
@@ -96,6 +108,7 @@ class Rounds:
                 self._look_after_tokens()
                 self._upkeep_at = now + UPKEEP_US
             rows = self._client.call("tx.list", state="undecided", limit=AT_ONCE)["transactions"]
+            self._publish()
             self._decide(
                 [row for row in rows if row["decider"][0] == "postgres" and row["stored_at"] + self._first_us <= now]
             )
@@ -112,6 +125,26 @@ class Rounds:
                 self._log.warning("resolver.no_upkeep", resolver=name, reason=database.trouble)
             elif any(report):
                 self._log.info("resolver.upkeep", resolver=name, **report._asdict())
+
+    def _publish(self) -> None:
+        """What waits in the outboxes goes to the broker, in order; a row is deleted once the broker has it."""
+        for name, database in self._databases.items():
+            done: list[int] = []
+            while rows := database.fetch(self._broker.log_id, done):
+                done = [row.seq for row in takewhile(self._handed_over, rows)]
+                self._log.info("outbox.published", resolver=name, transactions=len(done))
+                if len(done) < len(rows):
+                    database.fetch(self._broker.log_id, done)
+                    break
+
+    def _handed_over(self, row: Queued) -> bool:
+        """Whether the broker has the row. If not, those after it have to wait: they may have its keys."""
+        try:
+            self._hand_over(row)
+        except TxmqError as error:
+            self._log.error("outbox.stuck", token=row.token.hex, reason=str(error))
+            return False
+        return True
 
     def _decide(self, rows: Sequence[dict[str, Any]]) -> None:
         """The databases in turn: what one does not know, the next one is asked."""
@@ -138,6 +171,14 @@ class Rounds:
         for reason in sorted(reasons - self._troubles.get(name, set())):
             self._log.warning("resolver.unknown", resolver=name, reason=reason)
         self._troubles[name] = reasons
+
+
+def _hand_over(client: Client, row: Queued) -> None:
+    from txmq.client.blocking import Client as Blocking
+    from txmq.client.handing import hand_over
+
+    assert isinstance(client, Blocking), "what txmq.cli.command.connect gives"
+    hand_over(client.core, row)
 
 
 def _check(row: dict[str, Any], log_id: UUID) -> Check:

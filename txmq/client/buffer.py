@@ -84,21 +84,21 @@ class Buffer:
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
-        self._items: list[Item] = []
+        self.items: list[Item] = []
         self.actions: list[Action] = []
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to send and nothing to do."""
-        return not self._items and not self.actions
+        return not self.items and not self.actions
 
     def mark(self) -> Mark:
         """How much there is now."""
-        return Mark(len(self._items), len(self.actions))
+        return Mark(len(self.items), len(self.actions))
 
     def back_to(self, mark: Mark) -> None:
         """Takes back whatever came since."""
-        del self._items[mark.items :]
+        del self.items[mark.items :]
         del self.actions[mark.actions :]
 
     def clear(self) -> None:
@@ -107,11 +107,11 @@ class Buffer:
 
     def add(self, topic: str, message: Message, born_at: int, asked: int | None) -> None:
         """Raises LocalProtocolError or MessageTooLarge for what could not be sent."""
-        self._items.append(Item(check_name(topic, "topic"), kept(message), born_at, asked))
+        self.items.append(Item(check_name(topic, "topic"), kept(message), born_at, asked))
 
     def add_columns(self, topic: str, columns: Columns, asked: int | None) -> None:
         """As `add`; the columns must not be changed before the end of the transaction."""
-        self._items.append(Item(check_name(topic, "topic"), columns, columns.born_at, asked))
+        self.items.append(Item(check_name(topic, "topic"), columns, columns.born_at, asked))
 
     def build(self, token: UUID, sequence: int = 0) -> Built:
         """The batches, by what is known of the topics; the first message is number `sequence` of the group."""
@@ -128,7 +128,7 @@ class Buffer:
     def _lanes(self) -> Iterator[Lane]:
         lanes = Lanes(self._topics)
         place = 0
-        for item in self._items:
+        for item in self.items:
             place += lanes.add(item, place)
         return lanes.closed()
 

@@ -28,14 +28,14 @@ Payload = bytes | Sequence[bytes]
 
 
 class LogPin:
-    """The log that a client's broker writes, known since the first welcome.
+    """The log that a client's broker writes, known since the first welcome, or from the start.
 
     Repeated sends are told apart from new ones by that log alone, and offsets mean nothing in another: a client that
     meets another log at one of its addresses refuses it.
     """
 
-    def __init__(self) -> None:
-        self.log_id: UUID | None = None
+    def __init__(self, log_id: UUID | None = None) -> None:
+        self.log_id = log_id
 
     def check(self, welcome: Welcome) -> None:
         """Remembers the first log. Raises LogChanged for every other."""

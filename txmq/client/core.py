@@ -29,7 +29,7 @@ class Core:
     def __init__(self, url: str, settings: Settings, incarnation: Incarnation | None = None) -> None:
         """`incarnation` None = a new one, where the settings name an instance."""
         self._addresses = parse_url(url)
-        self._pin = LogPin()
+        self._pin = LogPin(settings.log_id)
         self._incarnation = incarnation or settings.incarnation()
         self._lock = Lock()
         self._pipeline: Pipeline | None = None

@@ -27,15 +27,15 @@ class TransactionOptions(TypedDict, total=False):
     """The keyword arguments of `client.transaction`.
 
     `timeout`: seconds within which the broker has to have the messages, 2 for a database's transaction, else the
-    client's. `check_after`: seconds until the broker first finds out by itself what became of it, 6. With a database,
-    `on_unavailable`: "fail", the only policy yet: without the broker the transaction is rolled back; and
-    `allow_weak_commit`: accepts `synchronous_commit` off or local, where a crash of the database may take back a
-    transaction whose messages went out.
+    client's. `check_after`: seconds until the broker first finds out by itself what became of it, 6. With a database:
+    `on_unavailable` tells what becomes of it without the broker, "fail": it is rolled back, or "outbox": its messages
+    wait in the database (see `txmq.client.fallback`); `allow_weak_commit` accepts `synchronous_commit` off or local,
+    where a crash of the database may take back a transaction whose messages went out.
     """
 
     timeout: float
     check_after: float
-    on_unavailable: Literal["fail"]
+    on_unavailable: Literal["fail", "outbox"]
     allow_weak_commit: bool
 
 
@@ -45,9 +45,12 @@ def begin(core: Core, connection: Connection | None, checker: str | None, option
         raise ConfigError("transaction", f"there is no option {min(unknown)!r}", hint="see TransactionOptions")
     check_after = _seconds("check_after", options.get("check_after", CHECK_AFTER_S))
     timeout = _seconds("timeout", options.get("timeout", core.settings.timeout if connection is None else GROUP_S))
-    if options.get("on_unavailable", "fail") != "fail":
-        hint = "without the broker the transaction is rolled back; run it again later"
-        raise ConfigError("on_unavailable", f"{options['on_unavailable']!r} is not supported, only 'fail'", hint=hint)
+    policy = options.get("on_unavailable", "fail")
+    if policy not in ("fail", "outbox"):
+        raise ConfigError("on_unavailable", f"{policy!r} is neither 'fail' nor 'outbox'")
+    if policy == "outbox" and connection is None:
+        hint = "messages wait in a database: client.transaction(connection)"
+        raise LocalProtocolError("only a database's transaction has an outbox", hint=hint)
     if connection is not None and checker is not None:
         hint = "the database decides where there is one: leave the checker out"
         raise LocalProtocolError("a transaction has a connection or a checker, not both", hint=hint)
@@ -57,8 +60,14 @@ def begin(core: Core, connection: Connection | None, checker: str | None, option
         return LocalTransaction(core, timeout=timeout)
     from txmq.client.postgres import PostgresTransaction  # noqa: PLC0415  # loads psycopg2
 
-    weak = options.get("allow_weak_commit", False)
-    return PostgresTransaction(core, connection, timeout=timeout, check_after=check_after, allow_weak_commit=weak)
+    return PostgresTransaction(
+        core,
+        connection,
+        timeout=timeout,
+        check_after=check_after,
+        allow_weak_commit=options.get("allow_weak_commit", False),
+        outbox=policy == "outbox",
+    )
 
 
 class XaOptions(TypedDict, total=False):

@@ -17,6 +17,7 @@ import structlog
 
 from txmq.client.core import Core
 from txmq.client.decisions import await_state
+from txmq.client.fallback import Fallback
 from txmq.client.share import Share
 from txmq.client.transaction import Stage, Transaction
 from txmq.crashpoints import crashpoint
@@ -47,9 +48,17 @@ class PostgresTransaction(Transaction):
     """
 
     def __init__(
-        self, core: Core, connection: Connection, *, timeout: float, check_after: float, allow_weak_commit: bool
+        self,
+        core: Core,
+        connection: Connection,
+        *,
+        timeout: float,
+        check_after: float,
+        allow_weak_commit: bool,
+        outbox: bool = False,
     ) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
+        self._fallback = Fallback(connection, outbox)
         self._connection = connection
         self._allow_weak_commit = allow_weak_commit
 
@@ -64,9 +73,10 @@ class PostgresTransaction(Transaction):
             self._commit_alone()
             return
         self._store_groups(shares)
-        self._commit_rows(shares)
+        sent = self._fallback.sent(shares)
+        self._commit_rows(sent)
         crashpoint("tx.after_commit")
-        self._tell(shares, COMMIT)
+        self._tell(sent, COMMIT)
         crashpoint("tx.after_decide")
 
     def _abort(self) -> None:
@@ -75,13 +85,14 @@ class PostgresTransaction(Transaction):
     def _store_groups(self, shares: list[Share]) -> None:
         """The groups and the token's rows, all before COMMIT. Where it raises, none of them counts any more."""
         try:
+            require_healthy(self._connection)
+            self._fallback.look(shares)
             self._send_groups(shares)
             crashpoint("tx.after_group")
             logs = [share.core.log_id for share in shares]
             insert_token(self._connection, self.token, logs, allow_weak_commit=self._allow_weak_commit)
             crashpoint("tx.after_token")
-            for share in shares:
-                share.receipt()
+            self._await_groups(shares)
             crashpoint("tx.before_commit")
         except BaseException as error:
             roll_back(self._connection)
@@ -92,16 +103,25 @@ class PostgresTransaction(Transaction):
             raise
 
     def _send_groups(self, shares: list[Share]) -> None:
-        require_healthy(self._connection)
         decider = ("postgres", *_identity(self._connection), None)
         deadline = time.monotonic() + self._timeout
-        for share in shares:
-            share.prepare(self._description(share, decider), deadline)
+        for share in self._fallback.sent(shares):
+            with self._fallback.reaching(share):
+                share.prepare(self._description(share, decider), deadline)
         crashpoint("tx.before_group")
-        for n, share in enumerate(shares):
+        for n, share in enumerate(self._fallback.sent(shares)):
             if n:
                 crashpoint("tx.between_groups")
-            share.send()
+            with self._fallback.reaching(share):
+                share.send()
+
+    def _await_groups(self, shares: list[Share]) -> None:
+        for share in self._fallback.sent(shares):
+            with self._fallback.reaching(share):
+                share.receipt()
+        self._fallback.write()
+        if len(shares) == 1:
+            self.token = shares[0].token  # the outbox may have needed another one
 
     def _take_back(self, shares: list[Share]) -> None:
         for share in shares:

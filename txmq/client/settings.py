@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Self, TypedDict, Unpack
+from uuid import UUID
 
 from txmq.client.incarnation import Incarnation
 from txmq.client.topics import Partitioner
@@ -21,7 +22,8 @@ class Options(TypedDict, total=False):
     `timeout`: seconds that a call may take, its attempts together. `retries`: attempts after the first, of what does no
     harm twice. `partitioner(topic, key, partitions)` chooses partitions, or None to leave it to the key. `connections`:
     at most so many calls at once. `window`, `window_bytes`: what `send_async` may have without a receipt, before it
-    waits. `delivery_timeout`: seconds until a message of `send_async` without a receipt fails, reconnections included.
+    waits. `log_id`: the broker's log, where it is known beforehand (`txmq broker show`); any other is then refused.
+    `delivery_timeout`: seconds until a message of `send_async` without a receipt fails, reconnections included.
     """
 
     instance: str | None
@@ -32,6 +34,7 @@ class Options(TypedDict, total=False):
     window: int
     window_bytes: int
     delivery_timeout: float
+    log_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Settings:
     window: int = 20_000
     window_bytes: int = 64 << 20
     delivery_timeout: float = 30.0
+    log_id: UUID | None = None
 
     def __post_init__(self) -> None:
         if self.service is not None and not is_name(self.service):
@@ -59,6 +63,7 @@ class Settings:
         for name, least in (("retries", 0), ("connections", 1), ("window", 1), ("window_bytes", 1)):
             value = getattr(self, name)
             _require(name, type(value) is int and value >= least, f"a number from {least} is needed")
+        _require("log_id", isinstance(self.log_id, UUID | None), "a UUID is needed")
         _require("partitioner", self.partitioner is None or callable(self.partitioner), "a function is needed")
 
     def incarnation(self) -> Incarnation | None:

@@ -18,6 +18,7 @@ from txmq.client.buffer import Action, Buffer, Built, Mark
 from txmq.client.core import Core
 from txmq.client.decisions import await_state, submit
 from txmq.client.groups import PART_BYTES, Storing, parts_of
+from txmq.client.tokens import new_token
 from txmq.errors import (
     ClientClosed,
     LocalProtocolError,
@@ -27,7 +28,7 @@ from txmq.errors import (
     TxmqError,
     UnknownTransaction,
 )
-from txmq.message import Decision, Receipt
+from txmq.message import ROLLBACK, Decision, Receipt
 from txmq.tx.group import GroupState
 from txmq.wire.group import Description, GroupReceipt, Part
 from txmq.wire.headers import unpack_decide_receipt
@@ -64,6 +65,7 @@ class Share:
         self.buffer = Buffer(core.topics)
         self.sent = False  # whether the broker may have the group
         self.published = False  # whether it is known to be
+        self.queued = False  # whether the group waits in the outbox instead
         self._acked: list[tuple[AckOwner, object]] = []
         self._built = Built([], [])
         self._deadline = 0.0
@@ -145,9 +147,16 @@ class Share:
             return
         self._decision.add_done_callback(lambda told: _note(told, str(self.token), outcome))
 
+    def queue(self) -> None:
+        """The group goes to the outbox: with another token, if the broker may have it under this one."""
+        if self.sent:
+            self.tell(ROLLBACK)
+            self.token, self.sent, self._decision = new_token(), False, None
+        self.queued, self._built = True, Built([], [])
+
     def wait_published(self, deadline: float) -> None:
         """Returns once consumers can see the messages. Raises RequestTimeout, TransactionAborted."""
-        if not self._built.batches or self.published or self._told_published(deadline):
+        if self.published or not (self._built.batches or self.queued) or self._told_published(deadline):
             return
         state = await_state(self.core, self.token, GroupState.PUBLISHED, deadline, ask=True)
         if state is GroupState.ROLLED_BACK:
@@ -157,7 +166,10 @@ class Share:
             raise RequestTimeout(f"transaction {self.token} is {told}, not published in time")
 
     def receipts(self) -> list[Receipt]:
-        """The receipts of the messages in the order of their sends; offsets are None until it is published."""
+        """The receipts of the messages in the order of their sends; offsets are None until it is published.
+
+        There are none for what went through the outbox.
+        """
         if not self._built.batches:
             return []
         shown = self.core.call("tx.show", {"token": self.token.hex}, repeat=True)

@@ -79,7 +79,7 @@ class Face(ABC):
 
     def receipts(self) -> list[Receipt]:
         """The receipts of the messages sent here, in the order of their sends; offsets are None until it is
-        published.
+        published. There are none for what went through the outbox.
         """
         return self._share.receipts()
 

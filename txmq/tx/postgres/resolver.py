@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from txmq.errors import DatabaseError, DatabaseUnavailable
+from txmq.errors import DatabaseError, DatabaseUnavailable, SchemaMissing
 from txmq.message import Decision
 from txmq.tx.postgres.brokers import report
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, write
 from txmq.tx.postgres.identity import ServerIdentity, read_server
+from txmq.tx.postgres.outbox import Queued, fetch
 from txmq.tx.postgres.partitions import MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
 
@@ -73,6 +74,7 @@ class TokenResolver:
         self._clock = clock
         self._connection: Connection | None = None
         self._failures = 0
+        self.has_outbox = True  # for all that is known: tables of an older version have none
         self._pause_ends = clock()
         self.trouble = ""  # why the last attempt came to nothing
         self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
@@ -100,6 +102,7 @@ class TokenResolver:
             connection = self._open()
             self.identity = read_server(connection).identity
             report(connection, log_id, name, oldest_undecided)
+            self.has_outbox = True
             done = maintain(connection)
         except DatabaseError as error:
             self._pause(error)
@@ -122,6 +125,25 @@ class TokenResolver:
     def failing(self) -> bool:
         """Whether the last attempt came to nothing, for the reason that is in `trouble`."""
         return self._failures > 0
+
+    def fetch(self, log_id: UUID, done: Sequence[int]) -> list[Queued] | None:
+        """Deletes rows of the outbox that are done, and gives the next ones; see `outbox.fetch`.
+
+        None where the database cannot be asked now: `done` is to be told again. Tables of an older version have no
+        outbox; whether they still are is looked at by `maintain`.
+        """
+        if not self.has_outbox or self._clock() < self._pause_ends:
+            return None
+        try:
+            rows = fetch(self._open(), log_id, done)
+        except SchemaMissing as error:
+            self.has_outbox, self.trouble = False, str(error)
+            return None
+        except DatabaseError as error:
+            self._pause(error)
+            return None
+        self._failures = 0
+        return rows
 
     def close(self) -> None:
         """Closes the connection; the next question opens one again."""
