@@ -15,7 +15,7 @@ from txmq.errors import LocalProtocolError
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.translate import translated
 
-AT_ONCE: Final = 256  # rows in one go: what a broker stores in a few milliseconds
+AT_ONCE: Final = 256  # rows in one go
 BYTES_AT_ONCE: Final = 8 << 20
 _FRESH: Final = ("read committed", "read uncommitted")  # where each statement sees what was committed before it
 _LOOK: Final = """
