@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import NamedTuple
 
 from txmq import limits
@@ -30,6 +31,7 @@ from txmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
+from txmq.message import Receipt
 from txmq.wire.headers import Opcode, SendReceipt, send_header, unpack_send_receipt
 
 FRAMES_AHEAD = 64  # under way at once; the broker remembers the receipts of 256
@@ -81,6 +83,16 @@ def receipt_of(payload: bytes) -> SendReceipt:
     except RemoteProtocolError as error:
         error.outcome = "unknown"
         raise
+
+
+def receipts_from(
+    prefix: str, sequence: int, topic: str, partition: int, count: int, receipt: SendReceipt
+) -> list[Receipt]:
+    """The receipts of the `count` messages of one frame."""
+    offset, _stored_at, duplicate = receipt
+    ids = [f"{prefix}{row}" for row in range(sequence, sequence + count)]
+    offsets = range(offset, offset + count) if offset >= 0 else repeat(None, count)
+    return list(map(Receipt._make, zip(ids, repeat(topic), repeat(partition), offsets, repeat(duplicate))))
 
 
 def encoded(session: Session, rows: Rows, sequence: int) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from txmq.client.conversation import Conversation, result
-from txmq.client.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of
+from txmq.client.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of, receipts_from
 from txmq.client.loader import Flight, Loader
 from txmq.client.outbox import Errand, Outbox, Pile
 from txmq.client.topics import Topics
@@ -31,7 +31,6 @@ from txmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from txmq.message import Receipt
 from txmq.wire.frames import Frame
 from txmq.wire.headers import SendReceipt
 
@@ -145,15 +144,12 @@ class Flights:
             self._regroup()
 
     def _stored(self, flight: Flight, receipt: SendReceipt) -> None:
-        pile, prefix, sequence = flight.pile, flight.prefix, flight.sequence
-        topic, partition = pile.place.topic, pile.place.partition
-        offset, _stored_at, duplicate = receipt
-        count, self._pause = len(pile.futures), FIRST_PAUSE_S
-        self.stats.messages += count
-        self._outbox.settled(count, pile.weight)
-        for row, future in enumerate(pile.futures):
-            found = offset + row if offset >= 0 else None
-            future.set_result(Receipt(f"{prefix}{sequence + row}", topic, partition, found, duplicate))
+        pile = flight.pile
+        topic, partition, _epoch, _asked = pile.place
+        receipts = receipts_from(flight.prefix, flight.sequence, topic, partition, len(pile.futures), receipt)
+        self._pause = FIRST_PAUSE_S
+        self.stats.messages += len(receipts)
+        self._outbox.stored(pile, receipts)
 
     def _said_no(self, flight: Flight | Errand, error: TxmqError) -> None:
         if isinstance(flight, Flight):

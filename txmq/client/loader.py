@@ -93,9 +93,10 @@ class Loader:
 
     def _encode(self, pile: Pile, most: int) -> Flight | None:
         try:
-            if (largest := max(len(message.body) for message in pile.messages)) > most:
+            rows = Messages(pile.messages, pile.births)
+            if pile.weight > most and (largest := rows.largest()) > most:
                 raise too_large("message", largest, most)
-            batch = Messages(pile.messages, pile.births).encode(self._producer_id, self._sequence)
+            batch = rows.encode(self._producer_id, self._sequence)
         except TxmqError as error:
             self._fail(pile, error)
             return None

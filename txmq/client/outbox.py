@@ -9,25 +9,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Condition, Lock, get_ident
-from typing import NamedTuple, TypeVar
+from threading import Condition, Lock, RLock, get_ident
+from typing import NamedTuple
 
 from txmq.client.conversation import Payload
 from txmq.client.pool import closed
+from txmq.client.promise import Promise, resolve
 from txmq.client.rows import kept, weight
 from txmq.client.topics import Topics
 from txmq.errors import Throttled, TxmqError
 from txmq.message import Message, Receipt
 
-T = TypeVar("T")
 IN_TURN = -1  # stands for the partition of messages without a key until they go out
-
-
-class Promise(Future[T]):
-    """An answer to come. What is under way cannot be taken back, so `cancel` does nothing."""
-
-    def cancel(self) -> bool:
-        return False
 
 
 class Place(NamedTuple):
@@ -71,7 +64,7 @@ class Errand:
     opcode: int
     payload: Payload
     time: float
-    future: Promise[bytes] = field(default_factory=Promise)
+    future: Promise[bytes]
 
 
 class Outbox:
@@ -83,7 +76,8 @@ class Outbox:
         self._wake = wake
         self._lock = Lock()
         self._changed = Condition(self._lock)  # a lock of its own would cost each message half a microsecond
-        self._piles: dict[Place, Pile] = {}
+        self._guard = RLock()  # of all promises
+        self._piles: dict[tuple[str, int, int, bool], Pile] = {}  # by their places
         self._errands: list[Errand] = []
         self._messages = self._bytes = self._waiting = 0
         self._asleep = False
@@ -99,13 +93,14 @@ class Outbox:
         message = kept(message)
         size = weight(message)
         place = self._place(topic, message.key, partition)
-        born_at, now, future = time.time_ns() // 1_000, time.monotonic(), Promise[Receipt]()
+        born_at, now = time.time_ns() // 1_000, time.monotonic()
+        future: Promise[Receipt] = Promise(self._guard)
         with self._lock:
             if self._messages >= self._most_messages or self._bytes >= self._most_bytes or self._closed:
                 self._wait_for_room(now + timeout)
             pile = self._piles.get(place)
             if pile is None:
-                pile = self._piles[place] = Pile(place)
+                pile = self._piles[place] = Pile(Place(*place))
             pile.messages.append(message)
             pile.births.append(born_at)
             pile.times.append(now)
@@ -120,7 +115,7 @@ class Outbox:
 
     def carry(self, opcode: int, payload: Payload) -> Future[bytes]:
         """Takes a request of another kind along; it is made again after a lost connection, so it must bear that."""
-        errand = Errand(opcode, payload, time.monotonic())
+        errand = Errand(opcode, payload, time.monotonic(), Promise(self._guard))
         with self._lock:
             if self._closed:
                 raise self._closed
@@ -155,6 +150,11 @@ class Outbox:
             self._asleep = not self._errands and not (messages_too and self._piles)
         return self._asleep
 
+    def stored(self, pile: Pile, receipts: Sequence[Receipt]) -> None:
+        """The messages of a pile have their receipts."""
+        self.settled(len(receipts), pile.weight)
+        resolve(self._guard, pile.futures, receipts)
+
     def settled(self, messages: int, size: int) -> None:
         """So much is done with, for good or ill."""
         with self._lock:
@@ -183,11 +183,13 @@ class Outbox:
         """Whether everything is done with."""
         return not self._messages
 
-    def _place(self, topic: str, key: str | None, partition: int | None) -> Place:
-        shape = self._topics.shape(topic)
-        if partition is None and not key and not self._topics.asks_user:
-            return Place(topic, IN_TURN, shape.epoch, asked=False)
-        return Place(topic, self._topics.choose(shape, key, partition), shape.epoch, partition is not None)
+    def _place(self, topic: str, key: str | None, partition: int | None) -> tuple[str, int, int, bool]:
+        """What a Place is made of: most messages find their pile there already."""
+        topics = self._topics
+        shape = topics.shape(topic)
+        if partition is None and not key and not topics.asks_user:
+            return topic, IN_TURN, shape.epoch, False
+        return topic, topics.choose(shape, key, partition), shape.epoch, partition is not None
 
     def _wait_for_room(self, deadline: float) -> None:
         if get_ident() == self.reader:  # a future's callback: only its return makes room

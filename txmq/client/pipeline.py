@@ -19,7 +19,8 @@ import structlog
 from txmq.client.connection import Connection
 from txmq.client.conversation import Payload
 from txmq.client.flights import Flights, Stats
-from txmq.client.outbox import Outbox, Promise
+from txmq.client.outbox import Outbox
+from txmq.client.promise import Promise
 from txmq.client.stream import Stream
 from txmq.client.topics import Topics
 from txmq.errors import ClientClosed, ConnectionLost, ProtocolError, TxmqError, UnknownTopic
@@ -226,8 +227,7 @@ class Pipeline:
 
     def _hear_wakes(self) -> None:
         with suppress(BlockingIOError):
-            while self._wakes.recv(4096):
-                pass
+            self._wakes.recv(4096)  # what is left, if ever, wakes again
 
     def _close_wakers(self) -> None:
         self._wakes.close()

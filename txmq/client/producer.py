@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, TypedDict, Unpack
 
-from txmq.client.delivery import Delivery, Piece, Sent, Stored, cut, encoded, receipt_of
+from txmq.client.delivery import Delivery, Piece, Sent, Stored, cut, encoded, receipt_of, receipts_from
 from txmq.client.pool import Pool, Session
 from txmq.client.rows import Messages, Rows, columns
 from txmq.client.topics import Topics
@@ -161,11 +161,8 @@ def checked_messages(messages: Iterable[Message]) -> list[Message]:
 
 def receipts_of(stored: Stored) -> list[Receipt]:
     """The receipts of the messages of a piece."""
-    (topic, rows, _places, _asked, partition, _epoch), prefix, sequence, (offset, _stored_at, duplicate) = stored
-    return [
-        Receipt(f"{prefix}{sequence + row}", topic, partition, offset + row if offset >= 0 else None, duplicate)
-        for row in range(len(rows))
-    ]
+    (topic, rows, _places, _asked, partition, _epoch), prefix, sequence, receipt = stored
+    return receipts_from(prefix, sequence, topic, partition, len(rows), receipt)
 
 
 def stored_batch(stored: Stored) -> StoredBatch:

@@ -138,8 +138,12 @@ def columns(
 def weight(message: Message) -> int:
     """At most so many bytes of a batch go to this message."""
     body, key, tag, headers, _deliver_at, _expire_at = message
-    size = len(body) + ROW_BYTES + 4 * (len(key or "") + len(tag or ""))
-    return size + 4 * sum(map(len, chain(headers.keys(), headers.values()))) + 10 * len(headers) if headers else size
+    size = len(body) + ROW_BYTES
+    if key or tag:
+        size += 4 * (len(key or "") + len(tag or ""))
+    if headers:
+        size += 4 * sum(map(len, chain(headers.keys(), headers.values()))) + 10 * len(headers)
+    return size
 
 
 def kept(message: Message) -> Message:
