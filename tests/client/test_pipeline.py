@@ -108,6 +108,51 @@ def test_what_comes_during_a_write_shares_the_next_frame(fake: FakeBroker, conne
     assert (client.stats.coalesced, client.stats.messages, client.stats.frames) == (100, 101, 2)
 
 
+@contextmanager
+def eight_under_way(client: Client, gate: Gate) -> Iterator[list[Future[txmq.Receipt]]]:
+    """A frame of eight messages, whose receipts come at the end of the block."""
+    client.core.topics.shape("orders")
+    with paused(client):
+        futures = [client.send_async("orders", b"first") for _ in range(8)]
+    assert gate.arrived.wait(DEADLINE_S)
+    yield futures
+    gate.open()
+
+
+def test_half_as_many_as_have_no_receipt_go_out_together(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+    client = connect(fake.url)
+    with eight_under_way(client, gate) as futures:
+        futures += [client.send_async("orders", b"second") for _ in range(4)]
+        wait_until(lambda: client.stats.frames == 2)
+    results(futures)
+    assert [len(bodies) for bodies in fake.bodies()] == [8, 4]
+
+
+@pytest.mark.parametrize("look", [Future.done, lambda future: future.add_done_callback(print)])
+def test_what_somebody_looks_at_goes_out_at_once(
+    fake: FakeBroker, connect: Connect, gate: Gate, look: Callable[[Future[txmq.Receipt]], object]
+) -> None:
+    client = connect(fake.url)
+    with eight_under_way(client, gate) as futures:
+        futures.append(client.send_async("orders", b"second"))
+        look(futures[-1])
+        wait_until(lambda: client.stats.frames == 2)
+    results(futures)
+    assert [len(bodies) for bodies in fake.bodies()] == [8, 1]
+
+
+def test_a_message_that_nobody_looks_at_goes_out_with_the_last_receipt(
+    fake: FakeBroker, connect: Connect, gate: Gate
+) -> None:
+    client = connect(fake.url)
+    with eight_under_way(client, gate):
+        client.send_async("orders", b"second")
+    wait_until(lambda: client.stats.messages == 9)
+    client.send_async("orders", b"third")
+    wait_until(lambda: client.stats.messages == 10)
+    assert [len(bodies) for bodies in fake.bodies()] == [8, 1, 1]
+
+
 def _put_in_a_thread(client: Client, count: int, topic: str = "orders") -> Callable[[], list[Future[txmq.Receipt]]]:
     """Starts a thread that sends as soon as it can; returns how to get its futures."""
     futures: list[Future[txmq.Receipt]] = []

@@ -73,6 +73,11 @@ class Flights:
         return bool(self._under_way)
 
     @property
+    def awaits_receipts(self) -> bool:
+        """Whether messages are under way."""
+        return self._sends > 0
+
+    @property
     def can_send(self) -> bool:
         """Whether more sends may go out now."""
         return (
@@ -106,7 +111,7 @@ class Flights:
             self.stats.resent += 1
             return self._again.popleft()
         if not self._loader.queue:  # not earlier: until they are taken, piles grow
-            self._loader.queue.extend(self._outbox.take_piles())
+            self._loader.queue.extend(self._outbox.take_piles(ripe=True))
         flight = self._loader.next(conversation.limits)
         if flight is not None:
             count = len(flight.pile.messages)

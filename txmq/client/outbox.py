@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from txmq.client.conversation import Payload
 from txmq.client.pool import closed
-from txmq.client.promise import Promise, resolve
+from txmq.client.promise import Guard, Promise, resolve
 from txmq.client.rows import kept, weight
 from txmq.client.topics import Topics
 from txmq.errors import Throttled, TxmqError
 from txmq.message import Message, Receipt
 
+MOST_RIPE = 256  # messages that are worth a frame, whatever else may come
 IN_TURN = -1  # stands for the partition of messages without a key until they go out
 
 
@@ -76,10 +77,11 @@ class Outbox:
         self._wake = wake
         self._lock = Lock()
         self._changed = Condition(self._lock)  # a lock of its own would cost each message half a microsecond
-        self._guard = RLock()  # of all promises
+        self._guard = Guard(RLock(), self.hurry)  # of all promises
         self._piles: dict[tuple[str, int, int, bool], Pile] = {}  # by their places
         self._errands: list[Errand] = []
         self._messages = self._bytes = self._waiting = 0
+        self._piled, self._ripe = 0, 1  # messages in piles, and how many of them are worth a frame
         self._asleep = False
         self._closed: TxmqError | None = None
         self.reader = 0  # the thread that takes: it must not wait for itself
@@ -108,7 +110,9 @@ class Outbox:
             pile.weight += size
             self._messages += 1
             self._bytes += size
-            wake, self._asleep = self._asleep, False
+            self._piled += 1
+            if wake := self._asleep and self._piled >= self._ripe:
+                self._asleep = False
         if wake:
             self._wake()
         return future
@@ -126,11 +130,36 @@ class Outbox:
             self._wake()
         return errand.future
 
-    def take_piles(self) -> list[Pile]:
-        """Every message that is there; callers begin new piles."""
+    def take_piles(self, *, ripe: bool = False) -> list[Pile]:
+        """Every message that is there; callers begin new piles. `ripe`: to be sent now, unless they are too few."""
         with self._lock:
-            piles, self._piles = list(self._piles.values()), {}
+            if ripe and self._piled < self._ripe:
+                return []
+            piles, self._piles, self._piled = list(self._piles.values()), {}, 0
+            hurried = not ripe or self._waiting or self._closed
+            self._ripe = 1 if hurried else min(max(1, self._messages // 2), MOST_RIPE)
         return piles
+
+    def hurry(self) -> None:
+        """Somebody waits: what is there shall go out, however little."""
+        if self._piled:
+            self.expect_no_more()
+
+    def expect_no_more(self) -> None:
+        """What is there shall go out, and so shall the next message, at once.
+
+        Without the lock, because promises are looked at anywhere, even by a handler of signals. In the worst case the
+        pipeline does not notice, and calls this itself a moment later.
+        """
+        self._ripe = 1
+        if self._piled and self._asleep:
+            self._asleep = False
+            self._wake()
+
+    @property
+    def expectant(self) -> bool:
+        """Whether more is waited for before anything goes out."""
+        return self._ripe > 1
 
     def take_errands(self) -> list[Errand]:
         """Every other request that is there."""
@@ -147,7 +176,7 @@ class Outbox:
     def sleep(self, *, messages_too: bool) -> bool:
         """Whether there is nothing to take, of what can be sent now; then the next thing put in calls `wake`."""
         with self._lock:
-            self._asleep = not self._errands and not (messages_too and self._piles)
+            self._asleep = not self._errands and not (messages_too and self._piled >= self._ripe)
         return self._asleep
 
     def stored(self, pile: Pile, receipts: Sequence[Receipt]) -> None:
@@ -167,6 +196,7 @@ class Outbox:
         """Waits until everything is done with; whether it is."""
         with self._lock:
             self._waiting += 1
+            self.hurry()
             try:
                 return self._changed.wait_for(lambda: not self._messages, timeout)
             finally:
@@ -176,6 +206,7 @@ class Outbox:
         """Takes nothing more in."""
         with self._lock:
             self._closed = closed()
+            self.hurry()
             self._changed.notify_all()
 
     @property
@@ -195,6 +226,7 @@ class Outbox:
         if get_ident() == self.reader:  # a future's callback: only its return makes room
             return
         self._waiting += 1
+        self.hurry()
         try:
             while not self._closed and (self._messages >= self._most_messages or self._bytes >= self._most_bytes):
                 if not self._changed.wait(deadline - time.monotonic()):

@@ -1,7 +1,9 @@
 """Sends that nobody waits for one by one: a thread of its own writes what has piled up and brings receipts back.
 
-There is no lingering: a lone message goes out at once. Under load each write takes everything that came during the
-previous one, one batch for each partition, and that alone makes the batches as large as they pay.
+A lone message goes out at once. Under load each write takes everything that came during the previous one, one batch
+for each partition, and what comes while others are under way gathers until it is half of all that have no receipt: so
+two frames are under way, and the broker works on one while the next is made. That wait ends with the last receipt, or a
+millisecond later, and as soon as somebody looks at a future.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from txmq.errors import ClientClosed, ConnectionLost, ProtocolError, TxmqError, 
 from txmq.message import Message, Receipt
 
 LOOK_EVERY_S = 0.25  # at what takes too long
+EXPECT_S = 0.001  # after the last receipt, for as many messages as are worth a frame
 DIAL_S = 1.0  # between looks at what takes too long while no broker answers
 log = structlog.get_logger()
 
@@ -168,6 +171,7 @@ class Pipeline:
             log.warning("pipeline.connection_lost", error=error.message)
         finally:
             self._flights.lost()
+            self._outbox.expect_no_more()
 
     def _send(self, stream: Stream) -> None:
         if stream.unsent:
@@ -184,7 +188,10 @@ class Pipeline:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
         if selector.get_key(stream.socket).events != wanted:
             selector.modify(stream.socket, wanted)
-        for key, events in selector.select(self._longest_wait(stream)):
+        ready = selector.select(self._longest_wait(stream))
+        if not ready and not self._flights.awaits_receipts:
+            self._outbox.expect_no_more()
+        for key, events in ready:
             if key.fileobj is self._wakes:
                 self._hear_wakes()
             elif events & selectors.EVENT_READ:
@@ -197,6 +204,8 @@ class Pipeline:
             return LOOK_EVERY_S
         if flights.has_more or not self._outbox.sleep(messages_too=flights.can_send):
             return 0
+        if self._outbox.expectant and not flights.awaits_receipts:
+            return EXPECT_S
         pause = flights.paused_until - time.monotonic()
         if pause > 0:
             return min(pause, LOOK_EVERY_S)

@@ -7,22 +7,29 @@ for it, asks it something before its time, or wants to be called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, PENDING
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 CONDITION = "_condition"
 _PARTS = frozenset(vars(Future[Any]()))  # what a future of this Python is made of
 
 
+class Guard(NamedTuple):
+    """What the promises of one sender share. `looked_at` is called when somebody looks at one for the first time."""
+
+    lock: RLock
+    looked_at: Callable[[], None]
+
+
 class Promise(Future[T]):
     """An answer to come. What is under way cannot be taken back, so `cancel` does nothing.
 
     Somebody looks at it: then it changes as every future does, under its own condition. Nobody has looked yet: then
-    under the `guard` that it shares with others (see `resolve`), and that the parts needed to look are made under. So it
+    under the lock that it shares with others (see `resolve`), and that the parts needed to look are made under. So it
     never changes the one way while it is looked at in the other.
     """
 
@@ -31,7 +38,7 @@ class Promise(Future[T]):
     _exception: BaseException | None = None
     watched = False  # whether its parts are made
 
-    def __init__(self, guard: RLock) -> None:
+    def __init__(self, guard: Guard) -> None:
         self._guard = guard  # and no more: `__getattr__` makes the rest when it is needed
 
     def cancel(self) -> bool:
@@ -45,25 +52,26 @@ class Promise(Future[T]):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 # whatever a future has
         if name not in _PARTS:
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
-        with self._guard:
+        with self._guard.lock:
             if not self.watched:
                 self.watched = True
                 parts = vars(Future())
-                # Last of all the condition: who has that one needs the guard no more, and finds everything else made.
+                # Last of all the condition: who has that one needs the lock no more, and finds everything else made.
                 for part in sorted(parts, key=CONDITION.__eq__):
                     self.__dict__.setdefault(part, parts[part])
+        self._guard.looked_at()
         return self.__dict__[name]
 
 
-def resolve(guard: RLock, promises: Iterable[Promise[T]], results: Iterable[T]) -> None:
+def resolve(guard: Guard, promises: Iterable[Promise[T]], results: Iterable[T]) -> None:
     """Gives each promise its result; all are of that guard."""
     watched: list[tuple[Promise[T], T]] = []
-    with guard:
+    with guard.lock:
         for promise, result in zip(promises, results, strict=True):
             if promise.watched:
                 watched.append((promise, result))
-            else:
-                promise._result = result
-                promise._state = FINISHED  # after the result: `result` looks without the guard
-    for promise, result in watched:  # without it: callbacks may do anything
+            else:  # not by a method: this is done for every message
+                promise._result = result  # noqa: SLF001
+                promise._state = FINISHED  # noqa: SLF001 # after the result: `result` looks without the lock
+    for promise, result in watched:  # without the lock: callbacks may do anything
         promise.set_result(result)
