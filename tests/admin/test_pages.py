@@ -235,27 +235,39 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
     assert {label for _, *labels in found for label, _ in labels} == {"name", "log_id", "topic", "group", "le"}
 
 
-def test_the_console_needs_nothing_but_its_own_files(served: Served) -> None:
-    page = served.ask("/")
+PAGES = {"/": "console", "/transactions": "transactions"}
+KINDS = {".css": "text/css", ".js": "text/javascript"}
+
+
+@pytest.mark.parametrize(("path", "name"), PAGES.items())
+def test_the_console_needs_nothing_but_its_own_files(served: Served, path: str, name: str) -> None:
+    page = served.ask(path)
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
-    wanted = re.findall(r"(?:src|href)=\"([^\"]*)\"", page.body.decode())
-    assert sorted(wanted) == ["console.css", "console.js"]
-    assert sorted(file.name for file in STATIC.iterdir()) == ["console.css", "console.html", "console.js"]
-    for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):
-        answer = served.ask("/" + name)
-        assert (answer.status, answer.body) == (200, (STATIC / name).read_bytes())
-        assert answer.headers["Content-Type"].startswith(kind)
+    wanted = re.findall(r"<(?:script|link)[^>]* (?:src|href)=\"([^\"]*)\"", page.body.decode())
+    assert sorted(wanted) == sorted(["common.js", "console.css", f"{name}.js"])
+    for file in wanted:
+        answer = served.ask("/" + file)
+        assert (answer.status, answer.body) == (200, (STATIC / file).read_bytes())
+        assert answer.headers["Content-Type"].startswith(KINDS[Path(file).suffix])
+    targets = re.findall(r"<a[^>]* href=\"([^\"]*)\"", page.body.decode())
+    assert set(targets) <= {"#", *PAGES}
 
 
-def test_the_console_turns_nothing_into_markup_or_code() -> None:
-    page, script = ((STATIC / name).read_text() for name in ("console.html", "console.js"))
-    assert re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|setAttribute", script) is None
+def test_there_are_no_files_but_those_that_pages_want() -> None:
+    names = {"common.js", "console.css", *(f"{name}.{kind}" for name in PAGES.values() for kind in ("html", "js"))}
+    assert {file.name for file in STATIC.iterdir()} == names
+
+
+@pytest.mark.parametrize("name", PAGES.values())
+def test_the_console_turns_nothing_into_markup_or_code(name: str) -> None:
+    page, script, common = ((STATIC / file).read_text() for file in (f"{name}.html", f"{name}.js", "common.js"))
+    both = script + common
+    assert re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|setAttribute", both) is None
     assert re.search(r"<script(?! src=)|<style| on\w+=| style=", page) is None
-    assert set(re.findall(r"element\(\"(\w+)\"\)|draw\(\"(\w+)\"", script)) <= {
-        pair for name in re.findall(r" id=\"(\w+)\"", page) for pair in ((name, ""), ("", name))
-    }
-    assert re.search(r"https?:", page + script) is None
+    used = re.findall(r"(?:element|draw|drawPairs)\(\"([\w-]+)\"", both)
+    assert set(used) <= set(re.findall(r" id=\"([\w-]+)\"", page))
+    assert re.search(r"https?:", page + both) is None
 
 
 def test_ten_thousand_bytes_of_header_are_too_many(served: Served) -> None:

@@ -80,7 +80,7 @@ def test_what_a_check_found_instead_of_an_answer_is_told_until_the_decision(brok
 def test_of_a_service_that_does_not_ask_it_is_told_that_it_does_not(broker: Broker) -> None:
     token = half(broker, decider=CHECKER)
     broker.pass_time(7)
-    assert "no process of service 'shop' has asked" in shown(broker, token)["check_reason"]
+    assert "no process of service 'shop' has taken" in shown(broker, token)["check_reason"]
     wait(broker.connect())
     assert "has not answered" in shown(broker, token)["check_reason"]
 

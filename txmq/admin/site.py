@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 FILES = {
     "/": ("console.html", "text/html; charset=utf-8"),
-    "/console.js": ("console.js", "text/javascript; charset=utf-8"),
+    "/transactions": ("transactions.html", "text/html; charset=utf-8"),
+    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in ("common.js", "console.js", "transactions.js")},
     "/console.css": ("console.css", "text/css; charset=utf-8"),
 }
 

@@ -136,7 +136,7 @@ class CheckBacks:
     def _offer(self, token: bytes, service: str) -> None:
         """To whoever asks next for work of the service: its long polls look here now and then."""
         self._offers.setdefault(service, deque()).append(token)
-        self._note(token, "broker", f"no process of service {service!r} has asked for its check-backs since")
+        self._note(token, "broker", f"no process of service {service!r} has taken the check-back yet")
 
     def take(self, service: str, most: int) -> list[Offer]:
         """Transactions for a checker of this service; each is given to one, and again later if that one does not

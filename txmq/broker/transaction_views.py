@@ -46,7 +46,8 @@ class Wanted(NamedTuple):
 def line(token: bytes, row: Transaction, last: LastCheck | None) -> dict[str, Any]:
     """What a list tells of a transaction. `last` is what the last check found, where that was no decision."""
     checked = ("checked_at", "checked_by", "check_reason")
-    return telling.told(token, row) | dict(zip(checked, last or (0, "", ""), strict=True))
+    keys = {"keys": sum(len(batch.hashes) for batch in row.batches)}
+    return telling.told(token, row) | keys | dict(zip(checked, last or (0, "", ""), strict=True))
 
 
 def contents(state: State, row: Transaction) -> dict[str, Any]:
