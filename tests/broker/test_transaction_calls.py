@@ -157,7 +157,8 @@ def test_each_list_holds_what_its_name_says(broker: Broker) -> None:
     waiting = broker.half(2, Message(b"2", "a"))
     commit(broker, waiting)
     open_ = broker.half(3, Message(b"3", "a"), sealed=False)
-    for state, tokens in (("undecided", [undecided]), ("waiting", [waiting]), ("open", [open_]), ("in-doubt", [])):
+    lists = {"undecided": [undecided, open_], "waiting": [waiting], "open": [open_], "in-doubt": []}
+    for state, tokens in lists.items():
         assert [row["token"] for row in broker.ask("tx.list", state=state)["transactions"]] == tokens, state
 
 

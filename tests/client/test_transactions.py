@@ -20,7 +20,6 @@ from txmq.errors import (
     ConfigError,
     InDoubt,
     LocalProtocolError,
-    MessageTooLarge,
     NotLeased,
     TransactionAborted,
     UnknownTransaction,
@@ -134,10 +133,11 @@ def test_a_transaction_is_for_one_use_and_inside_its_block(real: RealBroker, con
             call()
 
 
-def test_a_local_transaction_has_to_fit_in_one_frame(real: RealBroker, connect: Connect) -> None:
-    client = connect(real.url)
-    with pytest.raises(MessageTooLarge, match="one frame"), client.transaction() as tx:
-        tx.send_many("large", [b"x" * (4 << 20)] * 5)
+def test_a_local_transaction_larger_than_a_frame_goes_in_parts(real: RealBroker, connect: Connect) -> None:
+    with connect(real.url).transaction() as tx:
+        tx.send_many("large", [b"x" * (4 << 20)] * 5, partition=0)
+    tx.wait_published()
+    assert [receipt.offset for receipt in tx.receipts()] == [0, 1, 2, 3, 4]
 
 
 def test_a_grown_topic_is_found_out_and_the_group_is_built_again(real: RealBroker, connect: Connect) -> None:
@@ -455,6 +455,7 @@ def test_a_group_of_a_job_may_be_larger_than_a_frame(real: RealBroker, connect: 
     with pytest.raises(ClientClosed):
         group.send("big-job", b"late")
     job.decide([token])
+    wait_until(lambda: real.read("big-job"))
     found = real.read("big-job")
     assert len(found) == 24
     assert len({message.message_id for message in found}) == 24

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from txmq.batch import encode, verify
 from txmq.broker.core import events, machine
 from txmq.broker.core.events import Place
+from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.sends import Send
+from txmq.broker.core.slices import Advance, Progress
 from txmq.broker.core.state import Rejected, State
-from txmq.broker.core.tables import ENTRIES, ENTRY_KEY, Entry, MemoryTables
-from txmq.broker.core.transactions import GroupBatch, StorePart
+from txmq.broker.core.tables import MemoryTables
+from txmq.broker.reading import published
 from txmq.message import Message
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Driver:
         self.now = 1_700_000_000 * SECOND
         self.end = RECORD
         self.sequences: dict[bytes, int] = {}
+        self._checked: Progress | None = None
 
     def do(self, command: object) -> Any:
         """The reply to a command, its events recorded and applied."""
@@ -51,6 +54,20 @@ class Driver:
         )  # what recovery will see, not what we hold
         self.log.append((place, again))
         machine.apply(self.state, again, place)
+
+    def advance(self) -> bool:
+        """One step of the backlog; False = there is nothing to do."""
+        before = len(self.log), self._checked
+        reply = self.do(Advance(self.end, self._checked))
+        self._checked = reply.checked
+        return (len(self.log), self._checked) != before
+
+    def work_off(self) -> int:
+        """Step by step until the backlog is empty, or waits; returns how many steps it took."""
+        steps = 0
+        while self.advance():
+            steps += 1
+        return steps
 
     def replayed(self) -> State:
         """The state that recovery makes of the log."""
@@ -104,10 +121,8 @@ class Driver:
 
         topic_id = self.state.topics[topic].topic_id
         seen: list[str] = []
-        stop = ENTRY_KEY.pack(topic_id, partition + 1, 0)
-        for key, row in self.state.tables[ENTRIES].range(ENTRY_KEY.pack(topic_id, partition, 0), stop):
-            entry = Entry(*row)
-            assert ENTRY_KEY.unpack(key)[2] == len(seen)
+        for base, entry in published(self.state, topic_id, partition, 0, self.end):
+            assert base == len(seen)
             seen += [body.decode() for body in BatchView(self.read(entry.position, entry.length)).bodies]
         return seen
 

@@ -158,6 +158,7 @@ def test_parts_make_a_group_only_with_the_seal(core: Driver) -> None:
     assert core.store(name, [("t", 0, "a", "o")], POSTGRES, part=2).error is SequenceGap
     core.store(name, [("t", 0, "a", "n")], POSTGRES, part=1)
     decide(core, name)
+    core.work_off()
     assert core.bodies("t") == ["m", "n"]
 
 

@@ -189,6 +189,7 @@ def test_flags_say_what_is_possible() -> None:
     assert unpack_part(payload(head(), flags=0, digest=bytes(32))).sealed is False
     assert unpack_part(payload(local, flags=3)).commit is True
     assert unpack_part(payload(head(decider=["foreign", 1, b"g", b"b"]), flags=3)).commit is True
+    assert unpack_part(payload(LATER, flags=3, part=1)).commit is True
     assert unpack_part(payload(LATER, part=2)).description is None
     impossible = [
         payload(head(), flags=4),
@@ -198,7 +199,6 @@ def test_flags_say_what_is_possible() -> None:
         payload(head(), flags=3),  # decided at once, but by PostgreSQL
         payload(head(decider=["home", bytes(16), bytes(16)]), flags=3),
         payload(local, flags=2, digest=bytes(32)),  # decided at once, but not complete
-        payload(LATER, flags=3, part=1),
         payload(head(), part=1),  # described a second time
         payload(LATER, part=0),  # not described at all
     ]

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from txmq.admin.transactions import Standing, Tallies
 from txmq.broker.core import consumer_queries as queries
+from txmq.broker.core import gates
 
 if TYPE_CHECKING:
     from txmq.broker.engine import Engine
@@ -75,7 +76,8 @@ class _State(Collector):
         messages = CounterMetricFamily("txmq_topic_messages", "Messages published", labels=("topic",))
         partitions = GaugeMetricFamily("txmq_topic_partitions", "Partitions", labels=("topic",))
         for name, topic in list(topics.items())[:MOST_NAMES]:
-            messages.add_metric((name,), sum(topic.ends))
+            ends = (gates.end(self._engine.state, topic.topic_id, n) for n in range(len(topic.ends)))
+            messages.add_metric((name,), sum(ends))
             partitions.add_metric((name,), len(topic.ends))
         yield messages
         yield partitions

@@ -8,6 +8,7 @@ from twisted.internet.task import LoopingCall
 
 from txmq import limits
 from txmq.broker.alarms import Alarms
+from txmq.broker.backlog import Backlog
 from txmq.broker.calls import Calls, TopicCalls
 from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
 from txmq.broker.calls_transactions import TransactionCalls
@@ -63,12 +64,14 @@ class Assembly:
         self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
         requests = Requests(engine, fetching, self.calls, resolving, self.watching)
         self.sessions = SessionFactory(requests.handle, self._welcome, clock)
+        self._backlog = Backlog(engine, clock)
         engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
         self._timers: list[tuple[float, Callable[[], None]]] = [
             (TICK_S, membership.tick),
             (TICK_S, self._expire),
             (TICK_S, checks.tick),
             (TICK_S, fetching.retry),
+            (TICK_S, self._backlog.tick),
             (SWEEP_S, self._sweep),
             (ALARMS_S, self.alarms.tick),
         ]
@@ -91,6 +94,7 @@ class Assembly:
         for loop in self._loops:
             if loop.running:
                 loop.stop()
+        self._backlog.stop()
 
     def _expire(self) -> None:
         self._engine.submit(ExpireLeases(), _ignore)

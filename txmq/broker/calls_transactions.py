@@ -12,21 +12,23 @@ from txmq.broker.core import listed, marks
 from txmq.broker.core import tables as t
 from txmq.broker.core.jobs import DecideJob, members
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions import Transaction, get, oldest_undecided
+from txmq.broker.core.transactions import Transaction, every_batch, get, oldest_undecided
 from txmq.broker.core.xa import DecideByHand
 from txmq.broker.reading import read
 from txmq.errors import UnknownTransaction
 from txmq.message import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from txmq.broker.checks import CheckBacks, Offer
+    from txmq.broker.core.holds import HeldBatch
     from txmq.broker.engine import Engine
     from txmq.broker.fetching import Fetching
     from txmq.wire import calls as wire
 
 LISTS = {"open": listed.Kind.OPEN, "in-doubt": listed.Kind.IN_DOUBT, "waiting": listed.Kind.WAITING}
+OFFERED_BYTES = 1 << 20  # of the batches in one offer to a checker, of which a reply holds several
 
 
 class TransactionCalls:
@@ -71,10 +73,10 @@ class TransactionCalls:
         if row is None:
             asking.answer(_unknown(args.token))
             return
-        told = self._line(token, row) | views.contents(state, row)
+        told = self._line(token, row) | views.contents(state, token, row)
         if args.detail:
             wanted = views.Wanted(args.after, args.limit, args.bodies)
-            told |= views.order(state, token, row) | views.page(self._engine.store, state, row, wanted)._asdict()
+            told |= views.order(state, token, row) | views.page(self._engine.store, state, token, row, wanted)._asdict()
         self._engine.tell(asking.answer, told)
 
     def decide(self, asking: Asking, args: wire.TxDecide) -> None:
@@ -126,10 +128,11 @@ class TransactionCalls:
 
     def _offered(self, offer: Offer) -> dict[str, Any]:
         row, topics = offer.row, self._engine.state.topics_by_id
-        datas = read(self._engine.store, [(b.position, b.length) for b in row.batches])
+        shown = list(_beginning(b for b, _at in every_batch(self._engine.state, offer.token, row)))
+        datas = read(self._engine.store, [(b.position, b.length) for b in shown])
         batches = [
             {"topic": topics[b.topic_id].name, "partition": b.partition, "batch": b64encode(data).decode()}
-            for b, data in zip(row.batches, datas, strict=True)
+            for b, data in zip(shown, datas, strict=True)
         ]
         return {
             "token": offer.token.hex(),
@@ -155,3 +158,13 @@ class TransactionCalls:
 
 def _unknown(token: str) -> Rejected:
     return Rejected(UnknownTransaction, f"transaction {token} was never stored at this broker, or long ago")
+
+
+def _beginning(batches: Iterable[HeldBatch]) -> Iterator[HeldBatch]:
+    """As much of a group as fits in a reply, at least one batch: a checker looks at what it is about, not at all."""
+    size = 0
+    for batch in batches:
+        size += batch.length
+        if size > OFFERED_BYTES and size > batch.length:
+            return
+        yield batch

@@ -23,7 +23,7 @@ from txmq.broker.core.state import Rejected
 from txmq.broker.core.transactions import Transaction, get
 from txmq.broker.core.upkeep import PlanCheck
 from txmq.message import Decision
-from txmq.tx.group import GroupState
+from txmq.tx.group import GroupState, decided
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,13 +98,15 @@ class CheckBacks:
 
     def _ask(self, token: bytes, *, due: bool) -> None:
         row = get(self._engine.state, token)
-        if row is None or row.state is not GroupState.UNDECIDED:
+        if row is None or decided(row.state):
+            return
+        if row.state is GroupState.OPEN and not due:  # what is still coming is not to be cut short
             return
         if token in self._asked:
             self._asked[token] |= due
             return
         kind = row.decider[0]
-        if kind == "job" or kind in branches.KINDS:
+        if kind == "job" or kind in branches.KINDS or (row.state is GroupState.OPEN and kind != "postgres"):
             if due:  # only time ends these, whoever asks: what is at work may be alive and well
                 self._end(token, row)
             return
@@ -115,10 +117,17 @@ class CheckBacks:
             self._offer(token, row.service)
 
     def _end(self, token: bytes, row: Transaction) -> None:
-        if row.decider[0] == "job":
+        if row.state is GroupState.OPEN:
+            self._give_up(token, row)
+        elif row.decider[0] == "job":
             self._time_out(row)
         else:
             self._due_branch(token, row)
+
+    def _give_up(self, token: bytes, row: Transaction) -> None:
+        """Its producer is gone. Nobody was told that it is stored, so nobody can have decided it."""
+        log.warning("transaction.incomplete", token=token.hex(), service=row.service, parts=row.parts)
+        self._engine.submit(Decide(token, Decision.ROLLBACK, "timeout", "the rest of it did not come"), _ignore)
 
     def _time_out(self, row: Transaction) -> None:
         job: Any = row.decider[1]
@@ -164,10 +173,12 @@ class CheckBacks:
         row = get(self._engine.state, token)
         if row is not None:
             self._watching.checked(str(row.decider[0]), answer)
+        if answer is Decision.COMMIT and row is not None and row.state is GroupState.OPEN:
+            answer, reason = Decision.UNKNOWN, "said to be committed, but parts are missing"
         if answer is not Decision.UNKNOWN:
             self._engine.submit(Decide(token, answer, by, reason), deliver or _ignore)
             return
-        if row is not None and row.state is GroupState.UNDECIDED:
+        if row is not None and not decided(row.state):
             self._note(token, by, reason)
             if due:
                 self._plan(token, row, row.tries + 1, deliver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.broker.core import gates
 from txmq.broker.core import tables as t
 from txmq.broker.core.tables import ENTRY_KEY, Entry
 
@@ -29,10 +30,11 @@ def published(state: State, topic_id: int, partition: int, offset: int, durable:
     start, stop = ENTRY_KEY.pack(topic_id, partition, 0), ENTRY_KEY.pack(topic_id, partition + 1, 0)
     here = ENTRY_KEY.pack(topic_id, partition, offset + 1)
     first = next(iter(state.entries.range(start, here, reverse=True)), None)
+    end = gates.end(state, topic_id, partition, durable)
     for key, row in state.entries.range(here if first is None else first[0], stop):
         entry = Entry._make(row)
         base = ENTRY_KEY.unpack(key)[2]
-        if entry.visible_at > durable:
+        if entry.visible_at > durable or base >= end:
             return
         if offset < base + entry.count:
             yield Found(base, entry)
@@ -40,7 +42,8 @@ def published(state: State, topic_id: int, partition: int, offset: int, durable:
 
 def end_of(state: State, topic_id: int, partition: int, durable: int) -> int:
     """The offset after the last message that readers may see."""
-    start, stop = ENTRY_KEY.pack(topic_id, partition, 0), ENTRY_KEY.pack(topic_id, partition + 1, 0)
+    start = ENTRY_KEY.pack(topic_id, partition, 0)
+    stop = ENTRY_KEY.pack(topic_id, partition, gates.end(state, topic_id, partition, durable))
     for key, row in state.tables[t.ENTRIES].range(start, stop, reverse=True):
         entry = Entry._make(row)
         if entry.visible_at <= durable:
@@ -52,7 +55,7 @@ def offset_at(state: State, topic_id: int, partition: int, time: int) -> int:
     """The first offset stored at or after `time`; the end where there is none. Times grow with offsets, so this
     bisects.
     """
-    low, high = 0, state.topics_by_id[topic_id].ends[partition]
+    low, high = 0, gates.end(state, topic_id, partition)
     start = ENTRY_KEY.pack(topic_id, partition, 0)
     while low < high:
         middle = (low + high) // 2

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchHeader, verify
 from txmq.batch.header import DELIVER_AT, EXPIRE_AT
-from txmq.broker.core import consumer_commands, decisions, sends, transactions
+from txmq.broker.core import consumer_commands, decisions, parts, sends
 from txmq.broker.core.instances import fenced
+from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
-from txmq.broker.core.transactions import GroupBatch, StorePart
 from txmq.broker.reading import Found, end_of, published, read
 from txmq.errors import BadRequest, NoResolver, OffsetOutOfRange, TxmqError
 from txmq.wire import headers
@@ -122,7 +122,7 @@ class Requests:
             )
             return
 
-        def encode(reply: transactions.GroupReceipt) -> bytes:
+        def encode(reply: parts.GroupReceipt) -> bytes:
             return pack_group_receipt(GroupReceipt(reply.state, reply.ticket))
 
         self._submit(session, frame, store_part(part), encode)

@@ -16,7 +16,7 @@ def told(token: bytes, row: Transaction) -> dict[str, Any]:
         "decider": plain(row.decider),
         "service": row.service,
         "stored_at": row.stored_at,
-        "messages": sum(batch.count for batch in row.batches),
+        "messages": row.messages,
         "check_at": row.check_at,
         "tries": row.tries,
         "in_doubt": row.in_doubt,

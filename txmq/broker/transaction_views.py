@@ -10,7 +10,7 @@ from txmq.batch import BatchView
 from txmq.broker import telling
 from txmq.broker.core import tables as t
 from txmq.broker.core.transaction_queries import Neighbour, around, contradictions
-from txmq.broker.core.transactions import get
+from txmq.broker.core.transactions import every_batch, get
 from txmq.broker.reading import read
 from txmq.message import message_id
 
@@ -50,10 +50,10 @@ def line(token: bytes, row: Transaction, last: LastCheck | None) -> dict[str, An
     return telling.told(token, row) | keys | dict(zip(checked, last or (0, "", ""), strict=True))
 
 
-def contents(state: State, row: Transaction) -> dict[str, Any]:
+def contents(state: State, token: bytes, row: Transaction) -> dict[str, Any]:
     """The batches of a transaction, the acks and replays that go with it, and who takes part."""
     topics = state.topics_by_id
-    offsets = row.offsets or (None,) * len(row.batches)
+    every = every_batch(state, token, row)
     batches = [
         {
             "topic": topics[b.topic_id].name,
@@ -62,9 +62,9 @@ def contents(state: State, row: Transaction) -> dict[str, Any]:
             "keys": len(b.hashes),
             "offset": at,
         }
-        for b, at in islice(zip(row.batches, offsets, strict=True), MOST_BATCHES)
+        for b, at in islice(every, MOST_BATCHES)
     ]
-    left_out = len(row.batches) - len(batches)
+    left_out = sum(1 for _ in every)
     return {
         "batches": batches,
         "batches_left_out": left_out,
@@ -75,7 +75,7 @@ def contents(state: State, row: Transaction) -> dict[str, Any]:
 
 def order(state: State, token: bytes, row: Transaction) -> dict[str, Any]:
     """Whom a transaction waits for and whom it holds up, and who contradicted its decision."""
-    before, behind = around(state, row)
+    before, behind = around(state, token, row)
     return {
         "waits_for": [_neighbour(state, one) for one in before[:MOST]],
         "holds_up": [_neighbour(state, one) for one in behind[:MOST]],
@@ -93,26 +93,28 @@ def _neighbour(state: State, one: Neighbour) -> dict[str, Any]:
     return told | described | {"keys": one.keys}
 
 
-def page(store: Log, state: State, row: Transaction, wanted: Wanted) -> Page:
+def page(store: Log, state: State, token: bytes, row: Transaction, wanted: Wanted) -> Page:
     """The messages that a transaction holds, in their order in the group.
 
     A page ends early where it gets too large, and before what is not on disk yet. Raises CorruptRecord.
     """
     rows: list[dict[str, Any]] = []
     size = 0
-    for told, weight in _rows(store, state, row, wanted):
+    for told, weight in _rows(store, state, token, row, wanted):
         if len(rows) == wanted.limit or (rows and size + weight > PAGE_BYTES):
             break
         rows.append(told)
         size += weight
     seen = wanted.after + len(rows)
-    return Page(rows, seen if seen < sum(batch.count for batch in row.batches) else None)
+    return Page(rows, seen if seen < row.messages else None)
 
 
-def _rows(store: Log, state: State, row: Transaction, wanted: Wanted) -> Iterator[tuple[dict[str, Any], int]]:
+def _rows(
+    store: Log, state: State, token: bytes, row: Transaction, wanted: Wanted
+) -> Iterator[tuple[dict[str, Any], int]]:
     """The messages from the one wanted first on, each with its size as it will be told, more or less."""
-    first, offsets = 0, row.offsets or (None,) * len(row.batches)
-    for batch, base in zip(row.batches, offsets, strict=True):
+    first = 0
+    for batch, base in every_batch(state, token, row):
         if batch.position + batch.length > store.durable:
             return
         if first + batch.count > wanted.after:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from uuid import UUID
 
+from txmq import limits
+from txmq.batch import read_header
 from txmq.client.core import Core
 from txmq.client.pool import Session
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
@@ -27,7 +29,7 @@ PART_BYTES = 8 << 20  # of batches; one batch alone may be larger and still fit 
 
 
 def parts_of(token: UUID, description: Description, batches: Sequence[PartBatch], most: int = PART_BYTES) -> list[Part]:
-    """A whole group: as many parts of at most that many bytes as it takes, the last of them sealed."""
+    """A whole group: as many parts as `chunks_of` makes, the last of them sealed."""
     parts: list[Part] = []
     for chunk in chunks_of(batches, most):
         described = None if parts else description
@@ -36,15 +38,17 @@ def parts_of(token: UUID, description: Description, batches: Sequence[PartBatch]
 
 
 def chunks_of(batches: Sequence[PartBatch], most: int) -> list[tuple[PartBatch, ...]]:
-    """The batches in parts of at most that many bytes; there is at least one part."""
+    """The batches in parts of at most that many bytes, and rows as a part may have; there is at least one part."""
     chunks: list[list[PartBatch]] = [[]]
-    size = 0
+    size = rows = 0
     for batch in batches:
-        if chunks[-1] and size + len(batch.batch) > most:
+        more = read_header(batch.batch).count
+        if chunks[-1] and (size + len(batch.batch) > most or rows + more > limits.PART_ROWS):
             chunks.append([])
-            size = 0
+            size = rows = 0
         chunks[-1].append(batch)
         size += len(batch.batch)
+        rows += more
     return [tuple(chunk) for chunk in chunks]
 
 

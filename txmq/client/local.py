@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
-from txmq import limits
-from txmq.client.decisions import await_state
+from txmq.client.decisions import await_state, decide
+from txmq.client.groups import PART_BYTES
 from txmq.client.share import Share
 from txmq.client.transaction import Transaction
-from txmq.errors import ConnectionLost, InDoubt, MessageTooLarge, RequestTimeout, TransactionAborted
+from txmq.errors import Conflict, ConnectionLost, InDoubt, RequestTimeout, TransactionAborted, TxmqError
+from txmq.message import ROLLBACK
 from txmq.tx.group import GroupState
 from txmq.wire.group import Part
 
@@ -16,19 +17,15 @@ HINT = "txmq tx show tells, once the broker answers"
 
 
 class LocalShare(Share):
-    """A group that is decided as it is stored, and so has one part."""
+    """A group that is decided with its seal."""
 
-    def _parts(self, most: int = limits.BATCH) -> list[Part]:
-        parts = super()._parts(most)
-        if len(parts) > 1:
-            size = sum(len(batch.batch) for part in parts for batch in part.batches)
-            hint = "send less at once, or decide it with a database: client.transaction(connection)"
-            raise MessageTooLarge(f"a local transaction of {size} bytes does not fit in one frame", hint=hint)
-        return [parts[0]._replace(commit=True)]
+    def _parts(self, most: int = PART_BYTES) -> list[Part]:
+        *parts, last = super()._parts(most)
+        return [*parts, last._replace(commit=True)]
 
 
 class LocalTransaction(Transaction):
-    """Everything in the block is stored in one frame at its end, visible at once; if the block raises, nothing is."""
+    """Everything in the block is stored at its end and visible at once; if the block raises, nothing is."""
 
     _share_type = LocalShare
     _one_broker = "its broker decides it alone; a database decides for several: client.transaction(connection)"
@@ -40,14 +37,29 @@ class LocalTransaction(Transaction):
         share.prepare(self._description(share, ("local",)), time.monotonic() + self._timeout)
         try:
             share.send()
-            state: GroupState | None = GroupState(share.receipt().state)
+            state = GroupState(share.receipt().state)
         except (ConnectionLost, RequestTimeout) as lost:
-            state = await_state(self._core, self.token, GroupState.COMMITTED, time.monotonic() + self._timeout)
-            if state is None:  # it may still arrive
-                raise InDoubt(f"no answer came: {lost.message}", token=str(self.token), hint=HINT) from lost
+            state = self._find_out(lost)
+        except TxmqError:
+            share.tell(ROLLBACK)  # parts of it may be there, and hold keys until their time is up
+            raise
         if state is GroupState.ROLLED_BACK:
             raise TransactionAborted(f"transaction {self.token} was rolled back")
         share.published = state is GroupState.PUBLISHED
+
+    def _find_out(self, lost: ConnectionLost | RequestTimeout) -> GroupState:
+        """What became of it; one of which parts are missing is given up."""
+        state = await_state(self._core, self.token, GroupState.COMMITTED, time.monotonic() + self._timeout)
+        try:
+            if state is GroupState.OPEN:
+                return GroupState(decide(self._core, self.token, ROLLBACK, timeout=self._timeout).state)
+        except Conflict:
+            return GroupState.COMMITTED
+        except TxmqError as error:
+            raise InDoubt(f"not rolled back: {error.message}", token=str(self.token), hint=HINT) from lost
+        if state is None:  # it may still arrive
+            raise InDoubt(f"no answer came: {lost.message}", token=str(self.token), hint=HINT) from lost
+        return state
 
     def _abort(self) -> None:
         """Nothing was sent."""

@@ -33,8 +33,8 @@ class Rows(Protocol):
     def encode(self, producer_id: bytes, sequence: int) -> bytes:
         """The batch of them all."""
 
-    def pieces(self) -> Iterator[Self]:
-        """The same messages in pieces that fit in a frame."""
+    def pieces(self, most: int = PIECE_ROWS) -> Iterator[Self]:
+        """The same messages in pieces that fit in a frame, of at most so many."""
 
     def keys_of(self) -> Sequence[str | None] | None:
         """The key of each, None where none has one."""
@@ -62,8 +62,8 @@ class Messages:
             return encode_one(self.messages[0], producer_id=producer_id, epoch=0, sequence=sequence, born_at=born_at)
         return encode(self.messages, producer_id=producer_id, epoch=0, sequence=sequence, born_at=self.births)
 
-    def pieces(self) -> Iterator[Messages]:
-        for start, end in cuts(list(map(weight, self.messages))):
+    def pieces(self, most: int = PIECE_ROWS) -> Iterator[Messages]:
+        for start, end in cuts(list(map(weight, self.messages)), most):
             yield Messages(self.messages[start:end], self.births[start:end])
 
     def keys_of(self) -> Sequence[str | None] | None:
@@ -97,12 +97,12 @@ class Columns:
             born_at=self.born_at,
         )
 
-    def pieces(self) -> Iterator[Columns]:
+    def pieces(self, most: int = PIECE_ROWS) -> Iterator[Columns]:
         weights = _weights(self.bodies)
         for column in (self.keys, self.tags):
             if column is not None:
                 weights = [size + 4 * len(text or "") for size, text in zip(weights, column, strict=True)]
-        for start, end in cuts(weights):
+        for start, end in cuts(weights, most):
             yield Columns(
                 self.bodies[start:end],
                 None if self.keys is None else self.keys[start:end],
@@ -181,15 +181,17 @@ def _weights(bodies: Sequence[bytes]) -> list[int]:
         raise LocalProtocolError(f"a body is bytes: {error}") from error
 
 
-def cuts(weights: list[int]) -> Iterator[tuple[int, int]]:
-    """Where to cut messages of these weights: no piece is over the size unless a single message is."""
+def cuts(weights: list[int], most: int = PIECE_ROWS) -> Iterator[tuple[int, int]]:
+    """Where to cut messages of these weights: no piece has more than `most`, or is over the size unless a single
+    message is.
+    """
     count = len(weights)
-    if count <= PIECE_ROWS and sum(weights) <= PIECE_BYTES:
+    if count <= most and sum(weights) <= PIECE_BYTES:
         yield from ((0, count),) if count else ()
         return
     start, begun = 0, 0
     for end, total in enumerate(accumulate(weights)):
-        if end > start and (total - begun > PIECE_BYTES or end - start >= PIECE_ROWS):
+        if end > start and (total - begun > PIECE_BYTES or end - start >= most):
             yield start, end
             start, begun = end, total - weights[end]
     yield start, count

@@ -119,8 +119,16 @@ class Share:
     def receipt(self) -> GroupReceipt:
         """Waits until the group is durable; stores it anew where a topic has grown, if no part of it can be there.
 
-        Raises what the broker refuses it with, or ConnectionLost or RequestTimeout.
+        Raises what the broker refuses it with, ConnectionLost or RequestTimeout, or TransactionAborted where it was
+        rolled back meanwhile.
         """
+        receipt = self._receipt()
+        if receipt.state == GroupState.ROLLED_BACK:
+            hint = "it took too long, or somebody decided so: txmq tx show"
+            raise TransactionAborted(f"transaction {self.token} was rolled back", hint=hint)
+        return receipt
+
+    def _receipt(self) -> GroupReceipt:
         assert self._storing is not None, "sent first, then answered"
         for _ in range(self.core.settings.retries):
             try:

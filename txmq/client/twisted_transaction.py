@@ -5,17 +5,16 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from txmq import limits
 from txmq.client.buffer import Action, Buffer
 from txmq.client.groups import parts_of
 from txmq.client.producer import Fields, micros_now
 from txmq.client.share import AckOwner
 from txmq.client.tokens import new_token
 from txmq.client.transaction import Stage
-from txmq.errors import ClientClosed, InDoubt, LocalProtocolError, MessageTooLarge, TransactionAborted, TxmqError
+from txmq.errors import ClientClosed, InDoubt, LocalProtocolError, TransactionAborted, TxmqError
 from txmq.message import Message, Receipt
 from txmq.tx.group import GroupState
-from txmq.wire.group import Description, Part, pack_part, unpack_group_receipt
+from txmq.wire.group import Description, pack_part, unpack_group_receipt
 from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:
@@ -78,20 +77,17 @@ class Transaction:
             await self._client.shape(topic)
         built = self._buffer.build(self.token)
         service = self._client.settings.service or ""
-        part = _only(
-            parts_of(
-                self.token,
-                Description(("local",), service, tuple(self._buffer.actions), 0),
-                built.batches,
-                limits.BATCH,
-            )
-        )
+        described = Description(("local",), service, tuple(self._buffer.actions), 0)
+        *parts, last = parts_of(self.token, described, built.batches)
+        receipt = None
         try:
-            receipt = unpack_group_receipt(await self._client.carried(Opcode.GROUP, pack_part(part)))
+            for part in (*parts, last._replace(commit=True)):
+                receipt = unpack_group_receipt(await self._client.carried(Opcode.GROUP, pack_part(part)))
         except TxmqError as error:
             if error.outcome == "unknown":
                 raise InDoubt(f"no answer came: {error.message}", token=str(self.token)) from error
             raise
+        assert receipt is not None, "a group has a part"
         if receipt.state == GroupState.ROLLED_BACK:
             raise TransactionAborted(f"transaction {self.token} was rolled back")
         self.receipts = built.receipts(self.token, [None] * len(built.batches))
@@ -101,12 +97,3 @@ class Transaction:
             raise ClientClosed(f"transaction {self.token} is over", hint="begin another one with client.transaction")
         if self._stage is not stage:
             raise LocalProtocolError(f"transaction {self.token} {self._stage.value}", hint="use it inside its block")
-
-
-def _only(parts: list[Part]) -> Part:
-    if len(parts) > 1:
-        size = sum(len(batch.batch) for part in parts for batch in part.batches)
-        raise MessageTooLarge(
-            f"a local transaction of {size} bytes does not fit in one frame", hint="send less at once"
-        )
-    return parts[0]._replace(commit=True)

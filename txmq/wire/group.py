@@ -58,8 +58,8 @@ class Description(NamedTuple):
 class Part(NamedTuple):
     """A part of a group; the last one is `sealed` and carries the digest of all.
 
-    `commit`: the group is decided as it is stored, which only a local transaction and a foreign manager's one-phase
-    commit may ask for, in one part.
+    `commit`: the group is decided with the seal, which only a local transaction may ask for, and a foreign manager's
+    one-phase commit, in one part.
     """
 
     token: bytes
@@ -99,7 +99,7 @@ def unpack_part(payload: bytes) -> Part:
     reader = Reader(payload)
     flags, part, token, epoch, digest = reader.fields(HEADER)
     sealed, commit = bool(flags & SEALED), bool(flags & COMMIT_AT_ONCE)
-    if flags > SEALED | COMMIT_AT_ONCE or (commit and (part or not sealed)) or sealed == (digest == NO_DIGEST):
+    if flags > SEALED | COMMIT_AT_ONCE or (commit and not sealed) or sealed == (digest == NO_DIGEST):
         raise RemoteProtocolError(f"part {part} of a group with flags {flags:#x}")
     (size,) = reader.fields(HEAD_LENGTH)
     description, entries = _unpack_head(reader.take(size), part)

@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.broker.core import gates, moved
 from txmq.broker.core import letters as rules
-from txmq.broker.core import moved
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import FenceState
 from txmq.broker.core.members import active, known
@@ -67,7 +67,7 @@ def _state(group: Group) -> str:
 def _lag(state: State, spot: Spot, position: Position) -> int:
     """Messages of the partition that are neither processed nor moved."""
     topic = state.topics_by_id[spot[0]]
-    return 0 if topic.deleted else topic.ends[spot[1]] - position.cursor + position.unsettled
+    return 0 if topic.deleted else gates.end(state, *spot) - position.cursor + position.unsettled
 
 
 def lag(state: State, name: str) -> int | Rejected:
@@ -120,7 +120,7 @@ def _position(state: State, group: Group, spot: Spot, durable: int) -> dict[str,
         "partition": spot[1],
         "floor": position.floor,
         "cursor": position.cursor,
-        "end": topic.ends[spot[1]],
+        "end": gates.end(state, *spot, durable),
         "lag": _lag(state, spot, position),
         "leased": position.leased.total,
         "leased_to": holders,
@@ -148,7 +148,7 @@ def _why(state: State, group: Group, spot: Spot, owners: list[str], holders: lis
 
 
 def _all_out(state: State, spot: Spot, position: Position) -> bool:
-    drained = position.cursor == state.topics_by_id[spot[0]].ends[spot[1]] and not position.redeliver
+    drained = position.cursor == gates.end(state, *spot) and not position.redeliver
     return drained and bool(position.leased)
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import branches, holds, listed
+from txmq.broker.core import backlog, branches, holds, listed
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import ConflictSeen, Decided, Released
 from txmq.broker.core.holds import HeldBatch, Release, Waiting
+from txmq.broker.core.pieces import Large, Phase
 from txmq.broker.core.state import Outcome, Rejected, State
-from txmq.broker.core.transactions import KEPT, Transaction, get, token_time
+from txmq.broker.core.transactions import KEPT, Transaction, get, takes_early, token_time
 from txmq.errors import Conflict, HeuristicOutcome, UnknownTransaction
 from txmq.message import Decision
 from txmq.tx.group import GroupState, Step, decided, makes_holds, step
@@ -72,17 +73,22 @@ def decide_now(state: State, row: Transaction, command: Decide) -> Outcome:
     release = Release(state, lambda ticket, token: committed(state, ticket, token))
     waiting = row.waiting(command.token)
     if command.outcome is Decision.ROLLBACK:
-        if row.ticket and makes_holds(row.decider):
+        if makes_holds(row.decider):
             release.withdraw(waiting)
         after = GroupState.ROLLED_BACK
     else:
         after = commit_into(state, release, row, waiting)
-    event = Decided(command.token, int(command.outcome), command.by, command.reason, tuple(release.released))
+    released = tuple(release.released)
+    event = Decided(command.token, int(command.outcome), command.by, command.reason, released, release.rest)
     return Outcome((event,), DecideReceipt(after, repeated=False))
 
 
 def commit_into(state: State, release: Release, row: Transaction, waiting: Waiting) -> GroupState:
-    """Publish a committed group or leave it waiting; what made no holds takes its place in the order now."""
+    """Publish a committed group or leave it waiting; what made no holds takes its place in the order now. A large one
+    is published piece by piece, from the backlog.
+    """
+    if waiting.large:
+        return GroupState.COMMITTED
     if makes_holds(row.decider):
         return GroupState.PUBLISHED if release.offer(waiting) else GroupState.COMMITTED
     if holds.meets_a_hold(state, row.batches):
@@ -105,6 +111,7 @@ def apply_decided(state: State, event: Decided, place: Place) -> None:
     published = any(token == event.token for token, _ticket, _offsets in event.released)
     settle_one(state, verdict, place, published=published, ticket=place.position)
     apply_released(state, event.released, place)
+    backlog.add_all(state, event.later)
 
 
 def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, ticket: int) -> None:
@@ -116,8 +123,10 @@ def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, 
     row = get(state, token)
     assert row is not None, "decided, so it is stored"
     _no_longer_undecided(state, token, row)
-    if outcome is Decision.ROLLBACK:
-        if row.ticket and makes_holds(row.decider):
+    if row.large is not None:
+        row = _settle_large(state, token, row, row.large, outcome, ticket)
+    elif outcome is Decision.ROLLBACK:
+        if makes_holds(row.decider):
             holds.drop(state, row.ticket, row.batches)
         row = row._replace(state=GroupState.ROLLED_BACK, batches=())
     else:
@@ -132,10 +141,26 @@ def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, 
     state.transactions.put(token, row)
 
 
+def _settle_large(
+    state: State, token: bytes, row: Transaction, large: Large, outcome: Decision, ticket: int
+) -> Transaction:
+    """The outcome is fixed; whatever follows from it is done piece by piece."""
+    if outcome is Decision.ROLLBACK:
+        after, phase = GroupState.ROLLED_BACK, Phase.DROPPING
+    else:
+        after, phase = GroupState.COMMITTED, Phase.CHECKING
+        listed.enter(state, listed.Kind.WAITING, token)
+        if not takes_early(row.decider):
+            row = row._replace(ticket=ticket)
+            phase = Phase.TAKING if any(state.holds[share[:2]] for share in large.shares) else phase
+    backlog.add(state, row.ticket, token)
+    return row._replace(state=after, large=large._replace(phase=phase))
+
+
 def _no_longer_undecided(state: State, token: bytes, row: Transaction) -> None:
     if row.state is GroupState.OPEN:
         listed.leave(state, listed.Kind.OPEN, token)
-    if row.state is not GroupState.UNDECIDED:
+    if decided(row.state):
         return
     if row.in_doubt:
         listed.leave(state, listed.Kind.IN_DOUBT, token)

@@ -155,6 +155,8 @@ class PartStored(NamedTuple):
     offsets: tuple[int, ...] | None = None
     participants: tuple[tuple[object, ...], ...] = ()  # of a home broker's group: all branches
     commit: bool = False  # decided as it was stored, by a foreign manager in one phase
+    slice: int = 0  # of a large group: keys in a piece of it; 0 = its batches are kept in its row
+    check_after: int = 0  # from the seal to the first check-back, where the seal is yet to come
 
 
 class Released(NamedTuple):
@@ -180,6 +182,9 @@ class Decided(NamedTuple):
     by: str
     reason: str
     released: tuple[Released, ...]
+    later: tuple[
+        tuple[int, bytes | None], ...
+    ] = ()  # (ticket, token): perhaps free now, too many or too large for here
 
 
 @event(18)
@@ -216,6 +221,7 @@ class JobDecided(NamedTuple):
     winners: tuple[bytes, ...]
     losers: tuple[bytes, ...]
     released: tuple[Released, ...]
+    later: tuple[tuple[int, bytes | None], ...] = ()
 
 
 @event(21)
@@ -272,3 +278,56 @@ class ProducerForgotten(NamedTuple):
     """Producers idle for too long are no longer remembered."""
 
     producers: tuple[bytes, ...]
+
+
+@event(27)
+class GroupWaits(NamedTuple):
+    """A committed large group met an earlier ticket in this piece of it: it is looked at again when that lets go."""
+
+    token: bytes
+    piece: int
+
+
+@event(28)
+class PublicationBegun(NamedTuple):
+    """A large group has its offsets, a run in each of its partitions; readers stop before them until the last piece.
+
+    `bases` are the first offsets, in the order of the group's partitions.
+    """
+
+    token: bytes
+    bases: tuple[int, ...]
+
+
+@event(29)
+class PieceDone(NamedTuple):
+    """One piece of a large group was dealt with: its keys taken, its batches published, or all of it dropped.
+
+    `later` are those who had waited for its keys and are perhaps free now.
+    """
+
+    token: bytes
+    piece: int
+    later: tuple[tuple[int, bytes | None], ...] = ()
+
+
+@event(30)
+class BacklogDone(NamedTuple):
+    """Those who were perhaps free have been looked at; the ones that were are published."""
+
+    tickets: tuple[int, ...]
+    released: tuple[Released, ...]
+    later: tuple[tuple[int, bytes | None], ...] = ()
+
+
+@event(31)
+class GroupRefused(NamedTuple):
+    """The first of several parts came too late, for a job that is decided or a source that is past it: nothing of the
+    group is stored, now or later. All of its parts are told that its state is `state`.
+    """
+
+    token: bytes
+    decider: tuple[object, ...]
+    service: str
+    by: str
+    state: int

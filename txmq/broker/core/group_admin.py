@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import fences, leases, moved
+from txmq.broker.core import fences, gates, leases, moved
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import GroupDelete, GroupPause, GroupSet, ResetPosition
 from txmq.broker.core.consumer_events import GroupChanged, GroupDeleted, GroupPaused, PositionReset
@@ -79,7 +79,7 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     topic = state.topics.get(command.topic)
     if topic is None or not any(spot[0] == topic.topic_id for spot in group.positions):
         return Rejected(UnknownTopic, f"consumer group {command.group!r} does not read topic {command.topic!r}")
-    offsets = _targets(group, topic, command)
+    offsets = _targets(state, group, topic, command)
     if isinstance(offsets, Rejected):
         return offsets
     reply = ResetReply(tuple((p, group.positions[topic.topic_id, p].floor, offset) for p, offset in offsets))
@@ -89,14 +89,16 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     return Outcome((PositionReset(group.group_id, topic.topic_id, offsets, epoch, command.by),), reply)
 
 
-def _targets(group: Group, topic: Topic, command: ResetPosition) -> tuple[tuple[int, int], ...] | Rejected:
+def _targets(
+    state: State, group: Group, topic: Topic, command: ResetPosition
+) -> tuple[tuple[int, int], ...] | Rejected:
     partitions = [p for p in range(len(topic.ends)) if (topic.topic_id, p) in group.positions]
     if command.to in (FIRST, LAST):
-        return tuple((p, 0 if command.to == FIRST else topic.ends[p]) for p in partitions)
+        return tuple((p, 0 if command.to == FIRST else gates.end(state, topic.topic_id, p)) for p in partitions)
     if command.to or not command.offsets:
         return Rejected(BadRequest, f"no offset {command.to!r} to go on from", "first, last, a time or offsets")
     for partition, offset in command.offsets:
-        if partition not in partitions or not 0 <= offset <= topic.ends[partition]:
+        if partition not in partitions or not 0 <= offset <= gates.end(state, topic.topic_id, partition):
             place = f"{topic.name}/{partition}"
             return Rejected(OffsetOutOfRange, f"offset {offset} of {place} is out of range", detail={"offset": offset})
     return tuple(sorted(dict(command.offsets).items()))

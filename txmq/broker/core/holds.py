@@ -11,6 +11,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.broker.core import gates
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import Released
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from txmq.broker.core.state import State
 
 LAST_TICKET = 2**64 - 1
+CASCADE = 256  # keys looked at for what one decision may set free; the rest is for the backlog
+Spot = tuple[int, int]  # topic id, partition
 Key = tuple[int, int, int]  # topic id, partition, key hash
 
 
@@ -37,11 +40,15 @@ class HeldBatch(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Something committed that wants offsets: a transaction (with its token) or a queued batch."""
+    """Something committed that wants offsets: a transaction (with its token) or a queued batch.
+
+    A `large` one comes without its batches: it is published piece by piece.
+    """
 
     ticket: int
     token: bytes | None
     batches: tuple[HeldBatch, ...]
+    large: bool = False
 
 
 def keys_of(batches: Iterable[HeldBatch]) -> Iterator[Key]:
@@ -49,25 +56,42 @@ def keys_of(batches: Iterable[HeldBatch]) -> Iterator[Key]:
     return iter(dict.fromkeys((b.topic_id, b.partition, h) for b in batches for h in b.hashes))
 
 
-def take(state: State, ticket: int, token: bytes | None, batches: Iterable[HeldBatch]) -> None:
-    """Apply: hold every key of the batches under this ticket."""
-    table = state.tables[t.HOLDS]
-    for topic_id, partition, key in keys_of(batches):
-        table.put(t.HOLD_KEY.pack(topic_id, partition, key + t.SIGN, ticket), (token,))
-        state.holds[topic_id, partition] += 1
+def take(state: State, ticket: int, token: bytes | None, batches: Iterable[HeldBatch]) -> dict[Spot, int]:
+    """Apply: hold every key of the batches under this ticket; returns how many more it holds now by partition."""
+    table, row = state.tables[t.HOLDS], (token,)
+    taken: dict[Spot, int] = {}
+    for spot, key in _rows(ticket, batches):
+        if table.get(key) is None:
+            table.put(key, row)
+            taken[spot] = taken.get(spot, 0) + 1
+    for spot, count in taken.items():
+        state.holds[spot] += count
+    return taken
 
 
-def drop(state: State, ticket: int, batches: Iterable[HeldBatch]) -> None:
-    """Apply: let go of every key held under this ticket; what never held any is fine."""
+def drop(state: State, ticket: int, batches: Iterable[HeldBatch]) -> dict[Spot, int]:
+    """Apply: let go of every key held under this ticket; what never held any is fine. Returns how many it held."""
     table = state.tables[t.HOLDS]
-    for topic_id, partition, key in keys_of(batches):
-        row_key = t.HOLD_KEY.pack(topic_id, partition, key + t.SIGN, ticket)
-        if table.get(row_key) is None:
-            continue
-        table.delete(row_key)
-        state.holds[topic_id, partition] -= 1
-        if not state.holds[topic_id, partition]:
-            del state.holds[topic_id, partition]
+    dropped: dict[Spot, int] = {}
+    for spot, key in _rows(ticket, batches):
+        if table.get(key) is not None:
+            table.delete(key)
+            dropped[spot] = dropped.get(spot, 0) + 1
+    for spot, count in dropped.items():
+        state.holds[spot] -= count
+        if not state.holds[spot]:
+            del state.holds[spot]
+    return dropped
+
+
+def _rows(ticket: int, batches: Iterable[HeldBatch]) -> Iterator[tuple[Spot, bytes]]:
+    """The keys of the rows of table `holds`; put together by hand, because a part of a group has thousands."""
+    end = ticket.to_bytes(8, "big")
+    for batch in batches:
+        spot = (batch.topic_id, batch.partition)
+        begin = t.PARTITION_KEY.pack(*spot)
+        for key in batch.hashes:
+            yield spot, begin + (key + t.SIGN).to_bytes(8, "big") + end
 
 
 def any_held(state: State, topic_id: int, partition: int, hashes: Iterable[int]) -> bool:
@@ -82,6 +106,11 @@ def meets_a_hold(state: State, batches: Iterable[HeldBatch]) -> bool:
     )
 
 
+def next_holder(state: State, key: Key, ticket: int) -> tuple[int, bytes | None] | None:
+    """(ticket, token) of the first who holds a key, but for this one."""
+    return next((holder for holder in tickets(state, key) if holder[0] != ticket), None)
+
+
 def tickets(state: State, key: Key) -> Iterator[tuple[int, bytes | None]]:
     """(ticket, token) of all who hold a key, the earliest first."""
     topic_id, partition, key_hash = key
@@ -92,12 +121,18 @@ def tickets(state: State, key: Key) -> Iterator[tuple[int, bytes | None]]:
 
 class Release:
     """Works out what a decision sets free, without touching the state: offsets and order of everything published by
-    it.
+    it. `later` are those by ticket who may be free, too, but are large or too many.
     """
 
-    def __init__(self, state: State, committed: Callable[[int, bytes | None], Waiting | None]) -> None:
-        """`committed` gives what stands behind a ticket if it is ready to be published but for its keys, else None."""
+    def __init__(self, state: State, committed: Callable[[int, bytes | None], Waiting | None], most: int = 0) -> None:
+        """`committed` gives what stands behind a ticket if it is ready to be published but for its keys, else None.
+
+        `most` keys are looked at for what is set free, 0 = `CASCADE`.
+        """
         self._state = state
+        self._left = most or CASCADE
+        self._done: set[int] = set()
+        self.later: dict[int, bytes | None] = {}
         self._committed = committed
         self._ends: dict[tuple[int, int], int] = {}
         self._gone: set[tuple[Key, int]] = set()
@@ -117,6 +152,21 @@ class Release:
     def withdraw(self, waiting: Waiting) -> None:
         """This will never be published: whatever waited only for it is."""
         self._let_go(waiting)
+        self._cascade()
+
+    @property
+    def rest(self) -> tuple[tuple[int, bytes | None], ...]:
+        """(ticket, token) of those for the backlog, by ticket."""
+        return tuple(sorted(self.later.items()))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it has looked at as much as it may."""
+        return self._left <= 0
+
+    def consider(self, ticket: int, token: bytes | None) -> None:
+        """Publish this if it is ready and free, and then whatever that sets free."""
+        heappush(self._next, (ticket, token or b""))
         self._cascade()
 
     def publish_now(self, waiting: Waiting) -> None:
@@ -143,6 +193,7 @@ class Release:
             offsets.append(base)
             self._ends[place] = base + batch.count
         self.released.append(Released(waiting.token, waiting.ticket, tuple(offsets)))
+        self._done.add(waiting.ticket)
         self._let_go(waiting)
 
     def _let_go(self, waiting: Waiting) -> None:
@@ -154,28 +205,42 @@ class Release:
 
     def _cascade(self) -> None:
         """By ticket, so that the outcome is one and the same wherever it is worked out."""
-        done = {released.ticket for released in self.released}
         while self._next:
             ticket, token = heappop(self._next)
-            if ticket in done:
+            while self._next and self._next[0][0] == ticket:
+                heappop(self._next)
+            if ticket in self._done or ticket in self.later:
                 continue
             waiting = self._committed(ticket, token or None)
-            if waiting is not None and self._free(waiting):
-                done.add(ticket)
-                self._publish(waiting)
+            if waiting is None:
+                self._left -= 1
+            elif waiting.large or self._left <= 0:
+                self.later[ticket] = token or None
+            else:
+                self._left -= 1 + sum(len(batch.hashes) for batch in waiting.batches)
+                if self._free(waiting):
+                    self._publish(waiting)
 
 
 def publish(state: State, waiting: Waiting, offsets: tuple[int, ...], place: Place) -> None:
     """Apply: make stored batches visible by pointing at them; readers may see them once the record at `place` is
-    durable.
+    durable, and no gate is in their way.
 
     Their time of storing is that of the publication, so that times grow with offsets.
     """
+    if state.gates:
+        spots = [(batch.topic_id, batch.partition) for batch in waiting.batches]
+        gates.spread(state, zip(spots, offsets, strict=True))
     for batch, base in zip(waiting.batches, offsets, strict=True):
         state.topics_by_id[batch.topic_id].ends[batch.partition] = base + batch.count
         state.dirty_topics.add(batch.topic_id)
-        state.published.add(batch.topic_id)
-        state.entries.put(
-            t.ENTRY_KEY.pack(batch.topic_id, batch.partition, base),
-            t.Entry(batch.position, batch.length, batch.count, place.stored_at, batch.tag_filter, place.end),
-        )
+        point_at(state, batch, base, place)
+
+
+def point_at(state: State, batch: HeldBatch, base: int, place: Place) -> None:
+    """Apply: the entry of one batch."""
+    state.published.add(batch.topic_id)
+    state.entries.put(
+        t.ENTRY_KEY.pack(batch.topic_id, batch.partition, base),
+        t.Entry(batch.position, batch.length, batch.count, place.stored_at, batch.tag_filter, place.end),
+    )

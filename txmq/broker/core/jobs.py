@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.broker.core import backlog
 from txmq.broker.core import decisions as tx
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import JobDecided
@@ -68,7 +69,8 @@ def _decided(state: State, command: DecideJob, winners: tuple[bytes, ...], store
         assert row is not None, "a member of the job is stored"
         tx.commit_into(state, release, row, row.waiting(token))
     losers = tuple(token for token in stored if token not in set(winners))
-    return JobDecided(command.token, int(command.outcome), command.by, winners, losers, tuple(release.released))
+    released = tuple(release.released)
+    return JobDecided(command.token, int(command.outcome), command.by, winners, losers, released, release.rest)
 
 
 def apply_decided(state: State, event: JobDecided, place: Place) -> None:
@@ -85,6 +87,7 @@ def apply_decided(state: State, event: JobDecided, place: Place) -> None:
     for token in event.winners + event.losers:
         state.tables[t.JOB_PARTS].delete(t.JOB_PART_KEY.pack(event.token, token))
     tx.apply_released(state, event.released, place)
+    backlog.add_all(state, event.later)
 
 
 DECIDERS = {DecideJob: decide_job}

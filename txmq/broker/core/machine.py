@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from txmq.broker.core import (
     consumer_rules,
     decisions,
+    gates,
     instances,
     jobs,
+    parts,
     persistence,
     sends,
+    slices,
     topics,
-    transactions,
     upkeep,
     xa,
 )
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
 
     from txmq.broker.core.state import Outcome, Rejected, State
 
-RULES = (topics, sends, transactions, decisions, jobs, xa, instances, upkeep, consumer_rules)
+RULES = (topics, sends, parts, decisions, jobs, slices, xa, instances, upkeep, consumer_rules)
 
 
 def apply_booted(state: State, event: Booted, place: Place) -> None:
-    """Nobody is connected any more."""
+    """Nobody is connected any more, and all that was recovered is durable."""
+    gates.forget_lifted(state)
     state.boot_epoch = event.boot_epoch
     consumer_rules.apply_booted(state, event, place)
 

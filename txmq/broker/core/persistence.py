@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.core import tables as t
+from txmq.broker.core.gates import Gate
 from txmq.broker.core.state import RECEIPTS_KEPT, Producer, State, Topic
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def load(tables: t.Tables) -> State:
         state.producers[name] = Producer(row[0], row[1], row[2], receipts)
     for key, _row in _rows(tables, t.HOLDS):
         state.holds[t.HOLD_KEY.unpack(key)[:2]] += 1
+    for key, row in _rows(tables, t.GATES):
+        state.gates[t.PARTITION_KEY.unpack(key)] = Gate._make(row)
+    state.backlog = sum(1 for _ in _rows(tables, t.BACKLOG))
     state.undecided = sum(1 for _ in _rows(tables, t.UNDECIDED))
     for key, _row in _rows(tables, t.LISTED):
         state.listed[key[0]] += 1

@@ -16,6 +16,7 @@ from txmq.broker.core.consumers import Consumers
 
 if TYPE_CHECKING:
     from txmq.broker.core.events import Event
+    from txmq.broker.core.gates import Gate
     from txmq.errors import RequestRejected
 
 RECEIPTS_KEPT = 256  # sends that a client may have under way on one connection (ARCHITECTURE 5)
@@ -85,6 +86,8 @@ class State:
         self.producers: dict[bytes, Producer] = {}
         self.consumers = Consumers()
         self.holds: Counter[tuple[int, int]] = Counter()  # rows of table `holds` by (topic id, partition)
+        self.gates: dict[tuple[int, int], Gate] = {}  # table `gates`, by (topic id, partition)
+        self.backlog = 0  # rows of table `backlog`
         self.undecided = 0
         self.listed: Counter[int] = Counter()  # rows of table `listed` by kind
         self.boot_epoch = 0

@@ -21,6 +21,7 @@ TOPICS, PARTITIONS, ENTRIES = "topics", "partitions", "entries"
 PRODUCERS = "producers"
 TRANSACTIONS, UNDECIDED, QUEUED, HOLDS = "transactions", "undecided", "queued", "holds"
 JOBS, JOB_PARTS = "jobs", "job_parts"
+PIECES, BACKLOG, GATES = "pieces", "backlog", "gates"
 CONFLICTS, LISTED, MARKS = "conflicts", "listed", "marks"
 DUE = "due"
 GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
@@ -31,16 +32,18 @@ INSTANCES = "instances"  # key: service, 0, instance
 META = "meta"
 
 NAMES = (
-    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, CONFLICTS, LISTED,
-    MARKS, DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, XA, XIDS, INSTANCES, META,
+    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, PIECES, BACKLOG,
+    GATES, CONFLICTS, LISTED, MARKS, DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, XA, XIDS,
+    INSTANCES, META,
 )  # fmt: skip
 
 PARTITION_KEY = Struct(">II")  # topic id, partition
 ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset
-TICKET_KEY = Struct(">Q")  # log position of the record that gave the ticket (tables undecided, queued, conflicts)
+TICKET_KEY = Struct(">Q")  # position of the record that gave the ticket (tables undecided, queued, conflicts, backlog)
 HOLD_KEY = Struct(">IIQQ")  # topic id, partition, key hash + 2**63, ticket
 LISTED_KEY = Struct(">B16s")  # kind (core/listed.py), token
 JOB_PART_KEY = Struct(">16s16s")  # job token, token
+PIECE_KEY = Struct(">16sI")  # token, number of the piece
 DUE_KEY = Struct(">QBQ")  # due at, kind, position of the record that set the timer
 GROUP_KEY = Struct(">I")  # group id; 0 = the row of the numbers next in turn
 POSITION_KEY = Struct(">III")  # group id, topic id, partition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.broker.core import gates
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import TopicCreated, TopicDeleted, TopicGrown
 from txmq.broker.core.state import Outcome, Rejected, State, Topic
@@ -99,7 +100,8 @@ def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rej
     topic = find(state, command.name)
     if isinstance(topic, Rejected):
         return topic
-    if any(state.holds[topic.topic_id, partition] for partition in range(len(topic.ends))):
+    spots = [(topic.topic_id, partition) for partition in range(len(topic.ends))]
+    if any(state.holds[spot] or gates.is_shut(state, spot) for spot in spots):
         return Rejected(Conflict, f"undecided transactions hold keys of topic {command.name!r}", "see: txmq tx list")
     return Outcome((TopicDeleted(topic.topic_id),), view(topic))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import holds
 from txmq.broker.core import tables as t
+from txmq.broker.core.transactions import every_batch, takes_early
 from txmq.message import Decision
 from txmq.tx.group import GroupState, makes_holds
 
@@ -45,24 +46,26 @@ class Contradiction(NamedTuple):
     at: int
 
 
-def around(state: State, row: Transaction) -> Around:
+def around(state: State, token: bytes, row: Transaction) -> Around:
     """Of a transaction with very many keys or neighbours: those of its first ones."""
     if row.state not in KEYS:
         return Around([], [])
-    holds_keys = makes_holds(row.decider) or row.state is GroupState.COMMITTED
+    held = row.large is not None and takes_early(row.decider)
+    holds_keys = held or makes_holds(row.decider) or row.state is GroupState.COMMITTED
     own = row.ticket if holds_keys else holds.LAST_TICKET  # else it would take its place only when it is committed
     found: dict[int, Neighbour] = {}
-    for ticket, token in islice(_holders(state, row), LOOKED_AT):
+    for ticket, holder in islice(_holders(state, token, row), LOOKED_AT):
         known = found.get(ticket)
-        found[ticket] = Neighbour(ticket, token, 1 if known is None else known.keys + 1)
+        found[ticket] = Neighbour(ticket, holder, 1 if known is None else known.keys + 1)
     found.pop(own, None)
     ordered = [found[ticket] for ticket in sorted(found)]
     return Around([n for n in ordered if n.ticket < own], [n for n in ordered if n.ticket > own])
 
 
-def _holders(state: State, row: Transaction) -> Iterator[tuple[int, bytes | None]]:
-    for key in holds.keys_of(row.batches):
-        yield from holds.tickets(state, key)
+def _holders(state: State, token: bytes, row: Transaction) -> Iterator[tuple[int, bytes | None]]:
+    for batch, _at in every_batch(state, token, row):
+        for key in holds.keys_of((batch,)):
+            yield from holds.tickets(state, key)
 
 
 def contradictions(state: State, token: bytes | None = None) -> Iterator[Contradiction]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import branches, listed
+from txmq.broker.core import branches, listed, pieces
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import CheckPlanned, ProducerForgotten, TransactionsForgotten
+from txmq.broker.core.pieces import Phase
 from txmq.broker.core.state import Outcome, State
-from txmq.broker.core.transactions import KEPT, get, token_time
-from txmq.tx.group import GroupState
+from txmq.broker.core.transactions import KEPT, Transaction, get
+from txmq.tx.group import GroupState, decided
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ def due_checks(state: State, now: int, limit: int) -> Iterator[bytes]:
 def decide_plan(state: State, command: PlanCheck, now: int) -> Outcome:
     del now
     row = get(state, command.token)
-    if row is None or row.state is not GroupState.UNDECIDED:
+    if row is None or decided(row.state):
         return Outcome()
     return Outcome((CheckPlanned(command.token, command.check_at, command.tries, command.in_doubt),))
 
@@ -82,11 +83,16 @@ def _old_transactions(state: State, now: int) -> Iterator[bytes]:
     hand and not dealt with.
     """
     stop = ((now - KEPT) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
-    rows = state.transactions.range(b"", stop)
-    for (token, row), _count in zip(rows, range(AT_ONCE), strict=False):
-        over = row[0] in FORGETTABLE and not branches.has_heuristics(state, token)
-        if over and token_time(token) < now - KEPT:
+    touched = 0
+    for (token, row), _count in zip(state.transactions.range(b"", stop), range(AT_ONCE), strict=False):
+        found = Transaction._make(row)
+        large = pieces.of_row(found.large)
+        idle = large is None or large.phase is Phase.NONE
+        if found.state in FORGETTABLE and idle and not branches.has_heuristics(state, token):
+            touched += 1 if large is None else 1 + large.pieces
             yield token
+        if touched >= AT_ONCE:
+            return
 
 
 def apply_transactions_forgotten(state: State, event: TransactionsForgotten, place: Place) -> None:
@@ -95,6 +101,8 @@ def apply_transactions_forgotten(state: State, event: TransactionsForgotten, pla
         row = get(state, token)
         assert row is not None, "it was there when it was found old"
         branches.forget(state, token, row.decider)
+        for number in range(0 if row.large is None else row.large.pieces):
+            pieces.drop(state, token, number)
         state.transactions.delete(token)
 
 
