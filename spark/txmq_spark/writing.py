@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SERVICE: Final = "txmq-spark"
 PATIENCE_S: Final = 30.0  # a decision over many groups is more than one send
+VISIBLE_S: Final = 30.0  # for the messages of a run to be seen; a large one takes a second or two
 EXPIRE_S: Final = 24 * 3_600.0  # then the broker gives up a job whose driver never came to decide it
 TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
@@ -76,10 +77,16 @@ class JobWriter(DataSourceArrowWriter):
             return Stored(group.store().hex if messages else None, messages)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Sends everything. Raises TransactionAborted where another run of the same job gave it up meanwhile."""
+        """Sends everything; what waits behind an undecided message of its key may be seen only after this returns.
+
+        Raises TransactionAborted where another run of the same job gave it up meanwhile.
+        """
         winners = [UUID(message.token) for message in messages if isinstance(message, Stored) and message.token]
         with connected(self._wanted.url) as client:
-            decided = client.job(self._job.token).decide(winners)
+            job = client.job(self._job.token)
+            decided = job.decide(winners)
+            if decided.outcome is COMMIT and not decided.repeated:
+                job.wait_published(winners, VISIBLE_S)
         if decided.outcome is not COMMIT:
             hint = "nothing was sent: run it again"
             raise TransactionAborted(

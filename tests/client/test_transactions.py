@@ -455,7 +455,7 @@ def test_a_group_of_a_job_may_be_larger_than_a_frame(real: RealBroker, connect: 
     with pytest.raises(ClientClosed):
         group.send("big-job", b"late")
     job.decide([token])
-    wait_until(lambda: real.read("big-job"))
+    assert job.wait_published([token])
     found = real.read("big-job")
     assert len(found) == 24
     assert len({message.message_id for message in found}) == 24

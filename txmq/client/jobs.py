@@ -13,12 +13,14 @@ from uuid import UUID
 
 from txmq.client.buffer import Buffer
 from txmq.client.core import Core
+from txmq.client.decisions import await_state
 from txmq.client.groups import EPOCH, PART_BYTES, Storing, chunks_of
 from txmq.client.producer import Fields, checked_messages, micros_now
 from txmq.client.rows import ROW_BYTES, columns, weight
 from txmq.client.tokens import new_token
 from txmq.errors import ClientClosed, RemoteProtocolError
 from txmq.message import COMMIT, ROLLBACK, Decision, Message
+from txmq.tx.group import GroupState
 from txmq.wire.group import NO_DIGEST, Description, Part, PartBatch, pack_part
 
 
@@ -60,6 +62,16 @@ class Job:
         Raises UnknownTransaction where one of them is not stored: nothing is decided then.
         """
         return self._decided(COMMIT, winners)
+
+    def wait_published(self, winners: Iterable[UUID], timeout: float = 5.0) -> bool:
+        """Waits until consumers can see these groups of a committed job; whether they can.
+
+        A large group takes a moment, and one with a key of an undecided transaction waits for that.
+        """
+        deadline = time.monotonic() + timeout
+        return all(
+            await_state(self._core, one, GroupState.PUBLISHED, deadline) is GroupState.PUBLISHED for one in winners
+        )
 
     def abort(self) -> JobOutcome:
         """Drops all groups of the job, and those to come."""
