@@ -12,7 +12,7 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from txmq.testing.postgres import OwnServer, PostgresServer, any_server, temporary_server
+from txmq.testing.postgres import LOGICAL, OwnServer, PostgresServer, any_server, temporary_server
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
 
@@ -88,6 +88,22 @@ def crashable_postgres() -> Iterator[OwnServer]:
     """A temporary server that tests may kill; each leaves it running."""
     with temporary_server(fsync=False) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def logical_postgres() -> Iterator[OwnServer]:
+    """A temporary server with what a relay needs; tests may kill it, and leave it running without slots."""
+    with temporary_server(fsync=False, settings=LOGICAL) as server:
+        yield server
+
+
+@pytest.fixture
+def logical_database(logical_postgres: OwnServer) -> Iterator[str]:
+    """The DSN of a new database with txmq's tables on that server; its slots go with it."""
+    name = with_tables(logical_postgres)
+    yield logical_postgres.dsn(name)
+    logical_postgres.drop_slots()
+    logical_postgres.drop_database(name)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from txmq.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from txmq.client.blocking import Client, connect
+    from txmq.tx.postgres.emit import emit
 
 __version__ = "0.1.0"
 
@@ -28,10 +29,11 @@ __all__ = [
     "ReceivedMessage",
     "RetryPolicy",
     "connect",
+    "emit",
     "errors",
 ]
 
-_LAZY = {"Client": "txmq.client.blocking", "connect": "txmq.client.blocking"}
+_LAZY = {"Client": "txmq.client.blocking", "connect": "txmq.client.blocking", "emit": "txmq.tx.postgres.emit"}
 
 
 def __getattr__(name: str) -> object:

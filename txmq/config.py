@@ -193,6 +193,19 @@ class Xa(Model):
     broker: tuple[XaBroker, ...] = Field(default=(), strict=False)
 
 
+class Relay(Model):
+    """The relay from a database's log to the broker (`txmq relay`); the broker itself makes no use of it."""
+
+    dsn: str = Field(repr=False)  # may hold a password
+    broker: str = "txmq://127.0.0.1:7650"
+    slot: str = "txmq_relay"
+    timeout_s: float = Field(default=10.0, gt=0)  # of the broker's answers
+    confirm_every_s: float = Field(default=1.0, gt=0)  # what a crash makes the relay read again
+    look_every_s: float = Field(default=10.0, gt=0)
+    alarm_mib: PositiveInt = 1_024  # of log that the slot keeps
+    alarm_lag_s: float = Field(default=60.0, gt=0)
+
+
 class Settings(Model):
     """The whole file."""
 
@@ -202,6 +215,15 @@ class Settings(Model):
     alarms: Alarms = Alarms()
     resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
     xa: Xa = Xa()
+    relay: Relay | None = None
+
+
+class Relays(BaseModel):
+    """The part of the file that a relay's process reads."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    relay: Relay
 
 
 class Resolvers(BaseModel):
@@ -233,12 +255,12 @@ def load(path: Path | None, overrides: dict[str, object]) -> Settings:
 
     Raises ConfigError naming the setting, what is wrong with it and where it stands.
     """
-    tree = _read(path) if path is not None else {}
-    section = tree.get("broker", {})
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if isinstance(section, dict):
-        tree["broker"] = section | given
-    return _checked(Settings, tree, path, {f"broker.{name}" for name in given})
+    return _checked(Settings, *_overridden("broker", path, overrides))
+
+
+def load_relay(path: Path | None, overrides: dict[str, object]) -> Relay:
+    """The settings of a relay, as `load` has those of [broker]."""
+    return _checked(Relays, *_overridden("relay", path, overrides)).relay
 
 
 def load_resolvers(path: Path) -> Resolvers:
@@ -249,6 +271,17 @@ def load_resolvers(path: Path) -> Resolvers:
 def load_xa(path: Path) -> Xa:
     """What a recoverer's own process needs of a TOML file. Raises ConfigError as `load` does."""
     return _checked(XaRecovery, _read(path), path).xa
+
+
+def _overridden(
+    name: str, path: Path | None, overrides: dict[str, object]
+) -> tuple[dict[str, Any], Path | None, Collection[str]]:
+    tree = _read(path) if path is not None else {}
+    section = tree.get(name, {})
+    given = {option: value for option, value in overrides.items() if value is not None}
+    if isinstance(section, dict):
+        tree[name] = section | given
+    return tree, path, {f"{name}.{option}" for option in given}
 
 
 def _checked(model: type[M], tree: dict[str, Any], path: Path | None, given: Collection[str] = ()) -> M:

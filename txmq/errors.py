@@ -15,7 +15,7 @@
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse
     ├─ DatabaseError
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer, SynchronousCommitOff,
-    │  │  TwoPhaseOff, TwoPhaseFull
+    │  │  TwoPhaseOff, TwoPhaseFull, WalLevelTooLow, SlotMissing, SlotInUse, SlotLost, SlotRewound
     └─ TransactionError
        ├─ UnknownTransaction, AlreadyResolved, IllegalTransition, TransactionAborted, TokenFenced, InDoubt,
           HeuristicMixed
@@ -294,6 +294,34 @@ class TwoPhaseFull(DatabaseError):
     """The server has as many prepared transactions as it can hold; this one was rolled back."""
 
     retriable = True
+
+
+class WalLevelTooLow(DatabaseError):
+    """The server writes too little into its log for logical messages; `found` is its wal_level."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"wal_level is {found}", hint="set wal_level = logical in postgresql.conf and restart PostgreSQL"
+        )
+        self.found = found
+
+
+class SlotMissing(DatabaseError):
+    """There is no such replication slot, or not one that a relay can read."""
+
+
+class SlotInUse(DatabaseError):
+    """Another process reads the replication slot; only one can."""
+
+    retriable = True
+
+
+class SlotLost(DatabaseError):
+    """PostgreSQL has removed log that the slot still needed: what was committed since is not in the broker."""
+
+
+class SlotRewound(DatabaseError):
+    """The database's log goes on from an earlier place than the broker has taken it over to: it was restored."""
 
 
 class TransactionError(TxmqError):

@@ -74,12 +74,12 @@ def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
     journal, random, keys = Journal(Path(job.directory)), Random(), cycle(lane.arguments)
     with connect(job.url, service="orders", timeout=PATIENCE_S, retries=20) as client:
         while go_on():
-            with closing(_connected(job.dsn)) as connection:
+            with closing(connected(job.dsn)) as connection:
                 while go_on() and not connection.closed:
                     _place(client, connection, job.topic, next(keys), journal, random)
 
 
-def _connected(dsn: str) -> Connection:
+def connected(dsn: str) -> Connection:
     """A connection, as soon as there is a server to have one with."""
     found: list[Connection] = []
 
@@ -99,7 +99,7 @@ def _place(client: Client, connection: Connection, topic: str, key: str, journal
     journal.note(token, Outcome.BEGAN)
     try:
         with transaction:
-            order = Order(token, key, _write(connection, token, key))
+            order = Order(token, key, write_order(connection, token, key))
             transaction.send(topic, order.encode(), key=key)
             random.choice(WHIMS)(transaction, connection, topic, order._replace(version=NEVER))
     except (ChangedMind, psycopg2.Error) as error:
@@ -110,7 +110,7 @@ def _place(client: Client, connection: Connection, topic: str, key: str, journal
         journal.note(token, Outcome.COMMITTED)
 
 
-def _write(connection: Connection, token: Token, key: str) -> int:
+def write_order(connection: Connection, token: Token, key: str) -> int:
     with connection.cursor() as cursor:
         cursor.execute(RAISE_VERSION, (key,))
         [(version,)] = cursor.fetchall()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from txmq.cli import alarms, broker, dev, groups, letters, resolver, schema, send, tail, topics, transactions
+from txmq.cli import alarms, broker, dev, groups, letters, relay, resolver, schema, send, tail, topics, transactions
 
 app = typer.Typer(
     name="txmq",
@@ -27,6 +27,7 @@ app.add_typer(transactions.app, name="tx")
 alarms.add_to(app)
 app.add_typer(letters.app, name="dlq")
 resolver.add_to(app)
+app.add_typer(relay.app, name="relay")
 
 
 def main() -> None:

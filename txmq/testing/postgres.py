@@ -40,6 +40,11 @@ START_LIMIT_S: Final = 60.0  # crash recovery on a loaded machine included
 STOP_LIMIT_S: Final = 30.0
 ABANDONED_S: Final = 60.0  # a directory younger than this may belong to somebody who is about to lock it
 SETTINGS: Final = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_prepared_transactions": "64"}
+LOGICAL: Final = {"wal_level": "logical", "max_replication_slots": "4"}  # further settings, for relays
+DROP_SLOTS: Final = """
+SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active;
+SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+"""
 
 
 class PostgresServer:
@@ -148,6 +153,10 @@ class OwnServer(PostgresServer):
     def kill_backend(self, pid: int) -> None:
         """SIGKILL for one backend: the server throws out all others and goes through crash recovery by itself."""
         os.kill(pid, signal.SIGKILL)
+
+    def drop_slots(self) -> None:
+        """Drops every replication slot under its reader: a database with slots cannot be dropped."""
+        self.execute(DROP_SLOTS)
 
     def accepts(self) -> bool:
         """Whether it lets anybody in. Raises DatabaseUnavailable where it has ended."""

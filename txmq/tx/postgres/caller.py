@@ -42,6 +42,19 @@ def require_healthy(connection: Connection) -> None:
         raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back and begin again")
 
 
+def require_open(connection: Connection) -> None:
+    """Refuses where what is written next would be committed by itself, apart from the rows it belongs to.
+
+    Raises LocalProtocolError, or TransactionAborted where a statement of the transaction has failed.
+    """
+    status = connection.info.transaction_status
+    if status == extensions.TRANSACTION_STATUS_INERROR:
+        raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
+    begins_by_itself = not connection.autocommit and connection.status == extensions.STATUS_READY
+    if status != extensions.TRANSACTION_STATUS_INTRANS and not begins_by_itself:
+        raise LocalProtocolError("no transaction is open", hint="nobody may commit or roll back inside the block")
+
+
 def is_idle(connection: Connection) -> bool:
     """Whether no transaction is open."""
     return bool(connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE)

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 import psycopg2
-from psycopg2 import extensions
 
-from txmq.errors import DatabaseError, LocalProtocolError, SynchronousCommitOff, TokenFenced, TransactionAborted
+from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced
+from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.translate import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
 
@@ -43,7 +43,7 @@ def insert_token(
     where a resolver was faster, SynchronousCommitOff under `off` or `local` unless `allow_weak_commit` takes the risk
     that a crash undoes what was published, TransactionAborted where a statement had failed before, DatabaseError.
     """
-    _require_open(connection)
+    require_open(connection)
     # Sorted, so that no two writers of several rows can wait for one another.
     logs = sorted(str(log_id) for log_id in log_ids)
     try:
@@ -58,16 +58,6 @@ def insert_token(
             hint="SET synchronous_commit = on for transactions with messages, or allow it and accept the risk",
         )
     return TokenReceipt(int(xid), setting)
-
-
-def _require_open(connection: Connection) -> None:
-    """Refuses where the row would be committed by itself, apart from the rows it stands for."""
-    status = connection.info.transaction_status
-    if status == extensions.TRANSACTION_STATUS_INERROR:
-        raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
-    begins_by_itself = not connection.autocommit and connection.status == extensions.STATUS_READY
-    if status != extensions.TRANSACTION_STATUS_INTRANS and not begins_by_itself:
-        raise LocalProtocolError("no transaction is open", hint="nobody may commit or roll back inside the block")
 
 
 def _refusal(error: psycopg2.Error, token: UUID) -> TokenFenced | DatabaseError:

@@ -1,0 +1,105 @@
+"""Workers around a relay: services that place orders and emit them, and relays that die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import cycle
+from pathlib import Path
+from random import Random
+from threading import Event, Thread
+
+import psycopg2
+from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+
+from tests.system.farm import Job, Lane
+from tests.system.orders import Order, Outcome
+from tests.system.placing import NEVER, Journal, connected, write_order
+from txmq import connect, emit
+from txmq.client.relay import Relay, RelayPolicy
+from txmq.client.tokens import new_token
+from txmq.errors import TxmqError
+from txmq.testing.wait import wait_until
+
+RELAY = "relay"  # in a lane's arguments, instead of keys
+SLOT = "txmq_relay"
+POLICY = RelayPolicy(confirm_every_s=0.02, look_every_s=0.5)
+
+
+class ChangedMind(Exception):
+    """The service rolls back."""
+
+
+def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
+    """What the lane's arguments say: a relay, or orders for these keys."""
+    if lane.arguments == (RELAY,):
+        with relaying(job.url, job.dsn):
+            wait_until(lambda: not go_on(), 600.0, what="the end")
+        return
+    journal, random, keys = Journal(Path(job.directory)), Random(), cycle(lane.arguments)
+    while go_on():
+        with closing(connected(job.dsn)) as connection:
+            while go_on() and not connection.closed:
+                _place(connection, job.topic, next(keys), journal, random)
+
+
+@contextmanager
+def relaying(url: str, dsn: str, policy: RelayPolicy = POLICY) -> Iterator[Relay]:
+    """A relay in this process for the block. Raises what ended it."""
+    stop, troubles = Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            relay.run(stop)
+        except BaseException as error:  # noqa: BLE001  # raised below
+            troubles.append(error)
+
+    with connect(url, timeout=10.0) as client:
+        relay = Relay(client.core, dsn, SLOT, policy)
+        thread = Thread(target=run)
+        thread.start()
+        try:
+            yield relay
+        finally:
+            stop.set()
+            thread.join()
+    if troubles:
+        raise troubles[0]
+
+
+def _place(connection: Connection, topic: str, key: str, journal: Journal, random: Random) -> None:
+    """One order, and what the caller was told of it."""
+    token = new_token().hex
+    journal.note(token, Outcome.BEGAN)
+    committing = False
+    try:
+        order = Order(token, key, write_order(connection, token, key))
+        emit(connection, topic, order.encode(), key=key)
+        random.choice(WHIMS)(connection, topic, order._replace(version=NEVER))
+        committing = True
+        connection.commit()
+    except (ChangedMind, psycopg2.Error, TxmqError) as error:
+        with suppress(psycopg2.Error):
+            connection.rollback()
+        journal.note(token, Outcome.UNKNOWN if committing else Outcome.ABORTED, repr(error))
+    else:
+        journal.note(token, Outcome.COMMITTED)
+
+
+def _nothing(connection: Connection, topic: str, never: Order) -> None:
+    """The transaction commits."""
+
+
+def _change_mind(connection: Connection, topic: str, never: Order) -> None:
+    raise ChangedMind
+
+
+def _go_back_to_a_savepoint(connection: Connection, topic: str, never: Order) -> None:
+    """A part is withdrawn, the rest commits."""
+    with connection.cursor() as cursor:
+        cursor.execute("SAVEPOINT part")
+        emit(connection, topic, never.encode(), key=never.key)
+        cursor.execute("ROLLBACK TO SAVEPOINT part")
+
+
+WHIMS = (*[_nothing] * 5, _change_mind, _go_back_to_a_savepoint)

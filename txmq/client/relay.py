@@ -1,0 +1,154 @@
+"""The relay: what services emit into their PostgreSQL transactions (`txmq.emit`), brought to the broker.
+
+It reads a replication slot, where only committed transactions are, in the order of their commits, and stores each as
+one group: whole, once, in that order. Needs `wal_level = logical`, a slot (`txmq relay create`) and a role with
+REPLICATION, and asks no token and no check of the transactions themselves.
+
+While no broker answers, or no relay runs, PostgreSQL keeps its log: that is what is watched here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from contextlib import closing
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Final
+
+import structlog
+
+from txmq.client.core import Core
+from txmq.client.relay_passage import Passage, Progress, Start
+from txmq.errors import (
+    ClientClosed,
+    ConfigError,
+    DatabaseError,
+    LogChanged,
+    SlotRewound,
+    StoreError,
+    TxmqError,
+)
+from txmq.tx.postgres import slot as slots
+from txmq.tx.postgres.session import connect
+from txmq.tx.postgres.stream import SlotStream, Source
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between passages
+FINAL: Final = (ConfigError, LogChanged, ClientClosed, StoreError)
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPolicy:
+    """How a relay works. `look_every_s`: at the slot, for alarms over `retained` bytes of log and `lag_s` seconds.
+
+    `skip`: LSNs of transactions that an operator has given up, because no broker takes them.
+    """
+
+    confirm_every_s: float = 1.0
+    look_every_s: float = 10.0
+    retained: int = 1 << 30
+    lag_s: float = 60.0
+    skip: Collection[int] = ()
+
+
+class Relay:
+    """Brings the messages of one slot to one broker. One relay at a time can; others wait for the slot."""
+
+    def __init__(self, core: Core, dsn: str, slot: str, policy: RelayPolicy) -> None:
+        self._core, self._dsn, self._policy = core, dsn, policy
+        self._slot = slots.check_slot_name(slot)
+        self._progress = Progress()
+        self._trouble = ""
+
+    def run(self, stop: Event) -> None:
+        """Works until `stop` is set, over losses of the broker and of the database.
+
+        Raises SlotMissing, SlotLost, SlotRewound, LogChanged, ConfigError, DatabaseError: what only somebody can mend.
+        """
+        over = Event()
+        watch = Thread(target=self._watch, args=(over,), name="txmq-relay-watch", daemon=True)
+        watch.start()
+        try:
+            self._passages(stop)
+        finally:
+            over.set()
+            watch.join()
+
+    def _passages(self, stop: Event) -> None:
+        pause = FIRST_PAUSE_S
+        while not stop.is_set():
+            before = self._progress.transactions
+            try:
+                self._pass(stop)
+            except TxmqError as error:
+                if isinstance(error, FINAL) or (isinstance(error, DatabaseError) and not error.retriable):
+                    raise
+                self._tell(error)
+            pause = FIRST_PAUSE_S if self._progress.transactions > before else min(2 * pause, LONGEST_PAUSE_S)
+            stop.wait(pause)
+
+    def _pass(self, stop: Event) -> None:
+        """One passage. The broker comes first: while it is away, the slot need not be taken."""
+        deadline = time.monotonic() + self._core.settings.timeout
+        with (
+            closing(self._core.dial(deadline)) as connection,
+            closing(SlotStream(self._dsn, self._slot)) as stream,
+        ):
+            start = self._start(stream.source)
+            log.info("relay.passage", slot=self._slot, mark=start.mark, timeline=stream.source.timeline)
+            policy = self._policy
+            passage = Passage(
+                *(self._core, connection, stream, start, self._progress),
+                confirm_every_s=policy.confirm_every_s,
+                skip=policy.skip,
+            )
+            passage.run(stop)
+
+    def _start(self, source: Source) -> Start:
+        """Where the broker stands. On a new timeline the earlier ones tell, up to where it parted from them."""
+        place, at = self._mark(source.mark(source.timeline))
+        if place > source.place:
+            message = f"the database's log ends at {source.place}, before {place}, up to where the broker has it"
+            raise SlotRewound(message, hint="it was restored: `txmq relay create` a slot of another name")
+        if place:
+            return Start(place, place, at)
+        for timeline, end in reversed(source.history):
+            earlier, at = self._mark(source.mark(timeline))
+            if earlier:
+                return Start(0, min(earlier, end), at)
+        return Start(0, 0, 0)
+
+    def _mark(self, name: str) -> tuple[int, int]:
+        mark = self._core.call("mark.show", {"name": name}, repeat=True)
+        return int(mark["place"]), int(mark["at"])
+
+    def _tell(self, error: TxmqError) -> None:
+        """A trouble is told when it comes, not as long as it lasts."""
+        if error.message != self._trouble:
+            self._trouble = error.message
+            log.warning("relay.interrupted", slot=self._slot, error=str(error))
+
+    def _watch(self, over: Event) -> None:
+        """Looks at the slot until the relay is over, the broker there or not."""
+        known: dict[str, str] = {}
+        while not over.is_set():
+            try:
+                known = self._look(known)
+            except DatabaseError as error:
+                log.warning("relay.not_watched", slot=self._slot, error=str(error))
+            over.wait(self._policy.look_every_s)
+
+    def _look(self, known: dict[str, str]) -> dict[str, str]:
+        with closing(connect(self._dsn, application_name="txmq relay watch")) as connection:
+            status = slots.find(connection, self._slot)
+        if status is None:
+            return known
+        alarms = status.alarms(retained=self._policy.retained, lag_s=self._policy.lag_s)
+        for kind in alarms.keys() - known.keys():
+            log.error("relay.alarm", slot=self._slot, kind=kind, text=alarms[kind], retained=status.retained)
+        for kind in known.keys() - alarms.keys():
+            log.info("relay.alarm_over", slot=self._slot, kind=kind, retained=status.retained)
+        done = self._progress
+        log.info("relay.status", retained=status.retained, transactions=done.transactions, messages=done.messages)
+        return alarms
