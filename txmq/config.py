@@ -16,6 +16,10 @@
     [[xa.broker]]                        # other brokers that decide them, or take part
     url = "txmq://broker-2:7650"
 
+    [relay]                              # for `txmq relay run`, a process of its own
+    dsn = "postgresql://relay@db/shop"
+    broker = "txmq://127.0.0.1:7650"
+
 Nothing here is read by the rules in `broker/core` when an event is applied: settings steer decisions, the log holds
 outcomes.
 """
@@ -218,27 +222,27 @@ class Settings(Model):
     relay: Relay | None = None
 
 
-class Relays(BaseModel):
-    """The part of the file that a relay's process reads."""
+class Part(BaseModel):
+    """The part of the file that another process than the broker reads; the rest is the broker's."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class Relays(Part):
+    """What a relay reads."""
 
     relay: Relay
 
 
-class Resolvers(BaseModel):
-    """The part of the file that a resolver's own process reads; the rest is the broker's."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+class Resolvers(Part):
+    """What a resolver reads."""
 
     resolver: tuple[Resolver, ...] = Field(strict=False, min_length=1)
     checks: Checks = Checks()
 
 
-class XaRecovery(BaseModel):
-    """The part of the file that a recoverer's own process reads."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+class XaRecovery(Part):
+    """What a recoverer reads."""
 
     xa: Xa
 
@@ -290,7 +294,8 @@ def _checked(model: type[M], tree: dict[str, Any], path: Path | None, given: Col
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]  # the input may hold a password
         where = ".".join(part for part in map(str, first["loc"]) if part.strip())
-        hint = f"in {path}" if path is not None and where not in given else "see txmq broker --help"
+        command = "relay run" if model is Relays else "broker"
+        hint = f"in {path}" if path is not None and where not in given else f"see txmq {command} --help"
         raise ConfigError(where, _reason(first), hint=hint) from None
 
 

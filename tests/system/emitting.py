@@ -8,6 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
+from typing import NamedTuple
 
 import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
@@ -43,23 +44,31 @@ def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
                 _place(connection, job.topic, next(keys), journal, random)
 
 
+class Relaying(NamedTuple):
+    """A relay at work; `ended` is set where it has ended by itself."""
+
+    ended: Event
+
+
 @contextmanager
-def relaying(url: str, dsn: str, policy: RelayPolicy = POLICY) -> Iterator[Relay]:
+def relaying(url: str, dsn: str, policy: RelayPolicy = POLICY) -> Iterator[Relaying]:
     """A relay in this process for the block. Raises what ended it."""
-    stop, troubles = Event(), list[BaseException]()
+    stop, ended, troubles = Event(), Event(), list[BaseException]()
 
     def run() -> None:
         try:
             relay.run(stop)
         except BaseException as error:  # noqa: BLE001  # raised below
             troubles.append(error)
+        finally:
+            ended.set()
 
     with connect(url, timeout=10.0) as client:
         relay = Relay(client.core, dsn, SLOT, policy)
         thread = Thread(target=run)
         thread.start()
         try:
-            yield relay
+            yield Relaying(ended)
         finally:
             stop.set()
             thread.join()

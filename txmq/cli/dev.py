@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from txmq.config import Settings
 
+SETTINGS = {"wal_level": "logical"}  # so that `txmq relay` can be tried out, too
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where to keep everything; without it nothing is kept.")]
 
 
@@ -61,10 +62,13 @@ def _places(data: Path | None) -> Iterator[tuple[Path, str]]:
     from txmq.testing.postgres import OwnServer, temporary_server
 
     if data is None:
-        with TemporaryDirectory(prefix="txmq-dev-") as directory, temporary_server(fsync=False) as server:
+        with (
+            TemporaryDirectory(prefix="txmq-dev-") as directory,
+            temporary_server(fsync=False, settings=SETTINGS) as server,
+        ):
             yield Path(directory) / "broker", server.dsn()
     else:
-        with OwnServer(data / "postgres").start() as server:
+        with OwnServer(data / "postgres", settings=SETTINGS).start() as server:
             yield data / "broker", server.dsn()
 
 

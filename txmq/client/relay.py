@@ -19,22 +19,25 @@ from typing import Final
 import structlog
 
 from txmq.client.core import Core
-from txmq.client.relay_passage import Passage, Progress, Start
+from txmq.client.relay_passage import Passage, Progress, start_of
 from txmq.errors import (
     ClientClosed,
     ConfigError,
     DatabaseError,
+    DigestMismatch,
     LogChanged,
-    SlotRewound,
-    StoreError,
+    SequenceGap,
+    StaleTopic,
     TxmqError,
+    UnknownTransaction,
 )
 from txmq.tx.postgres import slot as slots
 from txmq.tx.postgres.session import connect
-from txmq.tx.postgres.stream import SlotStream, Source
+from txmq.tx.postgres.stream import SlotStream
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between passages
-FINAL: Final = (ConfigError, LogChanged, ClientClosed, StoreError)
+FINAL: Final = (ConfigError, LogChanged, ClientClosed)
+CURED: Final = (StaleTopic, SequenceGap, UnknownTransaction, DigestMismatch)  # the next passage does better
 log = structlog.get_logger()
 
 
@@ -78,14 +81,16 @@ class Relay:
     def _passages(self, stop: Event) -> None:
         pause = FIRST_PAUSE_S
         while not stop.is_set():
-            before = self._progress.transactions
+            before, quick = self._progress.transactions, False
             try:
                 self._pass(stop)
             except TxmqError as error:
                 if isinstance(error, FINAL) or (isinstance(error, DatabaseError) and not error.retriable):
                     raise
                 self._tell(error)
-            pause = FIRST_PAUSE_S if self._progress.transactions > before else min(2 * pause, LONGEST_PAUSE_S)
+                quick = isinstance(error, CURED)
+            gone_on = quick or self._progress.transactions > before
+            pause = FIRST_PAUSE_S if gone_on else min(2 * pause, LONGEST_PAUSE_S)
             stop.wait(pause)
 
     def _pass(self, stop: Event) -> None:
@@ -95,7 +100,7 @@ class Relay:
             closing(self._core.dial(deadline)) as connection,
             closing(SlotStream(self._dsn, self._slot)) as stream,
         ):
-            start = self._start(stream.source)
+            start = start_of(self._core, stream.source)
             log.info("relay.passage", slot=self._slot, mark=start.mark, timeline=stream.source.timeline)
             policy = self._policy
             passage = Passage(
@@ -104,24 +109,6 @@ class Relay:
                 skip=policy.skip,
             )
             passage.run(stop)
-
-    def _start(self, source: Source) -> Start:
-        """Where the broker stands. On a new timeline the earlier ones tell, up to where it parted from them."""
-        place, at = self._mark(source.mark(source.timeline))
-        if place > source.place:
-            message = f"the database's log ends at {source.place}, before {place}, up to where the broker has it"
-            raise SlotRewound(message, hint="it was restored: `txmq relay create` a slot of another name")
-        if place:
-            return Start(place, place, at)
-        for timeline, end in reversed(source.history):
-            earlier, at = self._mark(source.mark(timeline))
-            if earlier:
-                return Start(0, min(earlier, end), at)
-        return Start(0, 0, 0)
-
-    def _mark(self, name: str) -> tuple[int, int]:
-        mark = self._core.call("mark.show", {"name": name}, repeat=True)
-        return int(mark["place"]), int(mark["at"])
 
     def _tell(self, error: TxmqError) -> None:
         """A trouble is told when it comes, not as long as it lasts."""

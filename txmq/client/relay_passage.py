@@ -37,7 +37,7 @@ from txmq.errors import (
 )
 from txmq.tx.group import GroupState
 from txmq.tx.postgres.pgoutput import Committed
-from txmq.tx.postgres.stream import SlotStream
+from txmq.tx.postgres.stream import SlotStream, Source
 from txmq.wire.emitted import unpack_emitted
 from txmq.wire.frames import Frame
 from txmq.wire.group import pack_part, unpack_group_receipt
@@ -48,6 +48,7 @@ WINDOW_BYTES: Final = 8 << 20
 LONG_S: Final = 120.0  # to store what takes many parts
 LOOK_S: Final = 0.2  # at whether it shall end
 SKEW_US: Final = 60_000_000  # commits of one time may stand in the log the other way round, but not by so much
+REWOUND: Final = "it was restored: `txmq relay create` a slot of another name"
 log = structlog.get_logger()
 
 
@@ -153,7 +154,7 @@ class Passage:
         stored = committed.lsn <= self._start.stored
         if stored and committed.at > self._start.at + SKEW_US:
             message = f"transaction {committed.xid} is younger than what the broker has from later places of the log"
-            raise SlotRewound(message, hint="the database was restored: `txmq relay create` a slot of another name")
+            raise SlotRewound(message, hint=REWOUND)
         return stored
 
     def _send(self, committed: Committed) -> None:
@@ -245,6 +246,29 @@ class Passage:
             self._stream.confirm(self._done)
             self._confirmed = self._done
             crashpoint("relay.after_feedback")
+
+
+def start_of(core: Core, source: Source) -> Start:
+    """Where the broker stands. On a new timeline the earlier ones tell, up to where it parted from them.
+
+    Raises SlotRewound where the database's log ends before that, and as a call does.
+    """
+    place, at = _mark(core, source.mark(source.timeline))
+    if place > source.place:
+        message = f"the database's log ends at {source.place}, before {place}, up to where the broker has it"
+        raise SlotRewound(message, hint=REWOUND)
+    if place:
+        return Start(place, place, at)
+    for timeline, end in reversed(source.history):
+        earlier, at = _mark(core, source.mark(timeline))
+        if earlier:
+            return Start(0, min(earlier, end), at)
+    return Start(0, 0, 0)
+
+
+def _mark(core: Core, name: str) -> tuple[int, int]:
+    mark = core.call("mark.show", {"name": name}, repeat=True)
+    return int(mark["place"]), int(mark["at"])
 
 
 def _tell_refused(committed: Committed, error: TxmqError) -> None:
