@@ -16,10 +16,6 @@
     [[xa.broker]]                        # other brokers that decide them, or take part
     url = "txmq://broker-2:7650"
 
-    [relay]                              # for `txmq relay run`, a process of its own
-    dsn = "postgresql://relay@db/shop"
-    broker = "txmq://127.0.0.1:7650"
-
 Nothing here is read by the rules in `broker/core` when an event is applied: settings steer decisions, the log holds
 outcomes.
 """
@@ -198,7 +194,7 @@ class Xa(Model):
 
 
 class Relay(Model):
-    """The relay from a database's log to the broker (`txmq relay`); the broker itself makes no use of it."""
+    """`txmq relay run`, a process of its own; the broker itself makes no use of it."""
 
     dsn: str = Field(repr=False)  # may hold a password
     broker: str = "txmq://127.0.0.1:7650"
@@ -259,12 +255,12 @@ def load(path: Path | None, overrides: dict[str, object]) -> Settings:
 
     Raises ConfigError naming the setting, what is wrong with it and where it stands.
     """
-    return _checked(Settings, *_overridden("broker", path, overrides))
+    return _overridden(Settings, "broker", path, overrides)
 
 
 def load_relay(path: Path | None, overrides: dict[str, object]) -> Relay:
     """The settings of a relay, as `load` has those of [broker]."""
-    return _checked(Relays, *_overridden("relay", path, overrides)).relay
+    return _overridden(Relays, "relay", path, overrides).relay
 
 
 def load_resolvers(path: Path) -> Resolvers:
@@ -277,15 +273,13 @@ def load_xa(path: Path) -> Xa:
     return _checked(XaRecovery, _read(path), path).xa
 
 
-def _overridden(
-    name: str, path: Path | None, overrides: dict[str, object]
-) -> tuple[dict[str, Any], Path | None, Collection[str]]:
+def _overridden(model: type[M], name: str, path: Path | None, overrides: dict[str, object]) -> M:
     tree = _read(path) if path is not None else {}
     section = tree.get(name, {})
     given = {option: value for option, value in overrides.items() if value is not None}
     if isinstance(section, dict):
         tree[name] = section | given
-    return tree, path, {f"{name}.{option}" for option in given}
+    return _checked(model, tree, path, {f"{name}.{option}" for option in given})
 
 
 def _checked(model: type[M], tree: dict[str, Any], path: Path | None, given: Collection[str] = ()) -> M:
