@@ -275,9 +275,8 @@ def load_xa(path: Path) -> Xa:
 
 def _overridden(model: type[M], name: str, path: Path | None, overrides: dict[str, object]) -> M:
     tree = _read(path) if path is not None else {}
-    section = tree.get(name, {})
     given = {option: value for option, value in overrides.items() if value is not None}
-    if isinstance(section, dict):
+    if isinstance(section := tree.get(name, {}), dict):
         tree[name] = section | given
     return _checked(model, tree, path, {f"{name}.{option}" for option in given})
 
@@ -288,8 +287,8 @@ def _checked(model: type[M], tree: dict[str, Any], path: Path | None, given: Col
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]  # the input may hold a password
         where = ".".join(part for part in map(str, first["loc"]) if part.strip())
-        command = "relay run" if model is Relays else "broker"
-        hint = f"in {path}" if path is not None and where not in given else f"see txmq {command} --help"
+        help_of = "relay run" if model is Relays else "broker"
+        hint = f"in {path}" if path is not None and where not in given else f"see txmq {help_of} --help"
         raise ConfigError(where, _reason(first), hint=hint) from None
 
 
