@@ -24,46 +24,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from txmq.errors import ConfigError
+from txmq.listen import is_loopback, listen_address
 from txmq.message import is_name
 
 MIB = 1 << 20
-PORTS = range(1 << 16)
 M = TypeVar("M", bound=BaseModel)
-
-
-class ListenAddress(NamedTuple):
-    """Where a server listens; port 0 = any free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def listen_address(text: str) -> ListenAddress:
-    """The address in "HOST:PORT", where an IPv6 host stands in brackets. Raises ValueError."""
-    host, _, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not host or (":" in host) != bracketed or not (port.isascii() and port.isdigit() and int(port) in PORTS):
-        raise ValueError(f"{text!r} is no address like 127.0.0.1:7650 or [::1]:7650")
-    return ListenAddress(host, int(port))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine itself can reach `host`, which is an address or "localhost"."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listens(text: str) -> str:

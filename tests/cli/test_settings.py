@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from txmq.config import FlushEvery, ListenAddress, listen_address, load, load_resolvers, load_xa
+from txmq.config import FlushEvery, load, load_resolvers, load_xa
 from txmq.errors import ConfigError
+from txmq.listen import ListenAddress, listen_address
 
 WHOLE = """
 [broker]

@@ -10,8 +10,8 @@ from twisted.internet.error import CannotListenError
 
 from txmq.admin.http import AdminFactory
 from txmq.admin.site import Site
-from txmq.config import ListenAddress
 from txmq.errors import ConfigError
+from txmq.listen import ListenAddress
 
 if TYPE_CHECKING:
     from txmq.broker.service import Parts

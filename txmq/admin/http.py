@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel, HTTPFactory, Request, datetimeToString
 
-from txmq.config import is_loopback
+from txmq.listen import is_loopback
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from txmq.broker.engine import Engine
 from txmq.broker.publishing import Publisher
 from txmq.broker.resolving import Resolving
 from txmq.broker.storage import Keeper, Opened, open_directory
-from txmq.config import ListenAddress, listen_address
+from txmq.listen import ListenAddress, listen_address
 from txmq.store.fs import RealFileSystem
 
 if TYPE_CHECKING:

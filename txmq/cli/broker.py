@@ -47,7 +47,7 @@ def serve(out: Output, settings: Settings, *, ready: Callable[[str, str], None])
     from txmq.admin.edge import AdminEdge
     from txmq.broker.service import run
     from txmq.cli import logs
-    from txmq.config import listen_address
+    from txmq.listen import listen_address
 
     logs.configure(as_json=out.as_json)
     logs.bridge_twisted()

@@ -50,7 +50,7 @@ def _settings(directory: Path, listen: str | None, http: str | None, dsn: str) -
 
 def _next_to(listen: str) -> str:
     """The console's address: the port after the broker's, and any free one where that is any free one, too."""
-    from txmq.config import PORTS, listen_address
+    from txmq.listen import PORTS, listen_address
 
     port = listen_address(listen).port
     return f"127.0.0.1:{port + 1 if port and port + 1 in PORTS else 0}"
