@@ -78,7 +78,7 @@ class Coordinator:
 
     @property
     def question(self) -> Decision | None:
-        """What the home broker is to be asked for; None where nobody need be asked, since nothing can be left behind.
+        """What the home broker is to be asked for; None where nothing is left behind that waits for its answer.
 
         Whoever has not voted, or not answered, has not said yes.
         """
@@ -86,7 +86,8 @@ class Coordinator:
         agreed = all(vote in (Vote.PREPARED, Vote.READ_ONLY) for vote in votes)
         if agreed and not self._vetoed and list(self._groups.values()) == [Stored.YES] * self.brokers:
             return COMMIT
-        return ROLLBACK if any(vote in LEFT for vote in votes) else None
+        waiting = any(vote in LEFT for vote in votes) or any(broker != HOME for broker in self._sent())
+        return ROLLBACK if waiting else None
 
     def decided(self, answer: Decision) -> None:
         """What the home broker has decided, durably, whatever it was asked for; UNKNOWN where there was no answer."""
@@ -108,11 +109,10 @@ class Coordinator:
 
     @property
     def to_tell(self) -> tuple[int, ...]:
-        """The brokers that may have a group and are to copy the decision."""
+        """The brokers that may have a group and are to learn of the decision; not the home broker that answered."""
         if self.decision is UNKNOWN:
             return ()
-        knows = HOME if self._decision is not None else None
-        return tuple(b for b, stored in self._groups.items() if stored is not Stored.NO and b != knows)
+        return tuple(broker for broker in self._sent() if broker != HOME or self._decision is None)
 
     def ended(self, branch: int, agrees: bool | None) -> None:  # noqa: FBT001  # an answer
         """Whether a branch was found to have ended as decided; None where nobody knows yet."""
@@ -126,6 +126,9 @@ class Coordinator:
         mixed = [branch for branch in left if self._endings.get(branch) is False]
         unfinished = [branch for branch in left if self._endings.get(branch) is None]
         return Result(self.decision, tuple(unfinished), tuple(sorted(refused + mixed)))
+
+    def _sent(self) -> list[int]:
+        return [broker for broker, stored in self._groups.items() if stored is not Stored.NO]
 
     def _left(self) -> list[int]:
         return [branch for branch in self.branches if self._votes.get(branch) in LEFT]
