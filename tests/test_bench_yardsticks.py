@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psycopg2
 import pytest
 from google_crc32c import value as crc32c
 
@@ -137,6 +138,15 @@ def test_plain_commits_are_counted(run: Run, kind: Clients) -> None:
     result = yardsticks.plain_commit(run, 2, kind, seconds=0.1)
     assert result["per_s"] >= 20
     assert 0 < result["p50_us"] <= result["p99_us"]
+
+
+def test_two_phase_commits_are_counted_and_leave_nothing_prepared(run: Run) -> None:
+    dsns = (run.database.dsn(), run.database.second())
+    result = measured(python("tests.bench.raw.two_phase", *dsns, 2, 0.1))
+    assert result["per_s"] >= 10
+    with closing(psycopg2.connect(dsns[0])) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE '%bench%'")
+        assert cursor.fetchall() == []
 
 
 def test_no_yardstick_is_longer_than_60_lines() -> None:

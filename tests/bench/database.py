@@ -18,6 +18,7 @@ class Database:
     named: str | None
     _server: PostgresServer | None = None
     _dsn: str = ""
+    _second: str = ""
 
     def dsn(self) -> str:
         """A DSN for psycopg2 of a database that this run has for itself. Raises BenchError where there is no server."""
@@ -28,6 +29,14 @@ class Database:
             except TxmqError as error:
                 raise BenchError(f"no PostgreSQL: {error}") from error
         return self._dsn
+
+    def second(self) -> str:
+        """The DSN of another database, on the same server."""
+        self.dsn()
+        assert self._server is not None, "it was needed for the first"
+        if not self._second:
+            self._second = self._server.dsn(self._server.create_database())
+        return self._second
 
     def close(self) -> None:
         """The database goes, and with it a server that was started here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench import inbox, sends, starting, transactions, yardsticks
+from tests.bench import inbox, sends, starting, transactions, xa, yardsticks
 from tests.bench.rows import Benchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
@@ -18,5 +18,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     starting.memory,
     transactions.row_and_message,
     transactions.commit_to_consumer,
+    xa.two_databases,
     inbox.inbox,
 )
