@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from threading import Thread
 from uuid import UUID
 
 import psycopg2
+import pytest
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 from psycopg2.extensions import make_dsn, parse_dsn
 
@@ -59,6 +61,20 @@ def wait_for_backend(server: PostgresServer, pid: int, condition: str) -> None:
     """Returns once `condition` holds for the backend's row in pg_stat_activity."""
     statement = f"SELECT 1 FROM pg_stat_activity WHERE pid = %s AND {condition}"
     wait_until(lambda: rows(server.dsn(), statement, pid), what=f"backend {pid}: {condition}")
+
+
+def waiting(server: PostgresServer, connection: Connection, statement: str) -> Thread:
+    """Runs `statement` in a thread; returns when it waits for a lock."""
+
+    def run() -> None:
+        with pytest.raises(psycopg2.Error), connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    thread = Thread(target=run)
+    pid = backend(connection)
+    thread.start()
+    wait_for_backend(server, pid, "wait_event_type = 'Lock'")
+    return thread
 
 
 @contextmanager

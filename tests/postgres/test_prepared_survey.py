@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from threading import Thread
 
-import psycopg2
 import pytest
 
 from tests.fixtures_postgres import Databases
 from tests.postgres.orphans import gid_of, gids, leave, login_role, sweep
-from tests.postgres.support import LOG, backend, new_token, producer, rows, wait_for_backend
+from tests.postgres.support import LOG, backend, new_token, producer, rows, waiting
 from txmq.testing.postgres import OwnServer, PostgresServer
 from txmq.tx.postgres.prepared_survey import Lock, Prepared, holds, standing, whole_xid
 from txmq.tx.postgres.session import Connection, connect
@@ -78,20 +76,6 @@ def test_a_transaction_with_savepoints_tells_its_locks_too(shop: str, looking: C
     leave(shop, gid_of(LOG, new_token()), "SAVEPOINT a", "UPDATE stock SET n = 0 WHERE item = 1", "RELEASE a")
     [one] = found(looking)
     assert Lock("stock", "RowExclusiveLock") in holds(looking, [one])[one.gid].locks
-
-
-def waiting(server: PostgresServer, connection: Connection, statement: str) -> Thread:
-    """Runs `statement` in a thread; returns when it waits for a lock."""
-
-    def run() -> None:
-        with pytest.raises(psycopg2.Error), connection.cursor() as cursor:
-            cursor.execute(statement)
-
-    thread = Thread(target=run)
-    pid = backend(connection)
-    thread.start()
-    wait_for_backend(server, pid, "wait_event_type = 'Lock'")
-    return thread
 
 
 def test_those_who_wait_are_told_with_the_row_and_those_behind_them(

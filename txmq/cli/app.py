@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from txmq.cli import alarms, broker, dev, groups, letters, relay, resolver, schema, send, tail, topics, transactions
+from txmq.cli import alarms, broker, dev, groups, letters, relay, resolver, schema, send, tail, topics, transactions, xa
 
 app = typer.Typer(
     name="txmq",
@@ -24,6 +24,7 @@ send.add_to(app)
 tail.add_to(app)
 app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="tx")
+app.add_typer(xa.app, name="xa")
 alarms.add_to(app)
 app.add_typer(letters.app, name="dlq")
 resolver.add_to(app)

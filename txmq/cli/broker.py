@@ -47,13 +47,20 @@ def serve(out: Output, settings: Settings, *, ready: Callable[[str, str], None])
     from txmq.admin.edge import AdminEdge
     from txmq.broker.service import run
     from txmq.cli import logs
+    from txmq.cli.xa_thread import recovering
     from txmq.listen import listen_address
 
     logs.configure(as_json=out.as_json)
     logs.bridge_twisted()
     edges = () if settings.broker.http is None else (AdminEdge(listen_address(settings.broker.http)),)
     try:
-        run(settings, ready=lambda url: ready(url, "".join(edge.url for edge in edges)), edges=edges)
+        with recovering(settings) as begin_recovery:
+
+            def serves(url: str) -> None:
+                ready(url, "".join(edge.url for edge in edges))
+                begin_recovery(url)
+
+            run(settings, ready=serves, edges=edges)
     except CannotListenError as error:
         reason = f"cannot listen on {settings.broker.listen}: {error.socketError.strerror}"
         raise ConfigError("broker.listen", reason, hint="choose another address, or port 0 for any free one") from None
