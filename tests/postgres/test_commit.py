@@ -12,6 +12,7 @@ from psycopg2 import extensions
 import txmq.tx.postgres.commit as subject
 from tests.postgres.support import LOG, backend, new_token, producer, rows
 from txmq.errors import DatabaseConflict, InDoubt, LocalProtocolError, TransactionAborted
+from txmq.testing.wait import wait_until
 from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.tokens import insert_token
@@ -73,15 +74,84 @@ def test_a_swallowed_error_is_an_abort(connection: Connection, database: str) ->
     assert_ready(connection, database)
 
 
-def test_a_tag_other_than_commit_is_an_abort(
-    connection: Connection, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tag_other_than_commit_is_an_abort(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_require_healthy", lambda *_: None)
-    with suppress(psycopg2.Error):
-        run(connection, "SELECT 1 / 0")
-    with pytest.raises(TransactionAborted, match="ROLLBACK"):
+    with closing(producer(database)) as connection:
+        connection.autocommit = True
+        run(connection, "BEGIN")
+        with suppress(psycopg2.Error):
+            run(connection, "SELECT 1 / 0")
+        with pytest.raises(TransactionAborted, match="ROLLBACK"):
+            guarded_commit(connection, TOKEN)
+        assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
+
+
+@pytest.mark.parametrize("way", ["savepoint", "function", "cancelled while idle"])
+def test_what_does_not_fail_the_transaction_does_not_keep_it_from_committing(
+    connection: Connection, database: str, way: str
+) -> None:
+    if way == "savepoint":
+        run(connection, "SAVEPOINT s")
+        with suppress(psycopg2.Error):
+            run(connection, "SELECT 1 / 0")
+        run(connection, "ROLLBACK TO SAVEPOINT s")
+    elif way == "function":
+        run(connection, "DO $$ BEGIN PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END $$")
+    else:
+        assert rows(database, "SELECT pg_cancel_backend(%s)", backend(connection)) == [(True,)]
+    guarded_commit(connection, TOKEN)
+    assert business(database) == [(1,)]
+
+
+LATE = """
+CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {} RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER late AFTER INSERT ON business DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION late()
+"""
+AT_COMMIT = {
+    "an error": ("RAISE EXCEPTION 'too late';", TransactionAborted),
+    "a cancellation": ("PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(10);", TransactionAborted),
+    "a lock": ("PERFORM FROM other FOR UPDATE NOWAIT;", DatabaseConflict),
+    "the backend's end": ("PERFORM pg_terminate_backend(pg_backend_pid());", InDoubt),
+}
+
+
+@pytest.mark.parametrize("what", AT_COMMIT)
+def test_what_fails_in_commit_itself_is_an_error(database: str, what: str) -> None:
+    body, expected = AT_COMMIT[what]
+    rows(database, "CREATE TABLE business (n int); CREATE TABLE other (n int); INSERT INTO other VALUES (1)")
+    rows(database, LATE.format(body))
+    with closing(producer(database)) as holder, closing(producer(database)) as connection:
+        run(holder, "SELECT FROM other FOR UPDATE")
+        run(connection, "INSERT INTO business VALUES (1)")
+        assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS
+        with pytest.raises(expected):
+            guarded_commit(connection, TOKEN)
+    assert business(database) == []
+
+
+def test_a_transaction_that_idled_too_long_is_in_doubt_and_never_taken_for_committed(
+    connection: Connection, database: str
+) -> None:
+    run(connection, "SET LOCAL idle_in_transaction_session_timeout = 20")
+    pid = backend(connection)
+    wait_until(lambda: not rows(database, "SELECT FROM pg_stat_activity WHERE pid = %s", pid), what="it is ended")
+    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS  # for all that libpq knows
+    with pytest.raises(InDoubt):
         guarded_commit(connection, TOKEN)
-    assert_ready(connection, database)
+    assert business(database) == []
+
+
+def test_a_begin_that_psycopg2_does_not_know_of_is_committed_all_the_same(database: str) -> None:
+    rows(database, "CREATE TABLE business (n int)")
+    with closing(producer(database)) as connection:
+        connection.autocommit = True
+        run(connection, "BEGIN; INSERT INTO business VALUES (1)")
+        connection.autocommit = False
+        assert connection.status == extensions.STATUS_READY  # its commit() would do nothing, and say nothing
+        guarded_commit(connection, TOKEN)
+        assert_ready(connection, database)
+    assert business(database) == [(1,)]
 
 
 def test_a_constraint_that_fails_at_commit_is_an_abort_without_its_values(

@@ -11,10 +11,9 @@ import time
 from contextlib import closing
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
 
 import psycopg2
-from psycopg2.extensions import cursor as Cursor  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
 import txmq
 from tests.bench.harness import latency_us
@@ -24,15 +23,14 @@ WARM_UP = 20
 COMES_WITHIN_S = 30.0
 
 
-class TimedCursor(Cursor):
+class TimedConnection(Connection):
     """Remembers when the last COMMIT was answered."""
 
     committed_at = 0.0
 
-    def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002 (psycopg2's)
-        super().execute(query, vars)
-        if str(query).startswith("COMMIT"):
-            TimedCursor.committed_at = time.perf_counter()
+    def commit(self) -> None:
+        super().commit()
+        self.committed_at = time.perf_counter()
 
 
 def transactions(client: txmq.Client, dsn: str, count: int) -> list[float]:
@@ -51,12 +49,12 @@ def transactions(client: txmq.Client, dsn: str, count: int) -> list[float]:
     thread = Thread(target=consume)
     thread.start()
     took = []
-    with closing(psycopg2.connect(dsn, cursor_factory=TimedCursor)) as connection:
+    with closing(psycopg2.connect(dsn, connection_factory=TimedConnection)) as connection:
         for _ in range(count):
             with client.transaction(connection) as transaction, connection.cursor() as cursor:
                 cursor.execute(INSERT)
                 transaction.send("bench", b"order")
-            took.append(arrivals.get(timeout=COMES_WITHIN_S) - TimedCursor.committed_at)
+            took.append(arrivals.get(timeout=COMES_WITHIN_S) - connection.committed_at)
     thread.join()
     return took[WARM_UP:]
 

@@ -1,10 +1,12 @@
 """A COMMIT that is believed only for good reason.
 
-psycopg2's `commit()` returns without an error when the server answered ROLLBACK, because a statement had failed and
-its error was swallowed; the command tag alone tells, and `commit()` throws it away. So COMMIT goes through a cursor.
-psycopg2 then still thinks the transaction open and would run the next statement without a BEGIN, committed by itself.
-COMMIT AND CHAIN leaves one open indeed, and `rollback()` brings the two together again: one more round trip, and no
-warning in the server's log, which COMMIT followed by `rollback()` would leave there each time.
+psycopg2's `commit()` returns without an error when the server answered ROLLBACK, because a statement had failed and its
+error was swallowed. The server says ROLLBACK to COMMIT for one reason only: the transaction had failed before
+(EndTransactionBlock in its xact.c). It tells so with the answer to every statement, and between two statements nothing
+happens in a backend that could fail a transaction and leave the connection alive: time-outs and whoever ends backends
+close it, a cancellation finds nothing to cancel, and what fails in COMMIT itself (deferred constraints and triggers,
+serialization) is an error. So the status of the last answer, looked at just before `commit()`, is proof enough, and
+saves the round trips that the command tag would cost (tests/postgres/test_commit.py tries each of these).
 """
 
 from __future__ import annotations
@@ -40,15 +42,26 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     """
     _require_healthy(connection, token)
     try:
-        with noted(connection) as notices, connection.cursor() as cursor:
-            cursor.execute("COMMIT" if connection.autocommit else "COMMIT AND CHAIN")
-            tag = cursor.statusmessage
+        with noted(connection) as notices:
+            _commit(connection)
     except psycopg2.Error as error:
         raise _failure(connection, error, token) from None
+    if connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
+        raise InDoubt("COMMIT was sent, but the transaction is open", token=str(token), hint="the resolver finds out")
+    return CommitOutcome(replicated=not any(_NOT_REPLICATED in notice for notice in notices))
+
+
+def _commit(connection: Connection) -> None:
+    if connection.status == extensions.STATUS_BEGIN:
+        connection.commit()
+        return
+    # A BEGIN that psycopg2 does not know of: its commit() would do nothing.
+    with connection.cursor() as cursor:
+        cursor.execute("COMMIT")
+        tag = cursor.statusmessage
     _settle(connection)
     if tag != "COMMIT":
         raise TransactionAborted(f"the server answered {tag} to COMMIT: a statement of the transaction had failed")
-    return CommitOutcome(replicated=not any(_NOT_REPLICATED in notice for notice in notices))
 
 
 @contextmanager
