@@ -14,6 +14,7 @@ from txmq.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from txmq.client.blocking import Client, connect
+    from txmq.client.consuming.parcels import ReceivedBatch
     from txmq.tx.postgres.emit import emit
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "Decision",
     "Message",
     "Receipt",
+    "ReceivedBatch",
     "ReceivedMessage",
     "RetryPolicy",
     "connect",
@@ -33,7 +35,12 @@ __all__ = [
     "errors",
 ]
 
-_LAZY = {"Client": "txmq.client.blocking", "connect": "txmq.client.blocking", "emit": "txmq.tx.postgres.emit"}
+_LAZY = {
+    "Client": "txmq.client.blocking",
+    "ReceivedBatch": "txmq.client.consuming.parcels",
+    "connect": "txmq.client.blocking",
+    "emit": "txmq.tx.postgres.emit",
+}
 
 
 def __getattr__(name: str) -> object:

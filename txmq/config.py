@@ -131,6 +131,7 @@ class Broker(Model):
     flush: Flush = "sync"
     segment_bytes: int = Field(default=1 << 30, ge=MIB)
     preallocate_bytes: int = Field(default=16 * MIB, ge=4_096)
+    drain_s: float = Field(default=20.0, gt=0)  # how long to wait for the disk, such as a full one, at the end
     create_topics: bool = True
     partitions: int = Field(default=8, ge=1, le=4_096)  # of a topic created on first use (RocketMQ: 8)
     snapshot_bytes: int = Field(default=256 * MIB, ge=MIB)  # of log between two snapshots

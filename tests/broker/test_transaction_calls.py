@@ -14,7 +14,7 @@ from txmq.batch import encode, verify
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected
-from txmq.broker.transaction_views import PAGE_BYTES
+from txmq.broker.telling import PAGE_BYTES
 from txmq.message import Decision, Message
 from txmq.wire.calls import encode_call
 from txmq.wire.headers import Opcode

@@ -192,6 +192,23 @@ def test_letters_are_seen_replayed_and_abandoned(broker: str) -> None:
     assert reply("dlq", "stats", "shipping", broker=broker)["letters"] == 0
 
 
+def test_letters_with_large_bodies_come_in_pages_that_fit(broker: str) -> None:
+    bodies = [letter * 600_000 for letter in "abc"]
+    for body in bodies:
+        reply("send", "crates", "--partition", "0", broker=broker, stdin=body.encode())
+    with peer(broker) as hauling:
+        hauling.dead_letters("hauling", "crates", 3)
+    found: list[str] = []
+    after, pages = 0, 0
+    while after is not None:
+        page = reply("dlq", "list", "hauling", "--bodies", "--after", str(after), broker=broker)
+        assert all((letter["deaths"], letter["attempts"]) == (0, 1) for letter in page["letters"])
+        found += [letter["body"] for letter in page["letters"]]
+        after, pages = page["next"], pages + 1
+    assert (found, pages) == (bodies, 3)
+    assert len(reply("dlq", "list", "hauling", broker=broker)["letters"]) == 3
+
+
 def test_without_a_broker_the_error_says_how_to_start_one() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]

@@ -26,6 +26,7 @@ from txmq.errors import (
     UnknownTopic,
 )
 from txmq.keys import partition_of
+from txmq.testing.wait import wait_until
 from txmq.wire.headers import Opcode
 
 Connect = Callable[..., Client]
@@ -326,8 +327,7 @@ def test_more_callers_than_connections_wait_for_their_turn(fake: FakeBroker, con
 
     first = threading.Thread(target=hold_the_connection)
     first.start()
-    while len(fake.sends) < 2:
-        time.sleep(0.001)
+    wait_until(lambda: len(fake.sends) == 2, what="a send that is not answered")
     with pytest.raises(Throttled, match="connections"):
         client.send("orders", b"x", timeout=0.05)
     first.join()

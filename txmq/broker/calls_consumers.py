@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from txmq.batch import BatchView, key_hashes, single_row
+from txmq.broker import telling
 from txmq.broker.calls import Answer, Asking, Handler, then
 from txmq.broker.core import consumer_commands as core
 from txmq.broker.core import consumer_queries as queries
@@ -157,7 +158,9 @@ class LetterCalls:
             asking.answer(found)
             return
         letters, following = found
-        shown = [self._told(letter, bodies=args.bodies) for letter in letters]
+        shown = list(telling.as_fit(self._told(letter, bodies=args.bodies) for letter in letters))
+        if len(shown) < len(letters):
+            following = shown[-1]["number"]
         self._engine.tell(asking.answer, {"letters": shown, "next": following})
 
     def show(self, asking: Asking, args: wire.DlqShow) -> None:

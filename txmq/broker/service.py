@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from enum import IntEnum
-from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,6 +98,7 @@ class BrokerService:
     def __init__(self, settings: Settings, reactor: Any, edges: Iterable[Edge] = ()) -> None:  # noqa: ANN401  # as above
         self._settings, self._reactor, self._edges = settings, reactor, tuple(edges)
         self.life = Life.OPENING
+        self.drained = True  # but where it ended with records that never got to the disk
         self._ports: list[Any] = []  # IListeningPorts, the broker's own first
         self._threads = {name: Threads(reactor, f"txmq-{name}") for name in ("log", "index")}
         self._threads["resolver"] = Threads(reactor, "txmq-resolver", max(1, len(settings.resolver)))
@@ -178,23 +178,26 @@ class BrokerService:
             yield port.stopListening()
         self._assembly.stop()
         sessions.deafen()
-        yield self._until(self._settled)
+        deadline = self._reactor.seconds() + self._settings.broker.drain_s
+        yield self._until(self._settled, deadline)
         sessions.close()
-        yield self._until(lambda: sessions.closed, FAREWELL_S)
-        yield self._until(self._settled)  # a resolver may have answered meanwhile
-        if self._engine.failed is None:
+        yield self._until(lambda: sessions.closed, self._reactor.seconds() + FAREWELL_S)
+        yield self._until(self._settled, deadline)  # a resolver may have answered meanwhile
+        if self._engine.failed is None and self._settled():
             self._keeper.close()
+        elif self._engine.failed is None:
+            self.drained = self._engine.settle()
+            log.error("broker.not_drained", durable=self._engine.store.durable, end=self._engine.store.end)
 
     def _settled(self) -> bool:
         return self._engine.settle() and not self._keeper.busy
 
     @inlineCallbacks
-    def _until(self, condition: Callable[[], bool], seconds: float = inf) -> Any:  # noqa: ANN401  # a Deferred
+    def _until(self, condition: Callable[[], bool], deadline: float) -> Any:  # noqa: ANN401  # a Deferred
         """Looks now and then until it holds, the time is up, or the engine has failed: then nothing settles any more.
 
         The caller goes on in the same turn of the reactor that saw it hold.
         """
-        deadline = self._reactor.seconds() + seconds
         while self._engine.failed is None and not condition() and self._reactor.seconds() < deadline:
             yield deferLater(self._reactor, LOOK_EVERY_S)
 
@@ -247,6 +250,10 @@ def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edg
     if service.failed:
         raise StoreClosed(
             "the broker stopped because its disk failed", hint="see its log; mend the disk and start it again"
+        )
+    if not service.drained:
+        raise StoreClosed(
+            "the broker ended before all was on disk; what was not has had no answer", hint="free space on its disk"
         )
 
 

@@ -15,7 +15,7 @@ from txmq.broker.reading import read
 from txmq.message import message_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from txmq.broker.checks import LastCheck
     from txmq.broker.core.holds import HeldBatch
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 MOST = 100  # neighbours or contradictions told of one transaction
 MOST_BATCHES = 1_000
-PAGE_BYTES = 1 << 20  # of messages, as they are told; one message may be larger
 
 
 class Page(NamedTuple):
@@ -98,21 +97,13 @@ def page(store: Log, state: State, token: bytes, row: Transaction, wanted: Wante
 
     A page ends early where it gets too large, and before what is not on disk yet. Raises CorruptRecord.
     """
-    rows: list[dict[str, Any]] = []
-    size = 0
-    for told, weight in _rows(store, state, token, row, wanted):
-        if len(rows) == wanted.limit or (rows and size + weight > PAGE_BYTES):
-            break
-        rows.append(told)
-        size += weight
+    rows = list(telling.as_fit(islice(_rows(store, state, token, row, wanted), wanted.limit)))
     seen = wanted.after + len(rows)
     return Page(rows, seen if seen < row.messages else None)
 
 
-def _rows(
-    store: Log, state: State, token: bytes, row: Transaction, wanted: Wanted
-) -> Iterator[tuple[dict[str, Any], int]]:
-    """The messages from the one wanted first on, each with its size as it will be told, more or less."""
+def _rows(store: Log, state: State, token: bytes, row: Transaction, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    """The messages from the one wanted first on."""
     first = 0
     for batch, base in every_batch(state, token, row):
         if batch.position + batch.length > store.durable:
@@ -120,10 +111,9 @@ def _rows(
         if first + batch.count > wanted.after:
             view = _view(store, batch)
             for number in range(max(wanted.after - first, 0), batch.count):
-                told = _message(view, number, bodies=wanted.bodies)
                 place = {"topic": state.topics_by_id[batch.topic_id].name, "partition": batch.partition}
-                told = place | {"offset": None if base is None else base + number} | told
-                yield told, _weight(told)
+                offset = {"offset": None if base is None else base + number}
+                yield place | offset | _message(view, number, bodies=wanted.bodies)
         first += batch.count
 
 
@@ -141,11 +131,6 @@ def _message(view: BatchView, row: int, *, bodies: bool) -> dict[str, Any]:
         "size": len(view.bodies[row]),
     }
     return told | {"body": b64encode(view.bodies[row]).decode()} if bodies else told
-
-
-def _weight(told: dict[str, Any]) -> int:
-    texts: Iterable[object] = (told["key"], told["tag"], told.get("body"), *told["headers"].items())
-    return 256 + sum(len(str(text)) for text in texts)
 
 
 def conflict_lines(state: State) -> Iterator[dict[str, Any]]:

@@ -226,6 +226,7 @@ def _letter(state: State, group: Group, spotted: Spotted, row: Moved) -> Letter:
         "state": "dead" if row.kind == Kind.LETTER else "abandoned",
         "attempts": row.attempt,
         "replays": row.replays,
+        "deaths": row.deaths,
         "error_type": row.error_type,
         "error_text": row.error_text,
         "fingerprint": row.fingerprint,
