@@ -14,7 +14,8 @@ from tests.client.real import RealBroker
 from txmq.client.blocking import Client
 from txmq.client.xa import XaTransaction
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.prepared import commit_prepared, list_prepared, roll_back_prepared
+from txmq.tx.postgres.prepared import commit_prepared, roll_back_prepared
+from txmq.tx.postgres.prepared_survey import standing
 from txmq.tx.postgres.session import connect as connect_to
 
 TABLES = """
@@ -85,7 +86,9 @@ class Ledgers:
             self.outcome(row["token"])
         for dsn in self.dsns:
             with closing(connect_to(dsn, application_name="recovery")) as connection:
-                for one in list_prepared(connection):
+                for one in standing(connection):
+                    if one.branch is None or not one.here:
+                        continue
                     rolled_back = self.outcome(one.branch.token.hex) == "ROLLED_BACK"
                     end = roll_back_prepared if rolled_back else commit_prepared
                     end(connection, one.gid, one.xid)

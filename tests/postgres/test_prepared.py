@@ -27,14 +27,14 @@ from txmq.tx.postgres.prepared import (
     begin_branch,
     commit_prepared,
     in_role,
-    list_prepared,
     look,
     prepare,
     require_two_phase,
     roll_back_prepared,
 )
+from txmq.tx.postgres.prepared_survey import standing
 from txmq.tx.postgres.session import Connection, connect
-from txmq.tx.xid import Branch, Xid, branches
+from txmq.tx.xid import Branch, branches
 
 
 @pytest.fixture(params=["tpc_begin", "begun before", "BEGIN by hand"])
@@ -307,28 +307,6 @@ def attempt(connection: Connection) -> DatabaseError | None:
     return None
 
 
-def test_the_list_has_our_own_of_this_database_alone(
-    connection: Connection, database: str, postgres: PostgresServer, empty_database: str, branch: Branch
-) -> None:
-    xid = look(connection, branch).xid
-    prepare(connection, branch)
-    foreign = [Xid(branch.xid.format + 1, *branch.xid[1:]).gid, "by hand", branch.gid + "="]
-    for gid in foreign:
-        rows(database, f"BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION '{gid}'")
-    elsewhere = new_branch()
-    rows(empty_database, f"BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION '{elsewhere.gid}'")
-    try:
-        with closing(connect(database, application_name="test")) as own:
-            [found] = list_prepared(own)
-            assert [one.gid for one in list_prepared(own, node="tests")] == [found.gid]
-            assert list_prepared(own, node="others") == []
-        assert (found.gid, found.branch, found.xid) == (branch.gid, branch, xid)
-        assert found.owner == connection.info.user
-        assert 0 <= found.age_s < 60
-    finally:
-        clear(empty_database)
-
-
 def test_a_member_of_the_owners_role_ends_a_branch_in_that_role(database: str, branch: Branch) -> None:
     with poor_role(database) as (member, dsn), poor_role(database, "owner") as (owner, owners_dsn):
         with closing(producer(owners_dsn)) as connection:
@@ -336,13 +314,14 @@ def test_a_member_of_the_owners_role_ends_a_branch_in_that_role(database: str, b
             run(connection, "SELECT pg_current_xact_id()")
             prepare(connection, branch)
         with closing(connect(dsn, application_name="test")) as recoverer:
-            assert list_prepared(recoverer) == []
-            rows(database, f"GRANT {owner} TO {member}")
-            [found] = list_prepared(recoverer)
+            [found] = [one for one in standing(recoverer) if one.here]
             assert found.owner == owner
+            with pytest.raises(DatabaseError), in_role(recoverer, owner):
+                pass
+            rows(database, f"GRANT {owner} TO {member}")
             with pytest.raises(DatabaseError):
                 commit_prepared(recoverer, found.gid, found.xid)
-            with in_role(recoverer, found.owner):
+            with in_role(recoverer, owner):
                 assert commit_prepared(recoverer, found.gid, found.xid) is Ending.DONE
             assert roll_back_prepared(recoverer, found.gid, found.xid) is Ending.OTHERWISE
 

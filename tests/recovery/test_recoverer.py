@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from uuid import uuid4
 
@@ -9,13 +10,16 @@ import pytest
 from psycopg2.extensions import parse_dsn
 from structlog.testing import capture_logs
 
+from tests.client.real import RealBroker
 from tests.postgres.orphans import end_by_hand, gid_of, leave, login_role
 from tests.postgres.support import rows
 from tests.recovery.world import SAFETY_S, World
+from txmq.client.blocking import Client
 from txmq.client.recovery.findings import Report
 from txmq.client.tokens import new_token
 from txmq.errors import RequestRejected
 from txmq.message import COMMIT, ROLLBACK
+from txmq.testing.postgres import OwnServer
 from txmq.tx.orphans import Action, Word
 
 
@@ -209,6 +213,24 @@ def test_a_database_that_is_away_keeps_nobody_else_waiting(world: World) -> None
     assert world.effects("b") == {token.hex}
     world.recoverer().go()
     world.audit()
+
+
+def test_branches_that_survive_a_crash_of_their_server_are_finished(
+    brokers: Sequence[RealBroker], clients: Sequence[Client], crashable_postgres: OwnServer, crashable_database: str
+) -> None:
+    world = World(brokers, clients, {"a": crashable_database})
+    recoverer = world.recoverer()
+    committed, undecided = world.begin(prepared=("a",)), world.begin(prepared=("a",))
+    recoverer.go()
+    world.decide(committed, COMMIT)
+    crashable_postgres.kill_server()
+    crashable_postgres.start()
+    for _ in range(2):  # the first pass finds its connection broken
+        pass_after_safety(world, recoverer)
+    assert world.effects("a") == {committed.hex}
+    assert world.state(undecided) == "ROLLED_BACK"
+    world.audit()
+    world.close()
 
 
 def test_an_orphan_is_told_of_with_its_locks_once_it_is_old(world: World) -> None:

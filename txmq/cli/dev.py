@@ -41,11 +41,12 @@ def dev(out: Output, *, data: Data = None, listen: Listen = None, http: Http = N
 
 
 def _settings(directory: Path, listen: str | None, http: str | None, dsn: str) -> Settings:
-    from txmq.config import Resolver, load
+    from txmq.config import Resolver, Xa, XaDatabase, load
 
     settings = load(None, {"data": directory, "listen": listen})
     settings = load(None, {"data": directory, "listen": listen, "http": http or _next_to(settings.broker.listen)})
-    return settings.model_copy(update={"resolver": (Resolver(name="dev", dsn=dsn),)})
+    deciding = {"resolver": (Resolver(name="dev", dsn=dsn),), "xa": Xa(database=(XaDatabase(name="dev", dsn=dsn),))}
+    return settings.model_copy(update=deciding)
 
 
 def _next_to(listen: str) -> str:

@@ -1,4 +1,4 @@
-"""Branches in two phases: a PREPARE that is believed only for good reason, the end of a branch, and which are ours.
+"""Branches in two phases: a PREPARE that is believed only for good reason, and the end of a prepared branch.
 
 psycopg2's `tpc_prepare()` returns without an error when the server answered ROLLBACK to it, because a statement had
 failed and its error was swallowed. So PREPARE TRANSACTION goes through a cursor, together with a look at what the
@@ -34,14 +34,6 @@ SWITCH_ON: Final = "set max_prepared_transactions above the number of connection
 
 _LOOK: Final = "SELECT pg_current_xact_id_if_assigned()::text, current_user::text"
 _PREPARE: Final = "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT FROM pg_prepared_xact() WHERE gid = %(gid)s"
-_LIST: Final = """
-SELECT gid, owner::text, transaction::text::int8, extract(epoch FROM clock_timestamp() - prepared)::float8,
-       pg_snapshot_xmax(pg_current_snapshot())::text::int8
-FROM pg_prepared_xacts
-WHERE database = current_database() AND pg_has_role(owner, 'MEMBER')
-ORDER BY prepared
-"""
-_EPOCH: Final = 1 << 32
 
 
 class Work(NamedTuple):
@@ -58,16 +50,6 @@ class Ending(Enum):
     FOUND = "somebody else had ended it that way"
     OTHERWISE = "somebody ended it the other way"
     UNKNOWN = "it is not there, and how it ended cannot be told"
-
-
-class Prepared(NamedTuple):
-    """A prepared branch of ours. `age_s` is by the server's clock; `xid` may be given to `commit_prepared`."""
-
-    gid: str
-    branch: Branch
-    owner: str
-    xid: int
-    age_s: float
 
 
 def require_two_phase(server: Server) -> None:
@@ -126,17 +108,6 @@ def commit_prepared(connection: Connection, gid: str, xid: int | None) -> Ending
 def roll_back_prepared(connection: Connection, gid: str, xid: int | None) -> Ending:
     """Rolls a prepared branch back, as `commit_prepared` commits it."""
     return _finish(connection, gid, xid, commit=False)
-
-
-def list_prepared(connection: Connection, *, node: str | None = None) -> list[Prepared]:
-    """Our branches prepared in this database, the oldest first: those of that node, or of all.
-
-    Only those that the role may end: its own, and, `in_role` of the owner, those of roles that it is a member of.
-    """
-    with translated("listing prepared transactions"), connection.cursor() as cursor:
-        cursor.execute(_LIST)
-        found = [_prepared(*row) for row in cursor.fetchall()]
-    return [one for one in found if one is not None and node in (None, one.branch.node)]
 
 
 @contextmanager
@@ -212,11 +183,3 @@ def _ended(connection: Connection, xid: int | None, *, commit: bool) -> Ending:
     if status not in ("committed", "aborted"):
         return Ending.UNKNOWN
     return Ending.FOUND if (status == "committed") == commit else Ending.OTHERWISE
-
-
-def _prepared(gid: str, owner: str, short_xid: int, age_s: float, newest: int) -> Prepared | None:
-    branch = Branch.parse(gid)
-    if branch is None:
-        return None
-    xid = newest - newest % _EPOCH + short_xid  # the id has 64 bits, the list shows the lower half
-    return Prepared(gid, branch, owner, xid if xid < newest else xid - _EPOCH, age_s)

@@ -1,0 +1,180 @@
+"""Several recoverers at once, beside coordinators that are alive and beside those that were killed: one outcome."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from random import Random
+from threading import Barrier, Event
+
+import psycopg2
+import pytest
+from structlog.testing import capture_logs
+
+import txmq
+from tests.client.test_xa_crashes import CRASHES
+from tests.recovery.world import SAFETY_S, World
+from txmq.client.blocking import Client
+from txmq.client.recovery.recoverer import XaRecoverer
+from txmq.crashpoints import VARIABLE
+from txmq.errors import BrokerUnavailable, Conflict, TxmqError
+from txmq.message import COMMIT, ROLLBACK
+from txmq.testing.processes import running
+from txmq.testing.wait import wait_until
+
+ROUNDS = 20
+ROOT = Path(__file__).parents[2]
+COORDINATORS = """
+import os, sys, psycopg2, txmq, txmq.client.xa
+from txmq.crashpoints import VARIABLE
+home, other, topic, first, last, *points = sys.argv[1:]
+for point in points:
+    pid = os.fork()
+    if not pid:
+        os.environ[VARIABLE] = point
+        connections = [psycopg2.connect(first), psycopg2.connect(last)]
+        client = txmq.connect(home, service="orders", timeout=20)
+        second = txmq.connect(other, service="orders", timeout=20)
+        with client.xa(*connections, timeout=20, check_after=60) as tx:
+            token = tx.token.hex
+            print(point, token, flush=True)
+            for connection in connections:
+                with connection.cursor() as cursor:
+                    cursor.execute("INSERT INTO effects VALUES (%s)", (token,))
+            tx.send(topic, token.encode())
+            tx.at(second).send(topic, token.encode())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+"""
+
+
+def some(world: World, random: Random) -> None:
+    """Three transactions that their coordinators have left, each somewhere else."""
+    for outcome in (COMMIT, ROLLBACK, None):
+        stored = 2 if outcome is not None else random.choice([0, 1, 2])
+        prepared = random.choice([("a", "b"), ("a", "b"), ("b",)]) if outcome is not COMMIT else ("a", "b")
+        token = world.begin(stored=stored, prepared=prepared)
+        if outcome is not None:
+            with suppress(Conflict):  # recovery may have been faster
+                world.decide(token, outcome)
+
+
+def test_two_recoverers_at_once_agree_in_every_round(world: World) -> None:
+    random, recoverers = Random(7), [world.recoverer(), world.recoverer()]
+    start = Barrier(len(recoverers))
+
+    def one_pass(recoverer: XaRecoverer) -> None:
+        start.wait(30)
+        recoverer.go()
+
+    with ThreadPoolExecutor(len(recoverers)) as threads, capture_logs() as logs:
+        for _ in range(ROUNDS):
+            some(world, random)
+            for _pass in range(2):
+                list(threads.map(one_pass, recoverers))
+                world.clock.now += SAFETY_S
+            list(threads.map(one_pass, recoverers))
+        world.audit()
+    assert [log for log in logs if log["event"] in {"xa.mixed", "xa.needs_operator"}] == []
+    endings = [log["ending"] for log in logs if log["event"] == "xa.finished" and "ending" in log]
+    assert len(endings) >= 2 * 2 * ROUNDS
+
+
+def test_two_recovering_processes_agree_in_every_round(world: World, tmp_path: Path) -> None:
+    config = tmp_path / "xa.toml"
+    sections = [f"[[xa.database]]\nname = '{name}'\ndsn = '{dsn}'" for name, dsn in world.dsns.items()]
+    sections += [f"[[xa.broker]]\nurl = '{broker.url}'" for broker in world.brokers]
+    config.write_text("\n".join(["[xa]\nevery_s = 0.02\nsafety_s = 0.1", *sections]))
+    random = Random(8)
+    with ExitStack() as stack:
+        command = ("xa", "recover", "--watch", "--config", str(config))
+        processes = [stack.enter_context(running(tmp_path / str(n), *command)) for n in range(2)]
+        for process in processes:
+            process.first_line()
+        for _ in range(ROUNDS):
+            some(world, random)
+            wait_until(lambda: not world.standing("a") + world.standing("b"), 30, what="nothing stands prepared")
+        wait_until(lambda: not listed(world.clients), 30, what="no group is undecided")
+        assert [process.end() for process in processes] == [0, 0]
+    events = [event["event"] for process in processes for event in process.events()]
+    assert "xa.finished" in events
+    assert "xa.mixed" not in events
+    world.audit()
+
+
+def listed(clients: Sequence[Client]) -> list[object]:
+    return [row for client in clients for row in client.call("xa.list", limit=1_000)["transactions"]]
+
+
+def test_coordinators_at_work_and_recoverers_without_patience_agree(world: World) -> None:
+    """A safety interval of next to nothing: transactions are rolled back under their coordinators' hands."""
+    stop = Event()
+
+    def recover(recoverer: XaRecoverer) -> None:
+        while not stop.is_set():
+            world.clock.now += 1.0
+            recoverer.go()
+
+    def coordinate(number: int) -> int:
+        done = 0
+        with txmq.connect(world.brokers[0].url, service="orders") as client, ExitStack() as stack:
+            connections = [stack.enter_context(closing(psycopg2.connect(dsn))) for dsn in world.dsns.values()]
+            for _ in range(ROUNDS):
+                done += transact(world, client, connections)
+        return done
+
+    recoverers = [world.recoverer(safety_s=0.5) for _ in range(2)]
+    with ThreadPoolExecutor(4) as threads:
+        recovering = [threads.submit(recover, one) for one in recoverers]
+        done = sum(threads.map(coordinate, range(2)))
+        stop.set()
+        for future in recovering:
+            future.result()
+    for _ in range(3):
+        world.clock.now += 1.0
+        recoverers[0].go()
+    assert done + len([token for token in world.tokens if world.state(token) != "PUBLISHED"]) == len(world.tokens)
+    world.audit(stored=1)
+
+
+def transact(world: World, client: Client, connections: Sequence[psycopg2.extensions.connection]) -> bool:
+    """One transaction; whether it is committed."""
+    tx = client.xa(*connections)
+    try:
+        with tx:
+            for connection in connections:
+                with connection.cursor() as cursor:
+                    cursor.execute("INSERT INTO effects VALUES (%s)", (tx.token.hex,))
+            tx.send(world.topic, tx.token.hex.encode())
+    except BrokerUnavailable:
+        raise
+    except TxmqError:
+        world.tokens.append(tx.token)
+        return False
+    world.tokens.append(tx.token)
+    return True
+
+
+@pytest.mark.parametrize("recoverers", [1, 2])
+def test_whatever_a_killed_coordinator_leaves_is_made_to_agree(world: World, recoverers: int) -> None:
+    urls = [broker.url for broker in world.brokers]
+    world.clients[0].call("topic.describe", names=[world.topic], create=True)
+    world.clients[1].call("topic.describe", names=[world.topic], create=True)
+    argv = [sys.executable, "-c", COORDINATORS, *urls, world.topic, *world.dsns.values(), *CRASHES]
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    told = subprocess.run(argv, env=environment, cwd=ROOT, check=True, timeout=100, capture_output=True).stdout
+    died = dict(line.split() for line in told.decode().splitlines())
+    assert [*died] == [*CRASHES]
+    several = [world.recoverer() for _ in range(recoverers)]
+    for _ in range(2):
+        for recoverer in several:
+            recoverer.go()
+        world.clock.now += SAFETY_S
+    committed = {died[point] for point, done in CRASHES.items() if done}
+    assert world.effects("a") == world.effects("b") == world.messages(0) == world.messages(1) == committed
+    assert world.standing("a") + world.standing("b") + listed(world.clients) == []
