@@ -13,16 +13,19 @@ from txmq.client.consumer import Consumer, consume
 from txmq.client.consuming.settings import Options as ConsumerOptions
 from txmq.client.core import Core
 from txmq.client.flights import Stats
+from txmq.client.foreign import ForeignBranch
 from txmq.client.half import HalfTransaction
 from txmq.client.jobs import Job
 from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
 from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
+from txmq.client.resource import XaResource
 from txmq.client.settings import Options, Settings
 from txmq.client.tokens import as_token, new_token
 from txmq.client.transaction import Transaction
-from txmq.errors import RequestTimeout
+from txmq.errors import ConfigError, RequestTimeout
 from txmq.message import Message, Receipt
+from txmq.tx.xid import Xid
 
 if TYPE_CHECKING:  # psycopg2 is for those who have a database
     from txmq.client.xa import XaTransaction
@@ -54,6 +57,7 @@ class Client(Producer):
         self.core = core
         self._checkers = Checkers(core)
         self._consumers = WeakSet[Consumer]()
+        self._branches: dict[Xid, ForeignBranch] = {}
 
     @property
     def service(self) -> str | None:
@@ -135,6 +139,17 @@ class Client(Producer):
         `transaction(connection)` is cheaper. For the `options` see `txmq.client.options.XaOptions`.
         """
         return begin_xa(self.core, connections, options)
+
+    def xa_resource(self, owner: str | None = None) -> XaResource:
+        """The broker as a resource under another transaction manager, for one thread.
+
+        Its branches are listed under the `owner`, which is the client's service unless named: see XaResource. Raises
+        ConfigError where there is neither.
+        """
+        named = owner or self.service
+        if named is None:
+            raise ConfigError("owner", "branches are listed under an owner", hint="such as: orders")
+        return XaResource(self.core, self._branches, named)
 
     def job(self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0) -> Job:
         """The job of that token, or a new one: groups stored apart, and one decision. See Job."""
