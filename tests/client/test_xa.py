@@ -20,6 +20,7 @@ from tests.client.telling import WAIT_S, Tell
 from tests.client.world import Broken, fail
 from txmq.client import branch, home, xa
 from txmq.client.blocking import Client
+from txmq.client.share import Share
 from txmq.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -566,6 +567,28 @@ def test_a_second_broker_copies_the_decision(ledgers: Ledgers, also_deciding: Re
     told = {"token": aborted.token.hex}
     wait_until(lambda: there.call("tx.show", **told)["state"] == "ROLLED_BACK", DEADLINE_S)
     assert ledgers.agree("o-1")
+
+
+def test_the_messages_of_a_key_are_in_the_order_of_its_rows_at_every_broker(
+    ledgers: Ledgers, also_deciding: RealBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, late = connect(also_deciding.url), []
+    tell = Share.tell
+    with monkeypatch.context() as patched:
+        patched.setattr(Share, "tell", lambda share, outcome: late.append((share, outcome)))
+        first = ledgers.begin("o-1")
+        first.at(there).send(ledgers.topic, b"o-1", key="k")
+        first.__exit__(None, None, None)
+    second = ledgers.begin("o-2")
+    second.at(there).send(ledgers.topic, b"o-2", key="k")
+    second.__exit__(None, None, None)
+    shown = {"token": second.token.hex}
+    wait_until(lambda: there.call("tx.show", **shown)["state"] == "COMMITTED", DEADLINE_S)
+    assert also_deciding.read(ledgers.topic) == []
+    for share, outcome in late:
+        tell(share, outcome)
+    second.wait_published(DEADLINE_S)
+    assert [found.body for found in also_deciding.read(ledgers.topic)] == [b"o-1", b"o-2"]
 
 
 def test_a_second_broker_that_is_gone_rolls_everything_back(

@@ -59,14 +59,14 @@ class Storing:
         self.parts = len(parts)
         self._core = core
         self._parts = parts
-        self._deadline = deadline
+        self.deadline = deadline
         self._left = core.settings.retries
         self._session: Session | None = None
         self._correlations: list[int] = []
 
     def send(self) -> None:
         """Sends all parts. Raises BrokerUnavailable; a connection lost on the way is `receipt`'s to cure."""
-        self._session = self._core.pool.take(self._deadline)
+        self._session = self._core.pool.take(self.deadline)
         with suppress(ConnectionLost, RequestTimeout):
             self._write()
 
@@ -109,11 +109,11 @@ class Storing:
 
     def _again(self, lost: ConnectionLost | RequestTimeout) -> None:
         assert self._session is not None, "sent first, then read"
-        if not self._left or time.monotonic() >= self._deadline:
+        if not self._left or time.monotonic() >= self.deadline:
             raise lost
         self._left -= 1
         try:
-            self._session.connection = self._core.dial(self._deadline)
+            self._session.connection = self._core.dial(self.deadline)
         except BrokerUnavailable as gone:
             raise lost from gone
         with suppress(ConnectionLost, RequestTimeout):
@@ -121,4 +121,4 @@ class Storing:
 
     def _attempt_ends(self) -> float:
         now = time.monotonic()
-        return now + (self._deadline - now) / (self._left + 1)
+        return now + (self.deadline - now) / (self._left + 1)

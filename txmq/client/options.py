@@ -73,9 +73,10 @@ def begin(core: Core, connection: Connection | None, checker: str | None, option
 class XaOptions(TypedDict, total=False):
     """The keyword arguments of `client.xa`.
 
-    `timeout`: seconds within which the brokers have to have their groups, 2. `check_after`: seconds after which the
-    home broker by itself rolls back what nobody has decided, 6: more than preparing the branches ever takes. `node`: in
-    whose name the branches are prepared, at most 18 characters; by default that of the service, cut short if need be.
+    `timeout`: seconds within which the brokers have to have their groups once the branches are prepared, 2.
+    `check_after`: seconds after which the home broker by itself rolls back what nobody has decided, 6: more than
+    preparing the branches ever takes. `node`: in whose name the branches are prepared, at most 18 characters; by
+    default that of the service, cut short if need be.
     """
 
     timeout: float

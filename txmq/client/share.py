@@ -116,6 +116,11 @@ class Share:
         self._storing.send()
         self.sent = True
 
+    def extend(self, deadline: float) -> None:
+        """Allows the group that was sent until `deadline`."""
+        assert self._storing is not None, "sent first, then waited for"
+        self._deadline = self._storing.deadline = deadline
+
     def receipt(self) -> GroupReceipt:
         """Waits until the group is durable; stores it anew where a topic has grown, if no part of it can be there.
 

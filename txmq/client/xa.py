@@ -167,7 +167,9 @@ class XaTransaction(Transaction):
         return next((ballot.error for ballot in ballots if ballot.error is not None), None)
 
     def _await_groups(self, coordinator: Coordinator, shares: list[Share]) -> None:
+        deadline = time.monotonic() + self._timeout  # once more: the branches may have taken all of the first
         for n, share in enumerate(shares):
+            share.extend(deadline)
             share.receipt()
             coordinator.grouped(n, Stored.YES)
         crashpoint("xa.after_group")

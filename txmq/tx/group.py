@@ -50,13 +50,14 @@ def decided(state: GroupState) -> bool:
     return state >= GroupState.COMMITTED
 
 
-HOLDING = frozenset({"postgres", "checker"})
+HOLDING = frozenset({"postgres", "checker", "home"})
 
 
 def makes_holds(decider: tuple[object, ...]) -> bool:
     """Whether a group of this decider takes its place in the order of its keys when it is stored, not when it is
     decided.
 
-    Only where somebody's row lock can order two transactions before either is decided (PROTOCOLS 5, result 10).
+    Only where somebody's row lock can order two transactions before either is decided here (PROTOCOLS 5, result 10):
+    what a home broker decides reaches other brokers in any order.
     """
     return decider[0] in HOLDING
