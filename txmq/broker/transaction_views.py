@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
 def line(token: bytes, row: Transaction, last: LastCheck | None) -> dict[str, Any]:
     """What a list tells of a transaction. `last` is what the last check found, where that was no decision."""
     checked = ("checked_at", "checked_by", "check_reason")
-    keys = {"keys": sum(len(batch.hashes) for batch in row.batches)}
+    keys = {"keys": sum(len(batch.hashes) for batch in row.batches) if row.large is None else None}
     return telling.told(token, row) | keys | dict(zip(checked, last or (0, "", ""), strict=True))
 
 

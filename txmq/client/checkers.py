@@ -15,11 +15,10 @@ from time import monotonic
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import structlog
-
 from txmq.batch import BatchView
 from txmq.client.connection import Connection
 from txmq.client.core import Core
+from txmq.client.log import get_logger
 from txmq.errors import ClientClosed, ConfigError, LocalProtocolError, RemoteProtocolError, RequestRejected, TxmqError
 from txmq.message import UNKNOWN, Decision, check_name
 
@@ -28,7 +27,7 @@ AT_ONCE = 16  # questions brought by one poll, answered one after the other
 ANSWER_S = 5.0
 REASON = 400  # characters
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # after an error
-log = structlog.get_logger()
+log = get_logger()
 
 
 class HalfMessage(NamedTuple):

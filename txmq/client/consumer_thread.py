@@ -13,12 +13,11 @@ from contextlib import closing, suppress
 from math import inf
 from threading import Condition, Thread
 
-import structlog
-
 from txmq.client.connection import Connection
 from txmq.client.consuming.member import Member, Phase
 from txmq.client.consuming.requests import Request
 from txmq.client.conversation import result
+from txmq.client.log import get_logger
 from txmq.client.stream import Stream
 from txmq.errors import ConnectionLost, ProtocolError, RequestRejected, TxmqError
 from txmq.wire.frames import Frame
@@ -26,7 +25,7 @@ from txmq.wire.frames import Frame
 DIAL_S = 1.0  # of one attempt; between attempts the end of the consumer is looked for
 PAUSE_S = 0.2  # between two connections of which the first came to nothing
 LOOK_EVERY_S = 1.0  # at answers that do not come
-log = structlog.get_logger()
+log = get_logger()
 
 
 class ConsumerThread:

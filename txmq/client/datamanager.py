@@ -22,10 +22,9 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-import structlog
-
 from txmq.client.decisions import await_state, submit
 from txmq.client.foreign import ForeignBranch
+from txmq.client.log import get_logger
 from txmq.client.share import ShareMark
 from txmq.client.tokens import new_token
 from txmq.client.transaction import Face, Stage
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking import Client
 
 GTRID = b"transaction:"  # of the branches made here, before their own name
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Joined(Protocol):

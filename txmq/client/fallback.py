@@ -28,8 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-import structlog
-
+from txmq.client.log import get_logger
 from txmq.client.queueing import entries_of
 from txmq.client.share import Share
 from txmq.errors import BrokerUnavailable, ConnectionLost, ReadOnly, RequestTimeout, TxmqError
@@ -39,7 +38,7 @@ from txmq.tx.postgres.session import Connection
 
 AWAY = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
 NOBODY = Queue(fetched=False, waiting=False)
-log = structlog.get_logger()
+log = get_logger()
 
 
 @dataclass(slots=True)

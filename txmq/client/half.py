@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 
-import structlog
-
 from txmq.client.core import Core
 from txmq.client.decisions import decide
+from txmq.client.log import get_logger
 from txmq.client.transaction import Stage, Transaction
 from txmq.errors import (
     ConfigError,
@@ -24,7 +23,7 @@ from txmq.message import COMMIT, ROLLBACK, check_name
 from txmq.tx.group import GroupState
 
 CHECKED = "the broker asks the checker"
-log = structlog.get_logger()
+log = get_logger()
 
 
 class HalfTransaction(Transaction):

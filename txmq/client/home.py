@@ -6,17 +6,16 @@ import time
 from typing import NamedTuple
 from uuid import UUID
 
-import structlog
-
 from txmq.client.core import Core
 from txmq.client.decisions import FIRST_LOOK_S, LONGEST_LOOK_S, by, decide
+from txmq.client.log import get_logger
 from txmq.errors import Conflict, TxmqError
 from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Decision
 from txmq.tx.group import GroupState
 
 BY = 127  # characters that a broker takes for whoever asks
 FOUND = {COMMIT: "rolled back", ROLLBACK: "committed"}  # what contradicts a decision
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Verdict(NamedTuple):

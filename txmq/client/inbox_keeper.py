@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
+from txmq.client.log import get_logger
 from txmq.errors import TxmqError
 from txmq.tx.postgres.folding import fold
 from txmq.tx.postgres.inbox import Position, applied
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 5.0
 LETTERS_AT_ONCE = 1_000
-log = structlog.get_logger()
+log = get_logger()
 
 
 def open_connection(connect: Callable[[], Connection]) -> Connection:

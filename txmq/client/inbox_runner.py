@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from random import random
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from txmq.client.inbox_keeper import Keeper, open_connection
+from txmq.client.log import get_logger
 from txmq.client.runner import Limits, Runner, nack_all
 from txmq.client.tokens import new_token
 from txmq.crashpoints import crashpoint
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 IN_PLACE = 5  # runs of one transaction before its messages count as failed
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 5.0
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Stopped(Exception):

@@ -16,11 +16,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from threading import Lock, Thread, get_ident
 
-import structlog
-
 from txmq.client.connection import Connection
 from txmq.client.conversation import Payload
 from txmq.client.flights import Flights, Stats
+from txmq.client.log import get_logger
 from txmq.client.outbox import Outbox
 from txmq.client.promise import Promise
 from txmq.client.stream import Stream
@@ -31,7 +30,7 @@ from txmq.message import Message, Receipt
 LOOK_EVERY_S = 0.25  # at what takes too long
 EXPECT_S = 0.001  # after the last receipt, for as many messages as are worth a frame
 DIAL_S = 1.0  # between looks at what takes too long while no broker answers
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Pipeline:

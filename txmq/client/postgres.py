@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-import structlog
-
 from txmq.client.core import Core
 from txmq.client.decisions import await_state
 from txmq.client.fallback import Fallback
+from txmq.client.log import get_logger
 from txmq.client.share import Share
 from txmq.client.transaction import Stage, Transaction
 from txmq.crashpoints import crashpoint
@@ -37,7 +36,7 @@ from txmq.tx.postgres.identity import ServerIdentity, require_supported, server_
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.tokens import insert_token
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class PostgresTransaction(Transaction):

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Final
 
-import structlog
-
 from txmq.client.core import Core
+from txmq.client.log import get_logger
 from txmq.client.relay_passage import Passage, Progress, start_of
 from txmq.errors import (
     ClientClosed,
@@ -38,7 +37,7 @@ from txmq.tx.postgres.stream import SlotStream
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between passages
 FINAL: Final = (ConfigError, LogChanged, ClientClosed)
 CURED: Final = (StaleTopic, SequenceGap, UnknownTransaction, DigestMismatch)  # the next passage does better
-log = structlog.get_logger()
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from socket import socket
 from threading import Event
 from typing import Final, NamedTuple
 
-import structlog
-
 from txmq.client.connection import Connection
 from txmq.client.conversation import result
 from txmq.client.core import Core
+from txmq.client.log import get_logger
 from txmq.client.relay_groups import Order, at_once, first_step, name_of, name_time, store_in_parts
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
@@ -49,7 +48,7 @@ LONG_S: Final = 120.0  # to store what takes many parts
 LOOK_S: Final = 0.2  # at whether it shall end
 SKEW_US: Final = 60_000_000  # commits of one time may stand in the log the other way round, but not by so much
 REWOUND: Final = "it was restored: `txmq relay create` a slot of another name"
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Start(NamedTuple):

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import structlog
-
+from txmq.client.log import get_logger
 from txmq.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from txmq.client.consumer import Consumer
 
 LOOK_EVERY_S = 0.25  # at `stop` and `idle_exit`, while there are no messages
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Work(Protocol):

@@ -12,12 +12,11 @@ from concurrent.futures import Future
 from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
-import structlog
-
 from txmq.client.buffer import Action, Buffer, Built, Mark
 from txmq.client.core import Core
 from txmq.client.decisions import await_state, submit
 from txmq.client.groups import PART_BYTES, Storing, parts_of
+from txmq.client.log import get_logger
 from txmq.client.tokens import new_token
 from txmq.errors import (
     ClientClosed,
@@ -33,7 +32,7 @@ from txmq.tx.group import GroupState
 from txmq.wire.group import Description, GroupReceipt, Part
 from txmq.wire.headers import unpack_decide_receipt
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 @runtime_checkable

@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from threading import get_ident
 from typing import TypeVar
 
-import structlog
 from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from txmq.client.conversation import Payload
 from txmq.client.flights import Flights
+from txmq.client.log import get_logger
 from txmq.client.outbox import Outbox
 from txmq.client.settings import Settings
 from txmq.client.topics import Topics
@@ -29,7 +29,7 @@ from txmq.wire.frames import Frame
 
 LOOK_EVERY_S = 0.25  # at what takes too long
 T = TypeVar("T")
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Sending:

@@ -14,11 +14,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Self
 
-import structlog
-
 from txmq.client.branch import LentBranch
 from txmq.client.core import Core
 from txmq.client.home import Verdict, ask, note_mixed
+from txmq.client.log import get_logger
 from txmq.client.share import Share
 from txmq.client.together import together
 from txmq.client.transaction import Stage, Transaction
@@ -39,7 +38,7 @@ from txmq.tx.postgres.session import Connection
 from txmq.tx.xid import branches
 
 RECOVERED = "recovery ends the branches as the home broker decides: txmq xa recover"
-log = structlog.get_logger()
+log = get_logger()
 
 
 class XaTransaction(Transaction):

@@ -6,6 +6,7 @@ Broker and database are in the environment: TXMQ_BROKER, TXMQ_DSN.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--instance", type=int, default=0)
     parser.add_argument("--instances", type=int, default=1)
     options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")  # txmq's events, too
     setting = Setting(
         broker=os.environ["TXMQ_BROKER"],
         dsn=os.environ["TXMQ_DSN"],

@@ -111,7 +111,7 @@ const transactions = (now) => [
   text("Service", (row) => row.service),
   text("Decided by", (row) => row.decider[0]),
   count("Messages", "messages"),
-  count("Keys", "keys"),
+  text("Keys", (row) => (row.keys === null ? "many" : number(row.keys)), "number"),
   count("Asked", "tries"),
   text("Last answer", (row) => row.check_reason, "long"),
   text("Token", (row) => link(row.token, "/transactions#" + encodeURIComponent(row.token)), "code"),

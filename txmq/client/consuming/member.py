@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from itertools import chain
 
-import structlog
-
 from txmq.client.consuming.acks import RANGES_AT_ONCE, join
 from txmq.client.consuming.holdings import Holdings
 from txmq.client.consuming.parcels import Parcel
@@ -24,6 +22,7 @@ from txmq.client.consuming.replies import Beat, Joined
 from txmq.client.consuming.requests import Request, Seat, call, fetch, member_args
 from txmq.client.consuming.settings import Settings
 from txmq.client.consuming.settling import Settling, Stats
+from txmq.client.log import get_logger
 from txmq.errors import (
     BrokerFailed,
     RequestRejected,
@@ -38,7 +37,7 @@ from txmq.wire.json import parse_as
 
 FETCH_WAIT_S = 20.0
 PAUSE_S = 0.2  # where the broker asks for one
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Phase(Enum):

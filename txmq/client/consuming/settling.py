@@ -13,14 +13,13 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-import structlog
-
 from txmq.client.consuming.acks import RANGES_AT_ONCE, AckBook, join
 from txmq.client.consuming.failure import Failure
 from txmq.client.consuming.holdings import Holdings
 from txmq.client.consuming.parcels import NACKED
 from txmq.client.consuming.replies import Nacked
 from txmq.client.consuming.requests import Request, Seat, ack, call, member_args
+from txmq.client.log import get_logger
 from txmq.errors import NotLeased, RequestRejected, UnknownMember
 from txmq.message import ReceivedMessage
 from txmq.wire.headers import Acked
@@ -29,7 +28,7 @@ from txmq.wire.json import parse_as
 NACKS_AT_ONCE = 64
 ANY_LEASE = 1 << 63
 LINGER_S = 0.01  # how long an ack waits for company
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Nack(NamedTuple):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import structlog
-
+from txmq.client.log import get_logger
 from txmq.client.recovery.findings import Finding, Report
 
 LOCKS_TOLD: Final = 8
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Alarms:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
+from txmq.client.log import get_logger
 from txmq.client.recovery.findings import Finding, Sightings
 from txmq.client.recovery.homes import BY
 from txmq.errors import DatabaseError, TxmqError
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from txmq.tx.xid import Branch
 
 FOUND: Final = {Word.COMMITTED: "rolled back", Word.ROLLED_BACK: "committed"}  # what contradicts a decision
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Branches:

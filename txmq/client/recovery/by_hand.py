@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-import structlog
-
+from txmq.client.log import get_logger
 from txmq.errors import AlreadyResolved, RequestRejected, TransactionError, TxmqError
 from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Decision
 from txmq.tx.orphans import Word, word_of
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 DONE: Final = {COMMIT: "committed", ROLLBACK: "rolled back"}
 ASKS: Final = 127  # characters that a broker takes for whoever asks
-log = structlog.get_logger()
+log = get_logger()
 
 
 class ByHand(NamedTuple):

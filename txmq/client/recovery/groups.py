@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-import structlog
-
+from txmq.client.log import get_logger
 from txmq.client.recovery.branches import needs_a_hand
 from txmq.client.recovery.findings import Finding
 from txmq.client.recovery.homes import BY
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from txmq.client.recovery.homes import Home, Homes
 
 SECOND: Final = 1_000_000
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Groups:

@@ -1,0 +1,54 @@
+"""A program that uses the client reads its log where it wants to, and nowhere else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import txmq.client
+
+SAY = """
+from txmq.client.log import get_logger
+log = get_logger()
+log.warning("consumer.disconnected", group="billing", error="gone")
+try:
+    raise ValueError("why")
+except ValueError:
+    log.exception("pipeline.failed")
+"""
+STANDARD = "import logging; logging.basicConfig(format='%(levelname)s %(name)s %(message)s')\n"
+STRUCTLOG = "import structlog; structlog.configure(processors=[structlog.processors.JSONRenderer()])\n"
+
+
+def said(program: str) -> tuple[str, str]:
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    return ran.stdout, ran.stderr
+
+
+def test_a_program_that_has_set_up_nothing_sees_nothing() -> None:
+    assert said(SAY) == ("", "")
+
+
+@pytest.mark.parametrize("program", [STANDARD + SAY, SAY.replace("log = ", STANDARD + "log = ", 1)])
+def test_the_standard_library_s_log_has_all_of_it(program: str) -> None:
+    out, err = said(program)
+    first, second, *trace = err.splitlines()
+    assert out == ""
+    assert first == "WARNING txmq consumer.disconnected group='billing' error='gone'"
+    assert (second, trace[-1]) == ("ERROR txmq pipeline.failed", "ValueError: why")
+
+
+def test_structlog_has_it_where_that_is_set_up() -> None:
+    out, err = said(SAY.replace("log = ", STRUCTLOG + "log = ", 1))
+    assert out.startswith('{"group": "billing", "error": "gone", "event": "consumer.disconnected"}\n')
+    assert '"event": "pipeline.failed"' in out
+    assert err == ""
+
+
+def test_every_module_of_the_client_logs_there() -> None:
+    directory = Path(txmq.client.__file__).parent
+    own = [path.name for path in directory.rglob("*.py") if "structlog" in path.read_text("utf-8")]
+    assert own == ["log.py"]
