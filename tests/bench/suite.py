@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench import inbox, sends, starting, transactions, xa, yardsticks
+from tests.bench import inbox, recovering, sends, starting, transactions, xa, yardsticks
 from tests.bench.rows import Benchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
@@ -18,6 +18,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     starting.memory,
     transactions.row_and_message,
     transactions.commit_to_consumer,
+    transactions.outbox,
+    recovering.checkback,
+    recovering.resolving,
     xa.two_databases,
     inbox.inbox,
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from threading import Event, Thread
 
 from tests.bench.brokers import broker
-from tests.bench.harness import Program, in_turn, measured, python
-from tests.bench.rows import Row, Run, at_least, benchmark, row
+from tests.bench.harness import Program, in_turn, measured, python, serving
+from tests.bench.raw.plain_commit import run as execute
+from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
 from tests.bench.yardsticks import plain_commit
 from txmq.tx.postgres.partitions import maintain
 from txmq.tx.postgres.schema import install
@@ -71,3 +72,38 @@ def commit_to_consumer(run: Run) -> Iterator[Row]:
         took = measured(argv)
     yield row("tx.commit_to_consumer_p50", "from COMMIT to the message at a consumer: p50", "µs", took["p50_us"])
     yield row("tx.commit_to_consumer_p99", "from COMMIT to the message at a consumer: p99", "µs", took["p99_us"])
+
+
+OUTBOX = (
+    "DROP TABLE IF EXISTS bench_outbox",
+    "CREATE TABLE bench_outbox (id bigserial PRIMARY KEY, body bytea NOT NULL)",
+)
+
+
+def end_to_end(run: Run, clients: int, how: str) -> dict[str, float]:
+    """{"per_s", "p50_us", "p99_us"}; `how`: "txmq", or an outbox with a relay: "notify" or "poll"."""
+    dsn = run.database.dsn()
+    kind = "txmq" if how == "txmq" else "outbox"
+    with ExitStack() as stack:
+        program = stack.enter_context(transactional(run))
+        if how != "txmq":
+            execute(dsn, *OUTBOX)
+            stack.enter_context(serving(python("tests.bench.raw.relay", program.address, dsn, how)))
+        return measured(python(f"{CLIENTS}.end_to_end", program.address, dsn, clients, run.seconds(6), kind))
+
+
+@benchmark("tx.outbox", "a transaction beside a transactional outbox")
+def outbox(run: Run) -> Iterator[Row]:
+    ways = ("txmq", "notify", "poll")
+    many = {how: end_to_end(run, 16, how) for how in ways}
+    few = {how: end_to_end(run, 1, how) for how in ways}
+    relays = {"notify": ("LISTEN/NOTIFY", 0.5), "poll": ("polling every 100 ms", 0.1)}
+    for how, (relay, share) in relays.items():
+        what = f"row and message end to end, 16 clients, beside an outbox with a relay by {relay}"
+        rate, other = many["txmq"]["per_s"], many[how]["per_s"]
+        yield row(f"tx.outbox_{how}_rate_16", what, "tx/s", rate, yardstick=other, goal=at_least(1.0))
+        for clients, took in ((16, many), (1, few)):
+            what = f"from COMMIT to the consumer, {clients} clients, beside an outbox with a relay by {relay}: p50"
+            ours, theirs = took["txmq"]["p50_us"], took[how]["p50_us"]
+            goal = at_most(share) if clients > 1 else None
+            yield row(f"tx.outbox_{how}_p50_{clients}", what, "µs", ours, yardstick=theirs, goal=goal)

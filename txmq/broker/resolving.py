@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from txmq.tx.postgres.partitions import MaintenanceReport
 
 PATIENCE = 8  # looks at an outbox that are left out after one row could not be published
-AT_ONCE = 10_000  # tokens in one call of a resolver
+AT_ONCE = 1_000  # tokens in one call of a resolver: their answers take one turn of the reactor
 PROBE_US = 30_000_000  # a database that nobody had to ask for so long is asked whether it is there
 log = structlog.get_logger()
 
