@@ -151,6 +151,24 @@ def test_foreign_branches_are_found_by_xid_and_listed_by_owner(broker: Broker) -
     assert type(to_error(reply.status, reply.payload)) is errors.DuplicateXid
 
 
+def test_what_this_broker_has_committed_as_its_home_is_listed_by_pages_of_what_is_looked_at(broker: Broker) -> None:
+    client = broker.connect()
+    for number in (1, 2, 4):
+        store(client, number, ("home", log_id(broker).bytes, token(number)))
+    store(client, 3, ("home", OTHER.bytes, token(3)))
+    for number, outcome in ((1, "COMMIT"), (2, "ROLLBACK"), (3, "COMMIT")):
+        client.call("tx.decide", token=token(number).hex(), outcome=outcome, operator="ada", reason="test")
+    found: list[Any] = []
+    after, pages = None, 0
+    while pages == 0 or after is not None:
+        page: Any = client.call("xa.decided", after=after, limit=2)
+        found, after, pages = found + page["transactions"], page["next"], pages + 1
+    assert [(row["token"], row["participants"]) for row in found] == [(token(1).hex(), [["broker", "00" * 16]])]
+    assert pages == 3
+    rest: Any = client.call("xa.decided", after=token(1).hex())
+    assert rest["transactions"] == []
+
+
 def test_long_lists_come_in_pages(broker: Broker) -> None:
     client = broker.connect()
     for number in range(5):

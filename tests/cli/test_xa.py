@@ -219,3 +219,11 @@ def test_a_hand_on_a_foreign_branch_is_refused(shop: Shop, tmp_path: Path) -> No
     status, told = txmq("xa", "doctor", "--config", shop.configure(tmp_path), *force)
     assert (status, told["error"]) == (1, "TransactionError")
     assert shop.standing("shop") == [foreign]
+
+
+def test_what_was_committed_is_verified_since_a_time(shop: Shop, tmp_path: Path) -> None:
+    shop.decide(shop.begin(stored=1, prepared=("shop",)), COMMIT)
+    config = shop.configure(tmp_path)
+    told: dict[str, list[object]] = {"branches": [], "alarms": [], "troubles": []}
+    assert txmq("xa", "verify", "--config", config, "--since", "2026-07-01T12:00:00Z") == (0, told)
+    assert run("xa", "verify", "--config", config, "--since", "yesterday").exit_code == 2

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
 
 from tests.postgres.orphans import end_by_hand
+from tests.recovery.coordinators import killed
 from tests.recovery.world import SAFETY_S, World
 from txmq.client.recovery.databases import Database
+from txmq.client.tokens import first_token
 from txmq.errors import ConnectionLost
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.orphans import Action
 from txmq.tx.postgres.prepared import Ending
 from txmq.tx.postgres.prepared_survey import Prepared
+from txmq.tx.xid import Branch
 
 
 def mixed(logs: list[Any]) -> list[str]:
@@ -153,3 +158,24 @@ def test_branches_that_their_coordinator_ended_are_forgotten(world: World) -> No
     assert mixed(logs) == []
     assert [key for key in recoverer._sightings._seen if key[1] in {token.hex, world.gid(token, "a")}] == []
     world.audit()
+
+
+def test_a_branch_that_no_recoverer_ever_saw_is_found_by_comparing(world: World) -> None:
+    died = killed(world, ["xa.before_decision", "xa.after_decision", "xa.after_commits"])
+    undecided, decided, finished = map(UUID, died.values())
+    gids = {name: world.standing(name) for name in ("a", "b")}
+    [gid] = [gid for gid in gids["a"] if (branch := Branch.parse(gid)) is not None and branch.token == decided]
+    end_by_hand(world.dsns["a"], gid, commit=False)
+    recoverer = world.recoverer()
+    with capture_logs() as logs:
+        report = recoverer.verify(first_token(0))
+        assert recoverer.verify(first_token(0)).needs_hand
+    assert [one.what for one in report.findings] == [gid]
+    assert mixed(logs) == [gid] * 2
+    assert [entry["branch"] for entry in world.journal(decided)] == [gid]
+    assert world.journal(finished) == world.journal(undecided) == []
+    later = world.recoverer().verify(first_token(time.time_ns() // 1_000 + 1_000_000))
+    assert later == ((), ())
+    recoverer.go()
+    world.clock.now += SAFETY_S
+    recoverer.go()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -18,39 +15,16 @@ from structlog.testing import capture_logs
 
 import txmq
 from tests.client.test_xa_crashes import CRASHES
+from tests.recovery.coordinators import killed
 from tests.recovery.world import SAFETY_S, World
 from txmq.client.blocking import Client
 from txmq.client.recovery.recoverer import XaRecoverer
-from txmq.crashpoints import VARIABLE
 from txmq.errors import BrokerUnavailable, Conflict, TxmqError
 from txmq.message import COMMIT, ROLLBACK
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 
 ROUNDS = 20
-ROOT = Path(__file__).parents[2]
-COORDINATORS = """
-import os, sys, psycopg2, txmq, txmq.client.xa
-from txmq.crashpoints import VARIABLE
-home, other, topic, first, last, *points = sys.argv[1:]
-for point in points:
-    pid = os.fork()
-    if not pid:
-        os.environ[VARIABLE] = point
-        connections = [psycopg2.connect(first), psycopg2.connect(last)]
-        client = txmq.connect(home, service="orders", timeout=20)
-        second = txmq.connect(other, service="orders", timeout=20)
-        with client.xa(*connections, timeout=20, check_after=60) as tx:
-            token = tx.token.hex
-            print(point, token, flush=True)
-            for connection in connections:
-                with connection.cursor() as cursor:
-                    cursor.execute("INSERT INTO effects VALUES (%s)", (token,))
-            tx.send(topic, token.encode())
-            tx.at(second).send(topic, token.encode())
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
-"""
 
 
 def some(world: World, random: Random) -> None:
@@ -162,14 +136,7 @@ def transact(world: World, client: Client, connections: Sequence[psycopg2.extens
 
 @pytest.mark.parametrize("recoverers", [1, 2])
 def test_whatever_a_killed_coordinator_leaves_is_made_to_agree(world: World, recoverers: int) -> None:
-    urls = [broker.url for broker in world.brokers]
-    world.clients[0].call("topic.describe", names=[world.topic], create=True)
-    world.clients[1].call("topic.describe", names=[world.topic], create=True)
-    argv = [sys.executable, "-c", COORDINATORS, *urls, world.topic, *world.dsns.values(), *CRASHES]
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    told = subprocess.run(argv, env=environment, cwd=ROOT, check=True, timeout=100, capture_output=True).stdout
-    died = dict(line.split() for line in told.decode().splitlines())
-    assert [*died] == [*CRASHES]
+    died = killed(world, CRASHES)
     several = [world.recoverer() for _ in range(recoverers)]
     for _ in range(2):
         for recoverer in several:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import Asking, Handler, then
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from txmq.broker.engine import Engine
     from txmq.wire import calls_xa as wire
 
+COMMITTED = frozenset({GroupState.COMMITTED, GroupState.PUBLISHED})
+
 
 class XaCalls:
     """What transaction managers, their recoverers and operators ask of branches."""
@@ -34,6 +37,7 @@ class XaCalls:
         self.handlers: dict[str, Handler] = {
             "producer.register": self.register,
             "xa.list": self.listed,
+            "xa.decided": self.decided,
             "xa.find": self.find,
             "xa.outcome": self.outcome,
             "xa.heuristic": self.heuristic,
@@ -69,6 +73,22 @@ class XaCalls:
                     "participants": [plain(one) for one in row.participants],
                     "heuristics": [_heuristic(one) for one in branches.heuristics(self._engine.state, token)],
                 }
+
+    def decided(self, asking: Asking, args: wire.XaDecided) -> None:
+        """For whoever compares them with the databases. As they have no list of their own, so many of all are looked
+        at, and `next` tells how far that came.
+        """
+        state, own = self._engine.state, ("home", self._engine.store.log_id.bytes)
+        after = bytes.fromhex(args.after) + b"\0" if args.after else b""
+        tokens = [token for token, _row in islice(state.transactions.range(after), args.limit)]
+        rows = [(token, get(state, token)) for token in tokens]
+        found = [
+            told(token, row) | {"participants": [plain(one) for one in row.participants]}
+            for token, row in rows
+            if row is not None and row.decider[:2] == own and row.state in COMMITTED
+        ]
+        following = tokens[-1].hex() if len(tokens) == args.limit else None
+        self._engine.tell(asking.answer, {"transactions": found, "next": following})
 
     def find(self, asking: Asking, args: wire.XaFind) -> None:
         xid = Xid(args.format, b64decode(args.gtrid), b64decode(args.bqual))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli.command import Session, local, remote
-from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token, name_of
+from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token, name_of, time_of
 from txmq.cli.output import FAILED, Output
 
 if TYPE_CHECKING:
@@ -86,6 +86,30 @@ def recover(
             recoverer.run(stop)
             return
         report = _two_passes(recoverer, stop)
+    finally:
+        recoverer.close()
+    _show(out, report)
+
+
+@local(app, "verify")
+def verify(
+    out: Output,
+    *,
+    config: Config,
+    broker: Brokers = None,
+    since: Annotated[
+        int, typer.Option(parser=time_of, metavar="TIME", help="Since when, as 2026-07-01T12:00:00Z; at most a week.")
+    ],
+) -> None:
+    """Compare what was committed with the databases: branches that somebody rolled back by hand, unseen till now.
+
+    Exit status 1: there are some; they are in the journals of their home brokers (txmq xa list --heuristic).
+    """
+    from txmq.client.tokens import first_token
+
+    recoverer = _recoverer(out, config, broker)
+    try:
+        report = recoverer.verify(first_token(since))
     finally:
         recoverer.close()
     _show(out, report)

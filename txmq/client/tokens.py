@@ -16,6 +16,11 @@ def new_token() -> UUID:
     return UUID(int=(time.time_ns() // 1_000_000) << 80 | VERSION | VARIANT | low)
 
 
+def first_token(micros: int) -> UUID:
+    """What sorts before every token of that time, in microseconds since the epoch, and after."""
+    return UUID(int=micros // 1_000 << 80)
+
+
 def as_token(token: UUID | bytes | str) -> UUID:
     """A token in any of its forms: 16 bytes, or text with hyphens or without. Raises ValueError."""
     if isinstance(token, UUID):

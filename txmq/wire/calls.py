@@ -264,6 +264,7 @@ CALLS: dict[str, type[Args]] = {
     "mark.show": TopicName,
     "producer.register": xa.ProducerRegister,
     "xa.list": xa.XaList,
+    "xa.decided": xa.XaDecided,
     "xa.find": xa.XaFind,
     "xa.outcome": xa.XaOutcome,
     "xa.heuristic": xa.XaHeuristic,

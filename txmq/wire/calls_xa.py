@@ -43,6 +43,13 @@ class XaList(Args):
     limit: Limit = 100
 
 
+class XaDecided(Args):
+    """Which committed transactions of this broker's own to list: `limit` is how many of any kind are looked at."""
+
+    after: Token | None = None
+    limit: Limit = 1_000
+
+
 class XaFind(Args):
     """A foreign Xid."""
 

@@ -71,7 +71,7 @@ class Branches:
             return _unfinished(finding, error)
         log.info("xa.finished", where=database.name, gid=one.gid, decision=word.decision.name, ending=ending.name)
         if ending is Ending.OTHERWISE:
-            return self._mixed(finding.key, one.branch, word)
+            return self.mixed(finding.key, one.branch, word)
         self._sightings.drop(finding.key)
         return replace(finding, done=True)
 
@@ -86,12 +86,15 @@ class Branches:
             except DatabaseError:
                 continue  # the next pass looks again
             if contradiction(word, status):
-                yield self._mixed(key, seen.branch, word)
+                yield self.mixed(key, seen.branch, word)
             elif _is_over(word, status):
                 self._sightings.drop(key)
 
-    def _mixed(self, key: Key, branch: Branch, word: Word) -> Finding:
-        """Kept in the home broker's journal until an operator has dealt with it; not noted = the next pass tries."""
+    def mixed(self, key: Key, branch: Branch, word: Word) -> Finding:
+        """A branch has ended otherwise than `word` says: kept in the home broker's journal until that is dealt with.
+
+        What could not be noted is found, and noted, by the next pass.
+        """
         where, gid = key
         found, decided = FOUND[word], word.decision.name
         log.error("xa.mixed", where=where, gid=gid, token=branch.token.hex, decided=decided, found=found)

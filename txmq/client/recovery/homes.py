@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -63,9 +64,15 @@ class Home:
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """What `xa.list` lists, page by page. Raises TxmqError."""
-        after = None
-        for _ in range(MOST // PAGE):
-            page = self.call("xa.list", after=after, limit=PAGE)
+        return islice(self._pages("xa.list", None), MOST)
+
+    def committed(self, since: UUID) -> Iterator[dict[str, Any]]:
+        """What it has committed as the home of it, of tokens after `since`. Raises TxmqError."""
+        return self._pages("xa.decided", since.hex)
+
+    def _pages(self, call: str, after: str | None) -> Iterator[dict[str, Any]]:
+        while True:
+            page = self.call(call, after=after, limit=PAGE)
             yield from page["transactions"]
             after = page["next"]
             if after is None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from txmq.client.recovery.alarms import Alarms
 from txmq.client.recovery.branches import Branches
+from txmq.client.recovery.committed import Committed
 from txmq.client.recovery.databases import Database, Place
 from txmq.client.recovery.findings import Finding, Report, Sightings
 from txmq.client.recovery.groups import Groups
@@ -26,6 +27,8 @@ from txmq.client.recovery.homes import Homes
 from txmq.tx.orphans import Action
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from txmq.client.blocking import Client
     from txmq.config import Xa
     from txmq.tx.postgres.prepared_survey import Prepared
@@ -68,6 +71,15 @@ class XaRecoverer:
         """What a pass would find, with all that it locks and blocks; nothing is done."""
         return self._pass(act=False)
 
+    def verify(self, since: UUID) -> Report:
+        """The branches that are rolled back though their transactions, of tokens after `since`, were committed."""
+        self.homes.meet()
+        for database in self.databases:
+            database.standing()  # finds out where it leads to
+        committed = Committed(self._branches, self.databases)
+        found = [one for home in self.homes.all if not home.trouble for one in committed.compare(home, since)]
+        return Report(tuple(found), self._troubles())
+
     def run(self, stop: Event) -> None:
         """Passes until `stop` is set."""
         random = Random()  # noqa: S311  # jitter
@@ -87,9 +99,11 @@ class XaRecoverer:
         for home in self.homes.all:
             if not home.trouble:
                 findings += self._groups.go_through(home, act=act)
-        troubles = [(one.name, one.trouble) for one in self.databases if one.trouble]
-        troubles += [(home.url, home.trouble) for home in self.homes.all if home.trouble]
-        return Report(tuple(findings), tuple(troubles))
+        return Report(tuple(findings), self._troubles())
+
+    def _troubles(self) -> tuple[tuple[str, str], ...]:
+        databases = [(one.name, one.trouble) for one in self.databases if one.trouble]
+        return (*databases, *((home.url, home.trouble) for home in self.homes.all if home.trouble))
 
     def _in_databases(self, *, act: bool) -> Iterator[Finding]:
         elsewhere: dict[tuple[Place, str], Finding] = {}
