@@ -20,14 +20,16 @@ from txmq.tx.postgres.tokens import insert_token
 TOKEN = new_token()
 
 
-@pytest.fixture(params=["psycopg2 begins", "BEGIN by hand"])
+@pytest.fixture(params=["psycopg2 begins", "BEGIN by hand", "tpc_begin"])
 def connection(database: str, request: pytest.FixtureRequest) -> Iterator[Connection]:
-    """An open transaction, in both ways that there are to have one."""
+    """An open transaction, in all ways that there are to have one."""
     rows(database, "CREATE TABLE business (n int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED)")
     with closing(producer(database)) as connection:
         if request.param == "BEGIN by hand":
             connection.autocommit = True
             run(connection, "BEGIN")
+        elif request.param == "tpc_begin":
+            connection.tpc_begin("one phase")
         run(connection, "INSERT INTO business VALUES (1)")
         yield connection
 

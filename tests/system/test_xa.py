@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
@@ -14,11 +14,10 @@ from tests.system.farm import Lane
 from tests.system.orders import Outcome, faults
 from tests.system.placing import TABLES, told
 from tests.system.shop import Farm, Shop, opened
-from txmq.errors import TxmqError
+from txmq.client.recovery.recoverer import XaRecoverer
+from txmq.config import Xa, XaDatabase
 from txmq.testing.postgres import OwnServer
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.prepared import commit_prepared, list_prepared, roll_back_prepared
-from txmq.tx.postgres.session import connect
 
 pytestmark = pytest.mark.timeout(300)  # where the machine is busy
 DEATHS = ("xa.between_prepares", "xa.after_prepares", "xa.after_decision", "xa.between_commits")
@@ -28,6 +27,7 @@ COMMITS = 15  # between two kills
 KEYS = ("a", "b", "c", "d", "e")
 SAFETY_S = 0.5
 PATIENCE_S = 120.0
+PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
 
 
 class Books:
@@ -43,54 +43,39 @@ class Books:
         """Coordinators for the block: some die, the others go on until the end."""
         lanes = [Lane(point, point, DIE, (self.dsns[1], *KEYS)) for point in DEATHS]
         lanes += [Lane(f"desk-{n}", arguments=(self.dsns[1], *KEYS)) for n in range(3)]
-        with self.shop.farm(*lanes, work="booking") as farm, recovering(self.recover):
+        with self.shop.farm(*lanes, work="booking") as farm:
             yield farm
 
-    def recover(self, safety_s: float = SAFETY_S) -> int:
-        """Ends the branches that have stood for so long, as the home broker decides; returns how many were left."""
-        return sum(self._end(dsn, safety_s) for dsn in self.dsns)
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Recovery is at work all the while, whatever is down just now."""
+        databases = tuple(XaDatabase(name=f"db{n}", dsn=dsn) for n, dsn in enumerate(self.dsns))
+        settings = Xa(every_s=SAFETY_S, safety_s=SAFETY_S, database=databases)
+        over = Event()
+        with closing(XaRecoverer(settings, [self.shop.broker.url])) as recoverer:
+            thread = Thread(target=recoverer.run, args=(over,))
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
 
-    def _end(self, dsn: str, safety_s: float) -> int:
-        with closing(connect(dsn, application_name="recovery")) as connection:
-            found = list_prepared(connection)
-            for one in found:
-                if one.age_s >= safety_s:
-                    asked = {"token": one.branch.token.hex, "log_id": str(self.shop.client.log_id)}
-                    state = self.shop.client.call("xa.outcome", **asked, decide=True, by="recovery")["state"]
-                    end = roll_back_prepared if state == "ROLLED_BACK" else commit_prepared
-                    end(connection, one.gid, one.xid)
-            return len(found)
+    def prepared(self) -> list[tuple[object, ...]]:
+        """What stands prepared."""
+        return [row for shop in (self.shop, self.there) for row in shop.query(PREPARED)]
 
     def commits(self) -> int:
         return sum(outcome is Outcome.COMMITTED for outcome in told(self.shop.journals).values())
 
     def judge(self) -> dict[str, int]:
         """Fails where the databases and the topic do not have the same orders."""
-        wait_until(lambda: not self.recover(0), PATIENCE_S, what="nothing is prepared")
+        wait_until(lambda: not self.prepared(), PATIENCE_S, what="nothing is prepared")
         self.shop.settle()
         rows, there, messages = self.shop.rows(), self.there.rows(), self.shop.messages()
         assert sorted(rows) == sorted(there)
         assert faults(told(self.shop.journals), rows, messages) == []
         return {"transactions": len(told(self.shop.journals)), "rows": len(rows), "messages": len(messages)}
-
-
-@contextmanager
-def recovering(recover: Callable[[], object]) -> Iterator[None]:
-    """Recovery is at work all the while, whatever is down just now."""
-    over = Event()
-
-    def again() -> None:
-        while not over.wait(SAFETY_S):
-            with suppress(TxmqError):
-                recover()
-
-    thread = Thread(target=again)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.fixture
@@ -102,17 +87,18 @@ def books(tmp_path: Path, database: str, crashable_database: str) -> Iterator[Bo
 def test_coordinators_brokers_and_servers_die_and_both_databases_and_the_topic_agree(
     books: Books, crashable_postgres: OwnServer, report: Report
 ) -> None:
-    with books.farm() as farm:
-        for _ in range(ROUNDS):
+    with books.recovering():
+        with books.farm() as farm:
+            for _ in range(ROUNDS):
+                wait_for_commits(books, farm)
+                books.shop.broker.restart()
+                wait_for_commits(books, farm)
+                crashable_postgres.kill_server()
+                crashable_postgres.start()
             wait_for_commits(books, farm)
-            books.shop.broker.restart()
-            wait_for_commits(books, farm)
-            crashable_postgres.kill_server()
-            crashable_postgres.start()
-        wait_for_commits(books, farm)
-        wait_until(lambda: all(farm.hits()[point] >= DIE for point in DEATHS), PATIENCE_S, what="all deaths")
-    deaths = {point: farm.hits()[point] for point in DEATHS}
-    report({"broker kills": ROUNDS, "server kills": ROUNDS} | deaths | books.judge())
+            wait_until(lambda: all(farm.hits()[point] >= DIE for point in DEATHS), PATIENCE_S, what="all deaths")
+        deaths = {point: farm.hits()[point] for point in DEATHS}
+        report({"broker kills": ROUNDS, "server kills": ROUNDS} | deaths | books.judge())
 
 
 def wait_for_commits(books: Books, farm: Farm) -> None:

@@ -53,7 +53,12 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
 
 def _commit(connection: Connection) -> None:
     if connection.status == extensions.STATUS_BEGIN:
-        connection.commit()
+        try:
+            connection.commit()
+        except psycopg2.ProgrammingError as error:
+            if error.pgcode is not None:
+                raise
+            connection.tpc_commit()  # begun by tpc_begin, which forbids commit(); nothing was sent
         return
     # A BEGIN that psycopg2 does not know of: its commit() would do nothing.
     with connection.cursor() as cursor:
