@@ -52,7 +52,7 @@ class Stats:
 
 
 class Flights:
-    """The pipeline's side of an outbox. For one thread."""
+    """The pipeline's side of an outbox. For one thread at a time."""
 
     def __init__(self, topics: Topics, outbox: Outbox) -> None:
         self._topics, self._outbox = topics, outbox

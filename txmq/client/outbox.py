@@ -136,8 +136,10 @@ class Outbox:
             if ripe and self._piled < self._ripe:
                 return []
             piles, self._piles, self._piled = list(self._piles.values()), {}, 0
-            hurried = not ripe or self._waiting or self._closed
-            self._ripe = 1 if hurried else min(max(1, self._messages // 2), MOST_RIPE)
+            if not ripe or self._waiting or self._closed:
+                self._ripe = 1
+            else:  # many receipts may just have come at once: then it shrinks by steps
+                self._ripe = min(max(1, self._messages // 2, self._ripe * 3 // 4), MOST_RIPE)
         return piles
 
     def hurry(self) -> None:

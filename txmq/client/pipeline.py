@@ -3,7 +3,8 @@
 A lone message goes out at once. Under load each write takes everything that came during the previous one, one batch
 for each partition, and what comes while others are under way gathers until it is half of all that have no receipt: so
 two frames are under way, and the broker works on one while the next is made. That wait ends with the last receipt, or a
-millisecond later, and as soon as somebody looks at a future.
+millisecond later, and as soon as somebody looks at a future. And whoever puts in the message that completes the half
+sends it, on his own thread: to hand it over would take as long as to send it.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ class Pipeline:
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
-        self._outbox = Outbox(topics, messages=window, size=window_bytes, wake=self._wake)
+        self._outbox = Outbox(topics, messages=window, size=window_bytes, wake=self._rouse)
         self._flights = Flights(topics, self._outbox)
         self._start = Lock()
+        self._turn = Lock()  # to send and to receive: the thread's own, but while it waits with a stream
+        self._stream: Stream | None = None
         self._thread: Thread | None = None
         self._ends: float | None = None  # set by `close`: until then what is there may go out
         self._heard = self._looked = 0.0
@@ -108,6 +111,29 @@ class Pipeline:
                 self._thread = Thread(target=self._run, name="txmq-pipeline", daemon=True)
                 self._thread.start()
 
+    def _rouse(self) -> None:
+        """Called by the outbox: the thread sleeps, and there is something to send."""
+        if not (self._outbox.expectant and self._send_here()):
+            self._wake()
+
+    def _send_here(self) -> bool:
+        """Sends on the caller's thread, if that is all there is to do; whether it was.
+
+        Only while more is expected: then the thread looks about by itself before long, and sees what is under way.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            stream = self._stream
+            if stream is None or stream.unsent or self._flights.stale:
+                return False
+            self._send(stream)
+            return not stream.unsent and self._outbox.sleep(messages_too=self._flights.can_send)
+        except ConnectionLost:  # the thread will meet it, too
+            return False
+        finally:
+            self._turn.release()
+
     def _wake(self) -> None:
         with suppress(OSError):  # full: it is awake; closed: nothing is left to do
             self._waker.send(b"\0")
@@ -119,7 +145,7 @@ class Pipeline:
             while not self._done():
                 self._await_work()
                 if stream := self._connect():
-                    with stream:
+                    with stream, self._turn:
                         self._converse(stream)
         except BaseException:
             log.exception("pipeline.failed")
@@ -187,7 +213,7 @@ class Pipeline:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
         if selector.get_key(stream.socket).events != wanted:
             selector.modify(stream.socket, wanted)
-        ready = selector.select(self._longest_wait(stream))
+        ready = self._select(selector, stream)
         if not ready and not self._flights.awaits_receipts:
             self._outbox.expect_no_more()
         for key, events in ready:
@@ -196,6 +222,18 @@ class Pipeline:
             elif events & selectors.EVENT_READ:
                 self._heard = time.monotonic()
                 self._flights.received(stream.read())
+
+    def _select(self, selector: selectors.BaseSelector, stream: Stream) -> list[tuple[selectors.SelectorKey, int]]:
+        longest = self._longest_wait(stream)
+        if longest == 0:
+            return selector.select(0)
+        self._stream = stream
+        self._turn.release()
+        try:
+            return selector.select(longest)
+        finally:
+            self._turn.acquire()
+            self._stream = None
 
     def _longest_wait(self, stream: Stream) -> float | None:
         flights = self._flights
