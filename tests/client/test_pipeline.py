@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ import txmq
 from tests.client.fake import FakeBroker, HangUp, Silent, receipt
 from txmq.batch import BatchView
 from txmq.client.blocking import Client
+from txmq.client.conversation import Conversation
+from txmq.client.loader import Loader
+from txmq.client.stream import Stream
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
@@ -126,6 +130,57 @@ def test_half_as_many_as_have_no_receipt_go_out_together(fake: FakeBroker, conne
         wait_until(lambda: client.stats.frames == 2)
     results(futures)
     assert [len(bodies) for bodies in fake.bodies()] == [8, 4]
+
+
+def _stream_that_waits(client: Client) -> Stream:
+    """The connection of the pipeline's thread, which waits for replies."""
+    pipeline = client.core.pipeline
+    wait_until(lambda: pipeline._stream is not None)
+    assert pipeline._stream is not None
+    return pipeline._stream
+
+
+def test_who_completes_the_half_sends_it_himself(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+    client = connect(fake.url)
+    with eight_under_way(client, gate) as futures:
+        _stream_that_waits(client)
+        futures += [client.send_async("orders", b"second") for _ in range(4)]
+        assert client.stats.frames == 2
+    results(futures)
+
+
+def test_who_sends_himself_over_a_lost_connection_does_not_notice(
+    fake: FakeBroker, connect: Connect, gate: Gate
+) -> None:
+    client = connect(fake.url)
+    with eight_under_way(client, gate) as futures:
+        _stream_that_waits(client).abort()
+        futures += [client.send_async("orders", b"second") for _ in range(40)]
+    assert len({got.message_id for got in results(futures)}) == 48
+
+
+@pytest.mark.parametrize("where", ["_encode", "request", "write"])
+def test_an_interrupt_of_who_sends_himself_loses_nothing(
+    fake: FakeBroker, connect: Connect, gate: Gate, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    client = connect(fake.url)
+    owner: type = {"_encode": Loader, "request": Conversation, "write": Stream}[where]
+    with eight_under_way(client, gate) as futures:
+        _stream_that_waits(client)
+        futures += [client.send_async("orders", b"second") for _ in range(3)]
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, where, _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.send_async("orders", b"second")
+    results(futures)
+    wait_until(lambda: client.stats.messages == 12)
+    views = [BatchView(send.batch) for send in fake.sends]
+    sent = {name: body for view in views for name, body in zip(view.message_ids, view.bodies, strict=True)}
+    assert Counter(sent.values()) == {b"first": 8, b"second": 4}
+
+
+def _interrupted(*_args: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("look", [Future.done, lambda future: future.add_done_callback(print)])

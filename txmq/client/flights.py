@@ -125,6 +125,10 @@ class Flights:
         except TxmqError as error:  # an errand too large for a frame; for sends that was seen to
             self._fail(flight, error)
             return
+        except BaseException:
+            if isinstance(flight, Flight):  # an interrupt must not lose it
+                self._again.appendleft(flight)
+            raise
         self._under_way[correlation] = flight
         self._sends += isinstance(flight, Flight)
         pieces += own

@@ -57,8 +57,12 @@ class Loader:
         """The next frame, None when there is nothing to make one of."""
         while self.queue:
             pile = self._cut(self.queue.popleft())
-            if pile is not None and (flight := self._encode(pile, limits.message)):
-                return flight
+            if pile is not None:
+                self.queue.appendleft(pile)  # an interrupt must not lose it
+                flight = self._encode(pile, limits.message)
+                self.queue.popleft()
+                if flight is not None:
+                    return flight
         return None
 
     def _cut(self, pile: Pile) -> Pile | None:

@@ -121,16 +121,19 @@ class Pipeline:
 
         Only while more is expected: then the thread looks about by itself before long, and sees what is under way.
         """
-        if not self._turn.acquire(blocking=False):
+        stream = self._stream
+        if stream is None or not self._turn.acquire(blocking=False):
             return False
         try:
-            stream = self._stream
-            if stream is None or stream.unsent or self._flights.stale:
+            if stream is not self._stream or stream.unsent or self._flights.stale:
                 return False
             self._send(stream)
             return not stream.unsent and self._outbox.sleep(messages_too=self._flights.can_send)
         except ConnectionLost:  # the thread will meet it, too
             return False
+        except BaseException:  # an interrupt: nobody knows how far it got, so that everything goes out again
+            stream.abort()
+            raise
         finally:
             self._turn.release()
 

@@ -53,6 +53,10 @@ class Stream:
             raise ConnectionLost(f"the connection to {self._connection.address} was closed by the peer")
         return self.conversation.receive(data)
 
+    def abort(self) -> None:
+        """Ends the connection: who waits for the socket will meet its end."""
+        self._connection.abort()
+
     def __enter__(self) -> Self:
         return self
 
