@@ -8,16 +8,17 @@ ahead, the file of a new segment) may fail for lack of space and be tried again,
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from txmq.errors import DiskFull, StoreClosed, StoreError
 from txmq.store.fs import Bytes, File, FileSystem
 from txmq.store.segment import HEADER_SIZE, SegmentHeader, create_segment, segment_path
 
+T = TypeVar("T")
 # Where a write itself has to make room it takes a part of a step only: whoever waits for it should not wait for all.
 _PARTS = 16
 
@@ -109,7 +110,8 @@ class LogWriter:
         DiskFull with `read_only` set: there was no room, the log is whole; give the same flush again once `try_space`
         has found some. After any other error the log is of no more use.
         """
-        with self._working():
+        with self._lock:
+            self._check_fit()
             for run in flush.runs:
                 if run.end > self.end:  # else written before there was no room for the rest
                     self._write_run(run)
@@ -118,12 +120,14 @@ class LogWriter:
 
     def sync(self) -> None:
         """Return when all that was written is on disk."""
-        with self._working():
+        with self._lock:
+            self._check_fit()
             self._sync()
 
     def reserve(self) -> None:
         """Write zeros ahead. Raises DiskFull, with `read_only` set, where there is no space for them."""
-        with self._working():
+        with self._lock:
+            self._check_fit()
             size = min(self.end - self.first + self._sizes.step, self._sizes.segment)
             if size > self._zeroed:
                 self._extend(size)
@@ -152,20 +156,17 @@ class LogWriter:
         if size > self._zeroed:
             part = self._sizes.step // _PARTS
             self._extend(max(size, min(size + part, self._sizes.segment)))
-        with self._guarded():
-            self._file.pwrite(run.buffers, run.start - self.first)
+        self._attempt(self._file.pwrite, run.buffers, run.start - self.first)
         self.end = run.end
 
     def _roll(self, run: Run) -> None:
         # That the next segment's name is there will prove that this one was whole on disk: so seal it first.
-        with self._guarded():
-            self._file.truncate(run.first - self.first)
-            self._file.fsync()
+        self._attempt(self._file.truncate, run.first - self.first)
+        self._attempt(self._file.fsync)
         self.synced, self._zeroed = run.first, run.first - self.first
-        with self._guarded(making_room=True):
-            file = self._create(SegmentHeader(self._log_id, run.first, run.created_at))
-        with self._guarded():
-            self._file.close()
+        header = SegmentHeader(self._log_id, run.first, run.created_at)
+        file = self._attempt(self._create, header, making_room=True)
+        self._attempt(self._file.close)
         self._file, self.first, self._zeroed = file, run.first, HEADER_SIZE
 
     def _create(self, header: SegmentHeader) -> File:
@@ -177,27 +178,21 @@ class LogWriter:
             raise
 
     def _extend(self, size: int) -> None:
-        with self._guarded(making_room=True):
-            self._file.write_zeros(self._zeroed, size - self._zeroed)
+        self._attempt(self._file.write_zeros, self._zeroed, size - self._zeroed, making_room=True)
         self._zeroed = size
 
     def _sync(self) -> None:
-        with self._guarded():
-            self._file.fdatasync()
+        self._attempt(self._file.fdatasync)
         self.synced = self.end
 
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        with self._lock:
-            if not (self.accepting or self.read_only):
-                raise self.refusal()
-            yield
+    def _check_fit(self) -> None:
+        if not (self.accepting or self.read_only):
+            raise self.refusal()
 
-    @contextmanager
-    def _guarded(self, *, making_room: bool = False) -> Iterator[None]:
-        """Remembers a failure: lack of room until there is some, anything else for good."""
+    def _attempt(self, step: Callable[..., T], *args: object, making_room: bool = False) -> T:
+        """What `step` gives. Remembers a failure: lack of room until there is some, anything else for good."""
         try:
-            yield
+            return step(*args)
         except BaseException as error:
             self.accepting = False
             self.read_only = making_room and isinstance(error, DiskFull)

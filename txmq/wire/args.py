@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from txmq import limits
 from txmq.wire.json import WireModel
@@ -28,4 +28,6 @@ Token = Annotated[str, AfterValidator(_token)]
 
 
 class Args(WireModel):
-    """Arguments of a call."""
+    """Arguments of a call. There are many kinds and a process checks few: each gets its validator at its first use."""
+
+    model_config = ConfigDict(defer_build=True)

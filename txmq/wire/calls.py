@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, StringConstraints
 
@@ -282,8 +283,6 @@ CALLS: dict[str, type[Args]] = {
     "broker.alarms": NoArgs,
 }
 
-_ENVELOPES = {name: Call[model] for name, model in CALLS.items()}  # type: ignore[valid-type]  # made at run time
-
 
 def encode_call(name: str, args: dict[str, object]) -> bytes:
     """The payload of a call; its arguments are checked by the broker."""
@@ -296,9 +295,13 @@ def decode_call(payload: bytes) -> tuple[str, Args]:
     """
     tree = parse(payload)
     name = tree.get("call") if isinstance(tree, dict) else None
-    envelope = _ENVELOPES.get(name) if isinstance(name, str) else None
-    if envelope is None:
+    if not isinstance(name, str) or name not in CALLS:
         raise RemoteProtocolError(
             f"there is no call {str(name)[:64]!r}", hint="client and broker must be of one version"
         )
-    return str(name), parse_as(envelope, payload).args
+    return name, parse_as(_envelope(name), payload).args
+
+
+@cache
+def _envelope(name: str) -> type[Call[Any]]:
+    return Call[CALLS[name]]  # type: ignore[valid-type] # made at run time
