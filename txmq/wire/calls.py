@@ -290,15 +290,12 @@ def encode_call(name: str, args: dict[str, object]) -> bytes:
 
 
 def decode_call(payload: bytes) -> tuple[str, Args]:
-    """Name and checked arguments of a call. Raises RemoteProtocolError for an unknown one or arguments that are none
-    of its.
-    """
+    """Name and checked arguments of a call. Raises RemoteProtocolError for an unknown one, or wrong arguments."""
     tree = parse(payload)
     name = tree.get("call") if isinstance(tree, dict) else None
     if not isinstance(name, str) or name not in CALLS:
-        raise RemoteProtocolError(
-            f"there is no call {str(name)[:64]!r}", hint="client and broker must be of one version"
-        )
+        hint = "client and broker must be of one version"
+        raise RemoteProtocolError(f"there is no call {str(name)[:64]!r}", hint=hint)
     return name, parse_as(_envelope(name), payload).args
 
 
