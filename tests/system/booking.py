@@ -12,11 +12,10 @@ import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
 from tests.system.farm import Job, Lane
-from tests.system.orders import Order, Outcome
+from tests.system.orders import Order
 from tests.system.placing import PATIENCE_S, ChangedMind, Journal, connected, write_order
 from txmq import connect
 from txmq.client import Client
-from txmq.errors import TxmqError
 
 CHECK_AFTER_S = 5.0
 IMPATIENCE = "SET lock_timeout = '5s'"  # with prepared transactions nobody sees a deadlock over two databases
@@ -44,19 +43,11 @@ def _place(
     """One order, and what the caller was told of it."""
     transaction = client.xa(*pair, timeout=PATIENCE_S, check_after=CHECK_AFTER_S)
     token = transaction.token.hex
-    journal.note(token, Outcome.BEGAN)
-    try:
-        with transaction:
-            first, second = (Order(token, key, write_order(connection, token, key)) for connection in pair)
-            assert first == second, "both databases count the same orders"
-            transaction.send(topic, first.encode(), key=key)
-            _think_again(random)
-    except (ChangedMind, psycopg2.Error) as error:
-        journal.note(token, Outcome.ABORTED, repr(error))
-    except TxmqError as error:
-        journal.note(token, Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.ABORTED, repr(error))
-    else:
-        journal.note(token, Outcome.COMMITTED)
+    with journal.kept(token), transaction:
+        first, second = (Order(token, key, write_order(connection, token, key)) for connection in pair)
+        assert first == second, "both databases count the same orders"
+        transaction.send(topic, first.encode(), key=key)
+        _think_again(random)
 
 
 def _think_again(random: Random) -> None:

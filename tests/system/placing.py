@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -45,6 +45,19 @@ class Journal:
 
     def note(self, token: Token, outcome: Outcome, why: str = "") -> None:
         os.write(self._file, f"{token} {outcome} {why}\n".encode())
+
+    @contextmanager
+    def kept(self, token: Token) -> Iterator[None]:
+        """Around a transaction: notes that it began, and what its caller was told."""
+        self.note(token, Outcome.BEGAN)
+        try:
+            yield
+        except (ChangedMind, psycopg2.Error) as error:
+            self.note(token, Outcome.ABORTED, repr(error))
+        except TxmqError as error:
+            self.note(token, Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.ABORTED, repr(error))
+        else:
+            self.note(token, Outcome.COMMITTED)
 
 
 def told(directory: Path) -> Mapping[Token, Outcome]:
@@ -96,21 +109,14 @@ def _place(client: Client, connection: Connection, topic: str, key: str, journal
     """One order, and what the caller was told of it."""
     transaction = client.transaction(connection, timeout=PATIENCE_S, check_after=CHECK_AFTER_S)
     token = transaction.token.hex
-    journal.note(token, Outcome.BEGAN)
-    try:
-        with transaction:
-            order = Order(token, key, write_order(connection, token, key))
-            transaction.send(topic, order.encode(), key=key)
-            random.choice(WHIMS)(transaction, connection, topic, order._replace(version=NEVER))
-    except (ChangedMind, psycopg2.Error) as error:
-        journal.note(token, Outcome.ABORTED, repr(error))
-    except TxmqError as error:
-        journal.note(token, Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.ABORTED, repr(error))
-    else:
-        journal.note(token, Outcome.COMMITTED)
+    with journal.kept(token), transaction:
+        order = Order(token, key, write_order(connection, token, key))
+        transaction.send(topic, order.encode(), key=key)
+        random.choice(WHIMS)(transaction, connection, topic, order._replace(version=NEVER))
 
 
 def write_order(connection: Connection, token: Token, key: str) -> int:
+    """The rows of an order; gives its version."""
     with connection.cursor() as cursor:
         cursor.execute(RAISE_VERSION, (key,))
         [(version,)] = cursor.fetchall()
