@@ -10,6 +10,8 @@ from tests.bench.harness import BenchError, file_system
 from txmq.errors import TxmqError
 from txmq.testing.postgres import PostgresServer, temporary_server
 
+SETTINGS = {"wal_level": "logical"}  # for all, so that figures of the same run can stand beside one another
+
 
 @dataclass(slots=True)
 class Database:
@@ -50,4 +52,4 @@ def _temporary_server() -> PostgresServer:
         raise BenchError(
             f"{directory} is in memory, where a commit costs nothing: set TMPDIR, or name a server by --dsn"
         )
-    return temporary_server()
+    return temporary_server(settings=SETTINGS)

@@ -22,5 +22,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     recovering.checkback,
     recovering.resolving,
     xa.two_databases,
+    transactions.relay,
     inbox.inbox,
 )

@@ -7,16 +7,20 @@ from contextlib import ExitStack, closing, contextmanager
 from threading import Event, Thread
 
 from tests.bench.brokers import broker
-from tests.bench.harness import Program, in_turn, measured, python, serving
+from tests.bench.harness import BenchError, Program, in_turn, measured, python, serving
 from tests.bench.raw.plain_commit import run as execute
 from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
 from tests.bench.yardsticks import plain_commit
+from txmq.errors import DatabaseError
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres import slot
 from txmq.tx.postgres.partitions import maintain
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
 
 CLIENTS = "tests.bench.clients"
 CLEAN_UP_S = 1.0
+SLOT = "txmq_bench"
 
 
 @contextmanager
@@ -68,7 +72,9 @@ def row_and_message(run: Run) -> Iterator[Row]:
 @benchmark("tx.commit_to_consumer", "from COMMIT to the message at a consumer")
 def commit_to_consumer(run: Run) -> Iterator[Row]:
     with transactional(run) as program:
-        argv = python(f"{CLIENTS}.commit_to_consumer", program.address, run.database.dsn(), run.count(1_000))
+        argv = python(
+            f"{CLIENTS}.commit_to_consumer", program.address, run.database.dsn(), run.count(1_000), "transaction"
+        )
         took = measured(argv)
     yield row("tx.commit_to_consumer_p50", "from COMMIT to the message at a consumer: p50", "µs", took["p50_us"])
     yield row("tx.commit_to_consumer_p99", "from COMMIT to the message at a consumer: p99", "µs", took["p99_us"])
@@ -107,3 +113,43 @@ def outbox(run: Run) -> Iterator[Row]:
             ours, theirs = took["txmq"]["p50_us"], took[how]["p50_us"]
             goal = at_most(share) if clients > 1 else None
             yield row(f"tx.outbox_{how}_p50_{clients}", what, "µs", ours, yardstick=theirs, goal=goal)
+
+
+@contextmanager
+def relayed(run: Run) -> Iterator[Program]:
+    """A broker, and a relay that brings it what is emitted in the database."""
+    dsn = run.database.dsn()
+    with transactional(run) as program, closing(connect(dsn, application_name="bench")) as connection:
+        try:
+            slot.create(connection, SLOT)
+        except DatabaseError as error:
+            raise BenchError(f"no relay: {error}") from error
+        try:
+            with serving(python("txmq", "relay", "run", "--dsn", dsn, "--broker", program.address, "--slot", SLOT)):
+                yield program
+        finally:
+            wait_until(lambda: slot.require(connection, SLOT).active_pid is None, what="the slot is free")
+            slot.drop(connection, SLOT)
+
+
+@benchmark("tx.relay", "messages emitted into transactions, brought by the relay")
+def relay(run: Run) -> Iterator[Row]:
+    dsn = run.database.dsn()
+
+    def ours() -> float:
+        with relayed(run) as program:
+            argv = python(f"{CLIENTS}.emitting", program.address, dsn, 16, run.seconds(4))
+            return float(measured(argv)["per_s"])
+
+    def transactions() -> float:
+        with transactional(run) as program:
+            argv = python(f"{CLIENTS}.transactions", program.address, dsn, 16, run.seconds(4))
+            return float(measured(argv)["per_s"])
+
+    value, yardstick = in_turn(3, ours, transactions)
+    what = "row and emitted message, 16 clients, until the last is at the broker, beside client.transaction"
+    yield row("tx.relay_16", what, "messages/s", value, yardstick=yardstick)
+    with relayed(run) as program:
+        took = measured(python(f"{CLIENTS}.commit_to_consumer", program.address, dsn, run.count(1_000), "emit"))
+    yield row("tx.relay_p50", "from COMMIT by way of the relay to the message at a consumer: p50", "µs", took["p50_us"])
+    yield row("tx.relay_p99", "from COMMIT by way of the relay to the message at a consumer: p99", "µs", took["p99_us"])

@@ -1,6 +1,8 @@
 """From the moment the database has answered COMMIT to the message in a consumer's hands, one transaction at a time.
 
-python -m tests.bench.clients.commit_to_consumer URL DSN COUNT          prints {"p50_us", "p99_us"}
+python -m tests.bench.clients.commit_to_consumer URL DSN COUNT transaction|emit         prints {"p50_us", "p99_us"}
+
+With `transaction` the message is the client's own to send; with `emit` a relay brings it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,25 @@ class TimedConnection(Connection):
         self.committed_at = time.perf_counter()
 
 
-def transactions(client: txmq.Client, dsn: str, count: int) -> list[float]:
+def transact(client: txmq.Client, connection: Connection) -> None:
+    """A row and a message, by the client."""
+    with client.transaction(connection) as transaction, connection.cursor() as cursor:
+        cursor.execute(INSERT)
+        transaction.send("bench", b"order")
+
+
+def emit(_client: txmq.Client, connection: Connection) -> None:
+    """A row and a message, by way of the database's log."""
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT)
+        txmq.emit(connection, "bench", b"order")
+    connection.commit()
+
+
+HOW = {"transaction": transact, "emit": emit}
+
+
+def transactions(client: txmq.Client, dsn: str, count: int, how: str) -> list[float]:
     """Seconds that each message took."""
     arrivals: SimpleQueue[float] = SimpleQueue()
 
@@ -51,23 +71,21 @@ def transactions(client: txmq.Client, dsn: str, count: int) -> list[float]:
     took = []
     with closing(psycopg2.connect(dsn, connection_factory=TimedConnection)) as connection:
         for _ in range(count):
-            with client.transaction(connection) as transaction, connection.cursor() as cursor:
-                cursor.execute(INSERT)
-                transaction.send("bench", b"order")
+            HOW[how](client, connection)
             took.append(arrivals.get(timeout=COMES_WITHIN_S) - connection.committed_at)
     thread.join()
     return took[WARM_UP:]
 
 
-def main(url: str, dsn: str, count: int) -> None:
+def main(url: str, dsn: str, count: int, how: str) -> None:
     """Measure and print."""
     run(dsn, DROP, CREATE)
     with txmq.connect(url) as client:
         client.call("topic.create", name="bench", partitions=8)
-        took = transactions(client, dsn, count + WARM_UP)
+        took = transactions(client, dsn, count + WARM_UP, how)
     run(dsn, DROP)
     print(json.dumps(latency_us(took)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

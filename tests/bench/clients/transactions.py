@@ -32,13 +32,18 @@ def meet(barrier: Barrier) -> None:
     _all_ready = barrier
 
 
+def ready() -> None:
+    """Returns once all processes have come so far."""
+    _all_ready.wait(READY_WITHIN_S)
+
+
 def client(url: str, dsn: str, seconds: float) -> list[float]:
     """How long each transaction took that began within `seconds` of the common start."""
     with closing(psycopg2.connect(dsn)) as connection, txmq.connect(url) as client:
         client.send("bench", BODY)
         with client.transaction(connection) as transaction:  # what is found out but once
             transaction.send("bench", BODY)
-        _all_ready.wait(READY_WITHIN_S)
+        ready()
         start = time.monotonic()
         took, began = [], start
         while began < start + seconds:
