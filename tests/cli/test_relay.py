@@ -96,7 +96,7 @@ def test_a_relay_brings_what_is_committed_until_it_is_told_to_end(
     arguments = ("--config", str(config)) if how == "file" else ("--dsn", dsn, "--url", broker)
     with running(tmp_path / "relay", "relay", "run", *arguments, "--json") as relay:
         assert json.loads(relay.first_line()) == {"ready": "txmq_relay"}
-        with connect(broker) as client, client.consumer("g", ["orders"], start="first") as consumer:
+        with connect(broker, timeout=30.0) as client, client.consumer("g", ["orders"], start="first") as consumer:
             message = consumer.receive(30)
             assert message is not None
             assert message.body == b"one"

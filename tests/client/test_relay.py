@@ -111,7 +111,7 @@ def test_a_message_keeps_what_it_was_given(
     broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
 ) -> None:
     emitted(dsn, topic, "x", key=None, partition=5, tag="t", headers={"h": "v"})
-    with relaying(broker.url, dsn), connect(broker.url).consumer("g", [topic], start="first") as consumer:
+    with relaying(broker.url, dsn), connect(broker.url, timeout=30.0).consumer("g", [topic], start="first") as consumer:
         message = consumer.receive(30)
     assert message is not None
     assert (message.partition, message.key, message.tag, dict(message.headers)) == (5, None, "t", {"h": "v"})
@@ -174,7 +174,7 @@ def deadline() -> float:
 def test_what_a_relay_left_half_stored_is_finished(
     broker: RealBroker, topic: str, left: str, connect: Callable[..., Client]
 ) -> None:
-    client = connect(broker.url)
+    client = connect(broker.url, timeout=30.0)
     mine = order(SOURCE._replace(slot=left), 100, f"{topic}-{left}", "one", "two")
     token = name_of(mine.source, mine.committed, 0)
     [part] = built(client.core, mine, token, ("checker", CHECKER))
@@ -227,7 +227,9 @@ def test_a_database_whose_log_ends_before_what_the_broker_has_is_refused(
     other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
 ) -> None:
     source = source_of(dsn)
-    store_in_parts(connect(other_broker.url).core, order(source, source.place << 1, topic, "x"), deadline())
+    store_in_parts(
+        connect(other_broker.url, timeout=30.0).core, order(source, source.place << 1, topic, "x"), deadline()
+    )
     with pytest.raises(SlotRewound, match="log ends at"), relaying(other_broker.url, dsn) as relay:
         relay.ended.wait(30)
 
@@ -239,7 +241,7 @@ def test_a_place_of_the_log_that_was_written_anew_is_not_taken_for_the_old_one(
     emitted(dsn, topic, "new")
     source = source_of(dsn)
     old = order(source, source.place, topic, "old", at=micros_now() - 3_600_000_000)
-    store_in_parts(connect(other_broker.url).core, old, deadline())
+    store_in_parts(connect(other_broker.url, timeout=30.0).core, old, deadline())
     with pytest.raises(SlotRewound, match="is younger"), relaying(other_broker.url, dsn) as relay:
         relay.ended.wait(30)
 
@@ -252,7 +254,7 @@ def source_of(dsn: str) -> Source:
 def test_a_new_timeline_goes_on_where_it_parted_from_the_old_one(
     broker: RealBroker, topic: str, connect: Callable[..., Client]
 ) -> None:
-    core = connect(broker.url).core
+    core = connect(broker.url, timeout=30.0).core
     store_in_parts(core, order(SOURCE._replace(slot=topic), 500, topic, "x", at=NOW_US + micros_now()), deadline())
     history = history_of("1\t0/190\tno recovery target specified\n\n# a comment\n2\t0/300\tbefore\n")
     assert history == (Branch(1, 400), Branch(2, 768))
