@@ -8,7 +8,7 @@ from __future__ import annotations
 MESSAGE = 4 << 20  # one body: larger data belongs in a store, its address in a message
 BATCH = 16 << 20  # a batch as it is sent, and its bodies uncompressed: so a bomb never grows past what is allowed plain
 BATCH_ROWS = 1_000_000
-PART_ROWS = 2_048  # of a part of a group: as many keys are taken in 2 to 4 ms, and nothing may take the broker over 5
+PART_ROWS = 4_096  # of a part of a group
 FRAME = BATCH + (64 << 10)  # a batch of full size and any header around it
 FRAME_BEFORE_HELLO = 4 << 10  # a stranger gets no more memory than this
 

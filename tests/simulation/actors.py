@@ -95,10 +95,13 @@ class Service(Actor):
         database, history, rng = self.world.database, self.world.history, self.rng
         token, key = self.new_token(), rng.choice(ROW_KEYS)
         version = await database.lock(key)
-        part = self.group(token, [(key, version), *(((PLAIN_KEYS[0], 0),) if rng.random() < 0.3 else ())], POSTGRES)
+        parts = self.group(token, [(key, version), *((name, 0) for name in self.some_keys())], POSTGRES)
         outcome = "roll back"
         with suppress(Lost, Fenced):
-            if await self._store(part):
+            if len(parts) > 1 and rng.random() < 0.15:
+                await self._store(parts[:-1])
+                outcome = rng.choice(("roll back", "die before"))
+            elif await self._store(parts):
                 history.stored[token] = self.world.clock.seconds()
                 database.insert_token(token)
                 outcome = rng.choices(("commit", "roll back", "die before", "die after"), (70, 10, 10, 10))[0]
@@ -118,29 +121,55 @@ class Service(Actor):
         if self.peer.link is None:
             await self.peer.connect()
 
+    def some_keys(self) -> list[str]:
+        """Of messages that go with a transaction: none, one, or so many that it is a large one."""
+        return self.rng.choices(PLAIN_KEYS, k=self.rng.choice((0, 0, 0, 1, 1, 3, 6)))
+
     def group(
         self, token: bytes, rows: list[tuple[str, int]], decider: tuple[object, ...], *, commit: bool = False
-    ) -> Part:
+    ) -> list[Part]:
+        """In one part or, if there are more than two messages, perhaps in several."""
         bodies = [f"{key}|{version}|{token.hex()}-{n}" for n, (key, version) in enumerate(rows)]
         self.world.history.attempted.update(bodies)
         self.world.history.groups[token] = bodies
-        batches = tuple(
+        batches = [
             PartBatch(TOPIC, place_of(key), 0, self.batch(token, n, (key, body)))
             for n, ((key, _version), body) in enumerate(zip(rows, bodies, strict=True))
-        )
+        ]
+        each = self.rng.choice((1, 2, 4)) if len(batches) > 2 else len(batches)
+        self.world.history.counts["large"] += len(batches) > 2
         check = 0 if decider[0] in ("local", "job") else 300_000
-        part = Part(token, 0, 0, True, commit, bytes(32), Description(decider, "sim", (), check), batches)
-        return part._replace(digest=group_digest([part]))
+        parts = [
+            Part(token, number, 0, False, False, bytes(32), None, tuple(batches[start : start + each]))
+            for number, start in enumerate(range(0, len(batches), each))
+        ]
+        parts[0] = parts[0]._replace(description=Description(decider, "sim", (), check))
+        return [*parts[:-1], parts[-1]._replace(sealed=True, commit=commit, digest=group_digest(parts))]
 
-    async def _store(self, part: Part) -> bool:
+    async def sent(self, parts: list[Part]) -> GroupState:
+        """Where the group stands after these parts. Raises Lost."""
+        state = GroupState.OPEN
+        for part in parts:
+            state = GroupState(unpack_group_receipt(await self.peer.request(Opcode.GROUP, pack_part(part))).state)
+        return state
+
+    async def stored_parts(self, parts: list[Part]) -> GroupState:
+        """As `sent`, all parts again until it succeeds."""
+        while True:
+            try:
+                return await self.sent(parts)
+            except Lost:
+                await self.peer.connect()
+
+    async def _store(self, parts: list[Part]) -> bool:
         """Until the lock has been held for too long."""
         for _ in range(3):
             try:
-                receipt = unpack_group_receipt(await self.peer.request(Opcode.GROUP, pack_part(part)))
+                state = await self.sent(parts)
             except Lost:
                 await self.peer.connect()
             else:
-                return receipt.state in (GroupState.UNDECIDED, GroupState.PUBLISHED, GroupState.COMMITTED)
+                return state in (GroupState.UNDECIDED, GroupState.PUBLISHED, GroupState.COMMITTED)
         return False
 
     async def _tell(self, token: bytes, *, committed: bool) -> None:
@@ -163,20 +192,23 @@ class Local(Service):
             await self.peer.pause(0.03)
 
     async def _local(self) -> None:
-        token = self.new_token()
-        part = self.group(
-            token, [(self.rng.choice(PLAIN_KEYS + ROW_KEYS), 0), (PLAIN_KEYS[1], 0)], ("local",), commit=True
-        )
-        await self.insist(Opcode.GROUP, pack_part(part))
-        self.world.history.decided.add(token)
+        token, history = self.new_token(), self.world.history
+        keys = (self.rng.choice(PLAIN_KEYS + ROW_KEYS), PLAIN_KEYS[1], *self.some_keys())
+        parts = self.group(token, [(key, 0) for key in keys], ("local",), commit=True)
+        if len(parts) > 1 and self.rng.random() < 0.1:
+            parts.pop()
+        done = await self.stored_parts(parts) in (GroupState.COMMITTED, GroupState.PUBLISHED)
+        (history.decided if done else history.dead_tokens).add(token)
 
     async def _job(self) -> None:
         job, tokens, history = self.new_token(), [], self.world.history
         for _ in range(3):
             token = self.new_token()
-            part = self.group(token, [(PLAIN_KEYS[2], 0)], ("job", job))
-            await self.insist(Opcode.GROUP, pack_part(part))
-            tokens.append(token)
+            parts = self.group(token, [(key, 0) for key in (PLAIN_KEYS[2], *self.some_keys())], ("job", job))
+            if await self.stored_parts(parts) is GroupState.UNDECIDED:
+                tokens.append(token)
+            else:
+                history.dead_tokens.add(token)
         winners = [token for token in tokens if self.rng.random() < 0.7]
         history.dead_tokens.update(set(tokens) - set(winners))
         decision = {"token": job.hex(), "outcome": "COMMIT", "winners": [token.hex() for token in winners]}
@@ -189,6 +221,10 @@ class Local(Service):
                 else:
                     break
         history.decided.update(winners)
+        late = self.new_token()
+        if await self.stored_parts(self.group(late, [(PLAIN_KEYS[2], 0)] * 3, ("job", job))) != GroupState.ROLLED_BACK:
+            raise Broken("a group was stored for a job that is decided")
+        history.dead_tokens.add(late)
 
 
 class Consumer(Actor):

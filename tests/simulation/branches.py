@@ -15,7 +15,6 @@ from txmq.errors import Conflict, ProducerFenced
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.group import GroupState
 from txmq.wire import headers as h
-from txmq.wire.group import pack_part, unpack_group_receipt
 from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ class Xa(Service):
     async def stored(self, token: bytes, decider: tuple[object, ...], *, commit: bool = False) -> GroupState:
         """Where the group stands once it is stored, however often that must be tried."""
         keys = (self.rng.choice(PLAIN_KEYS + ROW_KEYS), PLAIN_KEYS[1])
-        part = self.group(token, [(key, 0) for key in keys], decider, commit=commit)
-        return GroupState(unpack_group_receipt(await self.insist(Opcode.GROUP, pack_part(part))).state)
+        return await self.stored_parts(self.group(token, [(key, 0) for key in keys], decider, commit=commit))
 
     async def decided(self, token: bytes, outcome: Decision) -> None:
         """Raises Conflict where somebody decided otherwise."""

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from tests.simulation import node
 from txmq.broker import checks, requests
-from txmq.broker.core import holds, jobs, machine, persistence, sends, transactions, xa
+from txmq.broker.core import decisions, gates, holds, jobs, machine, persistence, sends, transactions, xa
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.state import Outcome
 from txmq.message import Decision
@@ -96,6 +96,32 @@ def _absent_is_rolled_back(state: Any, command: Any, now: int) -> Any:
     return Outcome(reply=GroupState.ROLLED_BACK) if unknown else xa.decide_outcome(state, command, now)
 
 
+def _forgotten(state: Any, token: bytes, row: Any, large: Any, outcome: Decision, ticket: int) -> Any:
+    """A group that was never complete is rolled back as if it held nothing."""
+    if row.state is GroupState.OPEN:
+        return row._replace(state=GroupState.ROLLED_BACK)
+    return _settle_large(state, token, row, large, outcome, ticket)
+
+
+def _no_gate(state: Any, topic_id: int, partition: int, _durable: int | None = None) -> int:
+    return int(state.topics_by_id[topic_id].ends[partition])
+
+
+def _lifted_at_once(state: Any, position: int) -> None:
+    del position
+    for spot, gate in list(state.gates.items()):
+        gates._put(state, spot, gate._replace(lifted=1))
+        state.published.add(spot[0])
+
+
+def _not_gone_on(state: Any) -> None:
+    """What is being done piece by piece is not known any more after a start."""
+    _save(state)
+    for key, _row in list(state.tables["backlog"].range(b"")):
+        state.tables["backlog"].delete(key)
+
+
+_settle_large = decisions._settle_large
 _publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
 
 BUGS = (
@@ -121,6 +147,10 @@ BUGS = (
         around=lambda: patch.dict(machine.DECIDERS, {xa.AskOutcome: _absent_is_rolled_back}),
     ),
     Bug("an older incarnation is accepted", around=lambda: patch.object(requests, "fenced", lambda *_args: None)),
+    Bug("a slice becomes visible early", around=lambda: patch.object(gates, "end", _no_gate)),
+    Bug("a gate is lifted before that is durable", around=lambda: patch.object(gates, "lift", _lifted_at_once)),
+    Bug("an open group's holds are forgotten", around=lambda: patch.object(decisions, "_settle_large", _forgotten)),
+    Bug("slices are not gone on with after a start", around=lambda: patch.object(machine, "save", _not_gone_on)),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
     Bug("a snapshot leads the log", _snapshot_at_once),
 )

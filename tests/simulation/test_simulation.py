@@ -28,6 +28,7 @@ ENOUGH = {
     "home": 0.5,
     "recovered": 0.1,
     "fenced": 0.5,
+    "large": 3,
 }  # a seed, on average
 
 

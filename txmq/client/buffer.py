@@ -8,8 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
-from txmq import limits
-from txmq.client.rows import Columns, Messages, Rows, kept
+from txmq.client.rows import PART_ROWS, Columns, Messages, Rows, kept
 from txmq.client.topics import Shape, Topics
 from txmq.message import Message, Receipt, check_name
 from txmq.wire.group import PartBatch
@@ -119,7 +118,7 @@ class Buffer:
         built = Built([], [])
         for lane in self._lanes():
             at = 0
-            for rows in chain.from_iterable(whole.pieces(limits.PART_ROWS) for whole in lane.rows):
+            for rows in chain.from_iterable(whole.pieces(PART_ROWS) for whole in lane.rows):
                 batch = rows.encode(token.bytes, sequence)
                 built.batches.append(PartBatch(lane.topic, lane.partition, lane.epoch, batch))
                 built.places.append(lane.places[at : at + len(rows)])

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from uuid import UUID
 
-from txmq import limits
 from txmq.batch import read_header
 from txmq.client.core import Core
 from txmq.client.pool import Session
+from txmq.client.rows import PART_ROWS
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
 from txmq.wire.group import (
     NO_DIGEST,
@@ -38,12 +38,12 @@ def parts_of(token: UUID, description: Description, batches: Sequence[PartBatch]
 
 
 def chunks_of(batches: Sequence[PartBatch], most: int) -> list[tuple[PartBatch, ...]]:
-    """The batches in parts of at most that many bytes, and rows as a part may have; there is at least one part."""
+    """The batches in parts of at most that many bytes and `PART_ROWS` rows; there is at least one part."""
     chunks: list[list[PartBatch]] = [[]]
     size = rows = 0
     for batch in batches:
         more = read_header(batch.batch).count
-        if chunks[-1] and (size + len(batch.batch) > most or rows + more > limits.PART_ROWS):
+        if chunks[-1] and (size + len(batch.batch) > most or rows + more > PART_ROWS):
             chunks.append([])
             size = rows = 0
         chunks[-1].append(batch)

@@ -151,8 +151,7 @@ def _settle_large(
         after, phase = GroupState.COMMITTED, Phase.CHECKING
         listed.enter(state, listed.Kind.WAITING, token)
         if not takes_early(row.decider):
-            row = row._replace(ticket=ticket)
-            phase = Phase.TAKING if any(state.holds[share[:2]] for share in large.shares) else phase
+            row, phase = row._replace(ticket=ticket), Phase.TAKING
     backlog.add(state, row.ticket, token)
     return row._replace(state=after, large=large._replace(phase=phase))
 

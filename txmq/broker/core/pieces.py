@@ -24,7 +24,7 @@ class Phase(IntEnum):
     """What is being done with a large group, piece by piece; the numbers are in table `transactions`."""
 
     NONE = 0
-    TAKING = 1  # committed, of a kind that takes its keys only now, and somebody holds keys in its partitions
+    TAKING = 1  # committed, of a kind that takes its keys only now; nothing to do if nobody has any in its partitions
     CHECKING = 2  # committed: looking for an earlier ticket among its keys
     PUBLISHING = 3
     DROPPING = 4  # rolled back

@@ -81,7 +81,10 @@ def _small_ones(state: State) -> Outcome:
 
 
 def _take(state: State, token: bytes, row: Transaction, large: Large, command: Advance) -> Outcome:
-    del state, row, command
+    """Nothing needs to be taken where nobody else holds a key, and the group's turn has come."""
+    del row
+    if not large.done and not _spots_of_others(state, large) and gates.all_out_of_the_way(state, command.durable):
+        return _begin(state, token, large)
     return Outcome((PieceDone(token, large.done),), Step(), early=True)
 
 
@@ -101,6 +104,10 @@ def _check(state: State, token: bytes, row: Transaction, large: Large, command: 
         return Outcome(reply=Step(Progress(token, number + 1)), early=True)
     if not gates.all_out_of_the_way(state, command.durable):
         return Outcome(reply=Step(checked, idle=True))
+    return _begin(state, token, large)
+
+
+def _begin(state: State, token: bytes, large: Large) -> Outcome:
     bases = tuple(state.topics_by_id[share.topic_id].ends[share.partition] for share in large.shares)
     return Outcome((PublicationBegun(token, bases),), Step(), early=True)
 
