@@ -64,6 +64,7 @@ class Node:
             bug.plant(self.engine)
         self.engine.boot("sim")
         self._assembly = Assembly(self.engine, SETTINGS, _Mortal(self, clock), _MortalResolver(self, resolving), rng)
+        self._assembly._backlog._clock = _Slow(self, clock, rng)
         self._assembly.every(0.1, self._upkeep)
         self._assembly.start(self._failed)
 
@@ -138,6 +139,17 @@ class _Mortal:
                 function(*args)
 
         return self._clock.callLater(delay, run)
+
+
+class _Slow(_Mortal):
+    """The clock of whoever does one step after the other: much happens between two of them."""
+
+    def __init__(self, node: Node, clock: Clock, rng: Random) -> None:
+        super().__init__(node, clock)
+        self._rng = rng
+
+    def callLater(self, delay: float, function: Callable[..., object], *args: object) -> Any:
+        return super().callLater(delay + self._rng.random() * 0.01, function, *args)
 
 
 class _MortalResolver:

@@ -107,13 +107,6 @@ def _no_gate(state: Any, topic_id: int, partition: int, _durable: int | None = N
     return int(state.topics_by_id[topic_id].ends[partition])
 
 
-def _lifted_at_once(state: Any, position: int) -> None:
-    del position
-    for spot, gate in list(state.gates.items()):
-        gates._put(state, spot, gate._replace(lifted=1))
-        state.published.add(spot[0])
-
-
 def _not_gone_on(state: Any) -> None:
     """What is being done piece by piece is not known any more after a start."""
     _save(state)
@@ -148,7 +141,6 @@ BUGS = (
     ),
     Bug("an older incarnation is accepted", around=lambda: patch.object(requests, "fenced", lambda *_args: None)),
     Bug("a slice becomes visible early", around=lambda: patch.object(gates, "end", _no_gate)),
-    Bug("a gate is lifted before that is durable", around=lambda: patch.object(gates, "lift", _lifted_at_once)),
     Bug("an open group's holds are forgotten", around=lambda: patch.object(decisions, "_settle_large", _forgotten)),
     Bug("slices are not gone on with after a start", around=lambda: patch.object(machine, "save", _not_gone_on)),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),

@@ -113,12 +113,14 @@ class Buffer:
         """As `add`; the columns must not be changed before the end of the transaction."""
         self.items.append(Item(check_name(topic, "topic"), columns, columns.born_at, asked))
 
-    def build(self, token: UUID, sequence: int = 0) -> Built:
-        """The batches, by what is known of the topics; the first message is number `sequence` of the group."""
+    def build(self, token: UUID, sequence: int = 0, rows_each: int = PART_ROWS) -> Built:
+        """The batches of at most `rows_each`, by what is known of the topics; the first message is number `sequence`
+        of the group.
+        """
         built = Built([], [])
         for lane in self._lanes():
             at = 0
-            for rows in chain.from_iterable(whole.pieces(PART_ROWS) for whole in lane.rows):
+            for rows in chain.from_iterable(whole.pieces(rows_each) for whole in lane.rows):
                 batch = rows.encode(token.bytes, sequence)
                 built.batches.append(PartBatch(lane.topic, lane.partition, lane.epoch, batch))
                 built.places.append(lane.places[at : at + len(rows)])

@@ -37,13 +37,13 @@ def parts_of(token: UUID, description: Description, batches: Sequence[PartBatch]
     return [*parts[:-1], parts[-1]._replace(sealed=True, digest=group_digest(parts))]
 
 
-def chunks_of(batches: Sequence[PartBatch], most: int) -> list[tuple[PartBatch, ...]]:
-    """The batches in parts of at most that many bytes and `PART_ROWS` rows; there is at least one part."""
+def chunks_of(batches: Sequence[PartBatch], most: int, rows_each: int = PART_ROWS) -> list[tuple[PartBatch, ...]]:
+    """The batches in parts of at most that many bytes and rows; there is at least one part."""
     chunks: list[list[PartBatch]] = [[]]
     size = rows = 0
     for batch in batches:
         more = read_header(batch.batch).count
-        if chunks[-1] and (size + len(batch.batch) > most or rows + more > PART_ROWS):
+        if chunks[-1] and (size + len(batch.batch) > most or rows + more > rows_each):
             chunks.append([])
             size = rows = 0
         chunks[-1].append(batch)

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import NamedTuple, Unpack
 from uuid import UUID
 
+from txmq import limits
 from txmq.client.buffer import Buffer
 from txmq.client.core import Core
 from txmq.client.decisions import await_state
@@ -145,11 +146,13 @@ class JobGroup:
                 self._store(self._part(chunk))
 
     def _chunks(self) -> list[tuple[PartBatch, ...]]:
-        built = self._buffer.build(self.token, self._messages)
+        built = self._buffer.build(
+            self.token, self._messages, limits.PART_ROWS
+        )  # no keys are taken before the decision
         self._messages += sum(map(len, built.places))
         self._buffer.clear()
         self._weight = 0
-        return chunks_of(built.batches, PART_BYTES)
+        return chunks_of(built.batches, PART_BYTES, limits.PART_ROWS)
 
     def _part(self, batches: tuple[PartBatch, ...]) -> Part:
         """The next part, taken into the digest: that is over all but its header."""

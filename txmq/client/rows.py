@@ -21,7 +21,7 @@ from txmq.message import Message, micros
 
 PIECE_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
 PIECE_ROWS = 1 << 16
-PART_ROWS = 2_048  # of a part of a group: so many keys are taken in 2 to 4 ms, and nothing shall hold up a broker for 5
+PART_ROWS = 1_024  # of a part of a group: to take so many keys holds a broker up for 2 to 4 ms; it would take 4,096
 ROW_BYTES = 64  # offsets and times of a row
 T = TypeVar("T")
 

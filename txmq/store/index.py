@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgpack
 
-from txmq.broker.core.tables import META, NAMES, Row
+from txmq.broker.core.tables import META, NAMES, RANGED, Row
 from txmq.errors import StoreError
 from txmq.store.environment import (
     RESERVED,
@@ -81,7 +81,9 @@ class LmdbTables:
         self._path, self._log_id = path, log_id
         self._env, self._databases, self.position, self.reason = opened
         self._txn = self._env.begin()
-        self._tables = {name: LmdbTable(database, self._txn) for name, database in self._databases.items()}
+        self._tables = {
+            name: LmdbTable(database, self._txn, ranged=name in RANGED) for name, database in self._databases.items()
+        }
         self._frozen: Frozen | None = None
 
     @classmethod

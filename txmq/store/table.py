@@ -26,9 +26,10 @@ class LmdbTable:
 
     __slots__ = ("_database", "_frozen", "_recent", "_stored", "_txn")
 
-    def __init__(self, database: _Database, txn: Transaction[bytes]) -> None:
+    def __init__(self, database: _Database, txn: Transaction[bytes], *, ranged: bool = False) -> None:
+        """`ranged`: keep it ready to be asked for ranges, before it ever was."""
         self._database = database
-        self._recent = Overlay()
+        self._recent = Overlay(ranged=ranged)
         self._frozen = Overlay()
         self.read_with(txn)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.core.state import State
 
-KEYS = 256  # of a piece, or batches: 1 to 4 ms to publish, with others waiting for each key
+KEYS = 128  # of a piece, or batches: 1 to 3 ms to publish where others wait for each key
 
 
 class Phase(IntEnum):

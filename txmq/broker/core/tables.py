@@ -37,6 +37,8 @@ NAMES = (
     INSTANCES, META,
 )  # fmt: skip
 
+RANGED = frozenset({HOLDS})  # gets thousands of rows before it is first asked for a range
+
 PARTITION_KEY = Struct(">II")  # topic id, partition
 ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset
 TICKET_KEY = Struct(">Q")  # position of the record that gave the ticket (tables undecided, queued, conflicts, backlog)

@@ -1,0 +1,126 @@
+"""How long one step of a large transaction keeps the broker: `python -m tests.bench.large_groups [messages]`.
+
+The core over real tables, without network and log: a half message of 100,000 keyed messages over two topics is stored
+part by part, decided and published while another one holds a key of each hundred. Printed are the longest `decide` and
+`apply` of each kind of event, in milliseconds of the processor's time, so that a busy machine does not matter.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import UUID
+
+from txmq.batch import encode_columns, verify
+from txmq.broker.core import machine
+from txmq.broker.core.decisions import Decide
+from txmq.broker.core.events import Event, Place, encode
+from txmq.broker.core.parts import GroupBatch, StorePart
+from txmq.broker.core.slices import Advance, Step
+from txmq.broker.core.state import Rejected, State
+from txmq.broker.core.topics import CreateTopic
+from txmq.client.rows import PART_ROWS
+from txmq.keys import partition_of
+from txmq.message import COMMIT
+from txmq.store.index import LmdbTables
+
+MESSAGES, PARTITIONS, TOPICS = 100_000, 4, ("a", "b")
+POSTGRES = ("postgres", 1, 1, 5, 7)
+NOW = 1_700_000_000_000_000
+COMMIT_EVERY = 200  # records between two commits of the tables
+
+
+class Core:
+    """A broker without anything around its core."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tables = LmdbTables.open(directory, log_id=UUID(int=1))
+        self.state = State(self.tables)
+        self.end, self.records = 64, 0
+        self.longest: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        self.events: dict[str, int] = defaultdict(int)
+
+    def do(self, command: object) -> object:
+        """The reply to a command; its times are kept by the kind of event that it came to."""
+        began = time.thread_time()
+        outcome = machine.decide(self.state, command, NOW)
+        assert not isinstance(outcome, Rejected), outcome
+        heads = [encode(event) for event in outcome.events]
+        decided = (time.thread_time() - began) * 1_000
+        for event, head in zip(outcome.events, heads, strict=True):
+            self._apply(event, len(head) + len(outcome.attachment), decided)
+        return outcome.reply
+
+    def _apply(self, event: Event, size: int, decided: float) -> None:
+        place = Place(self.end, self.end + 64 + size, self.end + 64, NOW, 1)
+        self.end = place.end
+        began = time.thread_time()
+        machine.apply(self.state, event, place)
+        name, took = type(event).__name__, (time.thread_time() - began) * 1_000
+        before = self.longest[name]
+        self.longest[name] = (max(before[0], decided), max(before[1], took))
+        self.events[name] += 1
+        self.records += 1
+        if self.records % COMMIT_EVERY == 0:
+            self._commit()
+
+    def _commit(self) -> None:
+        """As the broker's keeper does now and then, in another thread."""
+        machine.save(self.state)
+        frozen = self.tables.freeze(self.end)
+        assert frozen is not None
+        self.tables.commit(frozen, durable=self.end)
+        self.tables.release(frozen)
+
+
+def token(number: int) -> bytes:
+    return (NOW // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")
+
+
+def store(core: Core, name: bytes, keys: list[str]) -> None:
+    """A half message of one message for each key, in parts as a client would send it."""
+    lanes: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for number, key in enumerate(keys):
+        lanes[TOPICS[number % len(TOPICS)], partition_of(key, PARTITIONS)].append(key)
+    cut = [(spot, rows[at : at + PART_ROWS]) for spot, rows in lanes.items() for at in range(0, len(rows), PART_ROWS)]
+    for part, ((topic, partition), rows) in enumerate(cut):
+        bodies = [b"x" * 100] * len(rows)
+        data = encode_columns(bodies, rows, None, producer_id=name, epoch=0, sequence=part, born_at=NOW)
+        batch = GroupBatch(topic, 0, partition, data, verify(data))
+        last = part + 1 == len(cut)
+        core.do(StorePart(name, part, (batch,), last, False, b"d" * 32, 0, POSTGRES, "s", (), 6_000_000))
+
+
+def work_off(core: Core) -> None:
+    """Step by step, each as if the ones before were durable."""
+    reply = Step()
+    while not reply.idle:
+        found = core.do(Advance(core.end, reply.checked))
+        assert isinstance(found, Step)
+        reply = found
+
+
+def main(messages: int) -> None:
+    keys = [f"k{number}" for number in range(messages)]
+    with TemporaryDirectory() as directory:
+        core = Core(Path(directory) / "index")
+        for topic in TOPICS:
+            core.do(CreateTopic(topic, PARTITIONS))
+        store(core, token(1), keys[:: len(keys) // 100 * 2 or 1])
+        store(core, token(2), keys)
+        store(core, token(3), keys)
+        for number in (2, 3, 1):
+            core.do(Decide(token(number), COMMIT, "producer"))
+            work_off(core)
+        published = sum(sum(topic.ends) for topic in core.state.topics.values())
+        assert not core.state.holds, "everything is published"
+    print(f"{published} messages published; ms of the processor's time, longest decide and apply:")
+    for name, (decided, applied) in core.longest.items():
+        print(f"{name:20} {core.events[name]:6} records  decide {decided:7.2f}  apply {applied:7.2f}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else MESSAGES)
