@@ -35,5 +35,5 @@ def test_what_does_no_work_imports_nothing_heavy(arguments: str, status: int) ->
 def test_the_module_is_the_command() -> None:
     ran = subprocess.run([sys.executable, "-m", "txmq", "-h"], capture_output=True, text=True, check=True, timeout=60)
     assert "Usage: txmq " in ran.stdout
-    for name in ("broker", "dev", "schema", "topic", "send", "tail", "group", "tx", "dlq", "resolver"):
+    for name in ("broker", "dev", "schema", "topic", "send", "tail", "group", "tx", "alarms", "dlq", "resolver"):
         assert f" {name} " in ran.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import SECOND, Driver
-from txmq.broker.core import decisions, jobs, machine, upkeep
+from txmq.broker.core import decisions, jobs, machine, upkeep, xa
 from txmq.broker.core.listed import Kind, tokens
 from txmq.broker.core.topics import CreateTopic
 from txmq.broker.core.transactions import KEPT, get
@@ -96,6 +96,17 @@ def test_what_a_job_commits_waits_as_well(core: Driver) -> None:
     assert listed(core) == {"WAITING": [winner]}
     assert get(core.state, loser).state is GroupState.ROLLED_BACK  # type: ignore[union-attr]  # it is stored
     decide(core, first, Decision.ROLLBACK)
+    assert listed(core) == {}
+
+
+def test_a_heuristic_outcome_is_listed_until_it_is_dealt_with(core: Driver) -> None:
+    home, other = store(core, 1, "a", ("home", b"l" * 16, b"t" * 16)), store(core, 2, "b")
+    core.do(xa.DecideByHand(home, Decision.COMMIT, "ada", "the other site is gone", b"m" * 16))
+    core.do(xa.NoteHeuristic(home, "gid", Decision.COMMIT, "rolled back", "ada", "found so"))
+    core.do(xa.DecideByHand(other, Decision.COMMIT, "ada", "seen", b"m" * 16))
+    assert listed(core) == {"HEURISTIC": [home]}
+    core.do(xa.ForgetHeuristics(home, "ada", "rows compared"))
+    core.do(xa.ForgetHeuristics(home, "ada", "rows compared"))
     assert listed(core) == {}
 
 

@@ -6,7 +6,6 @@ Counters begin at 0 with the process, as Prometheus expects them to.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -14,7 +13,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from txmq.broker.alarms import RULES
-from txmq.broker.core import branches
 from txmq.broker.core.listed import Kind
 from txmq.broker.core.transactions import get
 from txmq.broker.transaction_views import undecided
@@ -24,9 +22,10 @@ if TYPE_CHECKING:
     from txmq.message import Decision
 
 SECOND = 1_000_000
-HEURISTICS_COUNTED = 10_000
 LATENCIES = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0)  # seconds
-DECIDERS = frozenset({"producer", "checker", "resolver", "operator", "job", "timeout"})  # the rest is "other"
+DECIDERS = frozenset(
+    {"producer", "checker", "resolver", "operator", "job", "timeout", "xa-recovery"}
+)  # the rest is "other"
 COMMITTED, ROLLED_BACK = "COMMIT", "ROLLBACK"
 
 
@@ -94,7 +93,7 @@ class Standing(Collector):
             "in_doubt": ("undecided though asked about again and again", state.listed[Kind.IN_DOUBT]),
             "waiting": ("committed, behind earlier tickets of their keys", state.listed[Kind.WAITING]),
             "open": ("whose last part is missing", state.listed[Kind.OPEN]),
-            "heuristic": ("decided by hand or found mixed, and not dealt with", self._heuristics()),
+            "heuristic": ("decided by hand or found mixed, and not dealt with", state.listed[Kind.HEURISTIC]),
         }
         for name, (meaning, value) in gauges.items():
             yield GaugeMetricFamily(f"txmq_transactions_{name}", f"Transactions {meaning}", value)
@@ -102,10 +101,6 @@ class Standing(Collector):
         yield GaugeMetricFamily("txmq_transactions_oldest_undecided_seconds", age, self._oldest_age())
         held = sum(state.holds.values())
         yield GaugeMetricFamily("txmq_order_tickets", "Batches that keep or await their place in a key's order", held)
-
-    def _heuristics(self) -> int:
-        found = branches.listed(self._engine.state, b"", heuristic=True)
-        return sum(1 for _ in islice(found, HEURISTICS_COUNTED))
 
     def _oldest_age(self) -> float:
         token = next(undecided(self._engine.state), None)

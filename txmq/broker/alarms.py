@@ -8,12 +8,11 @@ raised again.
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from txmq.broker.core import branches, listed
+from txmq.broker.core import listed
 from txmq.broker.core.listed import Kind
 from txmq.broker.core.transaction_queries import contradictions
 from txmq.broker.core.transactions import get
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from txmq.config import Alarms as Limits
 
 SECOND = 1_000_000
-COUNTED = 1_000  # heuristics: more of them are "so many at least"
 log = structlog.get_logger()
 
 
@@ -107,11 +105,11 @@ def _conflict(seen: Seen) -> str:
 
 
 def _heuristic(seen: Seen) -> str:
-    tokens = list(islice(branches.listed(seen.state, b"", heuristic=True), COUNTED))
-    if not tokens:
+    count = seen.state.listed[Kind.HEURISTIC]
+    if not count:
         return ""
-    least = "at least " if len(tokens) == COUNTED else ""
-    return f"{least}{len(tokens)} transactions were decided by hand or found mixed; the oldest is {tokens[0].hex()}"
+    token = next(listed.tokens(seen.state, Kind.HEURISTIC))
+    return f"{count} transactions were decided by hand or found mixed; the oldest is {token.hex()}"
 
 
 def _unreachable(seen: Seen) -> str:

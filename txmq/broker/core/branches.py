@@ -10,6 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.broker.core import listed as listing
 from txmq.broker.core import tables as t
 from txmq.broker.core.state import Rejected, State
 from txmq.errors import DuplicateXid
@@ -105,11 +106,15 @@ def by_hand(state: State, token: bytes) -> bool:
 
 def add(state: State, token: bytes, seen: Heuristic) -> None:
     """Apply: one thing more to be dealt with."""
-    state.tables[t.XA].put(token, (*heuristics(state, token), seen))
+    known = heuristics(state, token)
+    if not known:
+        listing.enter(state, listing.Kind.HEURISTIC, token)
+    state.tables[t.XA].put(token, (*known, seen))
 
 
 def dealt_with(state: State, token: bytes, after: GroupState) -> None:
     """Apply: nothing is left to be dealt with at the transaction, which is in the state `after`."""
+    listing.leave(state, listing.Kind.HEURISTIC, token)
     if after is GroupState.UNDECIDED:
         state.tables[t.XA].put(token, ())
     else:

@@ -19,6 +19,7 @@ class Kind(IntEnum):
     OPEN = 1  # parts are missing
     IN_DOUBT = 2  # undecided, though asked about so often
     WAITING = 3  # committed, behind earlier tickets of its keys
+    HEURISTIC = 4  # decided by hand or found mixed, and nobody has dealt with it
 
 
 def enter(state: State, kind: Kind, token: bytes) -> None:
