@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from random import Random
 from threading import Barrier, Event
+from typing import Any
 
 import psycopg2
 import pytest
@@ -17,7 +18,9 @@ import txmq
 from tests.client.test_xa_crashes import CRASHES
 from tests.recovery.coordinators import killed
 from tests.recovery.world import SAFETY_S, World
+from txmq.client import xa
 from txmq.client.blocking import Client
+from txmq.client.home import Verdict, ask
 from txmq.client.recovery.recoverer import XaRecoverer
 from txmq.errors import BrokerUnavailable, Conflict, TxmqError
 from txmq.message import COMMIT, ROLLBACK
@@ -85,14 +88,25 @@ def listed(clients: Sequence[Client]) -> list[object]:
     return [row for client in clients for row in client.call("xa.list", limit=1_000)["transactions"]]
 
 
-def test_coordinators_at_work_and_recoverers_without_patience_agree(world: World) -> None:
-    """A safety interval of next to nothing: transactions are rolled back under their coordinators' hands."""
-    stop = Event()
+def test_coordinators_at_work_and_recoverers_without_patience_agree(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A safety interval of next to nothing: those that are slow to decide are rolled back under their hands."""
+    stop, passes, random = Event(), [0, 0], Random(9)
 
-    def recover(recoverer: XaRecoverer) -> None:
+    def recover(number: int) -> None:
         while not stop.is_set():
             world.clock.now += 1.0
-            recoverer.go()
+            recoverers[number].go()
+            passes[number] += 1
+
+    def slow(*args: Any) -> Verdict:
+        if random.random() < 0.3:
+            enough = passes[0] + 3  # the first may have been under way
+            wait_until(lambda: passes[0] >= enough, 60, what="three more passes")
+        return ask(*args)
+
+    monkeypatch.setattr(xa, "ask", slow)
 
     def coordinate(number: int) -> int:
         done = 0
@@ -104,7 +118,7 @@ def test_coordinators_at_work_and_recoverers_without_patience_agree(world: World
 
     recoverers = [world.recoverer(safety_s=0.5) for _ in range(2)]
     with ThreadPoolExecutor(4) as threads:
-        recovering = [threads.submit(recover, one) for one in recoverers]
+        recovering = [threads.submit(recover, number) for number in range(2)]
         done = sum(threads.map(coordinate, range(2)))
         stop.set()
         for future in recovering:
@@ -112,7 +126,10 @@ def test_coordinators_at_work_and_recoverers_without_patience_agree(world: World
     for _ in range(3):
         world.clock.now += 1.0
         recoverers[0].go()
-    assert done + len([token for token in world.tokens if world.state(token) != "PUBLISHED"]) == len(world.tokens)
+    rolled_back = [token for token in world.tokens if world.state(token) != "PUBLISHED"]
+    assert done + len(rolled_back) == len(world.tokens) == 2 * ROUNDS
+    assert done
+    assert rolled_back
     world.audit(stored=1)
 
 

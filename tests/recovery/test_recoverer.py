@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from uuid import uuid4
@@ -12,9 +13,11 @@ from structlog.testing import capture_logs
 
 from tests.client.real import RealBroker
 from tests.postgres.orphans import end_by_hand, gid_of, leave, login_role
+from tests.postgres.support import new_token as old_token
 from tests.postgres.support import rows
 from tests.recovery.world import SAFETY_S, World
 from txmq.client.blocking import Client
+from txmq.client.recovery.by_hand import ByHand, force
 from txmq.client.recovery.findings import Report
 from txmq.client.tokens import new_token
 from txmq.errors import RequestRejected
@@ -131,6 +134,35 @@ def test_a_branch_of_a_log_that_nobody_has_is_left_alone_with_an_alarm(world: Wo
     for client in world.clients:  # nobody was made to decide it
         with pytest.raises(RequestRejected, match="never stored"):
             client.call("tx.show", token=token.hex)
+
+
+def test_a_branch_older_than_any_outcome_is_for_a_person_to_decide(world: World) -> None:
+    week_ago_ms = int((time.time() - 8 * 86_400) * 1_000)
+    gid = gid_of(world.clients[0].log_id, old_token(week_ago_ms))
+    leave(world.dsns["a"], gid, "INSERT INTO effects VALUES ('old')")
+    recoverer = world.recoverer()
+    recoverer.go()
+    report = pass_after_safety(world, recoverer)
+    [finding] = [one for one in report.findings if one.where == "a"]
+    assert (finding.word, finding.action, finding.needs_hand) == (Word.FORGOTTEN, Action.HEURISTIC, True)
+    assert world.standing("a") == [gid]
+    forced = force(recoverer, ByHand(gid, ROLLBACK, "ada", "nobody remembers it"))
+    assert (forced.ending, forced.journal) == ("DONE", "")  # no broker takes a note of what it cannot know
+
+
+def test_a_branch_whose_group_has_another_decider_is_left_to_it(world: World) -> None:
+    token = new_token()
+    world.store(world.clients[0], token, ("checker", "orders"))
+    gid = world.prepare("a", token)
+    recoverer = world.recoverer()
+    recoverer.go()
+    report = pass_after_safety(world, recoverer)
+    [finding] = [one for one in report.findings if one.where == "a"]
+    assert (finding.word, finding.action, finding.needs_hand) == (Word.REFUSED, Action.LEAVE, True)
+    assert (world.standing("a"), world.state(token)) == ([gid], "UNDECIDED")
+    world.clients[0].call("tx.decide", token=token.hex, outcome="ROLLBACK", operator="ada", reason="test")
+    recoverer.go()
+    assert world.standing("a") == []
 
 
 def test_the_same_token_under_two_logs_is_two_transactions(world: World) -> None:

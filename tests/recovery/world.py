@@ -87,14 +87,13 @@ class World:
             self.prepare(name, token)
         return token
 
-    def store(self, client: Client, token: UUID) -> None:
-        """Its group at a broker, with the effect's token as the message."""
+    def store(self, client: Client, token: UUID, decider: tuple[object, ...] = ()) -> None:
+        """Its group at a broker, with the effect's token as the message; decided at home, or by `decider`."""
         home = self.clients[0].log_id
         client.call("topic.describe", names=[self.topic], create=True)
         batch = encode_one(Message(token.hex.encode()), producer_id=token.bytes, epoch=0, sequence=0, born_at=1)
-        decider = ("home", home.bytes, token.bytes)
         participants = self._participants(token) if client is self.clients[0] else ()
-        described = Description(decider, "orders", participants=participants)
+        described = Description(decider or ("home", home.bytes, token.bytes), "orders", participants=participants)
         parts = parts_of(token, described, [PartBatch(self.topic, 0, 0, batch)])
         storing = Storing(client.core, parts, time.monotonic() + 10)
         storing.send()
