@@ -18,11 +18,17 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import Broken, World, fail, make_tables
 from txmq.client.blocking import Client
+from txmq.client.buffer import Buffer
+from txmq.client.handing import hand_over
 from txmq.client.options import TransactionOptions
+from txmq.client.queueing import entries_of
+from txmq.client.tokens import new_token
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, LogChanged, MessageTooLarge, TxmqError
 from txmq.message import Message
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
+from txmq.tx.outbox import pack
+from txmq.tx.postgres.outbox import Queued
 from txmq.wire.headers import Opcode
 
 Connect = Callable[..., Client]
@@ -356,3 +362,19 @@ def test_a_resolver_of_its_own_fetches_what_the_broker_cannot_reach(
         assert bodies(world) == ["o-0", "o-1", "o-2"]
         assert resolver.end() == 0
     remote.stop()
+
+
+def test_a_row_is_handed_over_once_whatever_the_shape_of_its_topic(real: RealBroker, connect: Connect) -> None:
+    client, topic = connect(real.url), f"grown-{uuid4().hex[:8]}"
+    client.call("topic.create", name=topic, partitions=2)
+    client.send(topic, b"first", key="k")  # so that it knows the shape of then
+    buffer, token = Buffer(client.core.topics), new_token()
+    buffer.add(topic, Message(b"waited", "k"), 1, None)
+    row = Queued(1, token, "orders", pack(entries_of(buffer.items, client.core.topics, token)[0]))
+    client.call("topic.grow", name=topic, partitions=16)
+    hand_over(client.core, row)
+    client.call("topic.grow", name=topic, partitions=32)
+    for _ in range(2):
+        client.core.topics.refresh(topic)
+        hand_over(client.core, row)
+    assert sorted(found.body for found in real.read(topic)) == [b"first", b"waited"]
