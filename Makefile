@@ -11,6 +11,9 @@
 # PYTHON=/path/to/python3 chooses the Python (3.11 or newer) to build .venv with.
 
 export PYTHON
+# Many short processes are started: compiled modules are kept, wherever the sources are and whatever is set outside.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 venv := .venv
 python := $(venv)/bin/python
 ready := $(venv)/.ready
