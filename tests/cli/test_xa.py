@@ -33,9 +33,9 @@ TOKEN = "0198c5b8d6f27d6d8a1f000000000001"
 
 def test_branches_are_listed_as_asked_for(client: ScriptedClient) -> None:
     client.replies = [{"transactions": [{"token": TOKEN, "state": "UNDECIDED", "heuristics": []}], "next": None}]
-    result = run("xa", "list", "--kind", "home", "--owner", "orders", "--heuristic", "--limit", "7")
+    result = run("xa", "list", "--kind", "home", "--owner", "orders", "--heuristic", "--limit", "7", "--after", TOKEN)
     assert (result.exit_code, TOKEN in result.stdout) == (0, True)
-    asked = {"kind": "home", "owner": "orders", "heuristic": True, "limit": 7}
+    asked = {"kind": "home", "owner": "orders", "heuristic": True, "after": TOKEN, "limit": 7}
     assert client.calls == [("xa.list", asked)]
 
 

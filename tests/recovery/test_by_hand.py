@@ -13,8 +13,9 @@ from tests.postgres.orphans import end_by_hand
 from tests.recovery.coordinators import killed
 from tests.recovery.world import SAFETY_S, World
 from txmq.client.recovery.databases import Database
+from txmq.client.recovery.homes import Home
 from txmq.client.tokens import first_token
-from txmq.errors import ConnectionLost
+from txmq.errors import ConnectionLost, UnknownTransaction
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.orphans import Action
 from txmq.tx.postgres.prepared import Ending
@@ -143,6 +144,49 @@ def test_a_group_that_an_operator_decided_otherwise_than_its_home_is_told_of(wor
     [shown] = [one for one in report.findings if one.where == world.brokers[1].url]
     assert (shown.action, shown.needs_hand) == (Action.HEURISTIC, True)
     assert shown.reason.startswith("mixed, its home: committed; the group rolled back by ada: disk full")
+
+
+def test_a_group_decided_otherwise_at_the_last_moment_is_mixed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = world.begin(prepared=())
+    world.decide(token, COMMIT)
+    decide = Home.decide
+
+    def after_another(self: Home, of: UUID, outcome: Decision) -> None:
+        decide(self, of, ROLLBACK)
+        decide(self, of, outcome)
+
+    monkeypatch.setattr(Home, "decide", after_another)
+    with capture_logs() as logs:
+        report = world.recoverer().go()
+    [finding] = [one for one in report.findings if one.where == world.brokers[1].url]
+    assert (finding.action, finding.done, finding.needs_hand) == (Action.HEURISTIC, False, True)
+    assert [log["token"] for log in logs if log["event"] == "xa.mixed"] == [token.hex]
+    [row] = world.clients[1].call("xa.list", heuristic=True)["transactions"]
+    assert [(entry["branch"], entry["decided"]) for entry in row["heuristics"]] == [
+        (f"broker {world.clients[1].log_id}", "COMMIT")
+    ]
+
+
+def test_a_group_that_the_broker_refuses_to_decide_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = world.begin(), world.begin()
+    for token in (first, second):
+        world.decide(token, COMMIT)
+    decide = Home.decide
+
+    def refuses(self: Home, of: UUID, outcome: Decision) -> None:
+        if of == first:
+            raise UnknownTransaction("forgotten just now")
+        decide(self, of, outcome)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Home, "decide", refuses)
+        report = world.recoverer().go()
+    done = {one.what: (one.done, one.needs_hand) for one in report.findings if one.where == world.brokers[1].url}
+    assert done == {first.hex: (False, True), second.hex: (True, False)}
+    world.recoverer().go()
+    world.audit()
 
 
 def test_branches_that_their_coordinator_ended_are_forgotten(world: World) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli.command import Session, local, remote
-from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token, name_of, time_of
+from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token, name_of, time_of, token_of
 from txmq.cli.output import FAILED, Output
 
 if TYPE_CHECKING:
@@ -52,11 +52,12 @@ def list_(
     kind: Annotated[Kind | None, typer.Option(help="Only those decided there.")] = None,
     owner: Annotated[str | None, typer.Option(metavar="SERVICE", parser=name_of, help="Only this service's.")] = None,
     heuristic: Annotated[bool, typer.Option("--heuristic", help="Only what was decided by hand, or is mixed.")] = False,
+    after: Annotated[str | None, typer.Option(metavar="TOKEN", parser=token_of, help="Only those after it.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
 ) -> None:
     """List the branches of a broker that are undecided, or to be dealt with, the oldest first."""
     chosen = {"kind": None if kind is None else kind.value, "owner": owner, "heuristic": heuristic}
-    session.show("xa.list", columns=COLUMNS, limit=limit, **chosen)
+    session.show("xa.list", columns=COLUMNS, after=after, limit=limit, **chosen)
 
 
 @remote(app, "forget")

@@ -14,7 +14,7 @@ from txmq.client.log import get_logger
 from txmq.client.recovery.branches import needs_a_hand
 from txmq.client.recovery.findings import Finding
 from txmq.client.recovery.homes import BY
-from txmq.errors import Conflict, TxmqError
+from txmq.errors import Conflict, RequestRejected, TxmqError
 from txmq.message import UNKNOWN
 from txmq.tx.group import GroupState
 from txmq.tx.orphans import FOREIGN, Action, Word, word_of
@@ -84,6 +84,8 @@ class Groups:
             home.decide(UUID(finding.what), word.decision)
         except Conflict as error:
             return _mixed(home, finding, word, str(error))
+        except RequestRejected as error:  # of this one alone: the others may fare better
+            return replace(finding, reason=str(error), needs_hand=True)
         log.info("xa.finished", where=home.url, token=finding.what, decision=word.decision.name)
         self._sightings.drop(finding.key)
         return replace(finding, done=True)
@@ -93,8 +95,11 @@ def _mixed(home: Home, finding: Finding, word: Word, found: str) -> Finding:
     """The group was decided otherwise than its home has, just now: the broker's journal keeps that."""
     decided = word.decision.name
     log.error("xa.mixed", where=home.url, token=finding.what, decided=decided, found=found)
-    home.call(
-        "xa.heuristic", token=finding.what, branch=f"broker {home.log_id}", decided=decided,
-        found="decided otherwise", operator=BY, reason="its home broker had decided",
-    )  # fmt: skip
+    try:
+        home.call(
+            "xa.heuristic", token=finding.what, branch=f"broker {home.log_id}", decided=decided,
+            found="decided otherwise", operator=BY, reason="its home broker had decided",
+        )  # fmt: skip
+    except RequestRejected as error:
+        log.warning("xa.not_journalled", token=finding.what, error=str(error))
     return replace(finding, action=Action.HEURISTIC, reason=f"mixed: decided {decided}; {found}", needs_hand=True)
