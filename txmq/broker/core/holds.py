@@ -157,7 +157,7 @@ class Release:
     @property
     def rest(self) -> tuple[tuple[int, bytes | None], ...]:
         """(ticket, token) of those for the backlog, by ticket."""
-        return tuple(sorted(self.later.items()))
+        return tuple(sorted(self.later.items())) if self.later else ()
 
     @property
     def exhausted(self) -> bool:

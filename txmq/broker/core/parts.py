@@ -83,15 +83,15 @@ def decide_store(state: State, command: StorePart, now: int) -> Outcome | Reject
 
 def _malformed(command: StorePart, known: Transaction | None) -> Rejected | None:
     rows = sum(batch.header.count for batch in command.batches)
-    decider = command.decider if known is None else known.decider
+    local = "local" in _decider(command, known)[:1]
     if rows > limits.PART_ROWS:
         hint = f"send it in parts of at most {limits.PART_ROWS} rows"
         return Rejected(MessageTooLarge, f"a part of a group with {rows} rows", hint)
     if not rows and not command.sealed:
         return Rejected(BadRequest, "a part of a group without messages, and not the last one", "send the next one")
-    if command.sealed and decider[:1] == ("local",) and not command.commit:
+    if local and command.sealed and not command.commit:
         return Rejected(BadRequest, "a local transaction is decided with its seal")
-    if command.part and command.commit and decider[:1] != ("local",):
+    if command.part and command.commit and not local:
         return Rejected(BadRequest, "only a local transaction is decided with its seal")
     return None
 
