@@ -11,6 +11,7 @@ import pytest
 from tests.broker.support import BEGAN, SECOND, Broker, Client, send_payload
 from txmq import errors
 from txmq.batch import encode
+from txmq.broker.core import transactions, upkeep
 from txmq.message import COMMIT, ROLLBACK, Decision, Message
 from txmq.tx.group import GroupState
 from txmq.wire import headers
@@ -235,6 +236,25 @@ def test_a_branch_found_otherwise_is_kept(broker: Broker) -> None:
 )
 def test_impossible_arguments_are_refused(broker: Broker, call: str, args: dict[str, object]) -> None:
     assert refused(broker.connect(), call, **args) is errors.BadRequest
+
+
+def test_as_many_outcomes_are_forgotten_as_there_were(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "AT_ONCE", 3)
+    client = broker.connect()
+    for number in range(20):
+        store(client, number, ("local",), commit=True)
+    broker.clock.advance(transactions.KEPT / SECOND + 1)
+    broker.clock.advance(600)
+    wait(broker, 1)
+    assert not list(broker.engine.state.transactions.range(b""))
+
+
+def test_two_producers_of_one_token_are_told_apart(broker: Broker) -> None:
+    one, other = broker.connect(), broker.connect()
+    assert store(one, 1, XID) is GroupState.UNDECIDED
+    reply = other.ask(Opcode.GROUP, part(1, XID, messages=2))
+    assert type(to_error(reply.status, reply.payload)) is errors.DigestMismatch
+    assert store(other, 1, XID) is GroupState.UNDECIDED
 
 
 def test_a_decision_for_what_was_never_stored_is_refused(broker: Broker) -> None:

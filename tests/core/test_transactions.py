@@ -188,6 +188,22 @@ def test_outcomes_are_forgotten_after_a_week_but_never_an_undecided_half(core: D
     assert core.bodies("t") == ["1:a", "2:b"]
 
 
+def test_a_sweep_gets_past_what_it_must_keep(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "AT_ONCE", 3)
+    for number in range(7):
+        half(core, number, None)
+    done = [half(core, number, None) for number in range(7, 12)]
+    for name in done:
+        decide(core, name)
+    core.now += KEPT + SECOND
+    after, sweeps = b"", 0
+    while after or not sweeps:
+        after, sweeps = core.do(upkeep.Sweep(after)), sweeps + 1
+    assert sweeps == 4
+    assert [get(core.state, name) for name in done] == [None] * 5
+    assert core.state.undecided == 7
+
+
 def test_a_job_publishes_its_winners_and_drops_all_others(core: Driver) -> None:
     job = token(core, 50)
     names = [token(core, number) for number in (1, 2, 3)]

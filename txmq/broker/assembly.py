@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine import Engine
     from txmq.broker.resolving import Resolves
-    from txmq.broker.seams import Clock
+    from txmq.broker.seams import Clock, Timer
     from txmq.config import Checks, Settings
 
 TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
@@ -76,6 +76,7 @@ class Assembly:
             (ALARMS_S, self.alarms.tick),
         ]
         self._loops: list[LoopingCall] = []
+        self._more: Timer | None = None  # of a sweep that has not come to its end
 
     def every(self, seconds: float, function: Callable[[], None]) -> None:
         """One more timer; before `start`."""
@@ -95,12 +96,21 @@ class Assembly:
             if loop.running:
                 loop.stop()
         self._backlog.stop()
+        if self._more is not None:
+            self._more.cancel()
+            self._more = None
 
     def _expire(self) -> None:
         self._engine.submit(ExpireLeases(), _ignore)
 
-    def _sweep(self) -> None:
-        self._engine.submit(Sweep(), _ignore)
+    def _sweep(self, after: bytes = b"") -> None:
+        self._more = None
+        self._engine.submit(Sweep(after), self._swept)
+
+    def _swept(self, reply: object) -> None:
+        """Goes on soon where there is more: as many are forgotten as there were."""
+        if isinstance(reply, bytes) and reply and self._more is None:
+            self._more = self._clock.callLater(TICK_S, self._sweep, reply)
 
     def _welcome(self, version: int) -> Welcome:
         store, state = self._engine.store, self._engine.state

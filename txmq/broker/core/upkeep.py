@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.core.events import Place
 
-AT_ONCE = 1_000  # rows that one sweep may touch, so that no apply takes long
+AT_ONCE = 250  # rows that one sweep may touch, so that no apply takes long
 FORGETTABLE = (GroupState.PUBLISHED, GroupState.ROLLED_BACK)
 PRODUCERS_KEPT = 7 * 24 * 3600 * 1_000_000  # idle for so long (ARCHITECTURE 5)
 
@@ -32,7 +32,12 @@ class PlanCheck(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Timer: forget producers that are idle and outcomes that are old."""
+    """Timer: forget producers that are idle and outcomes that are old, those of tokens from `after` on.
+
+    The reply is the token to go on from, if there may be more to forget; else it is empty.
+    """
+
+    after: bytes = b""
 
 
 def due_checks(state: State, now: int, limit: int) -> Iterator[bytes]:
@@ -68,31 +73,34 @@ def apply_planned(state: State, event: CheckPlanned, place: Place) -> None:
 
 
 def decide_sweep(state: State, command: Sweep, now: int) -> Outcome:
-    del command
     idle = [name for name, producer in state.producers.items() if producer.seen_at < now - PRODUCERS_KEPT][:AT_ONCE]
-    old = list(_old_transactions(state, now))
+    old, looked = _old_transactions(state, command.after, now)
     events = (
         *((ProducerForgotten(tuple(idle)),) if idle else ()),
         *((TransactionsForgotten(tuple(old)),) if old else ()),
     )
-    return Outcome(events)
+    return Outcome(events, looked)
 
 
-def _old_transactions(state: State, now: int) -> Iterator[bytes]:
-    """Tokens sort by their time. What is undecided or yet to be published is never forgotten, nor what was decided by
-    hand and not dealt with.
+def _old_transactions(state: State, after: bytes, now: int) -> tuple[list[bytes], bytes]:
+    """What is to be forgotten, and where to go on; tokens sort by their time.
+
+    What is undecided or yet to be published is never forgotten, nor what was decided by hand and not dealt with: there
+    may be more of that at the beginning than one sweep looks at.
     """
+    old: list[bytes] = []
     stop = ((now - KEPT) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
     touched = 0
-    for (token, row), _count in zip(state.transactions.range(b"", stop), range(AT_ONCE), strict=False):
+    for looked, (token, row) in enumerate(state.transactions.range(after, stop)):
+        if max(looked, touched) >= AT_ONCE:
+            return old, token
         found = Transaction._make(row)
         large = pieces.of_row(found.large)
         idle = large is None or large.phase is Phase.NONE
         if found.state in FORGETTABLE and idle and not branches.has_heuristics(state, token):
             touched += 1 if large is None else 1 + large.pieces
-            yield token
-        if touched >= AT_ONCE:
-            return
+            old.append(token)
+    return old, b""
 
 
 def apply_transactions_forgotten(state: State, event: TransactionsForgotten, place: Place) -> None:
