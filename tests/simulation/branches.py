@@ -11,7 +11,7 @@ from uuid import UUID
 from tests.simulation.actors import PLAIN_KEYS, ROW_KEYS, TOPIC, Service, place_of
 from tests.simulation.history import Broken
 from tests.simulation.network import Lost
-from txmq.errors import Conflict, ProducerFenced
+from txmq.errors import Conflict, HeuristicOutcome, ProducerFenced
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.group import GroupState
 from txmq.wire import headers as h
@@ -71,11 +71,31 @@ class Manager(Xa):
             listed = (await self.asked("xa.list", kind="foreign", owner="sim"))["transactions"]
             if token.hex() not in {row["token"] for row in listed}:
                 raise Broken(f"the prepared branch {token.hex()} is not listed")
+        if self.rng.random() < 0.2:
+            await self._by_hand(token, outcome)
+            return
         try:
             await self.decided(token, outcome)
         except Conflict as error:
             raise Broken(f"a prepared branch was decided without its manager: {error}") from error
         self.world.history.counts["foreign"] += 1
+
+    async def _by_hand(self, token: bytes, outcome: Decision) -> None:
+        """An operator is faster; if it was another decision, that stays listed until it is dealt with."""
+        hand = self.rng.choice((COMMIT, ROLLBACK))
+        await self.asked("tx.decide", token=token.hex(), outcome=hand.name, operator="op", reason="gone")
+        history = self.world.history
+        (history.decided if hand is COMMIT else history.dead_tokens).add(token)
+        with suppress(HeuristicOutcome):
+            await self.insist(Opcode.DECIDE, h.pack_decide(h.Decide(outcome, token, 0, self.name)))
+            if outcome is not hand:
+                raise Broken("a decision by hand was overruled")
+        for listed in (True, False):
+            rows = (await self.asked("xa.list", heuristic=True))["transactions"]
+            if (token.hex() in {row["token"] for row in rows}) is not listed:
+                raise Broken(f"the decision by hand of {token.hex()} is {'not ' * listed}listed")
+            await self.asked("xa.forget", token=token.hex(), operator="op", reason="seen")
+        history.counts["by hand"] += 1
 
 
 class Coordinator(Xa):

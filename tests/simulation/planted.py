@@ -139,6 +139,7 @@ BUGS = (
         "absence is taken for a rollback",
         around=lambda: patch.dict(machine.DECIDERS, {xa.AskOutcome: _absent_is_rolled_back}),
     ),
+    Bug("a decision by hand is not kept", around=lambda: patch.object(xa, "_is_anothers", lambda *_args: False)),
     Bug("an older incarnation is accepted", around=lambda: patch.object(requests, "fenced", lambda *_args: None)),
     Bug("a slice becomes visible early", around=lambda: patch.object(gates, "end", _no_gate)),
     Bug("an open group's holds are forgotten", around=lambda: patch.object(decisions, "_settle_large", _forgotten)),
