@@ -123,6 +123,6 @@ def dealt_with(state: State, token: bytes, after: GroupState) -> None:
 
 def listed(state: State, after: bytes, *, heuristic: bool) -> Iterator[bytes]:
     """Tokens after `after`, the oldest transaction first; `heuristic`: only those with something to be dealt with."""
-    for token, row in state.tables[t.XA].range(after + b"\0" if after else b""):
-        if row or not heuristic:
-            yield token
+    if heuristic:  # not by looking through what is prepared, which may be much
+        return (token for token in listing.tokens(state, listing.Kind.HEURISTIC) if token > after)
+    return (token for token, _row in state.tables[t.XA].range(after + b"\0" if after else b""))
