@@ -28,7 +28,7 @@ ENOUGH = {
     "foreign": 0.5,
     "home": 0.5,
     "recovered": 0.1,
-    "by hand": 0.1,
+    "by hand": 0.05,
     "fenced": 0.5,
     "large": 3,
 }  # a seed, on average
