@@ -41,6 +41,11 @@ from txmq.tx.xid import Branch
 from txmq.wire.headers import Opcode
 
 Connect = Callable[..., Client]
+DIES_IN_PREPARE = """
+CREATE OR REPLACE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON lines DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -462,6 +467,16 @@ def test_a_connection_that_is_lost_in_prepare_rolls_everything_back(
     tx = ledgers.begin("o-1")
     with pytest.raises(TransactionAborted, match="the connection broke; the transaction was rolled back"):
         tx.__exit__(None, None, None)
+    assert ledgers.agree()
+
+
+def test_a_backend_that_dies_in_prepare_rolls_everything_back(ledgers: Ledgers) -> None:
+    asked(ledgers.dsns[1], DIES_IN_PREPARE)
+    tx = ledgers.begin("o-1")
+    run(ledgers.last, "INSERT INTO lines VALUES ('o-1')")
+    with pytest.raises(TransactionAborted, match="sent and not answered; the transaction was rolled back"):
+        tx.__exit__(None, None, None)
+    assert [name.number for name in map(Branch.parse, tx.unfinished) if name is not None] == [2]
     assert ledgers.agree()
 
 
