@@ -396,6 +396,25 @@ def test_acks_of_a_failed_transaction_are_in_hand_again(fake: FakeBroker, connec
     assert consumer.log == ["asked", False, "asked", False]
 
 
+def test_what_a_stored_group_acked_is_delivered_again_when_it_is_rolled_back(
+    real: RealBroker, connect: Connect
+) -> None:
+    client = connect(real.url)
+    client.send("reserved", b"1")
+    with client.consumer("keeper", topics=["reserved"], retry=txmq.RetryPolicy.table(0.01)) as consumer:
+        first = consumer.receive(10)
+        assert first is not None
+        with suppress(Broken), client.transaction(checker="billing") as tx:
+            tx.ack(first)
+            tx.prepare()
+            fail()
+        assert not consumer.holds(first)
+        again = consumer.receive(10)
+        assert again is not None
+        assert (again.body, again.attempt) == (b"1", 2)
+        consumer.ack(again)
+
+
 def test_a_message_and_what_comes_of_it_are_one_decision(real: RealBroker, connect: Connect) -> None:
     client = connect(real.url)
     client.send_batch("raw", [txmq.Message(str(n).encode(), key="k") for n in range(3)])

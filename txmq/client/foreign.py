@@ -132,7 +132,7 @@ class ForeignBranch:
 
     def over(self, *, committed: bool) -> None:
         """What it acked is done with, in hand again, or, where the broker had it reserved, delivered again."""
-        self.share.over(committed=committed or (None if self.share.sent else False))
+        self.share.over(committed=committed)
 
 
 def finish(core: Core, xid: Xid, token: UUID, outcome: Decision) -> None:

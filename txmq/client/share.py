@@ -21,6 +21,7 @@ from txmq.client.tokens import new_token
 from txmq.errors import (
     ClientClosed,
     LocalProtocolError,
+    RequestRejected,
     RequestTimeout,
     StaleTopic,
     TransactionAborted,
@@ -100,9 +101,12 @@ class Share:
         self._release(mark.acked, committed=False)
 
     def over(self, *, committed: bool | None) -> None:
-        """The transaction is over; None = nobody knows how."""
+        """The transaction is over; None = nobody knows how.
+
+        What a stored group acks was reserved for it: rolled back, it is delivered again, and no longer in hand.
+        """
         self.buffer.clear()
-        self._release(0, committed=committed)
+        self._release(0, committed=committed or (None if self.sent else committed))
 
     def prepare(self, description: Description, deadline: float) -> None:
         """Builds the group, which is to be stored by `deadline`; asks the broker for topics not known yet."""
@@ -126,7 +130,12 @@ class Share:
         Raises what the broker refuses it with, ConnectionLost or RequestTimeout, or TransactionAborted where it was
         rolled back meanwhile.
         """
-        receipt = self._receipt()
+        assert self._storing is not None, "sent first, then answered"
+        try:
+            receipt = self._receipt()
+        except RequestRejected:
+            self.sent = self._storing.parts > 1  # of several, some may be there
+            raise
         if receipt.state == GroupState.ROLLED_BACK:
             hint = "it took too long, or somebody decided so: txmq tx show"
             raise TransactionAborted(f"transaction {self.token} was rolled back", hint=hint)
