@@ -32,12 +32,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     tests = config.rootpath / "tests"
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item, tests)))
-    items.sort(key=lambda item: _rank(item.path.relative_to(tests)))
+        item.add_marker(pytest.mark.xdist_group(_group(item, _place(item, tests))))
+    items.sort(key=lambda item: _rank(_place(item, tests)))
 
 
-def _group(item: pytest.Item, tests: Path) -> str:
-    place = item.path.relative_to(tests)
+def _place(item: pytest.Item, tests: Path) -> Path:
+    """Where it stands among the tests; its whole path where it is not among them."""
+    return item.path.relative_to(tests) if item.path.is_relative_to(tests) else item.path
+
+
+def _group(item: pytest.Item, place: Path) -> str:
     if place.parts[0] in TOGETHER:
         return place.parts[0]
     return item.nodeid if place.parts[0] in ("simulation", "system") else str(place)
