@@ -304,6 +304,17 @@ def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
         wait_until(lambda: floors(client, "g") == 7, what="everything is acked")
 
 
+def test_a_consumer_that_is_closed_waits_for_nobody_when_it_is_closed_again(tmp_path: Path) -> None:
+    with closing_broker(tmp_path) as broker, txmq.connect(broker.url, timeout=WAIT_S) as client:
+        consumer = client.consumer("g", ["t"])
+        client.send("t", b"in hand")
+        assert consumer.receive(WAIT_S) is not None
+        broker.kill()
+        consumer.close(0.5)
+        broker.start()
+        consumer.close(10_000)  # longer than a test may take
+
+
 CHILD = """
 import sys, txmq
 url, group, topic = sys.argv[1:]

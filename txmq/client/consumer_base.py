@@ -118,6 +118,8 @@ class ConsumerBase:
         For up to `timeout` seconds; after that the rest is left to the leases. Messages in hand that are neither acked
         nor nacked by then are delivered to others. Not for handlers, which have no way to outlive it.
         """
+        if self._thread.abandoned:  # closed before
+            return
         deadline = time.monotonic() + timeout
         with self._changed:
             self._member.close()

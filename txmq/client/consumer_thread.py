@@ -64,6 +64,11 @@ class ConsumerThread:
         self._thread.join()
 
     @property
+    def abandoned(self) -> bool:
+        """Whether nothing will be said any more."""
+        return self._abandoned
+
+    @property
     def _over(self) -> bool:
         return self._abandoned or self._member.phase is Phase.GONE or self._member.failure is not None
 
