@@ -129,3 +129,8 @@ class Driver:
     def read(self, position: int, length: int) -> bytes:
         start = max(p for p in self.bytes if p <= position)
         return self.bytes[start][position - start : position - start + length]
+
+
+def token(core: Driver, number: int) -> bytes:
+    """The token of that number, made at the driver's time."""
+    return (core.now // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")

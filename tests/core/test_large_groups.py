@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.core.driver import SECOND, Driver
-from tests.core.test_transactions import LOCAL, POSTGRES, decide, token
+from tests.core.driver import SECOND, Driver, token
+from tests.core.test_transactions import LOCAL, POSTGRES, decide
 from txmq import limits
 from txmq.broker.core import backlog, decisions, gates, holds, jobs, parts, pieces, upkeep
 from txmq.broker.core.events import Booted

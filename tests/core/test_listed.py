@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.driver import SECOND, Driver
+from tests.core.driver import SECOND, Driver, token
 from txmq.broker.core import decisions, jobs, machine, upkeep, xa
 from txmq.broker.core.listed import Kind, tokens
-from txmq.broker.core.topics import CreateTopic
 from txmq.broker.core.transactions import KEPT, get
 from txmq.message import Decision
 from txmq.tx.group import GroupState
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
-
-
-@pytest.fixture
-def core() -> Driver:
-    driver = Driver()
-    driver.do(CreateTopic("t", 2))
-    return driver
-
-
-def token(core: Driver, number: int) -> bytes:
-    return (core.now // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")
 
 
 def store(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.driver import SECOND, Driver
+from tests.core.driver import SECOND, Driver, token
 from txmq.batch import encode, verify
 from txmq.broker.core import decisions, jobs, upkeep
 from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import HOLDS, QUEUED, UNDECIDED
-from txmq.broker.core.topics import CreateTopic, DeleteTopic, GrowTopic
+from txmq.broker.core.topics import DeleteTopic, GrowTopic
 from txmq.broker.core.transactions import KEPT, get
 from txmq.errors import Conflict, DigestMismatch, SequenceGap, StaleTopic, UnknownProducer, UnknownTransaction
 from txmq.message import Decision, Message
@@ -18,17 +18,6 @@ from txmq.tx.group import TRANSITIONS, GroupState, Step, step
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
 LOCAL = ("local",)
-
-
-@pytest.fixture
-def core() -> Driver:
-    driver = Driver()
-    driver.do(CreateTopic("t", 2))
-    return driver
-
-
-def token(core: Driver, number: int) -> bytes:
-    return (core.now // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")
 
 
 def half(core: Driver, number: int, *keys: str | None) -> bytes:

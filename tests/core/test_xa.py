@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.core.driver import SECOND, Driver
+from tests.core.driver import SECOND, Driver, token
 from txmq.broker.core import branches, upkeep
 from txmq.broker.core.decisions import Decide, DecideReceipt
 from txmq.broker.core.instances import RegisterInstance, fenced
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import CONFLICTS, XA, XIDS
-from txmq.broker.core.topics import CreateTopic
 from txmq.broker.core.transactions import KEPT, get
 from txmq.broker.core.xa import AskOutcome, DecideByHand, ForgetHeuristics, NoteHeuristic
 from txmq.errors import (
@@ -31,17 +30,6 @@ from txmq.tx.xid import Xid
 LOG, OTHER_LOG = b"l" * 16, b"o" * 16
 XID = ("foreign", 7, b"gtrid", b"bqual")
 BRANCHES = (("postgres", 1, 5, "shop", "orders", "1_YQ==_Yg==", None), ("broker", OTHER_LOG))
-
-
-@pytest.fixture
-def core() -> Driver:
-    driver = Driver()
-    driver.do(CreateTopic("t", 2))
-    return driver
-
-
-def token(core: Driver, number: int) -> bytes:
-    return (core.now // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")
 
 
 def home(core: Driver, number: int, log_id: bytes = LOG, **options: Any) -> bytes:

@@ -1,0 +1,15 @@
+"""A core to drive, with a topic in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.driver import Driver
+from txmq.broker.core.topics import CreateTopic
+
+
+@pytest.fixture
+def core() -> Driver:
+    driver = Driver()
+    driver.do(CreateTopic("t", 2))
+    return driver
