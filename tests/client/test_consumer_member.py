@@ -40,6 +40,7 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
         "lease_ms": 9_000,
         "session_ms": 6_000,
         "strategy": None,
+        "static": False,
         "member": None,
         "held": None,
     }
@@ -61,6 +62,8 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
         {"strategy": "best"},
         {"on_failure": "local"},
         {"tag": "paid"},
+        {"static": True},
+        {"static": True, "member": "one", "mode": "broadcast"},
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
@@ -294,6 +297,17 @@ def test_it_leaves_when_everything_is_confirmed_and_gives_the_rest_back() -> Non
     spoken.answer("consumer.return", stale=[])
     assert spoken.asked("consumer.leave") == {"group": "billing", "member": "m-1", "instance": "i-1"}
     spoken.answer("consumer.leave")
+    assert spoken.member.phase is Phase.GONE
+
+
+def test_a_static_member_does_not_leave_and_gives_back_all_it_has() -> None:
+    spoken = Spoken(member="one", static=True).joined().fetched(chunk(*"ab"))
+    spoken.take()
+    spoken.member.leave()
+    spoken.answer("consumer.return", stale=[])
+    assert spoken.asked("consumer.join")[HELD] == []
+    assert "consumer.leave" not in spoken.names()
+    spoken.answer("consumer.join", **spoken.seat(0))
     assert spoken.member.phase is Phase.GONE
 
 

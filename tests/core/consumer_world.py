@@ -62,7 +62,7 @@ class World(Driver):
 
     def join(self, member: str, *topics: str, group: str = "g", mode: str = "concurrent", **wanted: Any) -> Any:
         """Join as a process of its own; options of `Join` and `Wanted` alike."""
-        own = {name: wanted.pop(name) for name in ("instance", "starts", "held", "named") if name in wanted}
+        own = {name: wanted.pop(name) for name in ("instance", "starts", "held", "named", "static") if name in wanted}
         own.setdefault("instance", member)
         return self.do(Join(group, member, mode=mode, topics=topics or ("t",), wanted=Wanted(**wanted), **own))
 

@@ -6,8 +6,12 @@ from collections import Counter
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from txmq.broker.core.assignment import STRATEGIES, Subscriber, assign
+
+Shares = dict[str, tuple[tuple[int, int], ...]]
 
 
 def subscribers(*names: str, topics: tuple[int, ...] = (1,)) -> list[Subscriber]:
@@ -81,3 +85,77 @@ def test_in_an_ordered_group_they_wait() -> None:
 
 def test_nobody_means_nothing() -> None:
     assert assign("average", [], {1: 3}, share=True) == {}
+
+
+NAMES = st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=12, unique=True)
+few = settings(max_examples=40)
+TOPICS = st.dictionaries(st.integers(1, 4), st.integers(1, 40), min_size=1)
+
+
+def shared(names: list[str], topics: dict[int, int], strategy: str, before: Shares | None = None) -> Shares:
+    had = before or {}
+    members = [Subscriber(name, tuple(topics), had.get(name, ())) for name in names]
+    return assign(strategy, members, topics, share=False)
+
+
+def owners(shares: Shares) -> dict[tuple[int, int], str]:
+    return {spot: name for name, spots in shares.items() for spot in spots}
+
+
+@few
+@given(data=st.data(), strategy=st.sampled_from(list(STRATEGIES)), topics=TOPICS)
+def test_every_partition_has_one_owner_who_wants_it(data: st.DataObject, strategy: str, topics: dict[int, int]) -> None:
+    wants = st.sets(st.sampled_from(sorted(topics)), min_size=1)
+    members = [Subscriber(name, tuple(data.draw(wants))) for name in data.draw(NAMES)]
+    wanted = {topic_id for member in members for topic_id in member.topics}
+    shares = assign(strategy, members, topics, share=False)
+    given_out = [spot for spots in shares.values() for spot in spots]
+    assert sorted(given_out) == sorted((topic, p) for topic in wanted for p in range(topics[topic]))
+    assert all(spot[0] in member.topics for member in members for spot in shares[member.name])
+    shuffled = data.draw(st.permutations(members))
+    assert assign(strategy, shuffled, topics, share=False) == shares, "it depends on the order in which members joined"
+
+
+@few
+@given(names=NAMES, topics=TOPICS, strategy=st.sampled_from(["average", "circular", "sticky"]))
+def test_shares_of_each_topic_differ_by_one_at_most(names: list[str], topics: dict[int, int], strategy: str) -> None:
+    shares = shared(names, topics, strategy)
+    for topic in topics:
+        sizes = [sum(spot[0] == topic for spot in spots) for spots in shares.values()]
+        assert max(sizes) - min(sizes) <= 1
+    if strategy == "circular":
+        assert max(map(len, shares.values())) - min(map(len, shares.values())) <= 1
+
+
+@few
+@given(names=NAMES, others=NAMES, topics=TOPICS)
+def test_by_consistent_hash_only_those_who_come_or_go_move_anything(
+    names: list[str], others: list[str], topics: dict[int, int]
+) -> None:
+    before, after = (owners(shared(members, topics, "consistent")) for members in (names, others))
+    moved = {spot for spot in before if before[spot] != after[spot]}
+    assert all(before[spot] not in others or after[spot] not in names for spot in moved)
+
+
+@few
+@given(names=NAMES, others=NAMES, topics=TOPICS)
+def test_sticky_moves_no_more_than_balance_asks_for(
+    names: list[str], others: list[str], topics: dict[int, int]
+) -> None:
+    before = shared(names, topics, "sticky")
+    after = shared(others, topics, "sticky", before)
+    had, has = owners(before), owners(after)
+    for topic, count in topics.items():
+        kept = sum(had[topic, p] == has[topic, p] for p in range(count))
+        stay = sorted((sum(had[topic, p] == name for p in range(count)) for name in others), reverse=True)
+        share, extra = divmod(count, len(others))
+        assert kept == sum(min(size, share + (place < extra)) for place, size in enumerate(stay))
+
+
+@few
+@given(names=NAMES, topics=TOPICS, share=st.booleans())
+def test_sticky_twice_is_sticky_once(names: list[str], topics: dict[int, int], share: bool) -> None:  # noqa: FBT001
+    members = [Subscriber(name, tuple(topics)) for name in names]
+    once = assign("sticky", members, topics, share=share)
+    again = assign("sticky", [member._replace(before=once[member.name]) for member in members], topics, share=share)
+    assert again == once

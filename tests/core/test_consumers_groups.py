@@ -101,6 +101,40 @@ def test_what_a_broken_connection_swallowed_is_given_back(world: World) -> None:
     assert [(m.offset, m.attempt) for m in world.fetch("a")] == [(0, 1), (2, 1)]
 
 
+def test_a_static_member_that_comes_back_moves_nothing(world: World) -> None:
+    world.publish("t", 1)
+    world.publish("t", 2, partition=1)
+    world.join("a", static=True)
+    world.join("b", static=True)
+    world.fetch("a")
+    world.fetch("b")
+    before = {name: member.partitions for name, member in world.group().members.items()}
+    world.join("a", instance="newer", static=True)
+    assert {name: member.partitions for name, member in world.group().members.items()} == before
+    assert world.ack("b", (0, 1), partition=1).messages == 1
+    assert world.offsets("a") == [0]
+
+
+def test_static_members_outlive_the_broker_and_others_do_not(world: World) -> None:
+    world.publish("t", 1, 2)
+    world.join("a", static=True)
+    world.join("b")
+    world.fetch("a")
+    world.boot()
+    assert list(world.group().members) == ["a"]
+    assert world.group().leases == {}
+    assert world.offsets("a") == [0, 1]
+    world.do(Rebalance("g"))
+    assert list(world.group().members["a"].partitions) == [(1, 0), (1, 1)]
+    world.state = world.replayed()
+    assert world.group().members["a"].static
+
+
+@pytest.mark.parametrize("options", [{"named": False}, {"mode": "broadcast"}])
+def test_a_static_member_needs_a_name_and_a_share(world: World, options: dict[str, Any]) -> None:
+    assert world.join("a", static=True, **options).error is BadRequest
+
+
 @pytest.mark.parametrize(("start", "offsets"), [("first", [0, 1, 2]), ("last", [2]), (1, [1, 2])])
 def test_a_new_group_begins_where_it_wants(world: World, start: str | int, offsets: list[int]) -> None:
     world.publish("t", 1, 2)

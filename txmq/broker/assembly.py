@@ -52,7 +52,7 @@ class Assembly:
         self.watching = Watching(engine)
         checks = CheckBacks(engine, _schedule(settings.checks), resolving, chance, self.watching)
         fetching = Fetching(engine, clock)
-        membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
+        self._membership = membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
         self.alarms = Alarms(engine, settings.alarms, resolving, self.watching)
         parts = (
             TopicCalls(engine, settings, self.alarms),
@@ -84,6 +84,7 @@ class Assembly:
 
     def start(self, failed: Callable[[Failure], None]) -> None:
         """Begin the timers; one that fails has met a bug, and ends the broker through `failed`."""
+        self._membership.adopt()
         for seconds, function in self._timers:
             loop = LoopingCall(function)
             loop.clock = self._clock  # type: ignore[assignment]  # Twisted's type is an interface of zope's

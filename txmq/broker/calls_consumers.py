@@ -66,12 +66,16 @@ class ConsumerCalls:
             args.strategy,
         )
         starts = self._starts(args.topics, args.start) if isinstance(args.start, int) else ()
-        command = core.Join(args.group, member, args.instance, args.mode, args.topics, wanted, starts, args.held, named)
+        command = core.Join(
+            args.group, member, args.instance, args.mode, args.topics, wanted, starts, args.held, named, args.static
+        )
 
         def joined(reply: JoinReply) -> dict[str, Any]:
             settings = reply.settings
             self._fetching.end(reply.group, member)
-            self._membership.joined(asking.session, reply.group, member, args.instance, settings.session_us)
+            self._membership.joined(
+                asking.session, reply.group, member, args.instance, settings.session_us, static=args.static
+            )
             return {
                 "group": reply.group,
                 "member": member,

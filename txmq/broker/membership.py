@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from txmq.broker.core.consumer_commands import Leave
+from txmq.broker.core.consumer_commands import Leave, Rebalance
 from txmq.broker.core.state import Rejected
 
 if TYPE_CHECKING:
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from txmq.broker.protocol import Session
     from txmq.broker.seams import Clock
 
+SECOND = 1_000_000
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class _Seen:
     instance: str
-    session: Session
+    session: Session | None
     lasts: float  # seconds without a heartbeat
     until: float
+    static: bool = False
 
 
 class Membership:
@@ -38,10 +40,23 @@ class Membership:
         self._engine, self._clock, self._grace = engine, clock, grace_s
         self._seen: dict[tuple[str, str], _Seen] = {}
 
-    def joined(self, session: Session, group: str, member: str, instance: str, lasts_us: int) -> None:
+    def adopt(self) -> None:
+        """The broker has started: static members of before have their session's time to come back.
+
+        What members had that were not static is shared out among them, and again when those join.
+        """
+        for group in self._engine.state.consumers.by_id.values():
+            lasts = group.settings.session_us / SECOND
+            for member in group.members.values():
+                until = self._clock.seconds() + lasts
+                self._seen[group.name, member.name] = _Seen(member.instance, None, lasts, until, static=True)
+            if group.members:
+                self._engine.submit(Rebalance(group.name), _gone)
+
+    def joined(self, session: Session, group: str, member: str, instance: str, lasts_us: int, *, static: bool) -> None:
         """A member joined, or joined again, on this connection."""
-        name, lasts = (group, member), lasts_us / 1_000_000
-        self._seen[name] = _Seen(instance, session, lasts, self._clock.seconds() + lasts)
+        name, lasts = (group, member), lasts_us / SECOND
+        self._seen[name] = _Seen(instance, session, lasts, self._clock.seconds() + lasts, static)
         self._watch(name, session)
 
     def heard(self, session: Session, group: str, member: str) -> None:
@@ -62,7 +77,7 @@ class Membership:
 
     def _disconnected(self, name: tuple[str, str], session: Session) -> None:
         seen = self._seen.get(name)
-        if seen is not None and seen.session is session:
+        if seen is not None and seen.session is session and not seen.static:
             seen.until = min(seen.until, self._clock.seconds() + self._grace)
 
     def tick(self) -> None:

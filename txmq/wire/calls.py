@@ -70,6 +70,7 @@ class Join(Args):
     lease_ms: Ms | None = None
     session_ms: Ms | None = None
     strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
+    static: bool = False  # its partitions wait for it as long as its session lasts
     held: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)] | None = None
 
 

@@ -26,6 +26,10 @@ class Subscriber(NamedTuple):
     topics: Collection[int]
     before: Collection[Spot] = ()
 
+    def of_topic(self, topic_id: int) -> list[int]:
+        """The partitions of a topic that it has now."""
+        return [partition for topic, partition in self.before if topic == topic_id]
+
 
 Owners = dict["Spot", str]
 
@@ -60,7 +64,10 @@ def _hash(text: str) -> int:
 def sticky(members: Sequence[Subscriber], topic_id: int, count: int, taken: Owners) -> list[str]:
     """As even as can be, and whoever has a partition keeps it if that allows."""
     share, extra = divmod(count, len(members))
-    before = {spot[1]: member.name for member in members for spot in member.before if spot[0] == topic_id}
+    before: dict[int, str] = {}
+    for member in members:
+        for partition in member.of_topic(topic_id):
+            before.setdefault(partition, member.name)
     owners: list[str | None] = [None] * count
     held = dict.fromkeys((member.name for member in members), 0)
     for partition in range(count):
@@ -94,7 +101,7 @@ def assign(
     """Partitions of each member. `topics` gives their numbers of partitions.
 
     `share`: members beyond the number of partitions read along with others, member i with partition i mod n; without it
-    they wait for a partition to come free.
+    they wait for a partition to come free. Members may want different topics: each partition goes to one that wants it.
     """
     members = sorted(members)
     owners: Owners = {}
@@ -108,7 +115,25 @@ def assign(
             owners[topic_id, partition] = name
             spots[name].append((topic_id, partition))
         if share:
-            idle = [member.name for member in wanting if member.name not in names]
-            for number, name in enumerate(idle):
-                spots[name].append((topic_id, number % count))
+            idle = [member for member in wanting if member.name not in names]
+            for name, partition in _read_along(idle, topic_id, count, keep=strategy == "sticky").items():
+                spots[name].append((topic_id, partition))
     return {name: tuple(sorted(mine)) for name, mine in spots.items()}
+
+
+def _read_along(idle: Sequence[Subscriber], topic_id: int, count: int, *, keep: bool) -> dict[str, int]:
+    """A partition for each member beyond their number, evenly; `keep`: the one that it has, if that allows."""
+    share, extra = divmod(len(idle), count)
+    readers = [0] * count
+    found: dict[str, int] = {}
+    for member in idle if keep else ():
+        for partition in member.of_topic(topic_id)[:1]:
+            if readers[partition] < share or (readers[partition] == share and extra > 0):
+                extra -= readers[partition] == share
+                readers[partition] += 1
+                found[member.name] = partition
+    for member in idle:
+        if member.name not in found:
+            found[member.name] = partition = readers.index(min(readers))
+            readers[partition] += 1
+    return found

@@ -32,7 +32,8 @@ class Join(NamedTuple):
     `instance` tells two processes of one member name apart: the newer one wins. The same instance may join again, after
     a lost connection; `held` are then the ranges it still has, all else that was leased to it is given back (None = it
     has all). `starts` are (topic, partition, offset) where a new topic begins if `start` is a time: the engine knows
-    the times. `named` False: a broadcast member that wants no memory of where it was.
+    the times. `named` False: a broadcast member that wants no memory of where it was. `static`: its partitions wait for
+    it as long as its session lasts, whatever becomes of its connection, its process or the broker's.
     """
 
     group: str
@@ -44,6 +45,7 @@ class Join(NamedTuple):
     starts: tuple[TopicOffset, ...] = ()
     held: tuple[TopicRange, ...] | None = None
     named: bool = True
+    static: bool = False
 
 
 class Leave(NamedTuple):

@@ -73,6 +73,7 @@ class MemberJoined(NamedTuple):
     member: str
     instance: str
     topics: tuple[int, ...]
+    static: bool = False
 
 
 @event(69)

@@ -18,7 +18,9 @@ APPLIERS: dict[type, Any] = {event: rule for module in RULES for event, rule in 
 
 
 def apply_booted(state: State, event: Booted, place: Place) -> None:
-    """Nobody is connected: whatever was leased is delivered again; reservations, fences and retries stay."""
+    """Nobody is connected: whatever was leased is delivered again; reservations, fences and retries stay, and static
+    members.
+    """
     del event
     for group in list(state.consumers.by_id.values()):
         _forget_members(state, group, place)
@@ -32,6 +34,6 @@ def _forget_members(state: State, group: Group, place: Place) -> None:
     for number in tuple(group.leases):
         leases.end(state, group, number)
     if group.members:
-        group.members.clear()
+        group.members = {name: member for name, member in group.members.items() if member.static}
         group.generation += 1
         state.consumers.dirty_groups.add(group.group_id)

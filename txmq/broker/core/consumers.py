@@ -50,13 +50,20 @@ class Settings(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """A member of a group. `since` is the generation in which this instance of it joined."""
+    """A member of a group. `since` is the generation in which this instance of it joined.
+
+    A `static` one outlives the broker: whoever comes back by its name finds its partitions.
+    """
 
     name: str
     instance: str
     topics: tuple[int, ...]
     since: int
     partitions: dict[Spot, None] = field(default_factory=dict)  # its share, in order; a set that keeps its order
+    static: bool = False
+
+    def to_row(self) -> t.Row:
+        return (self.name, self.instance, self.topics, self.since, tuple(self.partitions), self.static)
 
 
 @dataclass(slots=True)
@@ -156,7 +163,7 @@ class Group:
                 yield topic_id, key_hash, fence
 
     def to_row(self) -> t.Row:
-        members = tuple((m.name, m.instance, m.topics, m.since, tuple(m.partitions)) for m in self.members.values())
+        members = tuple(member.to_row() for member in self.members.values())
         leases = tuple(
             (
                 number,
@@ -181,8 +188,9 @@ class Group:
          members, leases, retrying) = row  # fmt: skip
         group = cls(group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation)
         group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
-        for member, instance, topics, since, partitions in members:
-            group.members[member] = Member(member, instance, topics, since, dict.fromkeys(map(tuple, partitions)))
+        for member, instance, topics, since, partitions, *static in members:
+            share = dict.fromkeys(map(tuple, partitions))
+            group.members[member] = Member(member, instance, topics, since, share, *static)
         for number, member, at_generation, granted_at, deadline, single, rows in leases:
             held = {tuple(spotted) for spotted in rows}
             group.leases[number] = Lease(member, at_generation, granted_at, deadline, single, len(held), rows=held)

@@ -69,8 +69,9 @@ def decide_join(state: State, command: Join, now: int) -> Outcome | Rejected:
         events.append(MemberLeft(group.group_id, member.name, True, _rows(state, group, member.name, now)))
     elif member is not None and command.held is not None:
         events += _not_held(state, group, member, command, now)
-    if member is None or member.instance != command.instance or member.topics != wanted:
-        events.append(MemberJoined(group.group_id, command.member, command.instance, wanted))
+    joined = MemberJoined(group.group_id, command.member, command.instance, wanted, command.static)
+    if member is None or joined[2:] != (member.instance, member.topics, member.static):
+        events.append(joined)
     subscribers = [*_subscribers(group, but=command.member), _subscriber(member, command.member, wanted)]
     fresh = bool(events) and isinstance(events[-1], MemberJoined)
     events += _rebalance(state, group, subscribers, command, always=fresh)
@@ -94,6 +95,8 @@ def _prepare(state: State, command: Join) -> tuple[Group, list[Event]] | Rejecte
         return Rejected(
             BadRequest, f"{command.group!r} or {command.member!r} is no name", "'@' is for broadcast groups"
         )
+    if command.static and (not command.named or command.mode == BROADCAST):
+        return Rejected(BadRequest, "a static member has a name, and a share of the partitions", "name the member")
     group = state.consumers.groups.get(command.group)
     base = Settings(mode=command.mode) if group is None else group.settings
     settings = settings_of(command.wanted, base)
@@ -257,7 +260,7 @@ def apply_joined(state: State, event: MemberJoined, place: Place) -> None:
     before = group.members.get(event.member)
     since = group.generation + 1 if before is None else before.since
     partitions = {} if before is None else before.partitions
-    group.members[event.member] = Member(event.member, event.instance, event.topics, since, partitions)
+    group.members[event.member] = Member(event.member, event.instance, event.topics, since, partitions, event.static)
     state.consumers.dirty_groups.add(group.group_id)
 
 

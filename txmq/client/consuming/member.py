@@ -142,10 +142,11 @@ class Member:
             "consumer.heartbeat", member_args(seat), lambda _payload, _now: self._queue.append(self._join()), forgotten
         )
 
-    def _join(self) -> Request:
+    def _join(self, *, claim: bool = True) -> Request:
+        """`claim`: what is in hand stays leased."""
         args = self.settings.join_args(self._instance) | {"member": self.settings.member, "held": None}
         if self.seat is not None:
-            args |= {"member": self.seat.member, "held": self._held()}
+            args |= {"member": self.seat.member, "held": self._held() if claim else []}
         return call("consumer.join", args, self._joined, self._join_refused)
 
     def _held(self) -> list[tuple[str, int, int, int]] | None:
@@ -269,21 +270,27 @@ class Member:
         self._refused(error, now)
 
     def _goodbye(self, seat: Seat) -> Iterator[Request]:
-        """Once all is confirmed, the end. Before it, if a fetch is under way, a rejoin gives back what that brings."""
+        """Once all is confirmed, the end. Before it, if a fetch is under way, a rejoin gives back what that brings.
+
+        A static member does not leave: a rejoin gives back all that is leased to it, and it is only away.
+        """
         if not self.settling.idle or self._said_goodbye:
             return
         self._said_goodbye = True
         if self._fetching:
             yield self._join()._replace(reply=self._parted, refused=lambda _error, now: self._parted(b"", now))
             return
+        if self.settings.static:
+            yield self._join(claim=False)._replace(reply=self._left, refused=self._left)
+            return
         args = {"group": seat.group, "member": seat.member, "instance": self._instance}
-        yield call("consumer.leave", args, self._left, lambda _error, now: self._left(b"", now))
+        yield call("consumer.leave", args, self._left, self._left)
 
     def _parted(self, payload: bytes, now: float) -> None:
         del payload, now
         self._fetching = self._said_goodbye = False
 
-    def _left(self, payload: bytes, now: float) -> None:
-        del payload, now
+    def _left(self, answer: object, now: float) -> None:
+        del answer, now
         self.phase = Phase.GONE
         log.info("consumer.left", group=self.settings.group)

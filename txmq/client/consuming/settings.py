@@ -27,6 +27,8 @@ class Options(TypedDict, total=False):
     is, is remembered by the name of the `member`). `tags`: only messages with one of them. `start`: where a topic new
     to the group begins. `on_exhausted`: what becomes of a message that failed for good, in an ordered group of its key:
     "park", "block" or "skip". `on_failure`: "broker", the only policy yet: the broker keeps what failed.
+    `static`: the named `member` keeps its partitions while it is away, for as long as its session: neither `close` nor
+    a restart within that time moves anything.
     `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s; `session_s`: how long a member
     may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most. `stuck_s`: a message in hand for
     longer, without another one making progress, is left to others when its lease ends.
@@ -39,6 +41,7 @@ class Options(TypedDict, total=False):
     on_failure: Literal["broker"]
     retry: RetryPolicy | None
     member: str | None
+    static: bool
     strategy: Strategy | None
     lease_s: float | None
     session_s: float | None
@@ -59,6 +62,7 @@ class Settings:
     on_exhausted: OnExhausted | None = None
     retry: RetryPolicy | None = None
     member: str | None = None
+    static: bool = False
     strategy: Strategy | None = None
     lease_s: float | None = None
     session_s: float | None = None
@@ -84,6 +88,7 @@ class Settings:
             "lease_ms": _milliseconds(self.lease_s),
             "session_ms": _milliseconds(self.session_s),
             "strategy": self.strategy,
+            "static": self.static,
         }
 
 
@@ -99,6 +104,10 @@ def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Se
     names = tuple(dict.fromkeys(check_name(topic, "topic") for topic in topics))
     if options.get("member") is not None:
         check_name(str(options["member"]), "member")
+    if options.get("static") and (options.get("member") is None or options.get("mode") == "broadcast"):
+        raise LocalProtocolError(
+            "a static member needs a name, and a share of the partitions", hint='member="billing-1"'
+        )
     _one_of("mode", options.get("mode", "concurrent"), MODES)
     _one_of("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
     _one_of("strategy", options.get("strategy"), (None, *STRATEGIES))
