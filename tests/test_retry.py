@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import ConfigError
-from txmq.retry import RetryPolicy
+from txmq.retry import Action, RetryPolicy
 
 SECOND = 1_000_000
 
@@ -51,11 +51,38 @@ def test_jitter_spreads_to_both_sides() -> None:
     assert RetryPolicy.table(100).delay(1, 0.9) == 100 * SECOND
 
 
+@pytest.mark.parametrize(
+    ("classes", "action"),
+    [
+        (("ValueError", "Exception"), Action.RETRY),
+        (("KeyError", "LookupError", "Exception"), Action.DEAD),
+        (("billing.errors.Refused",), Action.DEAD),
+        (("billing.errorsome.Refused",), Action.RETRY),
+        (("psycopg2.OperationalError", "psycopg2.Error"), Action.POSTPONE),
+        (("Away", "LookupError", "OSError"), Action.DEAD),
+    ],
+)
+def test_a_class_of_errors_has_its_action_and_the_nearest_class_decides(
+    classes: tuple[str, ...], action: Action
+) -> None:
+    policy = RetryPolicy.table(1, dead=["LookupError", "billing.errors.*"], postpone=["psycopg2.Error", "OSError"])
+    assert policy.action(classes) is action
+
+
+@pytest.mark.parametrize("names", ["ValueError", [""], ["x" * 257], ["x"] * 101, [3]])
+def test_names_of_classes_are_checked(names: Any) -> None:
+    with pytest.raises(ConfigError):
+        RetryPolicy.table(1, dead=names)
+
+
+names = st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple)
 policies = st.builds(
     RetryPolicy,
     st.lists(st.integers(0, 10**12), min_size=1, max_size=5).map(tuple),
     st.none() | st.integers(0, 1_000),
     st.floats(0, 1),
+    names,
+    names,
 )
 
 

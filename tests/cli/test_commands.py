@@ -107,6 +107,9 @@ def test_an_error_is_told_on_standard_error_with_status_1(client: ScriptedClient
         "tail orders --from -1",
         "tail orders --from ever",
         "tail orders --count 0",
+        "group alter billing --table 1,x",
+        "group alter billing --exponential 1,2",
+        "group alter billing --jitter 2",
         "group reset billing orders",
         "group reset billing orders --to 1=x",
         "group reset billing orders --to x",
@@ -170,6 +173,44 @@ def test_a_reset_asks_nothing_where_it_only_shows_or_is_told_not_to(
     client.replies = [{"positions": []}]
     assert run("group", "reset", "billing", "orders", "--to", "first", *option.split()).exit_code == 0
     assert [args.get("dry_run") for _call, args in client.calls] == runs
+
+
+NOTHING: dict[str, object] = {"on_exhausted": None, "retry": None, "lease_ms": None, "session_ms": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        (
+            "--on-exhausted block --lease 2.5 --session 9",
+            {"on_exhausted": "block", "lease_ms": 2_500, "session_ms": 9_000},
+        ),
+        ("--table 1,2.5", {"retry": {"delays": [1_000_000, 2_500_000], "attempts": None, "jitter": 0.1}}),
+        (
+            "--exponential 1,3,10 --attempts 9",
+            {"retry": {"delays": [1_000_000, 3_000_000, 9_000_000, 10_000_000], "attempts": 9, "jitter": 0.1}},
+        ),
+        (
+            "--jitter 0.2 --dead ValueError --dead a.* --postpone OSError",
+            {
+                "retry": {
+                    "delays": [7],
+                    "attempts": 3,
+                    "jitter": 0.2,
+                    "dead": ["ValueError", "a.*"],
+                    "postpone": ["OSError"],
+                }
+            },
+        ),
+    ],
+)
+def test_settings_of_a_group_are_altered_one_by_one(
+    client: ScriptedClient, options: str, changed: dict[str, object]
+) -> None:
+    shown = {"settings": {"retry": {"delays": [7], "attempts": 3, "jitter": 0.1}}}
+    client.replies = [shown, {}] if "retry" in changed else [{}]
+    assert run("group", "alter", "billing", *options.split()).exit_code == 0
+    assert client.calls[-1] == ("group.alter", {"group": "billing"} | BY_ADA | NOTHING | changed)
 
 
 def test_deleting_a_topic_has_to_be_confirmed(client: ScriptedClient) -> None:

@@ -36,7 +36,7 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
         "topics": ["orders"],
         "start": "last",
         "on_exhausted": "skip",
-        "retry": {"delays": [1_000_000, 2_000_000], "attempts": None, "jitter": 0.0},
+        "retry": RetryPolicy.table(1, 2).to_json(),
         "lease_ms": 9_000,
         "session_ms": 6_000,
         "strategy": None,
@@ -244,6 +244,18 @@ def test_behind_a_fence_the_messages_of_a_key_are_given_back_unprocessed() -> No
     spoken.answer("consumer.nack", moved="retry", attempt=1, due_at=5, fence_lease=5)
     assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 2, 5]]
     assert [(message.offset, message.attempt) for message in spoken.take(9)] == []
+
+
+def test_a_postponed_message_is_in_nobodys_hands_and_did_not_fail() -> None:
+    spoken = Spoken().joined().fetched(chunk("a"))
+    [message] = spoken.take()
+    spoken.hands.postpone(message, 1.5)
+    nack = spoken.asked("consumer.nack")
+    assert (nack["offset"], nack["delay_ms"], nack["postpone"], nack["dead"]) == (0, 1_500, True, False)
+    with pytest.raises(NotLeased):
+        spoken.hands.postpone(message, None)
+    spoken.answer("consumer.nack", moved="retry", attempt=0, due_at=5, fence_lease=0)
+    assert (spoken.member.stats.nacked, spoken.member.stats.postponed, spoken.member.holdings.taken()) == (0, 1, [])
 
 
 def test_after_a_nack_without_a_fence_the_key_goes_on() -> None:

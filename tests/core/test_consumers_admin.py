@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.consumer_world import World, rows
+from tests.core.consumer_world import QUICK, World, rows
 from txmq.broker.core import machine
 from txmq.broker.core.consumer_commands import (
     GroupDelete,
@@ -24,10 +24,12 @@ from txmq.broker.core.state import Rejected
 from txmq.errors import (
     BadRequest,
     Conflict,
+    GroupMismatch,
     OffsetOutOfRange,
     UnknownGroup,
     UnknownTopic,
 )
+from txmq.retry import RetryPolicy
 
 
 @pytest.fixture
@@ -40,7 +42,15 @@ def test_settings_can_be_changed(world: World) -> None:
     since = len(world.log)
     world.do(GroupSet("g", Wanted(on_exhausted="block")))
     world.do(GroupSet("g", Wanted(on_exhausted="block")))
-    assert world.events(since) == [GroupChanged(1, Settings(on_exhausted="block"))]
+    assert world.events(since) == [GroupChanged(1, Settings(on_exhausted="block", altered=("on_exhausted",)))]
+
+
+def test_what_an_operator_set_is_given_to_members_that_ask_for_something_else(world: World) -> None:
+    world.join("a", on_exhausted="skip", retry=QUICK)
+    assert world.join("b", on_exhausted="park", retry=QUICK).error is GroupMismatch
+    world.do(GroupSet("g", Wanted(retry=RetryPolicy((7,))), "me"))
+    assert world.join("b", on_exhausted="skip", retry=QUICK).settings.policy == RetryPolicy((7,))
+    assert world.join("c", on_exhausted="park", retry=QUICK).error is GroupMismatch
 
 
 def test_a_paused_group_gets_nothing_and_may_still_ack(world: World) -> None:

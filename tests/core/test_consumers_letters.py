@@ -95,6 +95,44 @@ def test_the_delay_follows_the_policy_or_the_consumers_wish(world: World) -> Non
     assert world.nack("a", 2, delay=1 << 63).error is BadRequest
 
 
+def test_what_is_postponed_comes_again_and_was_not_delivered(world: World) -> None:
+    assert world.nack("a", 0, postpone=True, delay=5 * SECOND, failure=Failure()) == NackReply(
+        "retry", 0, world.now + 5 * SECOND, 0
+    )
+    for number in range(1, 10):
+        world.now += 5 * SECOND
+        assert world.fetch("a") == [Got("t", 0, 0, 1)], number
+        assert world.nack("a", 0, postpone=True, failure=Failure()).due_at == world.now + SECOND
+    row = moved_row(world, 0)
+    assert row is not None
+    assert (row.attempt, row.first_failed_at, row.error_type) == (0, 0, "")
+
+
+def test_a_postponed_message_keeps_what_failed_before(world: World) -> None:
+    world.nack("a", 0)
+    world.now += SECOND
+    world.fetch("a")
+    world.nack("a", 0, postpone=True, failure=Failure())
+    row = moved_row(world, 0)
+    assert row is not None
+    assert (row.attempt, row.error_text) == (1, "text")
+
+
+def test_the_policy_tells_errors_that_are_not_retried_from_those_that_do_not_count() -> None:
+    world = World(t=1)
+    world.publish("t", 1, 2, 3)
+    world.join("a", retry=RetryPolicy.table(9, dead=["ValueError"], postpone=["OSError"]))
+    world.fetch("a")
+    bad = Failure("json.JSONDecodeError", bases=("ValueError", "Exception"))
+    assert world.nack("a", 0, failure=bad).moved == "letter"
+    away = Failure("ConnectionRefusedError", bases=("ConnectionError", "OSError", "Exception"))
+    for _ in range(3):
+        assert world.nack("a", 1, failure=away) == NackReply("retry", 0, world.now + 9 * SECOND, 0)
+        world.now += 9 * SECOND
+        world.fetch("a")
+    assert world.nack("a", 2).moved == "retry"
+
+
 def test_jitter_is_placed_by_chance_given() -> None:
     world = World(t=1)
     world.publish("t", 1, 2)

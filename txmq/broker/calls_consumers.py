@@ -14,7 +14,6 @@ from txmq.broker.core import consumer_queries as queries
 from txmq.broker.core.letters import locate
 from txmq.broker.core.state import Rejected
 from txmq.broker.reading import offset_at, read
-from txmq.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine import Engine
     from txmq.broker.fetching import Fetching
     from txmq.broker.membership import Membership
-    from txmq.wire import calls as wire
+    from txmq.wire import calls_consumers as wire
 
 MS = 1_000
 
@@ -45,6 +44,7 @@ class ConsumerCalls:
             "group.show": lambda asking, args: engine.tell(
                 asking.answer, queries.show(engine.state, args.group, engine.store.durable)
             ),
+            "group.alter": self.alter,
             "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),
             "group.reset": self.reset,
             "group.pause": lambda asking, args: self._do(core.GroupPause(args.group, True, _by(args)), asking.answer),
@@ -59,7 +59,7 @@ class ConsumerCalls:
         member = args.member or f"m-{uuid4().hex[:12]}"
         wanted = core.Wanted(
             args.on_exhausted,
-            None if args.retry is None else RetryPolicy(args.retry.delays, args.retry.attempts, args.retry.jitter),
+            None if args.retry is None else args.retry.policy(),
             None if args.lease_ms is None else args.lease_ms * MS,
             None if args.session_ms is None else args.session_ms * MS,
             args.start,
@@ -109,11 +109,11 @@ class ConsumerCalls:
         self._do(core.Leave(args.group, args.member, args.instance), asking.answer)
 
     def nack(self, asking: Asking, args: wire.Nack) -> None:
-        failure = core.Failure(args.error.type, args.error.text, args.error.fingerprint)
+        failure = core.Failure(args.error.type, args.error.text, args.error.fingerprint, args.error.bases)
         delay = None if args.delay_ms is None else args.delay_ms * MS
         command = core.Nack(
             args.group, args.member, args.generation, args.topic, args.partition, args.offset, None, delay, failure,
-            args.dead, self._chance.random(),
+            args.dead, self._chance.random(), args.postpone,
         )  # fmt: skip
         source = locate(self._engine.state, command)
         if source is not None:
@@ -128,6 +128,19 @@ class ConsumerCalls:
     def extend(self, asking: Asking, args: wire.Extend) -> None:
         command = core.ExtendLeases(args.group, args.member, args.generation, args.leases)
         self._engine.submit(command, then(asking.answer, lambda reply: {"deadline": reply.deadline}))
+
+    def alter(self, asking: Asking, args: wire.GroupAlter) -> None:
+        wanted = core.Wanted(
+            args.on_exhausted,
+            None if args.retry is None else args.retry.policy(),
+            None if args.lease_ms is None else args.lease_ms * MS,
+            None if args.session_ms is None else args.session_ms * MS,
+        )
+
+        def told(_reply: object) -> dict[str, Any]:
+            return {"settings": queries.settings(self._engine.state.consumers.groups[args.group])}
+
+        self._engine.submit(core.GroupSet(args.group, wanted, _by(args)), then(asking.answer, told))
 
     def reset(self, asking: Asking, args: wire.GroupReset) -> None:
         to, offsets = "", tuple[tuple[int, int], ...]()

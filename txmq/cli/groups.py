@@ -8,8 +8,11 @@ import typer
 
 from txmq.cli.command import Session, remote
 from txmq.cli.options import Group, Operator, Reason, Topic, Yes, is_number, time_of
+from txmq.errors import ConfigError
+from txmq.retry import MAX_STEPS, RetryPolicy
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
+CLASSES = "A class of errors, one of its bases, or MODULE.*; may be given again."
 COLUMNS = ("group", "mode", "state", "members", "topics", "lag", "leased", "retrying", "fences", "letters")
 
 
@@ -43,6 +46,31 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would
 Reprocess = Annotated[bool, typer.Option("--reprocess", help="Let the inbox take again what it has seen.")]
 
 
+def _delays_of(text: str) -> list[int]:
+    """Microseconds of "10,30,60"."""
+    try:
+        return list(RetryPolicy.table(*map(float, text.split(","))).delays)
+    except (ValueError, ConfigError):
+        raise typer.BadParameter(f"{text!r} is no table of delays: seconds like 10,30,60 are needed") from None
+
+
+def _growing_of(text: str) -> list[int]:
+    """Microseconds of the delays from FIRST to LONGEST, each FACTOR times the one before."""
+    try:
+        first, factor, longest = map(float, text.split(","))
+        policy = RetryPolicy.exponential(initial_s=first, factor=factor, max_s=longest, attempts=MAX_STEPS)
+    except (ValueError, ConfigError):
+        raise typer.BadParameter(f"{text!r} is not FIRST,FACTOR,LONGEST like 5,2,7200") from None
+    return list(policy.delays)
+
+
+Table = Annotated[Any, typer.Option(parser=_delays_of, metavar="S,S,...", help="Delays of retries, in seconds.")]
+Exponential = Annotated[
+    Any,
+    typer.Option(parser=_growing_of, metavar="FIRST,FACTOR,LONGEST", help="Delays that grow, in seconds."),
+]
+
+
 @remote(app, "list")
 def list_(session: Session) -> None:
     """List all groups."""
@@ -65,6 +93,41 @@ def pause(session: Session, group: Group, *, operator: Operator) -> None:
 def resume(session: Session, group: Group, *, operator: Operator) -> None:
     """Deliver to a paused group again."""
     session.show("group.resume", group=group, operator=operator)
+
+
+@remote(app, "alter")
+def alter(  # noqa: PLR0913  # its options
+    session: Session,
+    group: Group,
+    *,
+    table: Table = None,
+    exponential: Exponential = None,
+    attempts: Annotated[int | None, typer.Option(min=0, help="Retries before a message is a dead letter.")] = None,
+    jitter: Annotated[float | None, typer.Option(min=0, max=1, help="Fraction by which delays are spread.")] = None,
+    dead: Annotated[list[str] | None, typer.Option(metavar="CLASS", help=f"Not to be retried. {CLASSES}")] = None,
+    postpone: Annotated[list[str] | None, typer.Option(metavar="CLASS", help=f"Not to be counted. {CLASSES}")] = None,
+    on_exhausted: Annotated[str | None, typer.Option(metavar="park|block|skip", help="After the last retry.")] = None,
+    lease: Annotated[float | None, typer.Option(min=1, help="Seconds that a delivery may take unextended.")] = None,
+    session_s: Annotated[float | None, typer.Option("--session", min=1, help="Seconds a member may be silent.")] = None,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Change a group's settings. From then on members that ask for others get these."""
+    named = {"attempts": attempts, "jitter": jitter, "dead": dead, "postpone": postpone}
+    changes = {field: value for field, value in named.items() if value is not None}
+    if delays := exponential or table:
+        changes = {"delays": delays, "attempts": None} | changes
+    retry = None
+    if changes:
+        retry = session.client.call("group.show", group=group)["settings"]["retry"] | changes
+    session.show(
+        "group.alter", group=group, on_exhausted=on_exhausted, retry=retry, lease_ms=_ms(lease),
+        session_ms=_ms(session_s), operator=operator, reason=reason,
+    )  # fmt: skip
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1_000)
 
 
 @remote(app, "reset")

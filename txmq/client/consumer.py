@@ -165,6 +165,16 @@ class Consumer(ConsumerBase):
             self._hands.nack(message, None, reason, dead=True)
             self._thread.poke()
 
+    def postpone(self, message: ReceivedMessage, delay: float | None = None) -> None:
+        """The message cannot be processed yet, and that is no failure: it comes again after `delay` seconds (None = the
+        first delay of the group's policy), and this delivery does not count.
+
+        In an ordered group later messages of its key wait for it. Raises NotLeased where it is not in hand.
+        """
+        with self._changed:
+            self._hands.postpone(message, delay)
+            self._thread.poke()
+
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
         """Hands messages back as if they had never been taken.
 

@@ -114,6 +114,11 @@ class Consumer:
         self._hands.nack(message, None, reason, dead=True)
         self._step()
 
+    def postpone(self, message: ReceivedMessage, delay: float | None = None) -> None:
+        """The message comes again after `delay` seconds, as if it had not been delivered."""
+        self._hands.postpone(message, delay)
+        self._step()
+
     def ack_actions(self, delivered: Delivered) -> Sequence[AckAction]:
         """Hands a message, or what is in hand of a batch, over to a transaction; returns what acks it there."""
         return self._hands.lend(delivered)

@@ -7,20 +7,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, StringConstraints
 
-from txmq import limits
 from txmq.errors import RemoteProtocolError
+from txmq.wire import calls_consumers as consumers
 from txmq.wire import calls_xa as xa
 from txmq.wire.args import Args, Limit, Name, Text, Token
 from txmq.wire.json import WireModel, dump, parse, parse_as
-
-MemberName = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
-GroupName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}(@[A-Za-z0-9_-][A-Za-z0-9._-]{0,126})?$")
-]
-Ms = Annotated[int, Field(ge=0, le=366 * 24 * 3600 * 1000)]
-Offset = Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
-Partition = Annotated[int, Field(ge=0, le=4_095)]
-Place = tuple[Name, Partition, Offset]
 
 
 class NoArgs(Args):
@@ -44,101 +35,6 @@ class TopicNames(Args):
 
     names: Annotated[tuple[Name, ...], Field(max_length=10_000)]
     create: bool = False
-
-
-class Retry(Args):
-    """A retry policy (`txmq.retry.RetryPolicy`): delays in microseconds; `attempts` null = one for each delay."""
-
-    delays: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=1_000)]
-    attempts: int | None = None
-    jitter: float = 0.0
-
-
-class Join(Args):
-    """Become a member of a consumer group; null = no opinion, the group has its own or the default."""
-
-    group: Name
-    member: MemberName | None = None  # null = a name is made, and in broadcast mode forgotten with the member
-    instance: Annotated[str, StringConstraints(min_length=1, max_length=64)]  # tells two processes of one name apart
-    mode: Literal["concurrent", "ordered", "broadcast"] = "concurrent"
-    topics: Annotated[tuple[Name, ...], Field(min_length=1, max_length=1_000)]
-    start: Literal["first", "last"] | int | None = (
-        None  # int: microseconds since the epoch; null = no opinion, as below
-    )
-    on_exhausted: Literal["park", "block", "skip"] | None = None
-    retry: Retry | None = None
-    lease_ms: Ms | None = None
-    session_ms: Ms | None = None
-    strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
-    static: bool = False  # its partitions wait for it as long as its session lasts
-    held: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)] | None = None
-
-
-class Member(Args):
-    """A member, by the group's name that the join gave."""
-
-    group: GroupName
-    member: MemberName
-    instance: str = ""
-
-
-class Heartbeat(Member):
-    """A member and the generation it last heard of."""
-
-    generation: int
-
-
-class Failure(Args):
-    """What went wrong with a message, as its handler saw it."""
-
-    type: Annotated[str, StringConstraints(max_length=256)] = ""
-    text: Text = ""
-    fingerprint: Annotated[str, StringConstraints(max_length=64)] = ""
-
-
-class Nack(Heartbeat):
-    """A message failed."""
-
-    topic: Name
-    partition: Partition
-    offset: Offset
-    delay_ms: Ms | None = None
-    error: Failure = Failure()
-    dead: bool = False
-
-
-class Return(Heartbeat):
-    """Messages given back un-started: (topic, partition, start, end)."""
-
-    ranges: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)]
-
-
-class Extend(Heartbeat):
-    """The member is still at work."""
-
-    leases: Annotated[tuple[int, ...], Field(max_length=10_000)] = ()  # none named = all
-
-
-class Group(Args):
-    """One consumer group."""
-
-    group: GroupName
-
-
-class Operation(Group):
-    """What an operator does to a group; who and why are kept in the log."""
-
-    operator: Name | None = None
-    reason: Text = ""
-
-
-class GroupReset(Operation):
-    """Where a group goes on."""
-
-    topic: Name
-    to: Literal["first", "last"] | int | dict[int, Offset] = "first"  # int: microseconds; dict: offset by partition
-    reprocess: bool = False  # let the inbox take again what it has seen
-    dry_run: bool = False
 
 
 class TxList(Args):
@@ -201,34 +97,6 @@ class ChecksAnswer(TokenArgs):
     reason: Text = ""  # of an UNKNOWN
 
 
-class DlqList(Group):
-    """A page of dead letters."""
-
-    after: int = 0
-    limit: Limit = 100
-    bodies: bool = False
-
-
-class DlqShow(Group):
-    """One dead letter."""
-
-    topic: Name
-    partition: Partition
-    offset: Offset
-
-
-class DlqReplay(Operation):
-    """Letters to deliver again."""
-
-    letters: Annotated[tuple[Place, ...], Field(min_length=1, max_length=10_000)]
-
-
-class DlqAbandon(DlqReplay):
-    """Letters to close for ever."""
-
-    reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
-
-
 A = TypeVar("A", bound=Args)
 
 
@@ -246,18 +114,19 @@ CALLS: dict[str, type[Args]] = {
     "topic.show": TopicName,
     "topic.grow": TopicShape,
     "topic.delete": TopicName,
-    "consumer.join": Join,
-    "consumer.heartbeat": Heartbeat,
-    "consumer.leave": Member,
-    "consumer.nack": Nack,
-    "consumer.return": Return,
-    "consumer.extend": Extend,
+    "consumer.join": consumers.Join,
+    "consumer.heartbeat": consumers.Heartbeat,
+    "consumer.leave": consumers.Member,
+    "consumer.nack": consumers.Nack,
+    "consumer.return": consumers.Return,
+    "consumer.extend": consumers.Extend,
     "group.list": NoArgs,
-    "group.show": Group,
-    "group.delete": Operation,
-    "group.reset": GroupReset,
-    "group.pause": Operation,
-    "group.resume": Operation,
+    "group.show": consumers.Group,
+    "group.alter": consumers.GroupAlter,
+    "group.delete": consumers.Operation,
+    "group.reset": consumers.GroupReset,
+    "group.pause": consumers.Operation,
+    "group.resume": consumers.Operation,
     "tx.list": TxList,
     "tx.show": TxShow,
     "tx.decide": TxDecide,
@@ -275,11 +144,11 @@ CALLS: dict[str, type[Args]] = {
     "job.decide": JobDecide,
     "checks.wait": ChecksWait,
     "checks.answer": ChecksAnswer,
-    "dlq.list": DlqList,
-    "dlq.show": DlqShow,
-    "dlq.stats": Group,
-    "dlq.replay": DlqReplay,
-    "dlq.abandon": DlqAbandon,
+    "dlq.list": consumers.DlqList,
+    "dlq.show": consumers.DlqShow,
+    "dlq.stats": consumers.Group,
+    "dlq.replay": consumers.DlqReplay,
+    "dlq.abandon": consumers.DlqAbandon,
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
 }

@@ -68,6 +68,7 @@ class GroupSet(NamedTuple):
 
     group: str
     wanted: Wanted
+    by: str = ""
 
 
 class GroupPause(NamedTuple):
@@ -142,11 +143,13 @@ class Failure(NamedTuple):
     type: str = ""
     text: str = ""
     fingerprint: str = ""
+    bases: tuple[str, ...] = ()  # of the error's class, the nearest first
 
 
 class Nack(NamedTuple):
     """A message failed. `delay` (µs) overrides the policy's; `dead` sends it to the dead letters at once.
 
+    `postpone`: it has not failed, it is only to come again later, and this delivery does not count.
     `key_hash` is read by the engine from the batch that `letters.locate` names; `chance` (0 to 1) places the jitter.
     """
 
@@ -161,6 +164,7 @@ class Nack(NamedTuple):
     failure: Failure = Failure()
     dead: bool = False
     chance: float = 0.5
+    postpone: bool = False
 
 
 class ExtendLeases(NamedTuple):

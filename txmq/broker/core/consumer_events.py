@@ -46,6 +46,7 @@ class GroupChanged(NamedTuple):
 
     group_id: int
     settings: Settings
+    by: str = ""
 
 
 @event(66)

@@ -85,14 +85,17 @@ def show(state: State, name: str, durable: int) -> dict[str, Any] | Rejected:
     group = known(state, name)
     if isinstance(group, Rejected):
         return group
-    settings = group.settings._asdict()
-    settings["retry"] = group.settings.policy.to_json()
     return _summary(state, group) | {
-        "settings": settings,
+        "settings": settings(group),
         "member_list": [_member(state, group, member) for member in group.members.values()],
         "positions": [_position(state, group, spot, durable) for spot in sorted(group.positions)],
         "fence_list": [_fence(state, *item) for item in islice(group.every_fence(), FENCES_SHOWN)],
     }
+
+
+def settings(group: Group) -> dict[str, Any]:
+    """A group's settings; times are microseconds."""
+    return group.settings._asdict() | {"retry": group.settings.policy.to_json()}
 
 
 def _member(state: State, group: Group, member: Member) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sortedcontainers import SortedList
 
 from txmq.broker.core import tables as t
 from txmq.broker.core.positions import Position
-from txmq.retry import DEFAULT_DELAYS, RetryPolicy
+from txmq.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,15 +32,20 @@ NUMBERS_KEY = t.GROUP_KEY.pack(0)
 
 
 class Settings(NamedTuple):
-    """What was agreed when the group was made. `retry` is delays (µs), retries and jitter of a `RetryPolicy`."""
+    """What was agreed when the group was made, or set by an operator.
+
+    `retry` is the row of a `RetryPolicy`. `altered` names what an operator has set: members that ask for something else
+    are not refused for it, they get what the operator said.
+    """
 
     mode: str = CONCURRENT
     on_exhausted: str = PARK
-    retry: tuple[tuple[int, ...], int | None, float] = (DEFAULT_DELAYS, None, 0.0)
+    retry: tuple[Any, ...] = RetryPolicy().row
     lease_us: int = 60_000_000
     session_us: int = 30_000_000
     start: str | int = FIRST  # "first", "last" or a time (µs): where a topic new to the group begins
     strategy: str = ""  # of assignment; "" = the mode's own
+    altered: tuple[str, ...] = ()
 
     @property
     def policy(self) -> RetryPolicy:

@@ -9,7 +9,7 @@ from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import GroupDelete, GroupPause, GroupSet, ResetPosition
 from txmq.broker.core.consumer_events import GroupChanged, GroupDeleted, GroupPaused, PositionReset
 from txmq.broker.core.consumers import FIRST, LAST, Settings, Spot
-from txmq.broker.core.group_settings import settings_of
+from txmq.broker.core.group_settings import altered
 from txmq.broker.core.members import known
 from txmq.broker.core.positions import Position
 from txmq.broker.core.state import Outcome, Rejected, State
@@ -42,11 +42,11 @@ def decide_set(state: State, command: GroupSet, now: int) -> Outcome | Rejected:
         return family
     changed = []
     for group in family:
-        settings = settings_of(command.wanted, group.settings)
+        settings = altered(command.wanted, group.settings)
         if isinstance(settings, Rejected):
             return settings
         if settings != group.settings:
-            changed.append(GroupChanged(group.group_id, settings))
+            changed.append(GroupChanged(group.group_id, settings, command.by))
     return Outcome(tuple(changed))
 
 

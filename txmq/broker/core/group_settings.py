@@ -17,7 +17,7 @@ def settings_of(wanted: Wanted, base: Settings) -> Settings | Rejected:
     """`base` with what is wanted; Rejected where that is out of range."""
     named = {name: value for name, value in wanted._asdict().items() if value is not None}
     if wanted.retry is not None:
-        named["retry"] = (wanted.retry.delays, wanted.retry.attempts, wanted.retry.jitter)
+        named["retry"] = wanted.retry.row
     settings = base._replace(**named)
     checks = (
         (settings.mode in MODES, f"mode {settings.mode!r}: one of {', '.join(MODES)}"),
@@ -29,3 +29,19 @@ def settings_of(wanted: Wanted, base: Settings) -> Settings | Rejected:
     )
     bad = next((message for good, message in checks if not good), None)
     return settings if bad is None else Rejected(BadRequest, bad)
+
+
+def joined(wanted: Wanted, base: Settings) -> Settings | Rejected:
+    """What a member asks for, where no operator has said otherwise."""
+    return settings_of(wanted._replace(**dict.fromkeys(base.altered)), base)
+
+
+def altered(wanted: Wanted, base: Settings) -> Settings | Rejected:
+    """What an operator asks for, who is remembered to have done so."""
+    named = {name for name, value in wanted._asdict().items() if value is not None}
+    return settings_of(wanted, base._replace(altered=tuple(sorted(named.union(base.altered)))))
+
+
+def agree(settings: Settings, base: Settings) -> bool:
+    """Whether a member that asks for `settings` may join a group that has `base`: where it begins may differ."""
+    return settings.policy == base.policy and settings._replace(start=base.start, retry=base.retry) == base

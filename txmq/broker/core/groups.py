@@ -24,7 +24,7 @@ from txmq.broker.core.consumers import (
     Settings,
     Spot,
 )
-from txmq.broker.core.group_settings import settings_of
+from txmq.broker.core.group_settings import agree, joined
 from txmq.broker.core.members import Claim, active, known
 from txmq.broker.core.positions import Position
 from txmq.broker.core.ranges import RangeMap, gaps
@@ -99,14 +99,14 @@ def _prepare(state: State, command: Join) -> tuple[Group, list[Event]] | Rejecte
         return Rejected(BadRequest, "a static member has a name, and a share of the partitions", "name the member")
     group = state.consumers.groups.get(command.group)
     base = Settings(mode=command.mode) if group is None else group.settings
-    settings = settings_of(command.wanted, base)
+    settings = joined(command.wanted, base)
     if isinstance(settings, Rejected):
         return settings
     events: list[Event] = []
     if group is None:
         group = Group(state.consumers.next_group_id, command.group, settings)
         events.append(GroupCreated(group.group_id, group.name, settings, 0, False))
-    elif base.mode != command.mode or settings._replace(start=base.start) != base:
+    elif base.mode != command.mode or not agree(settings, base):
         return _mismatch(group)
     if command.mode != BROADCAST:
         return group, events
@@ -116,7 +116,9 @@ def _prepare(state: State, command: Join) -> tuple[Group, list[Event]] | Rejecte
 def _mismatch(group: Group) -> Rejected:
     have = group.settings._asdict()
     message = f"consumer group {group.name!r} is {have['mode']} and has other settings than its new member asks for"
-    return Rejected(GroupMismatch, message, "to change them: txmq group set; the mode is for ever", {"settings": have})
+    return Rejected(
+        GroupMismatch, message, "to change them: txmq group alter; the mode is for ever", {"settings": have}
+    )
 
 
 def _own_group(state: State, parent: Group, command: Join, events: list[Event]) -> tuple[Group, list[Event]]:

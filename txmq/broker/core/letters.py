@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import changes, fences, leases, moved, topics
 from txmq.broker.core.changes import Changes
-from txmq.broker.core.consumer_commands import AbandonLetters, Nack, ReplayLetters, TopicOffset
+from txmq.broker.core.consumer_commands import AbandonLetters, Failure, Nack, ReplayLetters, TopicOffset
 from txmq.broker.core.consumer_events import Abandoned, DeadLettered, Replayed, Retried
 from txmq.broker.core.members import Claim, active, known
 from txmq.broker.core.moved import Kind, Moved
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.errors import BadRequest, NotLeased
+from txmq.retry import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +94,8 @@ def _failed(state: State, group: Group, spotted: Spotted, command: Nack, now: in
     if row is None:
         row = _row_of(state, group, spotted, command.key_hash)
     failure = command.failure
+    if command.postpone and failure == Failure():
+        return row._replace(consumer=command.member)
     return row._replace(
         consumer=command.member,
         error_type=_cut(failure.type, ERROR_NAME),
@@ -116,7 +119,11 @@ def _move_failed(made: Changes, group: Group, spotted: Spotted, row: Moved, comm
     due = leases.back_off(group, row.attempt, now, command.chance)
     if due is not None and command.delay is not None:
         due = now + command.delay
-    if command.dead or due is None:
+    action = _action(group, command)
+    if action is Action.POSTPONE:
+        pause = group.settings.policy.delays[0] if command.delay is None else command.delay
+        made.retry(spotted, row._replace(attempt=row.attempt - 1), now + pause)
+    elif action is Action.DEAD or due is None:
         made.bury(spotted, row)
     else:
         made.retry(spotted, row, due)
@@ -125,8 +132,17 @@ def _move_failed(made: Changes, group: Group, spotted: Spotted, row: Moved, comm
     before = group.fence(spotted[0], row.key_hash)
     born = before.born if before is not None and after.kind == Kind.PARKED else 0
     born = next((item.born for item in made.fences if item.state != fences.LIFTED), born)
-    reply = NackReply(NAMES[Kind(after.kind)], row.attempt, after.due, born)
+    reply = NackReply(NAMES[Kind(after.kind)], after.attempt, after.due, born)
     return Outcome((kind(group.group_id, made.moves, made.fences),), reply)
+
+
+def _action(group: Group, command: Nack) -> Action:
+    """What the consumer says, else what the group's policy says of such errors."""
+    if command.dead:
+        return Action.DEAD
+    if command.postpone:
+        return Action.POSTPONE
+    return group.settings.policy.action((command.failure.type, *command.failure.bases))
 
 
 def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome | Rejected:

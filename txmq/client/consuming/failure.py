@@ -11,6 +11,7 @@ from typing import NamedTuple
 TYPE, TEXT = 256, 4_096  # bytes that the broker keeps
 FRAMES = 3  # the innermost ones tell where it failed; line numbers would change with every edit
 NORMALISED = 200
+BASES = 16  # of its class that are told
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 _SPACE = re.compile(r"\s+")
 
@@ -21,6 +22,7 @@ class Failure(NamedTuple):
     type: str = ""
     text: str = ""
     fingerprint: str = ""
+    bases: tuple[str, ...] = ()  # names of its class's bases: a retry policy may mean them
 
 
 def failure_of(error: BaseException | str | None) -> Failure:
@@ -29,13 +31,16 @@ def failure_of(error: BaseException | str | None) -> Failure:
         return Failure()
     if isinstance(error, str):
         return Failure("", _sendable(error), _hash("", error))
-    name = type(error).__qualname__
-    if type(error).__module__ != "builtins":
-        name = f"{type(error).__module__}.{name}"
+    name = _name(type(error))
     frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
     places = [f"{PurePath(frame.filename).name}:{frame.name}" for frame in frames]
     text = "".join(traceback.format_exception(error))
-    return Failure(name[:TYPE], _sendable(text), _hash(name, str(error), *places))
+    bases = tuple(_name(base)[:TYPE] for base in type(error).__mro__[1:] if base not in (BaseException, object))
+    return Failure(name[:TYPE], _sendable(text), _hash(name, str(error), *places), bases[:BASES])
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _sendable(text: str) -> str:

@@ -82,13 +82,19 @@ class Hands:
         self, message: ReceivedMessage, delay: float | None, error: BaseException | str | None, *, dead: bool = False
     ) -> None:
         """The message failed. `delay` is seconds until it comes again. Raises NotLeased where it is not in hand."""
-        delay_ms = None if delay is None else _milliseconds(delay)
         failure = failure_of(error)
         if dead and not failure.type:
             failure = Failure("dead-lettered", failure.text, failure.fingerprint)
-        if not self._member.holdings.change(_place_of(message), STARTED, NACKED):
-            raise _not_in_hand(message)
-        self._member.settling.nack(Nack(message, delay_ms, failure, dead))
+        self._put_off(Nack(message, None if delay is None else _milliseconds(delay), failure, dead))
+
+    def postpone(self, message: ReceivedMessage, delay: float | None) -> None:
+        """The message is to come again in `delay` seconds, as if it had not been delivered. Raises as `nack` does."""
+        self._put_off(Nack(message, None if delay is None else _milliseconds(delay), Failure(), postpone=True))
+
+    def _put_off(self, nack: Nack) -> None:
+        if not self._member.holdings.change(_place_of(nack.message), STARTED, NACKED):
+            raise _not_in_hand(nack.message)
+        self._member.settling.nack(nack)
 
     def give_back(self, message: ReceivedMessage, now: float) -> None:
         """Hands a message back as if it had not been taken. In an ordered group only behind a nack, or at the end."""

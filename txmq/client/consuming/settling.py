@@ -32,12 +32,15 @@ log = get_logger()
 
 
 class Nack(NamedTuple):
-    """A message that failed. `delay_ms` None = by the group's policy; `dead` = to the dead letters at once."""
+    """A message that failed. `delay_ms` None = by the group's policy; `dead` = to the dead letters at once;
+    `postpone` = it did not fail, and this delivery does not count.
+    """
 
     message: ReceivedMessage
     delay_ms: int | None
     failure: Failure
-    dead: bool
+    dead: bool = False
+    postpone: bool = False
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class Stats:
     acked: int = 0
     nacked: int = 0
     dead_lettered: int = 0
+    postponed: int = 0
     filtered: int = 0
     returned: int = 0
     duplicates: int = 0
@@ -132,7 +136,8 @@ class Settling:
     def _nacked(self, number: int, payload: bytes, now: float) -> None:
         reply = parse_as(Nacked, payload)
         nack = self._nacking.pop(number)
-        self._stats.nacked += 1
+        self._stats.nacked += not nack.postpone
+        self._stats.postponed += nack.postpone
         self._stats.dead_lettered += reply.moved == "letter"
         place = _place(nack.message)
         log.info("message.nacked", place=place, moved=reply.moved, attempt=reply.attempt, error=nack.failure.type)
@@ -176,4 +181,5 @@ def _place(message: ReceivedMessage) -> str:
 def _nack_args(seat: Seat, nack: Nack) -> dict[str, object]:
     topic, partition, offset = nack.message[:3]
     place = {"topic": topic, "partition": partition, "offset": offset}
-    return member_args(seat) | place | {"delay_ms": nack.delay_ms, "error": nack.failure._asdict(), "dead": nack.dead}
+    how = {"delay_ms": nack.delay_ms, "error": nack.failure._asdict(), "dead": nack.dead, "postpone": nack.postpone}
+    return member_args(seat) | place | how
