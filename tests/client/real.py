@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from txmq.batch import BatchView
 from txmq.client.address import parse_url
 from txmq.client.connection import Connection, dial
 from txmq.client.conversation import Conversation, LogPin
 from txmq.crashpoints import VARIABLE
+from txmq.testing.forked import txmq_command
+from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.headers import Opcode, Read, pack_read
 
 ROOT = Path(__file__).parents[2]
-STARTS_WITHIN_S = 60.0
+STOPS_WITHIN_S = 20.0
 SETTINGS = """
 [broker]
 data = "{data}"
@@ -56,7 +56,7 @@ class RealBroker:
         self._directory = directory
         directory.mkdir(exist_ok=True)
         self._dsns = dsns
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Running | None = None
         self.url = ""
         self.start()
 
@@ -68,45 +68,40 @@ class RealBroker:
         resolvers = "".join(RESOLVER.format(number=n, dsn=dsn) for n, dsn in enumerate(self._dsns))
         settings = self._directory / "broker.toml"
         settings.write_text(SETTINGS.format(data=self._directory / "data", listen=listen, resolvers=resolvers))
-        with (self._directory / "broker.log").open("ab") as log:
-            argv = [sys.executable, "-m", "txmq", "broker", "--config", str(settings)]
-            env = {**os.environ, VARIABLE: crash_at} if crash_at else None
-            self._process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, env=env)
-        assert self._process.stdout is not None
-        word, _, self.url = self._process.stdout.readline().decode().strip().partition(" ")
-        if word != "ready":
-            self.kill()
-            raise AssertionError(self.log)
+        environment = {**ENVIRONMENT, VARIABLE: crash_at} if crash_at else ENVIRONMENT
+        arguments = ("broker", "--config", str(settings))
+        self._process = Running(self._directory, *arguments, command=txmq_command, environment=environment)
+        word, _, self.url = self._process.first_line().partition(" ")
+        assert word == "ready", self.log
 
     def kill(self) -> None:
         """SIGKILL."""
-        self._end(lambda process: process.kill())
+        self._end(signal.SIGKILL)
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if that does not help."""
-        self._end(lambda process: process.terminate())
+        self._end(signal.SIGTERM)
 
     @property
     def log(self) -> str:
         """What it has logged in all its lives."""
-        return (self._directory / "broker.log").read_text()
+        return (self._directory / "err").read_text()
 
     def died(self) -> bool:
         """Whether it has been killed, by itself."""
-        return self._process is not None and self._process.poll() == -signal.SIGKILL
+        return self._process is not None and self._process.process.poll() == -signal.SIGKILL
 
-    def _end(self, how: Any) -> None:
-        process, self._process = self._process, None
-        if process is None:
+    def _end(self, number: signal.Signals) -> None:
+        running, self._process = self._process, None
+        if running is None:
             return
-        how(process)
+        process = running.process
+        process.send_signal(number)
         try:
-            process.wait(20)
+            process.wait(STOPS_WITHIN_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
     def read(self, topic: str) -> list[Found]:
         """Every published message of a topic, by partition and offset."""

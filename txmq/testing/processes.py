@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from txmq.errors import TxmqError
+from txmq.testing.forked import Forked
 from txmq.testing.wait import wait_until
 
+Command: TypeAlias = Sequence[str] | Callable[..., object]  # a program, or a function to be called in a forked process
 START_S: Final = 60.0  # a PostgreSQL server on a loaded machine included
 TXMQ: Final = (sys.executable, "-m", "txmq")
 LOG_TAIL: Final = 4_000  # characters
@@ -32,13 +34,19 @@ class Running:
     `err` also keeps what earlier processes in the same directory have logged.
     """
 
-    def __init__(self, directory: Path, *arguments: str, command: Sequence[str] = TXMQ) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str, command: Command = TXMQ, environment: Mapping[str, str] = ENVIRONMENT
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.out, self.err = directory / "out", directory / "err"
+        self.process: subprocess.Popen[bytes] | Forked
         with self.out.open("wb") as out, self.err.open("ab") as err:
-            self.process = subprocess.Popen(
-                [*command, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=ENVIRONMENT
-            )
+            if callable(command):
+                self.process = Forked(command, arguments, out=self.out, err=self.err, environment=environment)
+            else:
+                self.process = subprocess.Popen(
+                    [*command, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
+                )
 
     @property
     def alive(self) -> bool:
@@ -74,7 +82,7 @@ class Running:
 
 
 @contextmanager
-def running(directory: Path, *arguments: str, command: Sequence[str] = TXMQ) -> Iterator[Running]:
+def running(directory: Path, *arguments: str, command: Command = TXMQ) -> Iterator[Running]:
     """A process for the block; it is killed if the block has not ended it."""
     process = Running(directory, *arguments, command=command)
     try:
