@@ -14,6 +14,7 @@ from txmq.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from txmq.client.blocking import Client, connect
+    from txmq.client.cluster import Cluster
     from txmq.client.consuming.parcels import ReceivedBatch
     from txmq.tx.postgres.emit import emit
 
@@ -24,6 +25,7 @@ __all__ = [
     "ROLLBACK",
     "UNKNOWN",
     "Client",
+    "Cluster",
     "Decision",
     "Message",
     "Receipt",
@@ -37,6 +39,7 @@ __all__ = [
 
 _LAZY = {
     "Client": "txmq.client.blocking",
+    "Cluster": "txmq.client.cluster",
     "ReceivedBatch": "txmq.client.consuming.parcels",
     "connect": "txmq.client.blocking",
     "emit": "txmq.tx.postgres.emit",

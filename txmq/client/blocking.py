@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
@@ -16,6 +16,7 @@ from txmq.client.flights import Stats
 from txmq.client.foreign import ForeignBranch
 from txmq.client.half import HalfTransaction
 from txmq.client.jobs import Job
+from txmq.client.log import get_logger
 from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
 from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
@@ -23,24 +24,55 @@ from txmq.client.resource import XaResource
 from txmq.client.settings import Options, Settings
 from txmq.client.tokens import as_token, new_token
 from txmq.client.transaction import Transaction
-from txmq.errors import ConfigError, RequestTimeout
+from txmq.errors import ConfigError, RequestTimeout, TxmqError
 from txmq.message import Message, Receipt
 from txmq.tx.xid import Xid
 
 if TYPE_CHECKING:  # psycopg2 is for those who have a database
+    from txmq.client.cluster import Cluster
     from txmq.client.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
 CLOSE_S = 10.0
+log = get_logger()
 
 
-def connect(url: str, *, service: str | None = None, **options: Unpack[Options]) -> Client:
+@overload
+def connect(url: str, *, service: str | None = None, **options: Unpack[Options]) -> Client: ...
+
+
+@overload
+def connect(
+    url: list[str] | tuple[str, ...],
+    *,
+    service: str | None = None,
+    partition_map: Mapping[str, Sequence[int]] | None = None,
+    **options: Unpack[Options],
+) -> Cluster: ...
+
+
+def connect(
+    url: str | list[str] | tuple[str, ...],
+    *,
+    service: str | None = None,
+    partition_map: Mapping[str, Sequence[int]] | None = None,
+    **options: Unpack[Options],
+) -> Client | Cluster:
     """A client of the broker at `url`: `txmq://host:port`, or several addresses of it: `txmq://a:7650,b:7650`.
 
+    A sequence of URLs are as many brokers, each with a log of its own: see Cluster. `partition_map` then gives the
+    partitions of topics at each of them, in their order, for keys to find theirs whoever is away; else they are asked.
     Nothing is connected before it is needed. `service` names what this process is part of; checkers are registered, and
     transactions listed, under it. For the `options` see `txmq.client.settings.Options`. Raises ConfigError.
     """
-    return Client(Core(url, Settings.of(service, **options)))
+    settings = Settings.of(service, **options)
+    if not isinstance(url, str):
+        from txmq.client.cluster import Cluster  # noqa: PLC0415  # for those who have several brokers
+
+        return Cluster(url, settings, partition_map)
+    if partition_map is not None:
+        raise ConfigError("partition_map", "one broker knows its partitions", hint="it is for a sequence of URLs")
+    return Client(Core(url, settings))
 
 
 class Client(Producer):
@@ -91,6 +123,18 @@ class Client(Producer):
         core = self.core
         patience = core.settings.timeout if timeout is None else timeout
         return core.pipeline.send(topic, Message(body, **fields), partition, patience)
+
+    def send_one_way(self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]) -> None:
+        """Sends one message and forgets it: nobody is told whether it was stored, and a full window drops it.
+
+        Raises only what is wrong with the message, or ClientClosed.
+        """
+        try:
+            self.send_async(topic, body, partition=partition, timeout=0.0, **fields)
+        except TxmqError as error:
+            if not error.retriable:
+                raise
+            log.warning("send.dropped", topic=topic, error=str(error))
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns once everything sent with `send_async` has its receipt, or has failed. Raises RequestTimeout."""

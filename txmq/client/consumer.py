@@ -9,12 +9,12 @@ from threading import Event
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from txmq.client.consumer_base import ConsumerBase
-from txmq.client.consuming.hands import NO_ACK
+from txmq.client.consuming.hands import NO_ACK, Hands
 from txmq.client.consuming.parcels import DeliveredMessage, ReceivedBatch
 from txmq.client.consuming.settings import Options, checked
 from txmq.client.core import Core
-from txmq.client.runner import Limits, run_plain
-from txmq.errors import LocalProtocolError, NotLeased, RequestTimeout
+from txmq.client.runner import run_handler
+from txmq.errors import NotLeased, RequestTimeout
 from txmq.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Consumer(ConsumerBase):
 
         In an ordered group they may be of one key, and are to be processed in their order.
         """
-        return self._take(lambda now: self._hands.take(most, now), timeout) or []
+        return self._take(lambda hands, now: hands.take(most, now), timeout) or []
 
     @contextmanager
     def working(self, most: int, timeout: float) -> Iterator[list[DeliveredMessage]]:
@@ -89,16 +89,13 @@ class Consumer(ConsumerBase):
 
     def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
         """The next batch; otherwise as `receive`."""
-        return self._take(self._hands.take_batch, timeout)
+        return self._take(Hands.take_batch, timeout)
 
-    def _take(self, take: Callable[[float], T], timeout: float | None) -> T | None:
+    def _take(self, take: Callable[[Hands, float], T], timeout: float | None) -> T | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._member.closing:
-                found = take(time.monotonic())
-                if found:
-                    if self._member.may_fetch():
-                        self._thread.poke()
+                if found := self.taken(take, time.monotonic()):
                     return found
                 left = None if deadline is None else deadline - time.monotonic()
                 if (left is not None and left <= 0) or not self._changed.wait(left):
@@ -206,14 +203,4 @@ class Consumer(ConsumerBase):
         `batch`: the handler gets lists of up to so many messages instead. One that fails in the inbox is taken apart,
         so that only the messages that are to blame fail. `idle_exit`: seconds without a message after which to return.
         """
-        if batch is not None and batch < 1:
-            raise LocalProtocolError(f"batches of {batch}", hint="at least 1")
-        if threads < 1:
-            raise LocalProtocolError(f"{threads} threads", hint="at least 1")
-        limits = Limits(threads, batch, idle_exit, stop or Event())
-        if inbox is None:
-            run_plain(self, handler, limits)
-        else:
-            from txmq.client.inbox_runner import run_with_inbox  # noqa: PLC0415  # psycopg2 only for those who need it
-
-            run_with_inbox(self, handler, inbox, limits)
+        run_handler(self, handler, inbox, threads=threads, batch=batch, idle_exit=idle_exit, stop=stop)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Condition
-from typing import Self
+from typing import Self, TypeVar
 from uuid import uuid4
 
 from txmq.client.consumer_thread import ConsumerThread
@@ -16,18 +16,21 @@ from txmq.client.consuming.parcels import DeliveredMessage
 from txmq.client.consuming.settings import Settings
 from txmq.client.consuming.settling import Stats
 from txmq.client.core import Core
-from txmq.errors import BrokerUnavailable
+from txmq.errors import BrokerUnavailable, TxmqError
 from txmq.message import ReceivedMessage
 
 CLOSE_S = 10.0
+T = TypeVar("T")
 
 
 class ConsumerBase:
     """A member of a consumer group. For any number of threads, and for use with `with`."""
 
-    def __init__(self, core: Core, settings: Settings) -> None:
+    def __init__(self, core: Core, settings: Settings, changed: Condition | None = None) -> None:
+        """`changed` is given where it is one of several brokers' members that are waited for together."""
         self.core, self.settings = core, settings
-        self._changed = Condition()
+        self._changed = changed or Condition()
+        self._is_part = changed is not None
         self._member = Member(settings, uuid4().hex, owner=self)
         self._hands = Hands(self._member)
         self._thread = ConsumerThread(self._member, core.dial, self._changed)
@@ -35,14 +38,65 @@ class ConsumerBase:
 
     def join(self, timeout: float) -> None:
         """Becomes a member. Called once, by `consume`."""
-        self._thread.start()
+        self.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._member.phase is Phase.SERVING or self._member.failure, timeout)
-            joined, failure = self._member.phase is Phase.SERVING, self._member.failure
+            self._changed.wait_for(lambda: self.serving or self.failure, timeout)
+            joined = self.serving
         if not joined:
-            self._thread.abandon()
-            why = f": {self._thread.trouble}" if self._thread.trouble else ""
-            raise failure or BrokerUnavailable(f"no broker let the consumer join within {timeout} s{why}")
+            self.abandon()
+            why = f": {self.trouble}" if self.trouble else ""
+            raise self.failure or BrokerUnavailable(f"no broker let the consumer join within {timeout} s{why}")
+
+    def start(self) -> None:
+        """Begins to become a member."""
+        self._thread.start()
+
+    def abandon(self) -> None:
+        """Ends without a word to the broker."""
+        self._thread.abandon()
+
+    @property
+    def serving(self) -> bool:
+        """Whether it is a member as far as it knows, and connected."""
+        return self._member.phase is Phase.SERVING
+
+    @property
+    def failure(self) -> TxmqError | None:
+        """Why it cannot go on."""
+        return self._member.failure
+
+    @property
+    def trouble(self) -> TxmqError | OSError | None:
+        """What keeps it from its broker for now."""
+        return self._thread.trouble
+
+    @property
+    def parts(self) -> Sequence[Self]:
+        """The members that it is, one at each broker."""
+        return (self,)
+
+    @property
+    def inbox_name(self) -> str:
+        """Its group as the inbox knows it: where there are several brokers, offsets are told apart by their log."""
+        return f"{self.group}#{self.core.log_id}" if self._is_part else self.group
+
+    def inbox_of(self, message: ReceivedMessage) -> str:
+        """The group that the inbox counts the message in."""
+        return self.inbox_name
+
+    def taken(self, take: Callable[[Hands, float], T], now: float) -> T:
+        """What `take` finds. Its `changed` is held. Raises why the consumer cannot go on."""
+        found = take(self._hands, now)
+        if found and self._member.may_fetch():
+            self._thread.poke()
+        return found
+
+    def take_no_more(self) -> None:
+        """Hands out nothing more, and gives back what waits here."""
+        with self._changed:
+            self._member.close()
+            self._changed.notify_all()
+            self._thread.poke()
 
     @property
     def group(self) -> str:
@@ -122,9 +176,7 @@ class ConsumerBase:
             return
         deadline = time.monotonic() + timeout
         with self._changed:
-            self._member.close()
-            self._changed.notify_all()
-            self._thread.poke()
+            self.take_no_more()
             self._changed.wait_for(lambda: not self._handlers, timeout)
             self._member.leave()
             self._thread.wake()

@@ -21,7 +21,7 @@ from txmq.tx.postgres.translate import translated
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
-    from txmq.client.consumer import Consumer
+    from txmq.client.consumer_base import ConsumerBase
 
 EVERY_S = 5.0
 LETTERS_AT_ONCE = 1_000
@@ -39,7 +39,7 @@ def open_connection(connect: Callable[[], Connection]) -> Connection:
 class Keeper:
     """A thread with a connection of its own, as long as handlers run."""
 
-    def __init__(self, consumer: Consumer, connect: Callable[[], Connection]) -> None:
+    def __init__(self, consumer: ConsumerBase, connect: Callable[[], Connection]) -> None:
         self._consumer, self._connect = consumer, connect
         self._stopped = Event()
         self._thread = Thread(target=self._run, name=f"txmq-{consumer.settings.group}-inbox", daemon=True)
@@ -75,7 +75,7 @@ class Keeper:
             self._check(self._connection)
             acked = self._consumer.stats.acked
             if acked != self._folded_at:
-                fold(self._connection, self._consumer.group)
+                fold(self._connection, self._consumer.inbox_name)
                 self._folded_at = acked
         except TxmqError as error:
             log.warning("inbox.not_tended", group=self._consumer.group, error=str(error))
@@ -93,7 +93,7 @@ class Keeper:
 
     def _check_one(self, connection: Connection, place: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
         topic, partition, floor = place["topic"], place["partition"], place["floor"]
-        ranges = applied(connection, Position(shown["group"], topic, partition, shown["epoch"])).ranges
+        ranges = applied(connection, Position(self._consumer.inbox_name, topic, partition, shown["epoch"])).ranges
         if not ranges:
             return  # nothing was applied here yet: the group may have begun elsewhere, or without an inbox
         top = ranges[-1][1]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.client.inbox_keeper import Keeper, open_connection
 from txmq.client.log import get_logger
-from txmq.client.runner import Limits, Runner, nack_all
+from txmq.client.runner import Limits, Runner, Source, nack_all
 from txmq.client.tokens import new_token
 from txmq.crashpoints import crashpoint
 from txmq.errors import DatabaseConflict, DatabaseUnavailable, InDoubt, TransactionAborted
@@ -24,8 +24,6 @@ from txmq.tx.postgres.translate import translate
 
 if TYPE_CHECKING:
     from psycopg2 import extensions
-
-    from txmq.client.consumer import Consumer
 
     Connection = extensions.connection
     Connect = Callable[[], Connection]
@@ -47,14 +45,16 @@ class _Failed(Exception):
         self.error = error
 
 
-def run_with_inbox(consumer: Consumer, handler: Callable[..., object], connect: Connect, limits: Limits) -> None:
-    """Runs a handler in transactions, on connections of their own: one for each thread, one to look after things."""
-    keeper = Keeper(consumer, connect)
-    keeper.start()
+def run_with_inbox(consumer: Source, handler: Callable[..., object], connect: Connect, limits: Limits) -> None:
+    """Runs a handler in transactions, on connections of their own: for each thread, and for a keeper at each broker."""
+    keepers = [Keeper(part, connect) for part in consumer.parts]
+    for keeper in keepers:
+        keeper.start()
     try:
         Runner(consumer, lambda: InboxWork(consumer, handler, connect, limits), limits).run()
     finally:
-        keeper.stop()
+        for keeper in keepers:
+            keeper.stop()
 
 
 class _Settled(Exception):
@@ -64,7 +64,7 @@ class _Settled(Exception):
 class InboxWork:
     """One thread's work."""
 
-    def __init__(self, consumer: Consumer, handler: Callable[..., object], connect: Connect, limits: Limits) -> None:
+    def __init__(self, consumer: Source, handler: Callable[..., object], connect: Connect, limits: Limits) -> None:
         self._consumer, self._handler, self._connect, self._limits = consumer, handler, connect, limits
         self._connection: Connection | None = None
 
@@ -152,7 +152,9 @@ class InboxWork:
         return offsets
 
     def _position(self, message: ReceivedMessage) -> Position:
-        return Position(self._consumer.group, message.topic, message.partition, self._consumer.epoch_of(message))
+        return Position(
+            self._consumer.inbox_of(message), message.topic, message.partition, self._consumer.epoch_of(message)
+        )
 
     def _handle(self, messages: list[ReceivedMessage], connection: Connection) -> None:
         import psycopg2  # noqa: PLC0415  # loaded long since; the client as a whole does without

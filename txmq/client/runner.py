@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from txmq.client.log import get_logger
+from txmq.errors import LocalProtocolError
 from txmq.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from txmq.client.consumer import Consumer
+    from contextlib import AbstractContextManager
+
+    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+
+    from txmq.client.consumer_base import ConsumerBase
+    from txmq.client.consuming.settings import Settings
 
 LOOK_EVERY_S = 0.25  # at `stop` and `idle_exit`, while there are no messages
 log = get_logger()
+
+
+class Source(Protocol):
+    """What handlers need of a consumer, be it of one broker or of several."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def parts(self) -> Sequence[ConsumerBase]: ...
+    def working(self, most: int, timeout: float) -> AbstractContextManager[Sequence[ReceivedMessage]]: ...
+    def holds(self, message: ReceivedMessage) -> bool: ...
+    def ack(self, message: ReceivedMessage) -> None: ...
+    def nack(self, message: ReceivedMessage, *, error: BaseException) -> None: ...
+    def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
+    def epoch_of(self, message: ReceivedMessage) -> int: ...
+    def inbox_of(self, message: ReceivedMessage) -> str: ...
 
 
 class Work(Protocol):
@@ -39,7 +64,7 @@ class Limits(NamedTuple):
 class PlainWork:
     """Calls the handler; what it raises is the failure of its messages."""
 
-    def __init__(self, consumer: Consumer, handler: Callable[[Any], object], *, batches: bool) -> None:
+    def __init__(self, consumer: Source, handler: Callable[[Any], object], *, batches: bool) -> None:
         self._consumer, self._handler, self._batches = consumer, handler, batches
 
     def __call__(self, messages: Sequence[ReceivedMessage]) -> None:
@@ -56,7 +81,7 @@ class PlainWork:
         """Nothing is held."""
 
 
-def nack_all(consumer: Consumer, messages: Sequence[ReceivedMessage], error: BaseException) -> None:
+def nack_all(consumer: Source, messages: Sequence[ReceivedMessage], error: BaseException) -> None:
     """The messages failed, in this order: later ones of a key find themselves parked behind the first.
 
     Those that their handler has nacked itself are done with.
@@ -67,7 +92,31 @@ def nack_all(consumer: Consumer, messages: Sequence[ReceivedMessage], error: Bas
         consumer.nack(message, error=error)
 
 
-def run_plain(consumer: Consumer, handler: Callable[[Any], object], limits: Limits) -> None:
+def run_handler(  # the options of `run`
+    consumer: Source,
+    handler: Callable[..., object],
+    inbox: Callable[[], Connection] | None,
+    *,
+    threads: int,
+    batch: int | None,
+    idle_exit: float | None,
+    stop: Event | None,
+) -> None:
+    """What `Consumer.run` does. Raises LocalProtocolError for numbers that cannot be meant."""
+    if batch is not None and batch < 1:
+        raise LocalProtocolError(f"batches of {batch}", hint="at least 1")
+    if threads < 1:
+        raise LocalProtocolError(f"{threads} threads", hint="at least 1")
+    limits = Limits(threads, batch, idle_exit, stop or Event())
+    if inbox is None:
+        run_plain(consumer, handler, limits)
+    else:
+        from txmq.client.inbox_runner import run_with_inbox  # noqa: PLC0415  # psycopg2 only for those who need it
+
+        run_with_inbox(consumer, handler, inbox, limits)
+
+
+def run_plain(consumer: Source, handler: Callable[[Any], object], limits: Limits) -> None:
     """Runs a handler of messages alone."""
     batches = limits.batch is not None
     Runner(consumer, lambda: PlainWork(consumer, handler, batches=batches), limits).run()
@@ -76,7 +125,7 @@ def run_plain(consumer: Consumer, handler: Callable[[Any], object], limits: Limi
 class Runner:
     """Keeps threads at work until they are to end. `make` makes each thread's Work."""
 
-    def __init__(self, consumer: Consumer, make: Callable[[], Work], limits: Limits) -> None:
+    def __init__(self, consumer: Source, make: Callable[[], Work], limits: Limits) -> None:
         self._consumer, self._make, self._limits = consumer, make, limits
         self._lock = Lock()
         self._ended = Event()
