@@ -163,6 +163,10 @@ class Consumers:
         """The message goes to the dead letters at once."""
         self.part_of(message).dead_letter(message, reason)
 
+    def postpone(self, message: ReceivedMessage, delay: float | None = None) -> None:
+        """The message comes again after `delay` seconds, and this delivery does not count."""
+        self.part_of(message).postpone(message, delay)
+
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
         """Hands messages back as if they had never been taken."""
         for message in messages:
