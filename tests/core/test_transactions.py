@@ -252,8 +252,9 @@ def test_a_send_repeated_after_its_topic_has_grown_gets_its_first_receipt(core: 
     assert core.do(Send("t", 1, 0, fresh, verify(fresh))).error is StaleTopic
 
 
-def test_a_topic_with_undecided_transactions_is_not_deleted(core: Driver) -> None:
+def test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted(core: Driver) -> None:
     name = half(core, 1, "a")
+    assert core.do(GrowTopic("t", 9)).error is Conflict
     assert core.do(DeleteTopic("t")).error is Conflict
     decide(core, name)
     core.do(DeleteTopic("t"))

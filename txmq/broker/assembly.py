@@ -55,7 +55,7 @@ class Assembly:
         self._membership = membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
         self.alarms = Alarms(engine, settings.alarms, resolving, self.watching)
         parts = (
-            TopicCalls(engine, settings, self.alarms),
+            TopicCalls(engine, settings, self.alarms, clock),
             ConsumerCalls(engine, membership, fetching, chance),
             LetterCalls(engine),
             TransactionCalls(engine, checks, fetching),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.core import topics as rules
 from txmq.broker.core.state import Rejected
 from txmq.broker.reading import end_of
+from txmq.errors import Conflict
 from txmq.wire import calls as wire
 from txmq.wire.json import dump
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from txmq.broker.core.state import Topic
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
+    from txmq.broker.seams import Clock
     from txmq.config import Settings
     from txmq.wire.frames import Frame
 
+GROW_S, GROW_AGAIN_S = 5.0, 0.01  # how long a moment without held keys is waited for, and how often it is looked
 Answer = Callable[[Any], None]  # a dict, or a Rejected
 Handler = Callable[["Asking", Any], None]
 
@@ -77,8 +80,8 @@ def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:
 class TopicCalls:
     """Topics, and the broker itself."""
 
-    def __init__(self, engine: Engine, settings: Settings, alarms: Alarms) -> None:
-        self._engine, self._settings, self._alarms = engine, settings, alarms
+    def __init__(self, engine: Engine, settings: Settings, alarms: Alarms, clock: Clock) -> None:
+        self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
             "topic.describe": self.describe,
@@ -94,7 +97,17 @@ class TopicCalls:
         self._engine.submit(rules.CreateTopic(args.name, args.partitions), then(asking.answer, _shape))
 
     def grow(self, asking: Asking, args: wire.TopicShape) -> None:
-        self._engine.submit(rules.GrowTopic(args.name, args.partitions), then(asking.answer, _shape))
+        """Tries for a while where transactions are in the way: nearly all are decided within milliseconds."""
+        self._grow(asking, rules.GrowTopic(args.name, args.partitions), self._clock.seconds() + GROW_S)
+
+    def _grow(self, asking: Asking, command: rules.GrowTopic, until: float) -> None:
+        def told(reply: rules.TopicView | Rejected) -> None:
+            if isinstance(reply, Rejected) and reply.error is Conflict and self._clock.seconds() < until:
+                self._clock.callLater(GROW_AGAIN_S, self._grow, asking, command, until)
+            else:
+                asking.answer(reply if isinstance(reply, Rejected) else _shape(reply))
+
+        self._engine.submit(command, told)
 
     def delete(self, asking: Asking, args: wire.TopicName) -> None:
         self._engine.submit(rules.DeleteTopic(args.name), then(asking.answer, lambda view: {"name": view.name}))

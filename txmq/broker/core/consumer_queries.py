@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import gates, moved
+from txmq.broker.core import gates, growth, moved
 from txmq.broker.core import letters as rules
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import FenceState
@@ -144,10 +144,16 @@ def _why(state: State, group: Group, spot: Spot, owners: list[str], holders: lis
         (not owners, "no member reads this partition"),
         (group.ordered and any(name not in owners for name in holders), "leased to a member that had it before"),
         (group.ordered and bool(position.reserved), "an undecided transaction has acked messages of it"),
+        (_waits_for_growth(state, group, spot), "what was sent before the topic grew is not all done with"),
         (_all_out(state, spot, position), "everything is leased: waiting for acks"),
         (_not_visible(state, spot, position, durable), "the next message is not durable yet"),
     )
     return next((why for applies, why in reasons if applies), "")
+
+
+def _waits_for_growth(state: State, group: Group, spot: Spot) -> bool:
+    stop = growth.limit(state, group, spot) if group.ordered else None
+    return stop is not None and stop <= group.positions[spot].cursor < gates.end(state, *spot)
 
 
 def _all_out(state: State, spot: Spot, position: Position) -> bool:

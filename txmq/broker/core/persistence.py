@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 BROKER_ROW = b"broker"
 TOPIC_KEY = t.TICKET_KEY
+GROWTHS = 4  # place in a topic's row, which older ones lack
 
 
 def save(state: State) -> None:
     """Write what changed since the last call to the tables."""
     for topic_id in state.dirty_topics:
         topic = state.topics_by_id[topic_id]
-        row = (topic.name, topic.epoch, topic.deleted, tuple(topic.ends))
+        row = (topic.name, topic.epoch, topic.deleted, tuple(topic.ends), tuple(topic.growths))
         state.tables[t.TOPICS].put(TOPIC_KEY.pack(topic_id), row)
     state.dirty_topics.clear()
     for name in state.dirty_producers:
@@ -48,7 +49,8 @@ def load(tables: t.Tables) -> State:
     state.boot_epoch, state.next_topic_id, state.stored_at = broker
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
-        topic = Topic(topic_id, row[0], list(row[3]), row[1], deleted=row[2])
+        growths = [tuple(ends) for ends in row[4]] if len(row) > GROWTHS else []
+        topic = Topic(topic_id, row[0], list(row[3]), row[1], deleted=row[2], growths=growths)
         state.topics_by_id[topic_id] = topic
         if not topic.deleted:
             state.topics[topic.name] = topic

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import fences, gates, moved, topics
+from txmq.broker.core import fences, gates, growth, moved, topics
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import SINGLY
 from txmq.broker.core.members import current
@@ -213,7 +213,12 @@ class _Planner:
 
     def _partition(self, spot: Spot, position: Position) -> None:
         if self._given_back(spot, position) or not self._group.ordered:
-            self._range(Source.LIVE, spot, position.cursor, gates.end(self._state, *spot, self._durable), 1)
+            self._range(Source.LIVE, spot, position.cursor, self._end(spot), 1)
+
+    def _end(self, spot: Spot) -> int:
+        end = gates.end(self._state, *spot, self._durable)
+        stop = growth.limit(self._state, self._group, spot) if self._group.ordered else None
+        return end if stop is None else min(end, stop)
 
     def _given_back(self, spot: Spot, position: Position) -> bool:
         """What has come back; False = not all of it is in the plan."""

@@ -46,13 +46,16 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Topic:
-    """A topic. `ends` are its partitions' next offsets; `epoch` counts its shapes."""
+    """A topic. `ends` are its partitions' next offsets; `epoch` counts its shapes; `growths` are the ends that its
+    partitions had whenever they became more.
+    """
 
     topic_id: int
     name: str
     ends: list[int]
     epoch: int = 1
     deleted: bool = False
+    growths: list[tuple[int, ...]] = field(default_factory=list)
 
 
 class SendReceipt(NamedTuple):

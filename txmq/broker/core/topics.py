@@ -24,7 +24,7 @@ class CreateTopic(NamedTuple):
 
 
 class GrowTopic(NamedTuple):
-    """Give a topic more partitions."""
+    """Give a topic more partitions. Refused while a transaction that writes to it is undecided."""
 
     name: str
     partitions: int
@@ -90,6 +90,8 @@ def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejecte
         return Rejected(BadRequest, f"topic {command.name!r} has {len(topic.ends)} partitions; it can only grow")
     if command.partitions == len(topic.ends):
         return Outcome(reply=view(topic))
+    if held := _held(state, topic):
+        return held  # what they hold would come into partitions that are no longer their keys'
     grown = TopicGrown(topic.topic_id, command.partitions, topic.epoch + 1)
     return Outcome((grown,), TopicView(topic.name, command.partitions, topic.epoch + 1))
 
@@ -100,10 +102,16 @@ def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rej
     topic = find(state, command.name)
     if isinstance(topic, Rejected):
         return topic
+    if held := _held(state, topic):
+        return held
+    return Outcome((TopicDeleted(topic.topic_id),), view(topic))
+
+
+def _held(state: State, topic: Topic) -> Rejected | None:
     spots = [(topic.topic_id, partition) for partition in range(len(topic.ends))]
     if any(state.holds[spot] or gates.is_shut(state, spot) for spot in spots):
-        return Rejected(Conflict, f"undecided transactions hold keys of topic {command.name!r}", "see: txmq tx list")
-    return Outcome((TopicDeleted(topic.topic_id),), view(topic))
+        return Rejected(Conflict, f"undecided transactions hold keys of topic {topic.name!r}", "see: txmq tx list")
+    return None
 
 
 def view(topic: Topic) -> TopicView:
@@ -122,6 +130,7 @@ def apply_created(state: State, event: TopicCreated, place: Place) -> None:
 def apply_grown(state: State, event: TopicGrown, place: Place) -> None:
     del place
     topic = state.topics_by_id[event.topic_id]
+    topic.growths.append(tuple(topic.ends))
     topic.ends.extend([0] * (event.partitions - len(topic.ends)))
     topic.epoch = event.epoch
     state.dirty_topics.add(event.topic_id)
