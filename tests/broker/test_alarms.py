@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -17,14 +18,21 @@ from txmq.broker.resolving import ResolverStatus
 from txmq.config import Settings
 from txmq.message import Decision, Message
 from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part
-from txmq.wire.headers import Opcode
+from txmq.wire.headers import Fetch, Opcode, pack_fetch
 from txmq.wire.status import to_error
 
 SETTINGS = Settings.model_validate(
     {
         "broker": {"data": "/data"},
         "checks": {"first_s": 6.0, "then_s": 10.0, "longest_s": 10.0, "in_doubt_after": 2},
-        "alarms": {"undecided_s": 60.0, "open_s": 40.0, "conflict_s": 100.0, "resolver_s": 5.0, "cleanup_s": 200.0},
+        "alarms": {
+            "undecided_s": 60.0,
+            "open_s": 40.0,
+            "conflict_s": 100.0,
+            "resolver_s": 5.0,
+            "cleanup_s": 200.0,
+            "fence_s": 300.0,
+        },
     }
 )
 KNOWN = {"name", "severity", "since", "text", "action"}
@@ -152,6 +160,50 @@ def disk_full(desk: Desk) -> Iterator[str]:
     desk.broker.pass_time(1)
 
 
+class Handler:
+    """A member of an ordered group whose first message is dead."""
+
+    def __init__(self, desk: Desk, **settings: Any) -> None:
+        self._desk, self._client, self._numbers = desk, desk.broker.connect(), count(1)
+        self.publish()
+        options = {"mode": "ordered", "topics": ["t"], "instance": "i", "member": "m"} | settings
+        joined: Any = self._client.call("consumer.join", group="billing", **options)
+        self._known = {"group": "billing", "member": "m", "generation": joined["generation"]}
+        self.fetch()
+        self._client.call("consumer.nack", **self._known, topic="t", partition=0, offset=0, dead=True)
+
+    def publish(self) -> None:
+        self._desk.decide(self._desk.half(next(self._numbers)), Decision.COMMIT)
+
+    def fetch(self) -> None:
+        wanted = Fetch(self._known["generation"], 0, 1 << 20, 100, "billing", "m")
+        self._client.ask(Opcode.FETCH, pack_fetch(wanted))
+
+    def abandon(self) -> None:
+        args: dict[str, Any] = {"group": "billing", "letters": [["t", 0, 0]], "operator": "ada", "reason": "no use"}
+        self._client.call("dlq.abandon", **args)
+
+
+def full_fence(desk: Desk) -> Iterator[str]:
+    handler = Handler(desk, max_parked=0)
+    handler.fetch()
+    yield ""
+    handler.publish()
+    handler.fetch()
+    yield "1 partitions stand still, as t/0 for group billing: 0 messages wait"
+    handler.abandon()
+    handler.fetch()
+
+
+def old_fence(desk: Desk) -> Iterator[str]:
+    handler = Handler(desk)
+    desk.broker.pass_time(299)
+    yield ""
+    desk.broker.pass_time(2)
+    yield "a key of group billing has been waiting for 0:05:"
+    handler.abandon()
+
+
 STORIES = {
     "disk.full": disk_full,
     "transaction.in_doubt": in_doubt,
@@ -161,6 +213,8 @@ STORIES = {
     "heuristic.mixed": heuristic,
     "resolver.unreachable": unreachable,
     "resolver.missing": no_resolver,
+    "fence.full": full_fence,
+    "fence.old": old_fence,
     "token.cleanup_stuck": cleanup,
 }
 

@@ -175,7 +175,13 @@ def test_a_reset_asks_nothing_where_it_only_shows_or_is_told_not_to(
     assert [args.get("dry_run") for _call, args in client.calls] == runs
 
 
-NOTHING: dict[str, object] = {"on_exhausted": None, "retry": None, "lease_ms": None, "session_ms": None}
+NOTHING: dict[str, object] = {
+    "on_exhausted": None,
+    "retry": None,
+    "lease_ms": None,
+    "session_ms": None,
+    "max_parked": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -185,6 +191,7 @@ NOTHING: dict[str, object] = {"on_exhausted": None, "retry": None, "lease_ms": N
             "--on-exhausted block --lease 2.5 --session 9",
             {"on_exhausted": "block", "lease_ms": 2_500, "session_ms": 9_000},
         ),
+        ("--max-parked 5", {"max_parked": 5}),
         ("--table 1,2.5", {"retry": {"delays": [1_000_000, 2_500_000], "attempts": None, "jitter": 0.1}}),
         (
             "--exponential 1,3,10 --attempts 9",

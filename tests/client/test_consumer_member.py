@@ -40,6 +40,7 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
         "lease_ms": 9_000,
         "session_ms": 6_000,
         "strategy": None,
+        "max_parked": None,
         "static": False,
         "member": None,
         "held": None,

@@ -7,11 +7,14 @@ from itertools import product
 import pytest
 
 from tests.core.consumer_world import QUICK, Got, World
+from txmq.broker.core import machine
 from txmq.broker.core.consumer_commands import AbandonLetters, ExpireLeases, GroupSet, Leave, ReplayLetters, Wanted
 from txmq.broker.core.consumer_events import Acked, DeadLettered, Delivered
 from txmq.broker.core.consumers import FenceState
-from txmq.broker.core.fences import LIFTED, TRANSITIONS
+from txmq.broker.core.fences import LIFTED, TRANSITIONS, stopped
 from txmq.broker.core.moved import Kind, Moved
+from txmq.broker.core.planning import Plan
+from txmq.broker.core.state import State
 
 SECOND = 1_000_000
 RETRYING, DEAD, WAITING = FenceState
@@ -291,3 +294,70 @@ def test_every_state_of_a_fence_has_its_steps() -> None:
     assert (WAITING, WAITING) not in steps
     assert (LIFTED, WAITING) not in steps
     assert {after for before, after in steps if before == LIFTED} == {RETRYING, DEAD}
+
+
+def full(world: World) -> bool:
+    return stopped(world.group(), (1, 0))
+
+
+def test_behind_a_fence_that_is_full_the_partition_stands_still_and_others_flow() -> None:
+    world = World(t=2)
+    world.join("a", mode="ordered", retry=QUICK, max_parked=2)
+    world.publish("t", 7)
+    world.fetch("a")
+    world.nack("a", 0, dead=True)
+    world.publish("t", 7, 8, 7, 9, 7, 8)
+    world.publish("t", 5, partition=1)
+    assert world.fetch("a") == [Got("t", 0, 2, 1), Got("t", 0, 4, 1), Got("t", 1, 0, 1)]
+    assert fences(world) == {7: (DEAD, 0, 2)}
+    assert full(world)
+    assert world.plan("a") == Plan()
+    since = len(world.log)
+    assert world.fetch("a") == []
+    assert not world.events(since)
+    assert machine.load(saved(world).tables).consumers == world.state.consumers
+    world.do(ReplayLetters("g", (("t", 0, 0),)))
+    assert world.fetch("a") == [Got("t", 0, 0, 1)]
+    world.ack("a", (0, 1))
+    assert world.fetch("a") == [Got("t", 0, 1, 1), Got("t", 0, 6, 1)]
+    assert fences(world) == {7: (RETRYING, 1, 2)}
+    world.ack("a", (1, 2))
+    assert world.fetch("a") == [Got("t", 0, 3, 1)]
+    world.ack("a", (2, 7))
+    assert world.fetch("a") == [Got("t", 0, 5, 1)]
+    world.ack("a", (5, 6))
+    assert world.fetch("a") == []
+    assert not world.group().fences
+    assert world.group().positions[1, 0].floor == 7
+
+
+def saved(world: World) -> State:
+    machine.save(world.state)
+    return world.state
+
+
+def test_an_operator_may_allow_more_to_be_parked() -> None:
+    world = World(t=1)
+    world.join("a", mode="ordered", retry=QUICK, max_parked=0)
+    world.publish("t", 7)
+    world.fetch("a")
+    world.nack("a", 0, dead=True)
+    world.publish("t", 8, 7, 9)
+    assert world.fetch("a") == [Got("t", 0, 1, 1)]
+    assert world.fetch("a") == []
+    assert full(world)
+    world.do(GroupSet("g", Wanted(max_parked=1)))
+    assert world.fetch("a") == [Got("t", 0, 3, 1)]
+    assert fences(world) == {7: (DEAD, 0, 1)}
+
+
+def test_what_was_delivered_before_is_parked_even_if_the_fence_is_full() -> None:
+    world = World(t=1)
+    world.join("a", mode="ordered", retry=QUICK, max_parked=0)
+    world.publish("t", 7, 7, 7)
+    world.fetch("a")
+    world.nack("a", 0, dead=True)
+    world.give_back("a", (1, 3))
+    assert world.fetch("a") == []
+    assert fences(world) == {7: (DEAD, 0, 2)}
+    assert not full(world)

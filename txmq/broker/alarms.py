@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from txmq.broker.core import listed
+from txmq.broker.core.fences import stopped
 from txmq.broker.core.listed import Kind
 from txmq.broker.core.transaction_queries import contradictions
 from txmq.broker.core.transactions import get
@@ -127,6 +128,25 @@ def _stuck(seen: Seen) -> str:
     return "; ".join(f"{one.name}, for {seen.ago(one.kept_since)}: {one.kept}" for one in kept)
 
 
+def _full(seen: Seen) -> str:
+    found = [(group, spot) for group in seen.state.consumers.by_id.values() for spot in group.stops]
+    stuck = [(group, spot) for group, spot in found if stopped(group, spot)]
+    if not stuck:
+        return ""
+    group, (topic_id, partition) = stuck[0]
+    place = f"{seen.state.topics_by_id[topic_id].name}/{partition}"
+    parked = f"{group.settings.max_parked} messages wait behind one failed key"
+    return f"{len(stuck)} partitions stand still, as {place} for group {group.name}: {parked}"
+
+
+def _fenced(seen: Seen) -> str:
+    groups = (group for group in seen.state.consumers.by_id.values() if group.fences)
+    oldest = min(((fence.since, group.name) for group in groups for fence in group.oldest_fences()), default=None)
+    if oldest is None or not seen.longer(oldest[0], seen.limits.fence_s):
+        return ""
+    return f"a key of group {oldest[1]} has been waiting for {seen.ago(oldest[0])}, and later messages of it behind it"
+
+
 RULES = (
     Rule("disk.full", "critical", _disk_full, "free space on the broker's disk: it goes on by itself"),
     Rule(
@@ -143,6 +163,11 @@ RULES = (
     Rule("heuristic.mixed", "critical", _heuristic, "txmq xa list --heuristic; put it right, then txmq xa forget"),
     Rule("resolver.unreachable", "critical", _unreachable, "mend the database or the DSN of its [[resolver]] section"),
     Rule("resolver.missing", "warning", _missing, "name the database under [[resolver]] in the broker's settings"),
+    Rule(
+        "fence.full", "critical", _full,
+        "txmq group show GROUP names the key; replay or abandon its letter, or txmq group alter --max-parked",
+    ),
+    Rule("fence.old", "warning", _fenced, "txmq dlq list GROUP; replay or abandon the letter"),
     Rule("token.cleanup_stuck", "warning", _stuck, "remove the reason: old token rows stay until then"),
 )  # fmt: skip
 

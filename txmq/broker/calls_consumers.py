@@ -57,14 +57,7 @@ class ConsumerCalls:
     def join(self, asking: Asking, args: wire.Join) -> None:
         named = args.member is not None
         member = args.member or f"m-{uuid4().hex[:12]}"
-        wanted = core.Wanted(
-            args.on_exhausted,
-            None if args.retry is None else args.retry.policy(),
-            None if args.lease_ms is None else args.lease_ms * MS,
-            None if args.session_ms is None else args.session_ms * MS,
-            args.start,
-            args.strategy,
-        )
+        wanted = _wanted(args)._replace(start=args.start, strategy=args.strategy)
         starts = self._starts(args.topics, args.start) if isinstance(args.start, int) else ()
         command = core.Join(
             args.group, member, args.instance, args.mode, args.topics, wanted, starts, args.held, named, args.static
@@ -130,17 +123,10 @@ class ConsumerCalls:
         self._engine.submit(command, then(asking.answer, lambda reply: {"deadline": reply.deadline}))
 
     def alter(self, asking: Asking, args: wire.GroupAlter) -> None:
-        wanted = core.Wanted(
-            args.on_exhausted,
-            None if args.retry is None else args.retry.policy(),
-            None if args.lease_ms is None else args.lease_ms * MS,
-            None if args.session_ms is None else args.session_ms * MS,
-        )
-
         def told(_reply: object) -> dict[str, Any]:
             return {"settings": queries.settings(self._engine.state.consumers.groups[args.group])}
 
-        self._engine.submit(core.GroupSet(args.group, wanted, _by(args)), then(asking.answer, told))
+        self._engine.submit(core.GroupSet(args.group, _wanted(args), _by(args)), then(asking.answer, told))
 
     def reset(self, asking: Asking, args: wire.GroupReset) -> None:
         to, offsets = "", tuple[tuple[int, int], ...]()
@@ -202,6 +188,16 @@ class LetterCalls:
     def abandon(self, asking: Asking, args: wire.DlqAbandon) -> None:
         command = core.AbandonLetters(args.group, args.letters, args.reason, args.operator or "")
         self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))
+
+
+def _wanted(args: wire.Wanted) -> core.Wanted:
+    return core.Wanted(
+        on_exhausted=args.on_exhausted,
+        retry=None if args.retry is None else args.retry.policy(),
+        lease_us=None if args.lease_ms is None else args.lease_ms * MS,
+        session_us=None if args.session_ms is None else args.session_ms * MS,
+        max_parked=args.max_parked,
+    )
 
 
 def _by(args: wire.Operation) -> str:

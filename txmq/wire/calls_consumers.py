@@ -46,7 +46,17 @@ class Retry(Args):
         return RetryPolicy(self.delays, self.attempts, self.jitter, self.dead, self.postpone)
 
 
-class Join(Args):
+class Wanted(Args):
+    """Settings of a group; null = no opinion, it has its own or the default."""
+
+    on_exhausted: Literal["park", "block", "skip"] | None = None
+    retry: Retry | None = None
+    lease_ms: Ms | None = None
+    session_ms: Ms | None = None
+    max_parked: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
+
+
+class Join(Wanted):
     """Become a member of a consumer group; null = no opinion, the group has its own or the default."""
 
     group: Name
@@ -57,10 +67,6 @@ class Join(Args):
     start: Literal["first", "last"] | int | None = (
         None  # int: microseconds since the epoch; null = no opinion, as below
     )
-    on_exhausted: Literal["park", "block", "skip"] | None = None
-    retry: Retry | None = None
-    lease_ms: Ms | None = None
-    session_ms: Ms | None = None
     strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
     static: bool = False  # its partitions wait for it as long as its session lasts
     held: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)] | None = None
@@ -135,13 +141,8 @@ class GroupReset(Operation):
     dry_run: bool = False
 
 
-class GroupAlter(Operation):
-    """Settings of a group; null = as it is."""
-
-    on_exhausted: Literal["park", "block", "skip"] | None = None
-    retry: Retry | None = None
-    lease_ms: Ms | None = None
-    session_ms: Ms | None = None
+class GroupAlter(Operation, Wanted):
+    """What an operator sets."""
 
 
 class DlqList(Group):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from txmq.broker.core import fences, leases, moved
@@ -31,6 +32,7 @@ class Changes:
         self._number = group.next_letter
         self._fences: dict[tuple[int, int], FenceSet] = {}
         self._moves: list[Move] = []
+        self._parked: Counter[tuple[int, int | None]] = Counter()
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -53,12 +55,17 @@ class Changes:
         fence = self._group.fence(spotted[0], key_hash)
         return fence is not None and not fences.is_head(fence, spotted)
 
+    def full(self, topic_id: int, key_hash: int | None) -> bool:
+        """Whether no more new messages may be parked behind this key."""
+        return fences.full(self._group, topic_id, key_hash, self._parked[topic_id, key_hash])
+
     def any_fence(self, topic_id: int) -> bool:
         """Whether any key of the topic has a fence, so that deliveries must look at keys."""
         return topic_id in self._group.fences or any(topic == topic_id for topic, _key in self._fences)
 
     def park(self, spotted: Spotted, row: Moved) -> None:
         """Behind its key's fence."""
+        self._parked[spotted[0], row.key_hash] += 1
         self._moves.append(Move(*spotted, row._replace(kind=Kind.PARKED, due=0)))
 
     def retry(self, spotted: Spotted, row: Moved, due: int) -> None:

@@ -24,6 +24,7 @@ class Wanted(NamedTuple):
     session_us: int | None = None
     start: str | int | None = None
     strategy: str | None = None
+    max_parked: int | None = None
 
 
 class Join(NamedTuple):

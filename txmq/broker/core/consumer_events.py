@@ -114,7 +114,7 @@ class PositionReset(NamedTuple):
 class Delivered(NamedTuple):
     """One fetch. `ranges` and `rows` are leased; what was found fenced or exhausted on the way has moved.
 
-    Lease 0 = nothing is leased.
+    Lease 0 = nothing is leased. `stops`: (topic id, partition, offset, key hash) where no more may be parked.
     """
 
     group_id: int
@@ -126,6 +126,7 @@ class Delivered(NamedTuple):
     rows: tuple[Row, ...]
     moves: tuple[Move, ...]
     fences: tuple[FenceSet, ...]
+    stops: tuple[Range, ...] = ()
 
 
 @event(81)

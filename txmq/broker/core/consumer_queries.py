@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import gates, growth, moved
+from txmq.broker.core import fences, gates, growth, moved
 from txmq.broker.core import letters as rules
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import FenceState
@@ -144,6 +144,10 @@ def _why(state: State, group: Group, spot: Spot, owners: list[str], holders: lis
         (not owners, "no member reads this partition"),
         (group.ordered and any(name not in owners for name in holders), "leased to a member that had it before"),
         (group.ordered and bool(position.reserved), "an undecided transaction has acked messages of it"),
+        (
+            group.ordered and fences.stopped(group, spot),
+            "behind a fenced key as many are parked as may be (max_parked)",
+        ),
         (_waits_for_growth(state, group, spot), "what was sent before the topic grew is not all done with"),
         (_all_out(state, spot, position), "everything is leased: waiting for acks"),
         (_not_visible(state, spot, position, durable), "the next message is not durable yet"),

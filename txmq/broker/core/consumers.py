@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from sortedcontainers import SortedList
 
 from txmq.broker.core import tables as t
 from txmq.broker.core.positions import Position
@@ -28,7 +27,6 @@ CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = POLICIES = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
 SINGLY = 3  # from this attempt on a message that may have killed its consumer is delivered alone
-NUMBERS_KEY = t.GROUP_KEY.pack(0)
 
 
 class Settings(NamedTuple):
@@ -46,6 +44,7 @@ class Settings(NamedTuple):
     start: str | int = FIRST  # "first", "last" or a time (µs): where a topic new to the group begins
     strategy: str = ""  # of assignment; "" = the mode's own
     altered: tuple[str, ...] = ()
+    max_parked: int = 10_000  # messages behind one key; with more of it the partition stands still
 
     @property
     def policy(self) -> RetryPolicy:
@@ -127,6 +126,7 @@ class Group:
     retrying: Counter[Spot] = field(default_factory=Counter)  # rows of table `retries`
     fences: dict[int, dict[int, Fence]] = field(default_factory=dict)  # by topic and key hash
     waiting: set[tuple[int, int]] = field(default_factory=set)  # topic and key hash of fences in that state
+    stops: dict[Spot, tuple[int, int]] = field(default_factory=dict)  # where a key's fence was full: offset, key hash
 
     @property
     def ordered(self) -> bool:
@@ -167,6 +167,10 @@ class Group:
             for key_hash, fence in fences.items():
                 yield topic_id, key_hash, fence
 
+    def oldest_fences(self) -> Iterator[Fence]:
+        """Of each topic the fence that was put up first."""
+        return (next(iter(fences.values())) for fences in self.fences.values())
+
     def to_row(self) -> t.Row:
         members = tuple(member.to_row() for member in self.members.values())
         leases = tuple(
@@ -185,12 +189,13 @@ class Group:
         return (
             self.name, tuple(self.settings), self.parent, self.temporary, self.paused, self.epoch, self.generation,
             self.next_lease, self.next_letter, self.letters, members, leases, retrying,
+            tuple((*spot, *stop) for spot, stop in self.stops.items()),
         )  # fmt: skip
 
     @classmethod
     def from_row(cls, group_id: int, row: Any) -> Group:  # noqa: ANN401  # rows are untyped tuples
         (name, settings, parent, temporary, paused, epoch, generation, next_lease, next_letter, letters,
-         members, leases, retrying) = row  # fmt: skip
+         members, leases, retrying, *stops) = row  # fmt: skip
         group = cls(group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation)
         group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
         for member, instance, topics, since, partitions, *static in members:
@@ -202,91 +207,6 @@ class Group:
             group.held_rows.update(dict.fromkeys(held, number))
         for topic_id, partition, count in retrying:
             group.retrying[topic_id, partition] = count
+        for topic_id, partition, offset, key_hash in chain(*stops):
+            group.stops[topic_id, partition] = (offset, key_hash)
         return group
-
-
-@dataclass(slots=True)
-class Consumers:
-    """All consumer groups. `deadlines` holds (deadline, group id, lease) of every lease."""
-
-    groups: dict[str, Group] = field(default_factory=dict)
-    by_id: dict[int, Group] = field(default_factory=dict)
-    next_group_id: int = 1
-    deadlines: Any = field(default_factory=SortedList)
-    dirty_groups: set[int] = field(default_factory=set, compare=False)
-    dirty_positions: set[tuple[int, int, int]] = field(default_factory=set, compare=False)
-    dirty_fences: set[tuple[int, int, int]] = field(default_factory=set, compare=False)
-
-    def add(self, group: Group) -> None:
-        """A group came to be."""
-        self.groups[group.name] = self.by_id[group.group_id] = group
-        self.next_group_id = max(self.next_group_id, group.group_id + 1)
-        self.dirty_groups.add(group.group_id)
-
-    def touch(self, group: Group, spot: Spot) -> Position:
-        """The group's position in a partition, which is about to change."""
-        self.dirty_groups.add(group.group_id)
-        self.dirty_positions.add((group.group_id, *spot))
-        return group.positions[spot]
-
-    def save(self, tables: t.Tables) -> None:
-        """Write what changed since the last call."""
-        for group_id in self.dirty_groups:
-            group = self.by_id.get(group_id)
-            _write(tables[t.GROUPS], t.GROUP_KEY.pack(group_id), None if group is None else group.to_row())
-        if self.dirty_groups:
-            tables[t.GROUPS].put(NUMBERS_KEY, (self.next_group_id,))
-        for group_id, *spot in self.dirty_positions:
-            _write(tables[t.POSITIONS], t.POSITION_KEY.pack(group_id, *spot), self._position_row(group_id, *spot))
-        for group_id, topic_id, key_hash in self.dirty_fences:
-            key = t.FENCE_KEY.pack(group_id, topic_id, key_hash + t.SIGN)
-            _write(tables[t.FENCES], key, self._fence_row(group_id, topic_id, key_hash))
-        for dirty in (self.dirty_groups, self.dirty_positions, self.dirty_fences):
-            dirty.clear()
-
-    def _position_row(self, group_id: int, topic_id: int, partition: int) -> t.Row | None:
-        group = self.by_id.get(group_id)
-        position = None if group is None else group.positions.get((topic_id, partition))
-        return None if position is None else position.to_row()
-
-    def _fence_row(self, group_id: int, topic_id: int, key_hash: int) -> t.Row | None:
-        group = self.by_id.get(group_id)
-        fence = None if group is None else group.fence(topic_id, key_hash)
-        if fence is None:
-            return None
-        return (int(fence.state), fence.partition, fence.offset, fence.born, fence.since, fence.parked)
-
-    def load(self, tables: t.Tables) -> None:
-        """Take over what `save` wrote."""
-        for key, row in tables[t.GROUPS].range(b""):
-            if key != NUMBERS_KEY:
-                self.add(Group.from_row(t.GROUP_KEY.unpack(key)[0], row))
-        numbers: Any = tables[t.GROUPS].get(NUMBERS_KEY)
-        if numbers is not None:
-            (self.next_group_id,) = numbers
-        for key, row in tables[t.POSITIONS].range(b""):
-            group_id, topic_id, partition = t.POSITION_KEY.unpack(key)
-            _restore(self.by_id[group_id], (topic_id, partition), Position.from_row(row))
-        fence_row: Any
-        for key, fence_row in tables[t.FENCES].range(b""):
-            group_id, topic_id, shifted = t.FENCE_KEY.unpack(key)
-            fence = Fence(FenceState(fence_row[0]), *fence_row[1:])
-            self.by_id[group_id].set_fence(topic_id, shifted - t.SIGN, fence)
-        for group in self.by_id.values():
-            self.deadlines.update((lease.deadline, group.group_id, number) for number, lease in group.leases.items())
-        self.dirty_groups.clear()
-
-
-def _write(table: t.Table, key: bytes, row: t.Row | None) -> None:
-    if row is None:
-        table.delete(key)
-    else:
-        table.put(key, row)
-
-
-def _restore(group: Group, spot: Spot, position: Position) -> None:
-    group.positions[spot] = position
-    for start, end, grant in position.leased:
-        lease = group.leases[grant.lease]
-        lease.left += end - start
-        lease.spots.add(spot)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.core import changes, leases, moved, planning
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Deliver, Pick
-from txmq.broker.core.consumer_events import Attempted, Delivered
+from txmq.broker.core.consumer_events import Attempted, Delivered, Range
 from txmq.broker.core.consumers import SINGLY, Group, Lease, Member, Spot, Spotted
 from txmq.broker.core.members import current
 from txmq.broker.core.moved import Kind
@@ -69,6 +69,7 @@ class _Draft:
         self._ranges: list[Attempted] = []
         self._rows: list[Spotted] = []
         self._deliveries: list[Delivery] = []
+        self._stops: list[Range] = []
         self._cursors: dict[Spot, int] = {}  # where the live part of a partition begins after the picks so far
         self._passed: dict[Spot, int] = {}  # below this, what had come back is dealt with
         self._single = False
@@ -129,11 +130,21 @@ class _Draft:
         for offset in range(start, end):
             key_hash = pick.keys[offset - start]
             fenced = self.made.fenced((*spot, offset), key_hash)
+            if fenced and candidate.source is Source.LIVE and self.made.full(spot[0], key_hash):
+                self._stop(spot, offset, key_hash)
+                end = offset
+                break
             if fenced or candidate.source is Source.EXHAUSTED:
                 self._lease(number, spot, free, offset, candidate.attempt)
                 free = offset + 1
                 self._move((*spot, offset), candidate, key_hash)
         self._lease(number, spot, free, end, candidate.attempt)
+
+    def _stop(self, spot: Spot, offset: int, key_hash: int | None) -> None:
+        """No further: the fence of this key is full."""
+        assert key_hash is not None, "fenced, so it has a key"
+        self._cursors[spot] = offset
+        self._stops.append((*spot, offset, key_hash))
 
     def _move(self, spotted: Spotted, candidate: planning.Candidate, key_hash: int | None) -> None:
         """Behind its key's fence or, if it is exhausted and no fence stands before it, to the dead letters."""
@@ -174,19 +185,22 @@ class _Draft:
         lease = group.next_lease if some else 0
         deadline = self._now + group.settings.lease_us if some else 0
         reply = DeliverReply(lease, group.generation, deadline, tuple(self._deliveries), bool(self.made) and not some)
-        if not some and not self.made:
+        if not (some or self.made or self._stops):
             return Outcome(reply=reply)
         event = Delivered(
             group.group_id, lease, self._member.name, deadline, self._single, tuple(self._ranges), tuple(self._rows),
-            self.made.moves, self.made.fences,
+            self.made.moves, self.made.fences, tuple(self._stops),
         )  # fmt: skip
         first = all(delivery.attempt == 1 for delivery in self._deliveries) and not self._rows
-        return Outcome((event,), reply, early=first and not self.made)
+        return Outcome((event,), reply, early=first and not (self.made or self._stops))
 
 
 def apply_delivered(state: State, event: Delivered, place: Place) -> None:
     group = state.consumers.by_id[event.group_id]
     changes.apply(state, group, event.moves, event.fences, place.stored_at)
+    for topic_id, partition, offset, key_hash in event.stops:
+        group.stops[topic_id, partition] = (offset, key_hash)
+        state.consumers.dirty_groups.add(group.group_id)
     if not event.lease:
         return
     lease = Lease(event.member, group.generation, place.stored_at, event.deadline, event.single)

@@ -9,6 +9,9 @@ to be delivered again, and no lease older than the fence holds anything before i
 key. A fence is lifted only when the chain is empty and that is true for the whole partition. Leases younger than the
 fence were looked through when they were granted. Until then the fence is WAITING; each fetch looks again.
 
+A chain has an end (`max_parked`): with more of the key to come, its partition stands still before the next new message
+of it, until the chain is shorter. What had been delivered before is always parked, for the chain may wait for it.
+
 The consumer's part in an ordered group: it processes one message of a key at a time, in the order of offsets. When one
 fails, it gives back, unprocessed, what it has of the key under leases below the number in the reply, also what arrives
 later. Where the failure could not be recorded (NotLeased), or the message was acked in a transaction that was rolled
@@ -47,6 +50,21 @@ TRANSITIONS: dict[int, frozenset[int]] = {
 def is_head(fence: Fence, spotted: Spotted) -> bool:
     """Whether this is the message that the others of its key wait for."""
     return fence.state is not FenceState.WAITING and (fence.partition, fence.offset) == spotted[1:]
+
+
+def full(group: Group, topic_id: int, key_hash: int | None, more: int = 0) -> bool:
+    """Whether as many messages are parked behind a key as may be, with so many `more`."""
+    fence = group.fence(topic_id, key_hash)
+    return (0 if fence is None else fence.parked) + more >= group.settings.max_parked
+
+
+def stopped(group: Group, spot: Spot) -> bool:
+    """Whether a partition stands still, because its next new message belongs behind a fence that is full."""
+    if spot not in group.stops:
+        return False
+    offset, key_hash = group.stops[spot]
+    fence = group.fence(spot[0], key_hash)
+    return group.positions[spot].cursor == offset and fence is not None and full(group, spot[0], key_hash)
 
 
 def clear(group: Group, spot: Spot, born: int, below: int) -> bool:

@@ -10,6 +10,7 @@ from txmq.errors import BadRequest
 
 SECOND = 1_000_000
 LEASES = (SECOND, 12 * 3_600 * SECOND)  # shorter ones run out in transit; the longest is what the field's proxies allow
+PARKED = 100_000_000
 SESSIONS = (SECOND, 3_600 * SECOND)
 
 
@@ -25,6 +26,7 @@ def settings_of(wanted: Wanted, base: Settings) -> Settings | Rejected:
         (LEASES[0] <= settings.lease_us <= LEASES[1], f"a lease is 1 s to 12 h, not {settings.lease_us} µs"),
         (SESSIONS[0] <= settings.session_us <= SESSIONS[1], f"a session is 1 s to 1 h, not {settings.session_us} µs"),
         (settings.start in (FIRST, LAST) or isinstance(settings.start, int), "start: first, last or a time"),
+        (0 <= settings.max_parked <= PARKED, f"max_parked is 0 to {PARKED}, not {settings.max_parked}"),
         (settings.strategy in ("", *STRATEGIES), f"strategy {settings.strategy!r}: one of {', '.join(STRATEGIES)}"),
     )
     bad = next((message for good, message in checks if not good), None)

@@ -212,7 +212,7 @@ class _Planner:
                 self._partition(spot, self._group.positions[spot])
 
     def _partition(self, spot: Spot, position: Position) -> None:
-        if self._given_back(spot, position) or not self._group.ordered:
+        if (self._given_back(spot, position) and not fences.stopped(self._group, spot)) or not self._group.ordered:
             self._range(Source.LIVE, spot, position.cursor, self._end(spot), 1)
 
     def _end(self, spot: Spot) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import tables as t
-from txmq.broker.core.consumers import Consumers
+from txmq.broker.core.registry import Consumers
 
 if TYPE_CHECKING:
     from txmq.broker.core.events import Event

@@ -26,7 +26,9 @@ class Options(TypedDict, total=False):
     `mode`: "concurrent", "ordered" (one key strictly in order) or "broadcast" (every member gets everything; where it
     is, is remembered by the name of the `member`). `tags`: only messages with one of them. `start`: where a topic new
     to the group begins. `on_exhausted`: what becomes of a message that failed for good, in an ordered group of its key:
-    "park", "block" or "skip". `on_failure`: "broker", the only policy yet: the broker keeps what failed.
+    "park", "block" or "skip". `max_parked`: how many messages may wait behind a failed one of their key, 10,000; with
+    more of the key to come its partition stands still, and an alarm says so. `on_failure`: "broker", the only policy
+    yet: the broker keeps what failed.
     `static`: the named `member` keeps its partitions while it is away, for as long as its session: neither `close` nor
     a restart within that time moves anything.
     `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s; `session_s`: how long a member
@@ -43,6 +45,7 @@ class Options(TypedDict, total=False):
     member: str | None
     static: bool
     strategy: Strategy | None
+    max_parked: int | None
     lease_s: float | None
     session_s: float | None
     prefetch_messages: int
@@ -64,6 +67,7 @@ class Settings:
     member: str | None = None
     static: bool = False
     strategy: Strategy | None = None
+    max_parked: int | None = None
     lease_s: float | None = None
     session_s: float | None = None
     prefetch_messages: int = 4_096
@@ -88,6 +92,7 @@ class Settings:
             "lease_ms": _milliseconds(self.lease_s),
             "session_ms": _milliseconds(self.session_s),
             "strategy": self.strategy,
+            "max_parked": self.max_parked,
             "static": self.static,
         }
 
