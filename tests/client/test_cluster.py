@@ -71,9 +71,7 @@ def test_messages_of_all_brokers_come_out_of_one_consumer(cluster: Cluster) -> N
         assert consumers.stats.acked == len(found)
 
 
-def test_a_broker_that_is_away_stops_only_its_partitions(
-    cluster: Cluster, second: RealBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_is_away_stops_only_its_partitions(cluster: Cluster, second: RealBroker) -> None:
     topic = make(cluster)
     cluster.send_batch(topic, [Message(b"", key) for key in KEYS])
     with cluster.consumer(fresh("g"), [topic]) as consumers:
@@ -88,8 +86,8 @@ def test_a_broker_that_is_away_stops_only_its_partitions(
         with pytest.raises(BrokerUnavailable):
             cluster.send(topic, b"", key=away, timeout=0.1)
         second.start()
-        cluster.send(topic, b"", key=away)
-        assert [message.key for message in drained(consumers, 1)] == [away]
+        sent = cluster.send(topic, b"", key=away).message_id  # others may come again: their acks may have been lost
+        wait_until(lambda: drained(consumers, 1)[0].message_id == sent, what="the second broker's message")
 
 
 def test_a_consumer_may_begin_while_a_broker_is_away(shared_broker: RealBroker) -> None:
