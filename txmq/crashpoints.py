@@ -15,13 +15,22 @@ from itertools import count
 
 VARIABLE = "TXMQ_CRASHPOINT"
 _passed = count(1)
+_armed = os.environ.get(VARIABLE)  # read once: to look into the environment costs more than all else that is done here
 
 
 def crashpoint(name: str) -> None:
     """Kills this process with SIGKILL, or stops it, if the environment names this place."""
-    wanted = os.environ.get(VARIABLE)
-    if wanted is None:
-        return
+    if _armed is not None:
+        _meet(name, _armed)
+
+
+def arm(wanted: str) -> None:
+    """Names a place as the environment would have; for a process that was forked."""
+    global _armed  # noqa: PLW0603 (as the environment, it is the process's)
+    _armed = wanted
+
+
+def _meet(name: str, wanted: str) -> None:
     place, _, rest = wanted.partition(":")
     nth, _, how = rest.partition(":")
     if place == name and next(_passed) == int(nth or 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
@@ -141,7 +142,9 @@ class Client(Producer):
         patience = self.core.settings.delivery_timeout if timeout is None else timeout
         if self.core.closed:
             raise closed()
-        if not self.core.pipeline.flush(patience):
+        deadline = time.monotonic() + patience
+        self.core.teller.settle(patience)
+        if not self.core.pipeline.flush(max(0.0, deadline - time.monotonic())):
             raise RequestTimeout(f"not everything had its receipt within {patience} s")
 
     def consumer(self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]) -> Consumer:

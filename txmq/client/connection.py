@@ -39,6 +39,7 @@ class Connection:
         self.closed = False
         self._timeout = -1.0
         self._replies: dict[int, Frame] = {}
+        self._aside: dict[int, Callable[[Frame], None]] = {}
 
     @property
     def welcome(self) -> Welcome:
@@ -73,9 +74,52 @@ class Connection:
     def read(self, correlation: int, deadline: float) -> bytes:
         """The payload of the reply to that request; replies to others are kept."""
         while correlation not in self._replies:
-            for frame in self.receive(deadline):
-                self._replies[frame.correlation] = frame
+            self._sort(self.receive(deadline))
         return result(self._replies.pop(correlation))
+
+    def write_aside(self, opcode: int, payload: Payload, heard: Callable[[Frame], None]) -> int | None:
+        """Sends a request whose reply `heard` gets when somebody reads it on the way to another one.
+
+        Returns its correlation. Never waits: None = it did not go out, and the connection is closed.
+        """
+        correlation, pieces = self.conversation.request(opcode, payload)
+        self._aside[correlation] = heard
+        try:
+            if self.socket.sendmsg(pieces, (), socket.MSG_DONTWAIT) == sum(map(len, pieces)):
+                return correlation
+        except OSError:
+            pass
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        return None
+
+    def await_aside(self, correlation: int, deadline: float) -> None:
+        """Reads until the reply to that request was heard. Raises as `read` does."""
+        while correlation in self._aside:
+            self._sort(self.receive(deadline))
+
+    def catch_up(self) -> None:
+        """Takes the replies that have come; the connection is closed where that shows that it is of no more use."""
+        try:
+            data = self.socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            if data:
+                self._sort(self.conversation.receive(data))
+                return
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError):
+            pass
+        self.close()
+
+    def _sort(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            heard = self._aside.pop(frame.correlation, None)
+            if heard is None:
+                self._replies[frame.correlation] = frame
+            else:
+                heard(frame)
 
     def receive(self, deadline: float) -> list[Frame]:
         """The replies, if any, that the next bytes complete; for those who have several requests under way."""
@@ -103,6 +147,9 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Whether the peer has closed an idle connection, or sent what nobody asked for."""
+        if self._aside:
+            self.catch_up()
+            return self.closed
         try:
             self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

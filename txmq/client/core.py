@@ -17,6 +17,7 @@ from txmq.client.incarnation import Incarnation
 from txmq.client.pipeline import Pipeline
 from txmq.client.pool import Pool, closed
 from txmq.client.settings import Settings
+from txmq.client.telling import Teller
 from txmq.client.topics import Topics
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
 from txmq.wire.calls import encode_call
@@ -38,6 +39,9 @@ class Core:
         self.closed = False
         self.pool = Pool(self.dial, settings.connections)
         self.topics = Topics(self._describe, settings.partitioner)
+        self.teller = Teller(
+            self.pool, lambda decide: self.pipeline.submit(Opcode.DECIDE, decide), patience=settings.timeout
+        )
 
     @property
     def log_id(self) -> UUID:
@@ -104,11 +108,13 @@ class Core:
                 self.pool.give(session)
 
     def close(self, timeout: float) -> None:
-        """Lets the pipeline finish for up to `timeout` seconds, then closes every connection."""
+        """Lets decisions and the pipeline finish for up to `timeout` seconds, then closes every connection."""
+        deadline = time.monotonic() + timeout
+        self.teller.close(timeout)
         with self._lock:
             already, self.closed = self.closed, True
         if not already and self._pipeline is not None and self._pid == os.getpid():
-            self._pipeline.close(timeout)
+            self._pipeline.close(max(0.0, deadline - time.monotonic()))
         self.pool.close()
 
     def _describe(self, topic: str) -> dict[str, Any]:

@@ -66,6 +66,34 @@ class Pool:
             self._discard(session)
         raise closed()
 
+    def spare(self) -> Session | None:
+        """A session that lies idle and was used just now; None = there is none."""
+        if self._pid != os.getpid() or self._closed:
+            return None
+        try:
+            session = self._idle.pop()
+        except IndexError:
+            return None
+        if time.monotonic() - session.idle_since < FRESH_S:
+            return session
+        self._idle.append(session)
+        return None
+
+    def reclaim(self, session: Session) -> bool:
+        """Takes that very session, unless somebody else has it; whether it was there."""
+        try:
+            self._idle.remove(session)
+        except ValueError:
+            return False
+        return True
+
+    def catch_up(self) -> None:
+        """Reads the replies that have come on idle connections; those that are gone make room for others."""
+        for session in list(self._idle):
+            if self.reclaim(session):
+                session.connection.catch_up()
+                self.give(session)
+
     def give(self, session: Session) -> None:
         """Puts a session back; one whose connection is gone makes room for another."""
         if session.connection.closed or self._closed or self._pid != os.getpid():

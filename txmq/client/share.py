@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 from txmq.client.buffer import Action, Buffer, Built, Mark
 from txmq.client.core import Core
-from txmq.client.decisions import await_state, submit
+from txmq.client.decisions import await_state, tell
 from txmq.client.groups import PART_BYTES, Storing, parts_of
-from txmq.client.log import get_logger
+from txmq.client.telling import Told, not_told
 from txmq.client.tokens import new_token
 from txmq.errors import (
     ClientClosed,
@@ -26,14 +25,11 @@ from txmq.errors import (
     StaleTopic,
     TransactionAborted,
     TxmqError,
-    UnknownTransaction,
 )
 from txmq.message import ROLLBACK, Decision, Receipt
 from txmq.tx.group import GroupState
 from txmq.wire.group import Description, GroupReceipt, Part
 from txmq.wire.headers import unpack_decide_receipt
-
-log = get_logger()
 
 
 @runtime_checkable
@@ -71,7 +67,7 @@ class Share:
         self._deadline = 0.0
         self._description = Description(())
         self._storing: Storing | None = None
-        self._decision: Future[bytes] | None = None
+        self._decision: Told | None = None
 
     @property
     def empty(self) -> bool:
@@ -162,11 +158,9 @@ class Share:
     def tell(self, outcome: Decision) -> None:
         """Sends the decision without waiting for it; should it get lost, whoever else knows it tells the broker."""
         try:
-            self._decision = submit(self.core, self.token, outcome)
-        except ClientClosed:
-            log.warning("transaction.not_told", token=str(self.token), outcome=outcome.name)
-            return
-        self._decision.add_done_callback(lambda told: _note(told, str(self.token), outcome))
+            self._decision = tell(self.core, self.token, outcome)
+        except ClientClosed as closed:
+            not_told(self.token, outcome, closed)
 
     def queue(self) -> None:
         """The group goes to the outbox: with another token, if the broker may have it under this one."""
@@ -216,10 +210,3 @@ class Share:
         acked, self._acked[start:] = self._acked[start:], []
         for owner, delivered in acked:
             owner.transaction_over(delivered, committed=committed)
-
-
-def _note(told: Future[bytes], token: str, outcome: Decision) -> None:
-    """The block is over, so a decision that did not arrive is only worth a line: the resolver decides the same."""
-    error = told.exception()
-    if error is not None and not isinstance(error, UnknownTransaction):
-        log.warning("transaction.not_told", token=token, outcome=outcome.name, error=str(error))
