@@ -111,6 +111,20 @@ class Checks(Model):
     in_doubt_after: PositiveInt = 15
 
 
+class Retention(Model):
+    """How long messages are kept, where a topic has no setting of its own; 0 = no limit (MetaQ's is 168 h).
+
+    Segments of the log of which nothing is needed any more are deleted, or moved to `archive` where a topic says so.
+    """
+
+    hours: float = Field(default=168.0, ge=0, le=876_000)
+    bytes: int = Field(default=0, ge=0)  # of one topic, all of its partitions together
+    letters_hours: float = Field(default=0.0, ge=0, le=876_000)  # of dead letters; RocketMQ's go with the others, 72 h
+    policy: Literal["delete", "archive"] = "delete"
+    archive: Path | None = Field(default=None, strict=False)  # None = archive/ in the data directory
+    every_s: float = Field(default=60.0, gt=0)
+
+
 class Alarms(Model):
     """When an operator is to be told (`txmq alarms`)."""
 
@@ -186,6 +200,7 @@ class Settings(Model):
     consumers: Consumers = Consumers()
     checks: Checks = Checks()
     alarms: Alarms = Alarms()
+    retention: Retention = Retention()
     resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
     xa: Xa = Xa()
     relay: Relay | None = None

@@ -67,8 +67,12 @@ class Link:
 
     def published_ends(self, topic: str) -> list[int]:
         """By partition, the offset after the last message that anybody can see. Raises UnknownTopic."""
-        ends = self.call("topic.show", name=topic)["ends"]
-        return [int(end) for end in ends]
+        return self.bounds(topic)[1]
+
+    def bounds(self, topic: str) -> tuple[list[int], list[int]]:
+        """By partition, the offset of the first message that is kept, and what `published_ends` gives."""
+        shown = self.call("topic.show", name=topic)
+        return [int(first) for first in shown["firsts"]], [int(end) for end in shown["ends"]]
 
     def chunks(self, span: Span) -> Iterator[Chunk]:
         """The batches that hold the span, in order; the first and the last may hold more.

@@ -72,14 +72,17 @@ def writing(options: Mapping[str, str]) -> Writing:
     return Writing(_required(options, "url"), topic, key)
 
 
-def spans(wanted: Reading, published: Ends) -> list[Span]:
+def spans(wanted: Reading, published: Ends, firsts: Ends | None = None) -> list[Span]:
     """What is to be read, frozen: each partition from its start to its end, cut so that there are enough of them.
 
+    Where no start is named it is the first message that is kept: `firsts`, 0 where those do not say.
     Raises ConfigError for offsets that the topics do not have.
     """
     _existing(wanted, published)
+    kept = {topic: dict(enumerate(offsets)) for topic, offsets in (firsts or {}).items()}
+    starts = {topic: kept.get(topic, {}) | dict(wanted.start.get(topic, {})) for topic in published}
     whole = [
-        Span(topic, partition, wanted.start.get(topic, {}).get(partition, 0), _end(wanted, topic, partition, end))
+        Span(topic, partition, starts[topic].get(partition, 0), _end(wanted, topic, partition, end))
         for topic, ends in published.items()
         for partition, end in enumerate(ends)
     ]

@@ -65,8 +65,9 @@ class MessageReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with Link(self._wanted.url) as link:
-            ends = {topic: link.published_ends(topic) for topic in self._wanted.topics}
-        return [Piece(span) for span in spans(self._wanted, ends)] or [Piece(NOTHING)]
+            bounds = {topic: link.bounds(topic) for topic in self._wanted.topics}
+        firsts, ends = ({topic: found[side] for topic, found in bounds.items()} for side in (0, 1))
+        return [Piece(span) for span in spans(self._wanted, ends, firsts)] or [Piece(NOTHING)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         span: Span = partition.value

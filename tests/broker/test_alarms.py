@@ -11,8 +11,13 @@ from structlog.testing import capture_logs
 
 from tests.broker.support import SECOND, Broker, Oracle
 from txmq import errors
+from txmq.batch import encode, verify
 from txmq.broker.alarms import RULES
+from txmq.broker.core.consumer_commands import Join, Wanted
 from txmq.broker.core.decisions import Decide
+from txmq.broker.core.retention import Keep, Retain, keep_of
+from txmq.broker.core.sends import Send
+from txmq.broker.core.topics import AlterTopic, CreateTopic
 from txmq.broker.core.xa import DecideByHand, ForgetHeuristics
 from txmq.broker.resolving import ResolverStatus
 from txmq.config import Settings
@@ -204,7 +209,29 @@ def old_fence(desk: Desk) -> Iterator[str]:
     handler.abandon()
 
 
+def trouble(desk: Desk) -> Iterator[str]:
+    yield ""
+    desk.broker.engine.disk.troubles["snapshot"] = "no space"
+    yield "snapshot: no space"
+    desk.broker.engine.disk.troubles.clear()
+
+
+def passed(desk: Desk) -> Iterator[str]:
+    desk.broker.do(CreateTopic("t", 1))
+    data = encode([Message(b"m")] * 3, producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1)
+    desk.broker.do(Send("t", 0, 0, data, verify(data)))
+    desk.broker.do(Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted()))
+    yield ""
+    desk.broker.do(AlterTopic("t", {"retention_us": 1}))
+    desk.broker.pass_time(1)
+    desk.broker.do(Retain(1, keep_of(desk.broker.engine.state.topics["t"], Keep(0, 0)), desk.broker.log.durable, 0))
+    yield "retention took 3 messages that consumer groups had not processed"
+    desk.broker.pass_time(101)
+
+
 STORIES = {
+    "disk.trouble": trouble,
+    "retention.passed_group": passed,
     "disk.full": disk_full,
     "transaction.in_doubt": in_doubt,
     "transaction.oldest_undecided": oldest_undecided,

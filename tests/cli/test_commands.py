@@ -24,6 +24,21 @@ WHY = ("--reason", "lost on 3 May")
     [
         ("topic create orders", "topic.create", {"name": "orders", "partitions": 8}),
         ("topic create orders --partitions 3", "topic.create", {"name": "orders", "partitions": 3}),
+        (
+            "topic create orders --set retention=7d --set flush=10ms,1000 --set policy=archive",
+            "topic.create",
+            {"name": "orders", "partitions": 8, "retention_ms": 604_800_000, "flush": [10, 1_000], "policy": "archive"},
+        ),
+        (
+            "topic alter orders --set retention=none --set retention-size=1.5GiB --set letters=default",
+            "topic.alter",
+            {"name": "orders", "retention_ms": 0, "retention_bytes": 3 << 29, "letters_ms": "default"},
+        ),
+        (
+            "topic alter orders --set max-message=64KiB --set writable=no --set readable=yes --set flush=sync",
+            "topic.alter",
+            {"name": "orders", "message_bytes": 65_536, "writable": False, "readable": True, "flush": "sync"},
+        ),
         ("topic list", "topic.list", {}),
         ("topic show orders", "topic.show", {"name": "orders"}),
         ("topic set orders --partitions 9", "topic.grow", {"name": "orders", "partitions": 9}),

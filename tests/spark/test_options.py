@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ from txmq_spark.options import Reading, reading, spans, writing
 
 URL = {"url": "txmq://127.0.0.1:7650"}
 TOPIC = URL | {"topic": "orders"}
+
+
+def test_earliest_is_the_first_message_that_is_kept() -> None:
+    wanted = reading(TOPIC | {"startingOffsets": json.dumps({"orders": {"1": 2}})})
+    assert spans(wanted, {"orders": [9, 9]}, {"orders": [5, 5]}) == [Span("orders", 0, 5, 9), Span("orders", 1, 2, 9)]
 
 
 def test_everything_published_is_read_unless_offsets_say_otherwise() -> None:

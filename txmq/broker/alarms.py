@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.state import State
     from txmq.broker.engine import Engine
     from txmq.broker.resolving import ResolverStatus, Resolves
+    from txmq.broker.retaining import Retaining
     from txmq.broker.watching import Watching
     from txmq.config import Alarms as Limits
 
@@ -43,10 +44,12 @@ class Alarm(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the conditions are judged by."""
+    """What the conditions are judged by. `passed` are the messages that retention took from groups, and when last."""
 
     state: State
     read_only: bool
+    troubles: dict[str, str]
+    passed: tuple[int, int]
     now: int
     resolvers: Sequence[ResolverStatus]
     unresolvable_at: int
@@ -71,6 +74,17 @@ class Rule(NamedTuple):
 
 def _disk_full(seen: Seen) -> str:
     return "the disk is full: nothing is stored, only read" if seen.read_only else ""
+
+
+def _trouble(seen: Seen) -> str:
+    return "; ".join(f"{what}: {why}" for what, why in sorted(seen.troubles.items()))
+
+
+def _passed(seen: Seen) -> str:
+    messages, at = seen.passed
+    if not messages or seen.longer(at, seen.limits.conflict_s):
+        return ""
+    return f"retention took {messages} messages that consumer groups had not processed, the last {seen.ago(at)} ago"
 
 
 def _in_doubt(seen: Seen) -> str:
@@ -149,6 +163,8 @@ def _fenced(seen: Seen) -> str:
 
 RULES = (
     Rule("disk.full", "critical", _disk_full, "free space on the broker's disk: it goes on by itself"),
+    Rule("disk.trouble", "critical", _trouble, "mend the disk, or free space on it: it is tried again by itself"),
+    Rule("retention.passed_group", "critical", _passed, "txmq group show GROUP: passed; keep messages for longer"),
     Rule(
         "transaction.in_doubt", "critical", _in_doubt,
         "txmq tx list --state in-doubt says why nobody could tell; decide by txmq tx commit or rollback only where the"
@@ -175,8 +191,11 @@ RULES = (
 class Alarms:
     """Looks at all conditions. All methods belong to the reactor's thread."""
 
-    def __init__(self, engine: Engine, limits: Limits, resolving: Resolves, watching: Watching) -> None:
+    def __init__(
+        self, engine: Engine, limits: Limits, resolving: Resolves, watching: Watching, retaining: Retaining
+    ) -> None:
         self._engine, self._limits, self._resolving, self._watching = engine, limits, resolving, watching
+        self._retaining = retaining
         self._raised: dict[str, Alarm] = {}
 
     def tick(self) -> None:
@@ -193,7 +212,11 @@ class Alarms:
     def _look(self) -> Seen:
         engine = self._engine
         resolvers, unresolvable = self._resolving.status(), self._watching.unresolvable_at
-        return Seen(engine.state, engine.store.read_only, engine.now(), resolvers, unresolvable, self._limits)
+        passed = (self._retaining.passed, self._retaining.passed_at)
+        return Seen(
+            engine.state, engine.store.read_only, engine.disk.troubles, passed, engine.now(), resolvers, unresolvable,
+            self._limits,
+        )  # fmt: skip
 
     def _judge(self, rule: Rule, text: str, now: int) -> None:
         known = self._raised.get(rule.name)

@@ -20,6 +20,7 @@ from txmq.broker.fetching import Fetching
 from txmq.broker.membership import Membership
 from txmq.broker.protocol import SessionFactory
 from txmq.broker.requests import Requests
+from txmq.broker.retaining import Retaining
 from txmq.broker.watching import Watching
 from txmq.tx.checkback import CheckSchedule
 from txmq.wire.hello import Limits, Welcome
@@ -53,7 +54,8 @@ class Assembly:
         checks = CheckBacks(engine, _schedule(settings.checks), resolving, chance, self.watching)
         fetching = Fetching(engine, clock)
         self._membership = membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
-        self.alarms = Alarms(engine, settings.alarms, resolving, self.watching)
+        self.retaining = Retaining(engine, settings.retention, clock)
+        self.alarms = Alarms(engine, settings.alarms, resolving, self.watching, self.retaining)
         parts = (
             TopicCalls(engine, settings, self.alarms, clock),
             ConsumerCalls(engine, membership, fetching, chance),
@@ -73,6 +75,7 @@ class Assembly:
             (TICK_S, fetching.retry),
             (TICK_S, self._backlog.tick),
             (SWEEP_S, self._sweep),
+            (settings.retention.every_s, self.retaining.tick),
             (ALARMS_S, self.alarms.tick),
         ]
         self._loops: list[LoopingCall] = []
@@ -97,6 +100,7 @@ class Assembly:
             if loop.running:
                 loop.stop()
         self._backlog.stop()
+        self.retaining.stop()
         if self._more is not None:
             self._more.cancel()
             self._more = None

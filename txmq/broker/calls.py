@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import topics as rules
-from txmq.broker.core.state import Rejected
+from txmq.broker.core.state import Rejected, TopicSettings
 from txmq.broker.reading import end_of
 from txmq.errors import Conflict
 from txmq.wire import calls as wire
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from txmq.broker.protocol import Session
     from txmq.broker.seams import Clock
     from txmq.config import Settings
+    from txmq.wire import calls_topics as topics
     from txmq.wire.frames import Frame
 
 GROW_S, GROW_AGAIN_S = 5.0, 0.01  # how long a moment without held keys is waited for, and how often it is looked
@@ -84,6 +85,7 @@ class TopicCalls:
         self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
+            "topic.alter": self.alter,
             "topic.describe": self.describe,
             "topic.list": self.listed,
             "topic.show": self.show,
@@ -93,10 +95,11 @@ class TopicCalls:
             "broker.alarms": self.alarms,
         }
 
-    def create(self, asking: Asking, args: wire.TopicShape) -> None:
-        self._engine.submit(rules.CreateTopic(args.name, args.partitions), then(asking.answer, _shape))
+    def create(self, asking: Asking, args: topics.TopicCreate) -> None:
+        settings = TopicSettings(**args.changes())
+        self._engine.submit(rules.CreateTopic(args.name, args.partitions, settings), then(asking.answer, _shape))
 
-    def grow(self, asking: Asking, args: wire.TopicShape) -> None:
+    def grow(self, asking: Asking, args: topics.TopicShape) -> None:
         """Tries for a while where transactions are in the way: nearly all are decided within milliseconds."""
         self._grow(asking, rules.GrowTopic(args.name, args.partitions), self._clock.seconds() + GROW_S)
 
@@ -109,10 +112,16 @@ class TopicCalls:
 
         self._engine.submit(command, told)
 
-    def delete(self, asking: Asking, args: wire.TopicName) -> None:
+    def alter(self, asking: Asking, args: topics.TopicAlter) -> None:
+        def altered(view: rules.TopicView) -> dict[str, Any]:
+            return _shape(view) | {"settings": _settings(self._engine.state.topics[view.name])}
+
+        self._engine.submit(rules.AlterTopic(args.name, args.changes()), then(asking.answer, altered))
+
+    def delete(self, asking: Asking, args: topics.TopicName) -> None:
         self._engine.submit(rules.DeleteTopic(args.name), then(asking.answer, lambda view: {"name": view.name}))
 
-    def describe(self, asking: Asking, args: wire.TopicNames) -> None:
+    def describe(self, asking: Asking, args: topics.TopicNames) -> None:
         """Creates what is missing where that is asked for and allowed; the reply waits until all of it is durable."""
         known = self._engine.state.topics
         missing = [name for name in args.names if name not in known]
@@ -132,12 +141,12 @@ class TopicCalls:
     def listed(self, asking: Asking, args: wire.NoArgs) -> None:
         del args
         found = [
-            _shape(rules.view(topic)) | {"messages": sum(self._ends(topic))}
+            _shape(rules.view(topic)) | {"messages": sum(self._ends(topic)) - sum(topic.firsts)}
             for topic in self._engine.state.topics.values()
         ]
         asking.answer({"topics": sorted(found, key=lambda topic: str(topic["name"]))})
 
-    def show(self, asking: Asking, args: wire.TopicName) -> None:
+    def show(self, asking: Asking, args: topics.TopicName) -> None:
         topic = rules.find(self._engine.state, args.name)
         if isinstance(topic, Rejected):
             asking.answer(topic)
@@ -147,7 +156,13 @@ class TopicCalls:
             for g in self._engine.state.consumers.groups.values()
             if any(spot[0] == topic.topic_id for spot in g.positions)
         ]
-        asking.answer(_shape(rules.view(topic)) | {"ends": self._ends(topic), "groups": sorted(groups)})
+        kept = {
+            "firsts": topic.firsts,
+            "ends": self._ends(topic),
+            "bytes": sum(topic.sizes),
+            "settings": _settings(topic),
+        }
+        asking.answer(_shape(rules.view(topic)) | kept | {"groups": sorted(groups)})
 
     def _ends(self, topic: Topic) -> list[int]:
         durable = self._engine.store.durable
@@ -176,6 +191,17 @@ class TopicCalls:
                 "resolvers": [resolver.name for resolver in self._settings.resolver],
             }
         )
+
+
+def _settings(topic: Topic) -> dict[str, Any]:
+    """What was set for the topic, as the call that sets it takes it; the rest is as the broker has it."""
+    own = topic.settings
+    times = {"retention_ms": own.retention_us, "letters_ms": own.letters_us}
+    told: dict[str, Any] = {name: time // 1_000 if time >= 0 else "default" for name, time in times.items()}
+    sizes = {"retention_bytes": own.retention_bytes, "message_bytes": own.message_bytes}
+    told |= {name: "default" if size < 0 else size for name, size in sizes.items()}
+    told |= {"policy": own.policy or "default", "flush": own.flush or "default"}
+    return told | {"writable": own.writable, "readable": own.readable}
 
 
 def _shape(view: rules.TopicView) -> dict[str, Any]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine import Engine
     from txmq.broker.fetching import Fetching
     from txmq.wire import calls as wire
+    from txmq.wire import calls_topics as topics
 
 LISTS = {"open": listed.Kind.OPEN, "in-doubt": listed.Kind.IN_DOUBT, "waiting": listed.Kind.WAITING}
 OFFERED_BYTES = 1 << 20  # of the batches in one offer to a checker, of which a reply holds several
@@ -97,7 +98,7 @@ class TransactionCalls:
         told = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
         self._engine.tell(asking.answer, told | {"oldest": None if token is None else token.hex()})
 
-    def mark(self, asking: Asking, args: wire.TopicName) -> None:
+    def mark(self, asking: Asking, args: topics.TopicName) -> None:
         place, at, token = marks.get(self._engine.state, args.name)
         self._engine.tell(asking.answer, {"name": args.name, "place": place, "at": at, "token": token.hex() or None})
 

@@ -22,6 +22,7 @@ from twisted.python.failure import Failure
 from txmq.broker.core import machine
 from txmq.broker.core.events import KINDS, Booted, Place, encode
 from txmq.broker.core.state import Outcome, Rejected
+from txmq.broker.disk import Disk
 from txmq.errors import DiskFull, ReadOnly
 from txmq.store.writer import Flush
 
@@ -67,6 +68,7 @@ class Engine:
         self._kept: Flush | None = None  # there was no space to write it
         self.reader_waits = False  # somebody waits at the tail: an asynchronous flush is brought forward
         self.failed: Failure | None = None
+        self.disk = Disk()
         self.on_durable: list[Callable[[], None]] = []
         self.on_failure: Callable[[Failure], None] = _log_failure
         self._listeners: dict[type, list[Callable[[Any, Place], None]]] = {}

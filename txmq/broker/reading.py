@@ -48,14 +48,14 @@ def end_of(state: State, topic_id: int, partition: int, durable: int) -> int:
         entry = Entry._make(row)
         if entry.visible_at <= durable:
             return int(ENTRY_KEY.unpack(key)[2]) + entry.count
-    return 0
+    return state.topics_by_id[topic_id].firsts[partition]
 
 
 def offset_at(state: State, topic_id: int, partition: int, time: int) -> int:
     """The first offset stored at or after `time`; the end where there is none. Times grow with offsets, so this
     bisects.
     """
-    low, high = 0, gates.end(state, topic_id, partition)
+    low, high = state.topics_by_id[topic_id].firsts[partition], gates.end(state, topic_id, partition)
     start = ENTRY_KEY.pack(topic_id, partition, 0)
     while low < high:
         middle = (low + high) // 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchHeader, verify
 from txmq.batch.header import DELIVER_AT, EXPIRE_AT
-from txmq.broker.core import consumer_commands, decisions, parts, sends
+from txmq.broker.core import consumer_commands, decisions, parts, sends, topics
 from txmq.broker.core.instances import fenced
 from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.state import Rejected
@@ -155,6 +155,11 @@ class Requests:
         if isinstance(topic, Rejected):
             session.reject(frame, topic)
             return None
+        if request.offset < topic.firsts[request.partition]:
+            outside = topics.outside(state, topic, request.partition, request.offset)
+            assert outside is not None, "it is before the first"
+            session.reject(frame, outside)
+            return None
         places: list[Found] = []
         size = 0
         for place in published(state, topic.topic_id, request.partition, request.offset, durable):
@@ -165,7 +170,8 @@ class Requests:
         end = end_of(state, topic.topic_id, request.partition, durable) if not places else 0
         if not places and request.offset > end:
             message = f"offset {request.offset} of {topic.name}/{request.partition}: its messages end at {end}"
-            session.refuse(frame, OffsetOutOfRange(message, detail={"end": end}))
+            detail: dict[str, object] = {"first": topic.firsts[request.partition], "end": end}
+            session.refuse(frame, OffsetOutOfRange(message, detail=detail))
             return None
         datas = read(self._engine.store, [(p.entry.position, p.entry.length) for p in places])
         return [

@@ -127,6 +127,8 @@ class BrokerService:
             publish=Publisher(engine, settings, self._reactor),
         )
         self._assembly = Assembly(engine, self._settings, self._reactor, self._resolving, Random())  # noqa: S311  # jitter
+        archive = self._settings.retention.archive or settings.data / "archive"
+        self._keeper.remove_for(self._assembly.retaining, str(archive))
         self._assembly.every(KEEP_S, self._keeper.tend)
         self._assembly.every(TOKENS_S, self._look_after_tokens)
         self._assembly.every(PROBE_S, self._probe)

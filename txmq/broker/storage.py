@@ -11,27 +11,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from twisted.python.failure import Failure
+
 from txmq.broker.core import machine
 from txmq.broker.core.events import Place, decode
+from txmq.errors import DiskFull
+from txmq.store.archive import archive_segment
 from txmq.store.index import LmdbTables
 from txmq.store.log import Log, lock_directory
 from txmq.store.record import LOST, split_body
 from txmq.store.segment import read_log_id
-from txmq.store.snapshot import newest_snapshot, read_rows, write_snapshot
+from txmq.store.snapshot import newest_snapshot, older_snapshot, read_rows, write_snapshot
 from txmq.store.survey import Known
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from twisted.internet.defer import Deferred
 
     from txmq.broker.core.state import State
     from txmq.broker.engine import Engine
+    from txmq.broker.retaining import Retaining
     from txmq.broker.seams import InThread
     from txmq.config import Broker as BrokerSettings
     from txmq.store.fs import FileSystem, Lock
     from txmq.store.index import Frozen
     from txmq.store.recovery import RecoveryReport
+    from txmq.store.segment import SegmentInfo
+
+TROUBLE_PAUSE = 25  # calls of `tend`: 5 s
 
 
 class Opened(NamedTuple):
@@ -87,10 +96,12 @@ def roll_forward(state: State, log: Log, position: int) -> int:
 
 
 class Keeper:
-    """Brings the state tables to disk behind the log, makes snapshots, and keeps zeroed space ahead of the log's end.
+    """Brings the state tables to disk behind the log, makes snapshots, removes segments that nobody needs, and keeps
+    zeroed space ahead of the log's end.
 
     `tend` is called now and then by a timer of the reactor's; everything that blocks runs in one thread, one piece at
-    a time.
+    a time. A disk that is full, or an archive that takes nothing, is no failure: it is told of (`Disk.troubles`), and
+    tried again.
     """
 
     def __init__(
@@ -100,6 +111,15 @@ class Keeper:
         self._frozen: Frozen | None = None
         self._busy = False
         self._snapshot = tables.position
+        self._older = older_snapshot(fs, str(settings.data))
+        self._released: list[SegmentInfo] = []  # of the log, and not removed yet
+        self._retaining: Retaining | None = None
+        self._archive = ""
+        self._pause = 0  # calls of `tend` to let pass after trouble
+
+    def remove_for(self, retaining: Retaining, archive: str) -> None:
+        """From now on remove what that says is needed no longer, or move it to the folder `archive`."""
+        self._retaining, self._archive = retaining, archive
 
     def tend(self) -> None:
         """Start whatever is due, if nothing is under way."""
@@ -107,28 +127,42 @@ class Keeper:
         if self._busy or self._engine.failed is not None:
             return
         if log.wants_room or log.read_only:
-            self._run(log.try_space)  # a full disk is no failure: the log says read-only until there is space
+            self._run("", log.try_space)  # a full disk is no failure: the log says read-only until there is space
+        elif self._pause:
+            self._pause -= 1
         elif self._frozen is not None:
             if log.durable >= self._frozen.position:
-                self._run(self._commit, self._frozen, log.durable).addCallback(lambda _: self._committed())
+                work = self._run("index", self._commit, self._frozen, log.durable)
+                work.addCallback(lambda _: self._committed())
+        elif self._tables.position - self._snapshot >= self._snapshot_due():
+            self._run("snapshot", self._write_snapshot)
+        elif self._release():
+            self._run("retention", self._remove, self._retaining is not None and self._retaining.archives)
         elif log.end > self._tables.position:
             machine.save(self._engine.state)
             self._frozen = self._tables.freeze(log.end)
-        elif self._tables.position - self._snapshot >= self._settings.snapshot_bytes:
-            self._run(self._write_snapshot)
 
     @property
     def busy(self) -> bool:
         """Whether something of this runs in another thread."""
         return self._busy
 
-    def _run(self, function: object, *args: object) -> Deferred[object]:
+    def _run(self, what: str, function: Callable[..., object], *args: object) -> Deferred[object]:
+        """`what` names it among the troubles; empty where no trouble can be lived with."""
         self._busy = True
-        work: Deferred[object] = self._in_thread(function, *args)  # type: ignore[arg-type]
+        work: Deferred[object] = self._in_thread(function, *args)
 
         def over(result: object) -> object:
             self._busy = False
-            return result
+            trouble = result.value if isinstance(result, Failure) else None
+            if not what or trouble is None:
+                self._engine.disk.troubles.pop(what, None)
+                return result
+            if not isinstance(trouble, DiskFull) and what != "retention":
+                return result
+            self._engine.disk.troubles[what] = str(trouble)
+            self._pause = TROUBLE_PAUSE
+            return None
 
         return work.addBoth(over).addErrback(self._engine.fail)
 
@@ -136,15 +170,38 @@ class Keeper:
         self._tables.commit(frozen, durable=durable)
 
     def _committed(self) -> None:
-        frozen, self._frozen = self._frozen, None
+        frozen = self._frozen
         if frozen is not None and frozen.committed:
+            self._frozen = None
             self._tables.release(frozen)
-            self._run(frozen.clear)
+            self._run("", frozen.clear)
+
+    def _snapshot_due(self) -> int:
+        """How much log after the newest snapshot makes another one due: any where that lets a segment go."""
+        segments = self._engine.store.segments()
+        free = 0 if self._retaining is None else self._retaining.free.below
+        held = len(segments) > 1 and self._older < segments[0].end <= min(free, self._tables.position)
+        return 1 if held else self._settings.snapshot_bytes
+
+    def _release(self) -> bool:
+        """Take from the log what nobody needs: neither the state, nor a start from the older snapshot."""
+        log = self._engine.store
+        if self._retaining is not None and log.durable >= self._retaining.free.as_of:
+            self._released += log.release_before(min(self._retaining.free.below, self._older))
+        return bool(self._released)
+
+    def _remove(self, archives: bool) -> None:  # noqa: FBT001  # threads take arguments by place
+        while self._released:
+            if archives:
+                archive_segment(self._fs, self._released[0], self._archive)
+            self._engine.store.remove(self._released[0])
+            del self._released[0]
 
     def _write_snapshot(self) -> None:
         with self._tables.dump() as (position, rows):
             write_snapshot(self._fs, str(self._settings.data), self._engine.store.log_id, position, rows)
         self._snapshot = position
+        self._older = older_snapshot(self._fs, str(self._settings.data))
 
     def close(self) -> None:
         """Bring everything to disk; blocks. The engine has settled, and nothing of this runs in another thread."""

@@ -108,7 +108,7 @@ def _rows(store: Log, state: State, token: bytes, row: Transaction, wanted: Want
     for batch, base in every_batch(state, token, row):
         if batch.position + batch.length > store.durable:
             return
-        if first + batch.count > wanted.after:
+        if first + batch.count > wanted.after and batch.position >= store.first:  # else retention took it
             view = _view(store, batch)
             for number in range(max(wanted.after - first, 0), batch.count):
                 place = {"topic": state.topics_by_id[batch.topic_id].name, "partition": batch.partition}

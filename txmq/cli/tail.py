@@ -63,8 +63,9 @@ def tail(
     follow: Follow = True,
 ) -> None:
     """Print the messages of a topic, one a line, until interrupted."""
-    ends = _ends(session, topic, partition)
-    starts = {number: _offset(start or ("last" if follow else "first"), end) for number, end in ends.items()}
+    bounds = _bounds(session, topic, partition)
+    starts = {number: _offset(start or ("last" if follow else "first"), *both) for number, both in bounds.items()}
+    ends = {number: end for number, (_first, end) in bounds.items()}
     reader = Reader(session.url, topic)
     try:
         for message in islice(read(reader, starts, None if follow else ends), count):
@@ -75,17 +76,18 @@ def tail(
         reader.close()
 
 
-def _ends(session: Session, topic: str, partitions: list[int] | None) -> dict[int, int]:
-    """The offset after the last message of each partition to read."""
-    ends = dict(enumerate(session.client.call("topic.show", name=topic)["ends"]))
-    missing = [number for number in partitions or () if number not in ends]
+def _bounds(session: Session, topic: str, partitions: list[int] | None) -> dict[int, tuple[int, int]]:
+    """The offsets of the first message kept and after the last one, of each partition to read."""
+    shown = session.client.call("topic.show", name=topic)
+    bounds = dict(enumerate(zip(shown["firsts"], shown["ends"], strict=True)))
+    missing = [number for number in partitions or () if number not in bounds]
     if missing:
-        raise typer.BadParameter(f"topic {topic} has no partition {missing[0]}: they are 0 to {len(ends) - 1}")
-    return {number: ends[number] for number in partitions} if partitions else ends
+        raise typer.BadParameter(f"topic {topic} has no partition {missing[0]}: they are 0 to {len(bounds) - 1}")
+    return {number: bounds[number] for number in partitions} if partitions else bounds
 
 
-def _offset(start: str, end: int) -> int:
-    return {"first": 0, "last": end}[start] if start in ("first", "last") else min(int(start), end)
+def _offset(start: str, first: int, end: int) -> int:
+    return {"first": first, "last": end}[start] if start in ("first", "last") else min(max(int(start), first), end)
 
 
 class Polls(Protocol):

@@ -228,17 +228,29 @@ class Log:
             for (first, created_at), end in zip(self._begun, ends, strict=True)
         ]
 
-    def drop_before(self, position: int) -> list[SegmentInfo]:
-        """Remove the segments that lie wholly below a position, and below `durable`; returns them."""
+    def release_before(self, position: int) -> list[SegmentInfo]:
+        """Forget the segments that lie wholly below a position, and below `durable`; returns them, to be removed.
+
+        Their files stay until `remove`: opened again before that, the log has them again.
+        """
         below = min(position, self._durable, self._writer.first)  # the last segment may be in memory only
-        dropped = [segment for segment in self.segments()[:-1] if segment.end <= below]
-        for segment in dropped:
-            self._fs.remove(segment.path)
-            # One by one, oldest first: a crash in between must not leave a gap.
-            self._fs.sync_directory(log_directory(self._directory))
+        released = [segment for segment in self.segments()[:-1] if segment.end <= below]
+        for segment in released:
             del self._begun[0]
             self._reader.forget(segment.first)
-        return dropped
+        return released
+
+    def remove(self, segment: SegmentInfo) -> None:
+        """Remove a segment that was released; in any thread. To be called in their order: a crash must leave no gap."""
+        self._fs.remove(segment.path)
+        self._fs.sync_directory(log_directory(self._directory))
+
+    def drop_before(self, position: int) -> list[SegmentInfo]:
+        """Release the segments below a position, and remove them; returns them."""
+        released = self.release_before(position)
+        for segment in released:
+            self.remove(segment)
+        return released
 
     def close(self) -> None:
         """Close the files and release the lock; what was not written is lost. Again is fine."""

@@ -81,6 +81,15 @@ def write_snapshot(fs: FileSystem, directory: str, log_id: UUID, position: int, 
     return path
 
 
+def older_snapshot(fs: FileSystem, directory: str) -> int:
+    """The position of the older of the two snapshots that are kept, 0 where there are not two.
+
+    It is what is left if the newer one turns out to be damaged: the log is needed from there on.
+    """
+    positions = _positions(fs, f"{directory}/snapshot")
+    return positions[-KEPT] if len(positions) >= KEPT else 0
+
+
 def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | None:
     """The newest snapshot of the data directory that is whole, read through from end to end; None if there is none.
 

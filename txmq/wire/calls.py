@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 
 from txmq.errors import RemoteProtocolError
 from txmq.wire import calls_consumers as consumers
+from txmq.wire import calls_topics as topics
 from txmq.wire import calls_xa as xa
 from txmq.wire.args import Args, Limit, Name, Text, Token
 from txmq.wire.json import WireModel, dump, parse, parse_as
@@ -16,25 +17,6 @@ from txmq.wire.json import WireModel, dump, parse, parse_as
 
 class NoArgs(Args):
     """For calls that take none."""
-
-
-class TopicName(Args):
-    """One topic, or one mark."""
-
-    name: Name
-
-
-class TopicShape(TopicName):
-    """A topic and its number of partitions."""
-
-    partitions: Annotated[int, Field(ge=1, le=4_096)]
-
-
-class TopicNames(Args):
-    """Several topics; `create` makes the missing ones, where the broker allows it."""
-
-    names: Annotated[tuple[Name, ...], Field(max_length=10_000)]
-    create: bool = False
 
 
 class TxList(Args):
@@ -108,12 +90,13 @@ class Call(WireModel, Generic[A]):
 
 
 CALLS: dict[str, type[Args]] = {
-    "topic.create": TopicShape,
-    "topic.describe": TopicNames,
+    "topic.create": topics.TopicCreate,
+    "topic.alter": topics.TopicAlter,
+    "topic.describe": topics.TopicNames,
     "topic.list": NoArgs,
-    "topic.show": TopicName,
-    "topic.grow": TopicShape,
-    "topic.delete": TopicName,
+    "topic.show": topics.TopicName,
+    "topic.grow": topics.TopicShape,
+    "topic.delete": topics.TopicName,
     "consumer.join": consumers.Join,
     "consumer.heartbeat": consumers.Heartbeat,
     "consumer.leave": consumers.Member,
@@ -132,7 +115,7 @@ CALLS: dict[str, type[Args]] = {
     "tx.decide": TxDecide,
     "tx.check": TxCheck,
     "tx.oldest": NoArgs,
-    "mark.show": TopicName,
+    "mark.show": topics.TopicName,
     "producer.register": xa.ProducerRegister,
     "xa.list": xa.XaList,
     "xa.decided": xa.XaDecided,

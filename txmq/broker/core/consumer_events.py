@@ -203,3 +203,13 @@ class Abandoned(NamedTuple):
     moves: tuple[Move, ...]
     fences: tuple[FenceSet, ...]
     by: str
+
+
+@event(100)
+class LettersExpired(NamedTuple):
+    """Dead letters are kept no longer; what waited for them goes on."""
+
+    group_id: int
+    rows: tuple[Row, ...]
+    moves: tuple[Move, ...]
+    fences: tuple[FenceSet, ...]

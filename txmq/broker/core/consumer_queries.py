@@ -131,8 +131,14 @@ def _position(state: State, group: Group, spot: Spot, durable: int) -> dict[str,
         "reserved": position.reserved.total,
         "retrying": group.retrying[spot],
         "owners": owners,
+        "passed": _passed(state, group, spot),
         "why": _why(state, group, spot, owners, holders, durable),
     }
+
+
+def _passed(state: State, group: Group, spot: Spot) -> int:
+    row = state.tables[t.PASSED].get(t.POSITION_KEY.pack(group.group_id, *spot))
+    return 0 if row is None else int(row[0])
 
 
 def _why(state: State, group: Group, spot: Spot, owners: list[str], holders: list[str], durable: int) -> str:

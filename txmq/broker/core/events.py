@@ -88,6 +88,44 @@ class TopicDeleted(NamedTuple):
     topic_id: int
 
 
+@event(5)
+class TopicAltered(NamedTuple):
+    """A topic has other settings from now on, a `TopicSettings`."""
+
+    topic_id: int
+    settings: tuple[Any, ...]
+
+
+@event(6)
+class FirstsMoved(NamedTuple):
+    """Retention: messages below these offsets, (partition, offset), are kept no longer.
+
+    `passed` are the groups that had not processed all of them: (group id, partition, messages).
+    """
+
+    topic_id: int
+    firsts: tuple[tuple[int, int], ...]
+    passed: tuple[tuple[int, int, int], ...] = ()
+
+
+@event(7)
+class MessagesCopied(NamedTuple):
+    """Single messages out of batches that are kept no longer were copied. Attachment: batches of one row, joined."""
+
+    lengths: tuple[int, ...]
+
+
+@event(10)
+class RowsRepointed(NamedTuple):
+    """Rows of table `moved`, (group id, topic id, partition, offset, position, length), are found at a durable copy.
+
+    `unpinned` are positions at which nothing is kept any more.
+    """
+
+    rows: tuple[tuple[int, int, int, int, int, int], ...]
+    unpinned: tuple[int, ...] = ()
+
+
 @event(8)
 class BatchStored(NamedTuple):
     """A plain batch was published at once. Attachment: the batch."""

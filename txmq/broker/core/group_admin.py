@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import fences, gates, leases, moved
+from txmq.broker.core import fences, gates, leases, moved, topics
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import GroupDelete, GroupPause, GroupSet, ResetPosition
 from txmq.broker.core.consumer_events import GroupChanged, GroupDeleted, GroupPaused, PositionReset
@@ -94,13 +94,20 @@ def _targets(
 ) -> tuple[tuple[int, int], ...] | Rejected:
     partitions = [p for p in range(len(topic.ends)) if (topic.topic_id, p) in group.positions]
     if command.to in (FIRST, LAST):
-        return tuple((p, 0 if command.to == FIRST else gates.end(state, topic.topic_id, p)) for p in partitions)
+        ends = (
+            topic.firsts
+            if command.to == FIRST
+            else [gates.end(state, topic.topic_id, p) for p in range(len(topic.ends))]
+        )
+        return tuple((p, ends[p]) for p in partitions)
     if command.to or not command.offsets:
         return Rejected(BadRequest, f"no offset {command.to!r} to go on from", "first, last, a time or offsets")
     for partition, offset in command.offsets:
-        if partition not in partitions or not 0 <= offset <= gates.end(state, topic.topic_id, partition):
+        if partition not in partitions or offset < 0:
             place = f"{topic.name}/{partition}"
             return Rejected(OffsetOutOfRange, f"offset {offset} of {place} is out of range", detail={"offset": offset})
+        if outside := topics.outside(state, topic, partition, offset):
+            return outside
     return tuple(sorted(dict(command.offsets).items()))
 
 
@@ -129,6 +136,7 @@ def delete(state: State, group: Group) -> None:
     for spot in group.positions:
         _bring_back(state, group, spot, 0)
         consumers.touch(group, spot)
+        state.tables[t.PASSED].delete(t.POSITION_KEY.pack(group.group_id, *spot))
     consumers.dirty_fences.update((group.group_id, topic_id, key) for topic_id, key, _fence in group.every_fence())
     consumers.dirty_groups.add(group.group_id)
     del consumers.by_id[group.group_id], consumers.groups[group.name]

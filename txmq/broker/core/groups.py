@@ -178,20 +178,22 @@ def _starts(state: State, group: Group, topics: dict[int, int], join: Join | Non
         topic = state.topics_by_id[topic_id]
         for partition in range(count):
             if (topic_id, partition) not in group.positions:
-                offset = 0 if topic_id in known_topics else _start(state, group, topic, partition, join)
+                first = topic.firsts[partition]
+                offset = first if topic_id in known_topics else _start(state, group, topic, partition, join)
                 starts.append((topic_id, partition, offset))
     return tuple(starts)
 
 
 def _start(state: State, group: Group, topic: Topic, partition: int, join: Join | None) -> int:
     start, last = group.settings.start, gates.end(state, topic.topic_id, partition)
+    first = topic.firsts[partition]
     if join is not None and join.wanted.start is not None and not group.temporary:
         start = join.wanted.start
     if start == LAST:
         return last
     given = {(name, number): offset for name, number, offset in join.starts} if join is not None else {}
-    offset = given.get((topic.name, partition), 0) if isinstance(start, int) else 0
-    return min(max(offset, 0), last)
+    offset = given.get((topic.name, partition), first) if isinstance(start, int) else first
+    return min(max(offset, first), last)
 
 
 def _rows(state: State, group: Group, member: str, now: int) -> tuple[tuple[int, int, int, int], ...]:

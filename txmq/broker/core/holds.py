@@ -11,7 +11,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import gates
+from txmq.broker.core import gates, pins
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import Released
 
@@ -240,6 +240,9 @@ def publish(state: State, waiting: Waiting, offsets: tuple[int, ...], place: Pla
 def point_at(state: State, batch: HeldBatch, base: int, place: Place) -> None:
     """Apply: the entry of one batch."""
     state.published.add(batch.topic_id)
+    state.topics_by_id[batch.topic_id].sizes[batch.partition] += batch.length
+    if batch.position < place.end - pins.SLACK:
+        pins.put(state, batch.position, pins.ENTRY, batch.topic_id, batch.partition, base)
     state.entries.put(
         t.ENTRY_KEY.pack(batch.topic_id, batch.partition, base),
         t.Entry(batch.position, batch.length, batch.count, place.stored_at, batch.tag_filter, place.end),

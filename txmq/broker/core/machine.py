@@ -10,8 +10,10 @@ from txmq.broker.core import (
     gates,
     instances,
     jobs,
+    letter_retention,
     parts,
     persistence,
+    retention,
     sends,
     slices,
     topics,
@@ -25,7 +27,20 @@ if TYPE_CHECKING:
 
     from txmq.broker.core.state import Outcome, Rejected, State
 
-RULES = (topics, sends, parts, decisions, jobs, slices, xa, instances, upkeep, consumer_rules)
+RULES = (
+    topics,
+    sends,
+    parts,
+    decisions,
+    jobs,
+    slices,
+    xa,
+    instances,
+    upkeep,
+    retention,
+    letter_retention,
+    consumer_rules,
+)
 
 
 def apply_booted(state: State, event: Booted, place: Place) -> None:

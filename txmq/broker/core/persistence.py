@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.core import tables as t
 from txmq.broker.core.gates import Gate
-from txmq.broker.core.state import RECEIPTS_KEPT, Producer, State, Topic
+from txmq.broker.core.state import RECEIPTS_KEPT, Producer, State, Topic, TopicSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BROKER_ROW = b"broker"
 TOPIC_KEY = t.TICKET_KEY
-GROWTHS = 4  # place in a topic's row, which older ones lack
+GROWTHS = 4  # place in a topic's row; older ones end there, or with it
 
 
 def save(state: State) -> None:
@@ -22,7 +22,8 @@ def save(state: State) -> None:
     for topic_id in state.dirty_topics:
         topic = state.topics_by_id[topic_id]
         row = (topic.name, topic.epoch, topic.deleted, tuple(topic.ends), tuple(topic.growths))
-        state.tables[t.TOPICS].put(TOPIC_KEY.pack(topic_id), row)
+        kept = (tuple(topic.settings), tuple(topic.firsts), tuple(topic.sizes))
+        state.tables[t.TOPICS].put(TOPIC_KEY.pack(topic_id), row + kept)
     state.dirty_topics.clear()
     for name in state.dirty_producers:
         _save_producer(state, name)
@@ -49,8 +50,7 @@ def load(tables: t.Tables) -> State:
     state.boot_epoch, state.next_topic_id, state.stored_at = broker
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
-        growths = [tuple(ends) for ends in row[4]] if len(row) > GROWTHS else []
-        topic = Topic(topic_id, row[0], list(row[3]), row[1], deleted=row[2], growths=growths)
+        topic = _topic(topic_id, row)
         state.topics_by_id[topic_id] = topic
         if not topic.deleted:
             state.topics[topic.name] = topic
@@ -71,3 +71,12 @@ def load(tables: t.Tables) -> State:
 
 def _rows(tables: t.Tables, name: str) -> Iterator[tuple[bytes, Any]]:
     yield from tables[name].range(b"")
+
+
+def _topic(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows are untyped tuples
+    growths, settings, firsts, sizes = (*row[GROWTHS:], (), (), (), ())[:4]
+    topic = Topic(topic_id, row[0], list(row[3]), row[1], deleted=row[2], growths=[tuple(ends) for ends in growths])
+    topic.settings = TopicSettings(*settings)
+    for numbers, stored in ((topic.firsts, firsts), (topic.sizes, sizes)):
+        numbers[: len(stored)] = stored
+    return topic

@@ -65,6 +65,18 @@ class Position:
             self.redeliver.cut(start, end)
         self.cursor = max(self.cursor, end)
 
+    def missed_below(self, first: int) -> int:
+        """How many messages below `first` are neither done with nor moved."""
+        settled = sum(piece.end - piece.start for piece in self.settled.overlap(self.floor, first))
+        return max(0, first - self.floor - settled)
+
+    def pass_to(self, first: int) -> None:
+        """Messages below `first` are no longer there, and nothing of them is leased or reserved."""
+        self.redeliver.cut(0, first)
+        self.settled.cut(0, first)
+        self.settle(self.floor, first)
+        self.cursor = max(self.cursor, first)
+
     @property
     def unsettled(self) -> int:
         """Messages below the cursor that are neither done with nor moved."""

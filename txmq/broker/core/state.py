@@ -44,10 +44,30 @@ class Outcome(NamedTuple):
     early: bool = False
 
 
+class TopicSettings(NamedTuple):
+    """What was set for one topic; -1 and "" are what the broker has, 0 is no limit.
+
+    `flush` is "sync" or (milliseconds, messages). Dead letters of the topic's messages go after `letters_us`.
+    """
+
+    retention_us: int = -1
+    retention_bytes: int = -1
+    letters_us: int = -1
+    policy: str = ""  # "delete" or "archive"
+    flush: tuple[int, int] | str = ""
+    message_bytes: int = -1
+    writable: bool = True
+    readable: bool = True
+
+
+DEFAULTS = TopicSettings()
+
+
 @dataclass(slots=True)
 class Topic:
-    """A topic. `ends` are its partitions' next offsets; `epoch` counts its shapes; `growths` are the ends that its
-    partitions had whenever they became more.
+    """A topic. `ends` are its partitions' next offsets, `firsts` the first ones that are kept, `sizes` the bytes of the
+    batches between them; `epoch` counts its shapes; `growths` are the ends that its partitions had whenever they became
+    more.
     """
 
     topic_id: int
@@ -56,6 +76,17 @@ class Topic:
     epoch: int = 1
     deleted: bool = False
     growths: list[tuple[int, ...]] = field(default_factory=list)
+    settings: TopicSettings = DEFAULTS
+    firsts: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.grow(len(self.ends))
+
+    def grow(self, partitions: int) -> None:
+        """Have so many partitions, the new ones empty."""
+        for numbers in (self.ends, self.firsts, self.sizes):
+            numbers.extend([0] * (partitions - len(numbers)))
 
 
 class SendReceipt(NamedTuple):

@@ -29,12 +29,13 @@ MOVED, PARKED, LETTERS = "moved", "parked", "letters"
 RETRIES, WAKES = "retries", "wakes"
 XA, XIDS = "xa", "xids"  # keys: token; Xid (`branches`)
 INSTANCES = "instances"  # key: service, 0, instance
+PINS, PASSED = "pins", "passed"  # keys: position in the log; group id, topic id, partition (`retention`)
 META = "meta"
 
 NAMES = (
     TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, PIECES, BACKLOG,
     GATES, CONFLICTS, LISTED, MARKS, DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, XA, XIDS,
-    INSTANCES, META,
+    INSTANCES, PINS, PASSED, META,
 )  # fmt: skip
 
 RANGED = frozenset({HOLDS})  # gets thousands of rows before it is first asked for a range
@@ -42,6 +43,7 @@ RANGED = frozenset({HOLDS})  # gets thousands of rows before it is first asked f
 PARTITION_KEY = Struct(">II")  # topic id, partition
 ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset
 TICKET_KEY = Struct(">Q")  # position of the record that gave the ticket (tables undecided, queued, conflicts, backlog)
+PIN_KEY = Struct(">Q")  # position in the log of what is kept there
 HOLD_KEY = Struct(">IIQQ")  # topic id, partition, key hash + 2**63, ticket
 LISTED_KEY = Struct(">B16s")  # kind (core/listed.py), token
 JOB_PART_KEY = Struct(">16s16s")  # job token, token

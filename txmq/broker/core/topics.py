@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import gates
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import TopicCreated, TopicDeleted, TopicGrown
-from txmq.broker.core.state import Outcome, Rejected, State, Topic
-from txmq.errors import BadRequest, Conflict, StaleTopic, TopicExists, UnknownPartition, UnknownTopic
+from txmq.broker.core.events import TopicAltered, TopicCreated, TopicDeleted, TopicGrown
+from txmq.broker.core.state import DEFAULTS, Outcome, Rejected, State, Topic, TopicSettings
+from txmq.errors import BadRequest, Conflict, OffsetOutOfRange, StaleTopic, TopicExists, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
-    from txmq.broker.core.events import Place
+    from txmq.broker.core.events import Event, Place
 
 MAX_PARTITIONS = 4_096  # of one topic: each has a row in the state and a place in every assignment
 
@@ -21,6 +21,14 @@ class CreateTopic(NamedTuple):
 
     name: str
     partitions: int
+    settings: TopicSettings = DEFAULTS
+
+
+class AlterTopic(NamedTuple):
+    """Change settings of a topic: names of a `TopicSettings`, and values."""
+
+    name: str
+    changes: dict[str, Any]
 
 
 class GrowTopic(NamedTuple):
@@ -71,12 +79,29 @@ def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rej
         return bad
     topic = state.topics.get(command.name)
     if topic is None:
-        created = TopicCreated(state.next_topic_id, command.name, command.partitions)
-        return Outcome((created,), TopicView(command.name, command.partitions, 1))
+        return Outcome(_created(state.next_topic_id, command), TopicView(command.name, command.partitions, 1))
     if len(topic.ends) != command.partitions:
         message = f"topic {command.name!r} exists with {len(topic.ends)} partitions"
         return Rejected(TopicExists, message, "to grow it: txmq topic set --partitions")
+    if command.settings not in (DEFAULTS, topic.settings):
+        return Rejected(TopicExists, f"topic {command.name!r} exists with other settings", "txmq topic alter")
     return Outcome(reply=view(topic))
+
+
+def _created(topic_id: int, command: CreateTopic) -> tuple[Event, ...]:
+    created = TopicCreated(topic_id, command.name, command.partitions)
+    if command.settings == DEFAULTS:
+        return (created,)
+    return created, TopicAltered(topic_id, command.settings)
+
+
+def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejected:
+    del now
+    topic = find(state, command.name)
+    if isinstance(topic, Rejected):
+        return topic
+    settings = topic.settings._replace(**command.changes)
+    return Outcome((TopicAltered(topic.topic_id, settings),) if settings != topic.settings else (), view(topic))
 
 
 def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejected:
@@ -114,6 +139,17 @@ def _held(state: State, topic: Topic) -> Rejected | None:
     return None
 
 
+def outside(state: State, topic: Topic, partition: int, offset: int, durable: int | None = None) -> Rejected | None:
+    """The no to an offset below the first message that is kept, or beyond the last that can be seen."""
+    first, end = topic.firsts[partition], gates.end(state, topic.topic_id, partition, durable)
+    if first <= offset <= end:
+        return None
+    why = f"its messages begin at {first}" if offset < first else f"its messages end at {end}"
+    hint = "go on from the first that is kept: retention took those before" if offset < first else ""
+    message = f"offset {offset} of {topic.name}/{partition}: {why}"
+    return Rejected(OffsetOutOfRange, message, hint, {"first": first, "end": end})
+
+
 def view(topic: Topic) -> TopicView:
     """The topic as clients see it."""
     return TopicView(topic.name, len(topic.ends), topic.epoch)
@@ -127,11 +163,17 @@ def apply_created(state: State, event: TopicCreated, place: Place) -> None:
     state.dirty_topics.add(event.topic_id)
 
 
+def apply_altered(state: State, event: TopicAltered, place: Place) -> None:
+    del place
+    state.topics_by_id[event.topic_id].settings = TopicSettings(*event.settings)
+    state.dirty_topics.add(event.topic_id)
+
+
 def apply_grown(state: State, event: TopicGrown, place: Place) -> None:
     del place
     topic = state.topics_by_id[event.topic_id]
     topic.growths.append(tuple(topic.ends))
-    topic.ends.extend([0] * (event.partitions - len(topic.ends)))
+    topic.grow(event.partitions)
     topic.epoch = event.epoch
     state.dirty_topics.add(event.topic_id)
 
@@ -155,5 +197,15 @@ def entries(state: State, topic_id: int, partition: int, offset: int) -> list[tu
     return []
 
 
-DECIDERS = {CreateTopic: decide_create, GrowTopic: decide_grow, DeleteTopic: decide_delete}
-APPLIERS = {TopicCreated: apply_created, TopicGrown: apply_grown, TopicDeleted: apply_deleted}
+DECIDERS: dict[type, Any] = {
+    CreateTopic: decide_create,
+    AlterTopic: decide_alter,
+    GrowTopic: decide_grow,
+    DeleteTopic: decide_delete,
+}
+APPLIERS: dict[type, Any] = {
+    TopicCreated: apply_created,
+    TopicAltered: apply_altered,
+    TopicGrown: apply_grown,
+    TopicDeleted: apply_deleted,
+}

@@ -1,0 +1,181 @@
+"""A broker on a simulated disk whose log rolls often: the real keeper and rounds of retention, power cuts at will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import msgpack
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from tests.broker.support import BEGAN, SECOND, Nobody
+from tests.simulation.node import recover
+from txmq.batch import BatchView, encode, verify
+from txmq.broker.assembly import Assembly
+from txmq.broker.core import machine, retention
+from txmq.broker.core import tables as t
+from txmq.broker.core.moved import Moved
+from txmq.broker.core.sends import Send
+from txmq.broker.core.state import State
+from txmq.broker.engine import Engine
+from txmq.broker.storage import Keeper
+from txmq.config import Broker, Settings, load
+from txmq.errors import TxmqError
+from txmq.message import Message
+from txmq.store.index import LmdbTables
+from txmq.testing.simfs import SimFS
+
+DATA, ARCHIVE = "/data", "/cold"
+
+
+class Rows:
+    """In the place of LMDB: rows in memory, and what of them stands for a position."""
+
+    def __init__(self, state: State, position: int) -> None:
+        self._state, self.position = state, position
+        self._written: list[tuple[str, bytes, bytes]] = []
+
+    def freeze(self, position: int) -> Any:
+        rows = [(name, key, msgpack.packb(row)) for name in t.NAMES for key, row in self._state.tables[name].range(b"")]
+        return _Frozen(position, rows)
+
+    def commit(self, frozen: Any, *, durable: int) -> None:
+        assert frozen.position <= durable
+        self.position, self._written = frozen.position, frozen.rows
+        frozen.committed = True
+
+    def release(self, frozen: Any) -> None:
+        assert frozen.committed
+
+    @contextmanager
+    def dump(self) -> Iterator[tuple[int, Iterator[tuple[str, bytes, bytes]]]]:
+        yield self.position, iter(self._written)
+
+
+class _Frozen:
+    def __init__(self, position: int, rows: list[tuple[str, bytes, bytes]]) -> None:
+        self.position, self.rows, self.committed = position, rows, False
+
+    def clear(self) -> None:
+        """Nothing is shared."""
+
+
+class World:
+    """One life of a broker. Messages of topic `t` are kept for an hour, three of those are a segment."""
+
+    def __init__(self, fs: SimFS, *, now: int = BEGAN, **retention_settings: Any) -> None:
+        self.fs, self.clock, self._began = fs, Clock(), now
+        settings = load(None, {"data": DATA})
+        kept = settings.retention.model_copy(update={"hours": 1.0, "archive": Path(ARCHIVE)} | retention_settings)
+        self.settings: Settings = settings.model_copy(update={"retention": kept})
+        self.log, state = recover(fs, now)
+        self.state = state
+        self.engine = Engine(self.log, state, clock=self.clock, now=self.now, in_thread=self._at_once)
+        self.engine.on_failure = Failure.raiseException
+        self.engine.boot("test")
+        self.assembly = Assembly(self.engine, self.settings, self.clock, Nobody(), Random(1))
+        tables = cast("LmdbTables", Rows(state, self.log.first))
+        own: Broker = settings.broker.model_copy(update={"snapshot_bytes": 1 << 40})
+        self.keeper = Keeper(fs, self.engine, tables, own, self._at_once)
+        self.keeper.remove_for(self.assembly.retaining, ARCHIVE)
+        self.sequence = 0
+
+    def now(self) -> int:
+        return self._began + round(self.clock.seconds() * SECOND)
+
+    def _at_once(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
+        try:
+            return succeed(function(*args))
+        except TxmqError:
+            return fail()
+
+    def protocol(self) -> object:
+        return self.assembly.sessions.buildProtocol(None)
+
+    def turn(self, seconds: float = 0) -> None:
+        self.clock.advance(seconds)
+        for _ in range(60):
+            self.clock.advance(0)
+
+    def do(self, command: object) -> Any:
+        replies: list[Any] = []
+        self.engine.submit(command, replies.append)
+        self.turn()
+        [reply] = replies
+        return reply
+
+    def send(self, body: bytes, topic: str = "t", key: str | None = None) -> Any:
+        """The producer of a life is its own."""
+        data = encode(
+            [Message(body, key)], producer_id=b"p" * 8 + self.engine.state.boot_epoch.to_bytes(8), epoch=0,
+            sequence=self.sequence, born_at=1,
+        )  # fmt: skip
+        self.sequence += 1
+        return self.do(Send(topic, 0, 0, data, verify(data)))
+
+    def retain(self) -> None:
+        """A round, and whatever the keeper does of it."""
+        self.assembly.retaining.tick()
+        self.turn()
+        for _ in range(12):
+            self.keeper.tend()
+            self.turn()
+
+    def ask(self, name: str, /, **args: object) -> Any:
+        replies: list[Any] = []
+        self.assembly.calls.ask(name, args, replies.append)
+        self.turn()
+        [reply] = replies
+        return reply
+
+    def bodies(self, topic: str = "t") -> dict[int, bytes]:
+        return bodies(self.log.read, self.state, topic)
+
+    def segments(self) -> list[int]:
+        return [segment.first for segment in self.log.segments()]
+
+    def close(self) -> None:
+        self.log.close()
+
+
+def bodies(read: Callable[[int, int], bytes], state: State, topic: str) -> dict[int, bytes]:
+    """By offset what the partition keeps; every batch of it is read and checked."""
+    topic_id = state.topics[topic].topic_id
+    found: dict[int, bytes] = {}
+    for key, row in state.entries.range(t.ENTRY_KEY.pack(topic_id, 0, 0), t.ENTRY_KEY.pack(topic_id, 1, 0)):
+        entry = t.Entry._make(row)
+        data = read(entry.position, entry.length)
+        verify(data)
+        base = t.ENTRY_KEY.unpack(key)[2]
+        found |= {base + number: body for number, body in enumerate(BatchView(data).bodies)}
+    return found
+
+
+def letters(read: Callable[[int, int], bytes], state: State) -> dict[int, bytes]:
+    """By offset what has left its place."""
+    found = {}
+    rows: Any = state.tables[t.MOVED].range(b"")
+    for key, raw in rows:
+        row = Moved(*raw)
+        data = read(row.position, row.length)
+        verify(data)
+        found[t.MOVED_KEY.unpack(key)[3]] = BatchView(data).bodies[row.row]
+    return found
+
+
+def recount(state: State) -> None:
+    """What the state counts agrees with what it holds."""
+    machine.save(state)
+    for topic in state.topics_by_id.values():
+        for partition in range(len(topic.ends)):
+            low, high = (t.ENTRY_KEY.pack(topic.topic_id, number, 0) for number in (partition, partition + 1))
+            entries = [t.Entry._make(row) for _key, row in state.entries.range(low, high)]
+            assert topic.sizes[partition] == sum(entry.length for entry in entries)
+            assert topic.ends[partition] - topic.firsts[partition] == sum(entry.count for entry in entries)
+            lowest = retention.needed_by(state, topic)
+            assert all(e.position >= lowest or state.tables[t.PINS].get(t.PIN_KEY.pack(e.position)) for e in entries)

@@ -1,0 +1,339 @@
+"""Retention: which messages are kept no longer, and from where on the log is still needed.
+
+    batches too old, or too many bytes of them ─► FirstsMoved: the first offset of a partition goes up
+    what outlives its batch (retries, parked messages, letters) ─► MessagesCopied ─► durable ─► RowsRepointed
+
+Nothing of an undecided transaction goes: not the batches it holds, nor the messages it acks. A group that stands below
+the first offset goes on from there; how many messages it has missed is counted in table `passed`. Segments are dropped
+by `broker/storage.py`, below what `needed_by` and `needed_besides` name.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.broker.core import gates, leases, listed, pins
+from txmq.broker.core import tables as t
+from txmq.broker.core.events import FirstsMoved, MessagesCopied, RowsRepointed
+from txmq.broker.core.moved import Moved
+from txmq.broker.core.state import Outcome
+from txmq.broker.core.transactions import every_batch, get
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.broker.core.consumers import Group, Spot
+    from txmq.broker.core.events import Place
+    from txmq.broker.core.positions import Position
+    from txmq.broker.core.state import State, Topic
+
+AT_ONCE = 500  # batches that one command may take away, so that no apply takes long
+COPIED_AT_ONCE = 64  # messages
+WAITING_LOOKED_AT = 10_000  # committed transactions that wait; where there are more, nothing is freed for the moment
+
+
+class Keep(NamedTuple):
+    """How long (microseconds) and how much (bytes, of all partitions together) is kept; 0 = no limit."""
+
+    time: int
+    size: int
+
+
+class Outlived(NamedTuple):
+    """A row of table `moved` whose batch is to go: where its message stands now."""
+
+    group_id: int
+    topic_id: int
+    partition: int
+    offset: int
+    position: int
+    length: int
+    row: int
+
+
+class Retain(NamedTuple):
+    """Take away what a topic keeps no longer. Batches below `oldest` are lost anyway: the log begins there."""
+
+    topic_id: int
+    keep: Keep
+    durable: int
+    oldest: int
+
+
+class Retained(NamedTuple):
+    """How many batches went. `outlived` are the messages to be copied before more can; `more`: call again."""
+
+    batches: int
+    outlived: tuple[Outlived, ...]
+    more: bool
+
+
+class CopyOut(NamedTuple):
+    """Store batches of one row each; their places are known once that is applied."""
+
+    batches: tuple[bytes, ...]
+
+
+class Repoint(NamedTuple):
+    """Let rows be found at copies that are durable: (row, position, length). `stale` are pins that may be gone."""
+
+    rows: tuple[tuple[Outlived, int, int], ...]
+    stale: tuple[int, ...] = ()
+
+
+def keep_of(topic: Topic, default: Keep) -> Keep:
+    """What a topic keeps; a deleted one nothing."""
+    time, size = topic.settings[:2]
+    return Keep(default.time if time < 0 else time, default.size if size < 0 else size)
+
+
+def decide_retain(state: State, command: Retain, now: int) -> Outcome:
+    topic = state.topics_by_id[command.topic_id]
+    draft = _drafted(state, topic, command, now)
+    firsts = tuple(sorted(draft.firsts.items()))
+    event = FirstsMoved(topic.topic_id, firsts, tuple(_passed(state, topic, firsts)))
+    return Outcome((event,) if firsts else (), draft.reply)
+
+
+def planned(state: State, command: Retain, now: int) -> Retained:
+    """What the command would come to now."""
+    return _drafted(state, state.topics_by_id[command.topic_id], command, now).reply
+
+
+def _drafted(state: State, topic: Topic, command: Retain, now: int) -> _Draft:
+    draft = _Draft(state, topic, command, now)
+    draft.take()
+    return draft
+
+
+class _Draft:
+    """What is taken from one topic: the oldest batches first, whatever their partition."""
+
+    def __init__(self, state: State, topic: Topic, command: Retain, now: int) -> None:
+        self._state, self._topic, self._command = state, topic, command
+        self._excess = sum(topic.sizes) - command.keep.size if command.keep.size else 0
+        self._before = now - command.keep.time if command.keep.time else -1
+        self._barriers: dict[int, int] = {}
+        self.firsts: dict[int, int] = {}
+        self.outlived: list[Outlived] = []
+        self.batches = 0
+
+    @property
+    def reply(self) -> Retained:
+        return Retained(self.batches, tuple(self.outlived), self.batches >= AT_ONCE)
+
+    def take(self) -> None:
+        heads = [head for number in range(len(self._topic.ends)) for head in self._head(number)]
+        heapify(heads)
+        while heads and self.batches < AT_ONCE:
+            _visible_at, partition, base, entry = heappop(heads)
+            if not self._is_over(entry):
+                return
+            if self._may_go(partition, base, entry):
+                self.firsts[partition] = base + entry.count
+                self.batches += 1
+                self._excess -= entry.length
+                for head in self._head(partition):
+                    heappush(heads, head)
+
+    def _head(self, partition: int) -> Iterator[tuple[int, int, int, t.Entry]]:
+        topic_id = self._topic.topic_id
+        first = self.firsts.get(partition, self._topic.firsts[partition])
+        row = self._state.entries.get(t.ENTRY_KEY.pack(topic_id, partition, first))
+        if row is not None:
+            entry = t.Entry._make(row)
+            yield entry.visible_at, partition, first, entry
+
+    def _is_over(self, entry: t.Entry) -> bool:
+        lost = entry.position < self._command.oldest
+        return lost or self._topic.deleted or entry.stored_at < self._before or self._excess > 0
+
+    def _may_go(self, partition: int, base: int, entry: t.Entry) -> bool:
+        if entry.visible_at > self._command.durable:
+            return False
+        barrier = self._barriers.get(partition)
+        if barrier is None:
+            barrier = self._barriers[partition] = self._barrier(partition)
+        if base + entry.count <= barrier:
+            return True
+        self._outlive(partition, base + entry.count)
+        return False
+
+    def _barrier(self, partition: int) -> int:
+        """The first offset that has to stay: it is not seen yet, acked in an undecided transaction, or to be copied."""
+        spot = (self._topic.topic_id, partition)
+        stays = [gates.end(self._state, *spot, self._command.durable)]
+        for group, position in _readers(self._state, spot):
+            stays += [piece.start for piece in islice(position.reserved, 1)]
+            stays += [row.offset for row in islice(self._rows(group, spot), 1)]
+        return min(stays)
+
+    def _outlive(self, partition: int, end: int) -> None:
+        spot = (self._topic.topic_id, partition)
+        for group, _position in _readers(self._state, spot):
+            for row in self._rows(group, spot):
+                if row.offset >= end or len(self.outlived) >= COPIED_AT_ONCE:
+                    break
+                self.outlived.append(row)
+
+    def _rows(self, group: Group, spot: Spot) -> Iterator[Outlived]:
+        """Messages that left their place, and are not copied yet."""
+        start = self._topic.firsts[spot[1]]
+        for offset, row in _moved_from(self._state, group, spot, start):
+            if row.position >= self._command.oldest and not pins.at(self._state, row.position):
+                yield Outlived(group.group_id, *spot, offset, row.position, row.length, row.row)
+
+
+def _moved_from(state: State, group: Group, spot: Spot, start: int) -> Iterator[tuple[int, Moved]]:
+    low, high = (t.MOVED_KEY.pack(group.group_id, *spot, offset) for offset in (start, t.SIGN))
+    rows: Any = state.tables[t.MOVED].range(low, high)
+    for key, row in rows:
+        yield t.MOVED_KEY.unpack(key)[3], Moved(*row)
+
+
+def _readers(state: State, spot: Spot) -> Iterator[tuple[Group, Position]]:
+    for group in state.consumers.by_id.values():
+        position = group.positions.get(spot)
+        if position is not None:
+            yield group, position
+
+
+def _passed(state: State, topic: Topic, firsts: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]]:
+    if topic.deleted:
+        return
+    for partition, first in firsts:
+        for group, position in _readers(state, (topic.topic_id, partition)):
+            missed = position.missed_below(first)
+            if missed:
+                yield group.group_id, partition, missed
+
+
+def apply_firsts(state: State, event: FirstsMoved, place: Place) -> None:
+    topic = state.topics_by_id[event.topic_id]
+    for partition, first in event.firsts:
+        _drop_entries(state, topic, partition, first)
+        topic.firsts[partition] = first
+        spot = (topic.topic_id, partition)
+        for group, position in _readers(state, spot):
+            if position.floor < first:
+                leases.release(state, group, spot, 0, first)
+                position.pass_to(first)
+    for group_id, partition, missed in event.passed:
+        key = t.POSITION_KEY.pack(group_id, topic.topic_id, partition)
+        before = state.tables[t.PASSED].get(key)
+        state.tables[t.PASSED].put(key, (missed + (before[0] if before else 0), place.stored_at))
+    state.dirty_topics.add(topic.topic_id)
+
+
+def _drop_entries(state: State, topic: Topic, partition: int, first: int) -> None:
+    low, high = (t.ENTRY_KEY.pack(topic.topic_id, partition, at) for at in (topic.firsts[partition], first))
+    for key, row in list(state.entries.range(low, high)):
+        entry = t.Entry._make(row)
+        state.entries.delete(key)
+        topic.sizes[partition] -= entry.length
+        pins.drop(state, entry.position)
+
+
+def decide_copy(state: State, command: CopyOut, now: int) -> Outcome:
+    del state, now
+    return Outcome((MessagesCopied(tuple(map(len, command.batches))),), None, b"".join(command.batches))
+
+
+def apply_copied(state: State, event: MessagesCopied, place: Place) -> None:
+    """Nothing is to be found there until a record that comes after it says so."""
+
+
+def decide_repoint(state: State, command: Repoint, now: int) -> Outcome:
+    """What was acked, replayed or copied meanwhile is left as it is."""
+    del now
+    rows = tuple(
+        (*outlived[:4], position, length)
+        for outlived, position, length in command.rows
+        if _position(state, outlived[:4]) == outlived.position
+    )
+    gone = tuple(pin.position for pin in (_pin(state, at) for at in command.stale) if pin and is_stale(state, pin))
+    return Outcome((RowsRepointed(rows, gone),) if rows or gone else ())
+
+
+def _pin(state: State, position: int) -> pins.Pin | None:
+    return next((pin for pin in pins.below(state, position + 1) if pin.position == position), None)
+
+
+def _position(state: State, key: tuple[int, int, int, int]) -> int | None:
+    row: Any = state.tables[t.MOVED].get(t.MOVED_KEY.pack(*key))
+    return None if row is None else Moved(*row).position
+
+
+def is_stale(state: State, pin: pins.Pin) -> bool:
+    """Whether what was pinned is gone, or elsewhere by now. Pins of batches go with their batches."""
+    return pin.group_id != pins.ENTRY and _position(state, pin[1:]) != pin.position
+
+
+def outlived(state: State, pin: pins.Pin) -> Outlived | None:
+    """The message whose copy is pinned, to be copied once more."""
+    row: Any = state.tables[t.MOVED].get(t.MOVED_KEY.pack(*pin[1:]))
+    if pin.group_id == pins.ENTRY or row is None:
+        return None
+    found = Moved(*row)
+    return Outlived(*pin[1:], found.position, found.length, found.row)
+
+
+def apply_repointed(state: State, event: RowsRepointed, place: Place) -> None:
+    """Only where a message is found changes: its indexes stay as they are."""
+    del place
+    for *spotted, position, length in event.rows:
+        key = t.MOVED_KEY.pack(*spotted)
+        row: Any = state.tables[t.MOVED].get(key)
+        assert row is not None, "found there when it was decided"
+        before = Moved(*row)
+        pins.drop(state, before.position)
+        state.tables[t.MOVED].put(key, tuple(before._replace(position=position, length=length, row=0)))
+        pins.put(state, position, *spotted)
+    for position in event.unpinned:
+        pins.drop(state, position)
+
+
+def needed_by(state: State, topic: Topic) -> int:
+    """The lowest position that a published batch of a topic may stand at, pinned ones aside."""
+    lowest = t.SIGN
+    for partition, first in enumerate(topic.firsts):
+        row = state.entries.get(t.ENTRY_KEY.pack(topic.topic_id, partition, first))
+        if row is not None:
+            entry = t.Entry._make(row)
+            lowest = min(lowest, entry.position, max(0, entry.visible_at - pins.SLACK))
+    return lowest
+
+
+def needed_besides(state: State) -> int:
+    """The lowest position that something other than published batches and copies of messages may stand at."""
+    return min((position for needed in NEEDED for position in needed(state)), default=t.SIGN)
+
+
+def _undecided(state: State) -> Iterator[int]:
+    for table in (t.UNDECIDED, t.QUEUED):
+        for key, _row in islice(state.tables[table].range(b""), 1):
+            yield t.TICKET_KEY.unpack(key)[0]
+
+
+def _waiting(state: State) -> Iterator[int]:
+    """Of transactions that are committed and wait: their tickets may be those of their decisions."""
+    if state.listed[listed.Kind.WAITING] > WAITING_LOOKED_AT:
+        yield 0
+        return
+    for token in listed.tokens(state, listed.Kind.WAITING):
+        row = get(state, token)
+        if row is not None:
+            yield from (batch.position for batch, _offset in islice(every_batch(state, token, row), 1))
+
+
+# Whoever keeps positions of the log in a table of its own has a line here, or retention takes what is there.
+NEEDED = (_undecided, _waiting)
+
+DECIDERS: dict[type, Any] = {Retain: decide_retain, CopyOut: decide_copy, Repoint: decide_repoint}
+APPLIERS: dict[type, Any] = {
+    FirstsMoved: apply_firsts,
+    MessagesCopied: apply_copied,
+    RowsRepointed: apply_repointed,
+}

@@ -1,0 +1,56 @@
+"""The archive: segments that the log needs no longer, kept elsewhere.
+
+    <archive>/log/<first position, 20 digits>.seg
+
+The folder is laid out as a data directory is, so what reads the log of a broker that is stopped reads an archive. It
+may be on another disk: a segment is copied, made durable under its name, and only then removed from the log.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from txmq.errors import StoreError
+from txmq.store.scan import CHUNK
+from txmq.store.segment import log_directory, segment_path
+
+if TYPE_CHECKING:
+    from txmq.store.fs import FileSystem
+    from txmq.store.segment import SegmentInfo
+
+_TEMPORARY = ".tmp"
+
+
+def archive_segment(fs: FileSystem, segment: SegmentInfo, archive: str) -> str:
+    """Copy a sealed segment to the archive, durably; returns the path of the copy. Blocks.
+
+    One that is there already, because the process died before the segment was removed, is left as it is. Raises
+    DiskFull and StoreError; nothing of it is in the archive then.
+    """
+    folder, path = log_directory(archive), segment_path(archive, segment.first)
+    fs.makedirs(folder)
+    names = fs.listdir(folder)
+    if path.rpartition("/")[2] in names:
+        return path
+    temporary = path + _TEMPORARY
+    if temporary.rpartition("/")[2] in names:
+        fs.remove(temporary)
+    try:
+        _copy(fs, segment, temporary)
+        fs.rename(temporary, path)
+    except StoreError:
+        with suppress(StoreError):  # the next try removes it
+            fs.remove(temporary)
+        raise
+    fs.sync_directory(folder)
+    fs.sync_directory(archive)
+    return path
+
+
+def _copy(fs: FileSystem, segment: SegmentInfo, path: str) -> None:
+    size = segment.end - segment.first
+    with closing(fs.open(segment.path)) as source, closing(fs.create(path)) as copy:
+        for offset in range(0, size, CHUNK):
+            copy.pwrite([source.pread(min(CHUNK, size - offset), offset)], offset)
+        copy.fsync()
