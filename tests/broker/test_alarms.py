@@ -166,7 +166,7 @@ def disk_full(desk: Desk) -> Iterator[str]:
 
 
 class Handler:
-    """A member of an ordered group whose first message is dead."""
+    """A member of an ordered group that has one message."""
 
     def __init__(self, desk: Desk, **settings: Any) -> None:
         self._desk, self._client, self._numbers = desk, desk.broker.connect(), count(1)
@@ -175,7 +175,9 @@ class Handler:
         joined: Any = self._client.call("consumer.join", group="billing", **options)
         self._known = {"group": "billing", "member": "m", "generation": joined["generation"]}
         self.fetch()
-        self._client.call("consumer.nack", **self._known, topic="t", partition=0, offset=0, dead=True)
+
+    def fail(self, **how: Any) -> None:
+        self._client.call("consumer.nack", **self._known, topic="t", partition=0, offset=0, **how)
 
     def publish(self) -> None:
         self._desk.decide(self._desk.half(next(self._numbers)), Decision.COMMIT)
@@ -188,9 +190,13 @@ class Handler:
         args: dict[str, Any] = {"group": "billing", "letters": [["t", 0, 0]], "operator": "ada", "reason": "no use"}
         self._client.call("dlq.abandon", **args)
 
+    def resume(self) -> None:
+        self._client.call("group.resume", group="billing", operator="ada")
+
 
 def full_fence(desk: Desk) -> Iterator[str]:
     handler = Handler(desk, max_parked=0)
+    handler.fail(dead=True)
     handler.fetch()
     yield ""
     handler.publish()
@@ -200,8 +206,17 @@ def full_fence(desk: Desk) -> Iterator[str]:
     handler.fetch()
 
 
+def flood(desk: Desk) -> Iterator[str]:
+    handler = Handler(desk, flood_keys=1)
+    yield ""
+    handler.fail(error={"type": "OSError", "fingerprint": "f"})
+    yield "as billing for 0:00:00: many keys failed alike (OSError, fingerprint f); 0 probes failed"
+    handler.resume()
+
+
 def old_fence(desk: Desk) -> Iterator[str]:
     handler = Handler(desk)
+    handler.fail(dead=True)
     desk.broker.pass_time(299)
     yield ""
     desk.broker.pass_time(2)
@@ -241,6 +256,7 @@ STORIES = {
     "resolver.unreachable": unreachable,
     "resolver.missing": no_resolver,
     "fence.full": full_fence,
+    "group.guarded": flood,
     "fence.old": old_fence,
     "token.cleanup_stuck": cleanup,
 }

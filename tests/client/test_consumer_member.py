@@ -41,6 +41,7 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
         "session_ms": 6_000,
         "strategy": None,
         "max_parked": None,
+        "flood_keys": None,
         "static": False,
         "member": None,
         "held": None,
@@ -266,6 +267,15 @@ def test_after_a_nack_without_a_fence_the_key_goes_on() -> None:
     spoken.answer("consumer.nack", moved="letter", attempt=1, due_at=0, fence_lease=0)
     assert bodies(spoken.take()) == ["a1"]
     assert spoken.member.stats.dead_lettered == 1
+
+
+def test_a_guarded_group_gets_back_what_was_not_begun() -> None:
+    spoken = Spoken().joined().fetched(chunk("a", "b", "c", "d"))
+    first, second = spoken.take(2)
+    spoken.hands.nack(first, None, "away")
+    spoken.answer("consumer.nack", moved="retry", attempt=0, due_at=5, fence_lease=0, guarded=True)
+    assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 2, 4]]
+    assert spoken.hands.holds(second)
 
 
 def test_a_nack_that_comes_too_late_gives_the_rest_of_its_key_back() -> None:

@@ -161,6 +161,17 @@ def _fenced(seen: Seen) -> str:
     return f"a key of group {oldest[1]} has been waiting for {seen.ago(oldest[0])}, and later messages of it behind it"
 
 
+def _guarded(seen: Seen) -> str:
+    found = [(group.flood, group.name) for group in seen.state.consumers.by_id.values() if group.flood is not None]
+    if not found:
+        return ""
+    flood, name = min(found, key=lambda item: item[0].since)
+    what = f"many keys failed alike ({flood.error_type or 'no type'}, fingerprint {flood.fingerprint})"
+    return (
+        f"{len(found)} groups are guarded, as {name} for {seen.ago(flood.since)}: {what}; {flood.probes} probes failed"
+    )
+
+
 RULES = (
     Rule("disk.full", "critical", _disk_full, "free space on the broker's disk: it goes on by itself"),
     Rule("disk.trouble", "critical", _trouble, "mend the disk, or free space on it: it is tried again by itself"),
@@ -182,6 +193,10 @@ RULES = (
     Rule(
         "fence.full", "critical", _full,
         "txmq group show GROUP names the key; replay or abandon its letter, or txmq group alter --max-parked",
+    ),
+    Rule(
+        "group.guarded", "critical", _guarded,
+        "mend what the handlers need: the group goes on by itself; or txmq group resume GROUP",
     ),
     Rule("fence.old", "warning", _fenced, "txmq dlq list GROUP; replay or abandon the letter"),
     Rule("token.cleanup_stuck", "warning", _stuck, "remove the reason: old token rows stay until then"),

@@ -197,6 +197,7 @@ def _wanted(args: wire.Wanted) -> core.Wanted:
         lease_us=None if args.lease_ms is None else args.lease_ms * MS,
         session_us=None if args.session_ms is None else args.session_ms * MS,
         max_parked=args.max_parked,
+        flood_keys=args.flood_keys,
     )
 
 

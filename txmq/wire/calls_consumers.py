@@ -54,6 +54,7 @@ class Wanted(Args):
     lease_ms: Ms | None = None
     session_ms: Ms | None = None
     max_parked: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
+    flood_keys: Annotated[int, Field(ge=0, le=1_000)] | None = None
 
 
 class Join(Wanted):

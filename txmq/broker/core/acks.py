@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import changes, fences, leases, moved
+from txmq.broker.core import changes, fences, guard, leases, moved
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Ack, Return, TopicRange
 from txmq.broker.core.consumer_events import Acked, Range, Returned
@@ -74,12 +74,14 @@ def settle(state: State, group: Group, acked: Range) -> None:
     position = group.positions[topic_id, partition]
     for piece in leases.release(state, group, (topic_id, partition), start, end):
         position.settle(piece.start, piece.end)
+        guard.note_acks(group, piece.value.lease, piece.end - piece.start)
 
 
 def settle_row(state: State, group: Group, spotted: Spotted) -> None:
     """Apply: a moved message is done with."""
     row = moved.drop(state, group, spotted)
     if row is not None:
+        guard.note_acks(group, group.held_rows.get(spotted, 0), 1)
         leases.release_row(state, group, spotted)
         fences.head_done(state, group, spotted, row.key_hash)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import acks, changes, leases, letters, marks, moved
+from txmq.broker.core import acks, changes, guard, leases, letters, marks, moved
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.members import Claim, active, known
 from txmq.broker.core.moved import Kind
@@ -175,6 +175,7 @@ def _settle_ranges(state: State, group: Group, spot: Spot, ack: AckAction, token
         position.reserved.cut(start, end)
         if committed:
             position.settle(start, end)
+            guard.note_acks(group, reserved.lease, end - start)
         else:
             position.give_back(start, end, reserved.attempt + 1)
 

@@ -25,6 +25,7 @@ class Wanted(NamedTuple):
     start: str | int | None = None
     strategy: str | None = None
     max_parked: int | None = None
+    flood_keys: int | None = None
 
 
 class Join(NamedTuple):

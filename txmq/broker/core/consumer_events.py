@@ -110,6 +110,15 @@ class PositionReset(NamedTuple):
     by: str
 
 
+@event(72)
+class GroupGuarded(NamedTuple):
+    """So many keys failed alike that it is taken for an outage: the group keeps its messages, and probes."""
+
+    group_id: int
+    fingerprint: str
+    error_type: str
+
+
 @event(80)
 class Delivered(NamedTuple):
     """One fetch. `ranges` and `rows` are leased; what was found fenced or exhausted on the way has moved.
@@ -169,11 +178,12 @@ class LeasesExpired(NamedTuple):
 
 @event(85)
 class Retried(NamedTuple):
-    """A consumer failed; the message waits for its next delivery."""
+    """A consumer failed; the message waits for its next delivery. `failed` False: it was only postponed."""
 
     group_id: int
     moves: tuple[Move, ...]
     fences: tuple[FenceSet, ...]
+    failed: bool = True
 
 
 @event(86)

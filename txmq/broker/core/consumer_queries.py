@@ -55,12 +55,15 @@ def _summary(state: State, group: Group) -> dict[str, Any]:
         "parked": sum(fence.parked for _topic, _key, fence in group.every_fence()),
         "fences": sum(map(len, group.fences.values())),
         "letters": group.letters,
+        "floods": group.floods,
     }
 
 
 def _state(group: Group) -> str:
     if group.paused:
         return "paused"
+    if group.flood is not None:
+        return "guarded"
     return "active" if group.members else "empty"
 
 
@@ -87,6 +90,7 @@ def show(state: State, name: str, durable: int) -> dict[str, Any] | Rejected:
         return group
     return _summary(state, group) | {
         "settings": settings(group),
+        "flood": None if group.flood is None else group.flood._asdict(),
         "member_list": [_member(state, group, member) for member in group.members.values()],
         "positions": [_position(state, group, spot, durable) for spot in sorted(group.positions)],
         "fence_list": [_fence(state, *item) for item in islice(group.every_fence(), FENCES_SHOWN)],
@@ -147,6 +151,7 @@ def _why(state: State, group: Group, spot: Spot, owners: list[str], holders: lis
     reasons = (
         (topic.deleted, "the topic was deleted"),
         (group.paused, "the group is paused"),
+        (group.flood is not None, "many keys failed alike: the group waits until a probe succeeds"),
         (not owners, "no member reads this partition"),
         (group.ordered and any(name not in owners for name in holders), "leased to a member that had it before"),
         (group.ordered and bool(position.reserved), "an undecided transaction has acked messages of it"),

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import tables as t
+from txmq.broker.core.guard import Flood, Watch
 from txmq.broker.core.positions import Position
 from txmq.retry import RetryPolicy
 
@@ -45,6 +45,7 @@ class Settings(NamedTuple):
     strategy: str = ""  # of assignment; "" = the mode's own
     altered: tuple[str, ...] = ()
     max_parked: int = 10_000  # messages behind one key; with more of it the partition stands still
+    flood_keys: int = 20  # that fail alike before the group is guarded (`guard`); 0 = it never is
 
     @property
     def policy(self) -> RetryPolicy:
@@ -126,6 +127,9 @@ class Group:
     retrying: Counter[Spot] = field(default_factory=Counter)  # rows of table `retries`
     fences: dict[int, dict[int, Fence]] = field(default_factory=dict)  # by topic and key hash
     waiting: set[tuple[int, int]] = field(default_factory=set)  # topic and key hash of fences in that state
+    flood: Flood | None = None
+    floods: int = 0  # there have been so many
+    watch: Watch = field(default_factory=Watch, compare=False)
     stops: dict[Spot, tuple[int, int]] = field(default_factory=dict)  # where a key's fence was full: offset, key hash
 
     @property
@@ -189,13 +193,14 @@ class Group:
         return (
             self.name, tuple(self.settings), self.parent, self.temporary, self.paused, self.epoch, self.generation,
             self.next_lease, self.next_letter, self.letters, members, leases, retrying,
-            tuple((*spot, *stop) for spot, stop in self.stops.items()),
+            tuple((*spot, *stop) for spot, stop in self.stops.items()), self.flood, self.floods,
         )  # fmt: skip
 
     @classmethod
     def from_row(cls, group_id: int, row: Any) -> Group:  # noqa: ANN401  # rows are untyped tuples
         (name, settings, parent, temporary, paused, epoch, generation, next_lease, next_letter, letters,
-         members, leases, retrying, *stops) = row  # fmt: skip
+         members, leases, retrying, *newer) = row  # fmt: skip
+        stops, flood, group_floods = newer or ((), None, 0)
         group = cls(group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation)
         group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
         for member, instance, topics, since, partitions, *static in members:
@@ -207,6 +212,7 @@ class Group:
             group.held_rows.update(dict.fromkeys(held, number))
         for topic_id, partition, count in retrying:
             group.retrying[topic_id, partition] = count
-        for topic_id, partition, offset, key_hash in chain(*stops):
+        group.flood, group.floods = None if flood is None else Flood(*flood), group_floods
+        for topic_id, partition, offset, key_hash in stops:
             group.stops[topic_id, partition] = (offset, key_hash)
         return group

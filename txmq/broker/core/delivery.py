@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import changes, leases, moved, planning
+from txmq.broker.core import changes, guard, leases, moved, planning
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.consumer_events import Attempted, Delivered, Range
@@ -55,6 +55,7 @@ def decide_deliver(state: State, command: Deliver, now: int) -> Outcome | Reject
     draft = _Draft(state, group, member, now)
     if not group.paused:
         draft.made.advance()
+    if not group.paused and guard.may_deliver(group, sum(pick.candidate.rows for pick in command.picks), now):
         for number, pick in enumerate(command.picks):
             draft.add(number, pick)
     return draft.outcome()
@@ -205,6 +206,7 @@ def apply_delivered(state: State, event: Delivered, place: Place) -> None:
         return
     lease = Lease(event.member, group.generation, place.stored_at, event.deadline, event.single)
     leases.grant(state, group, event.lease, lease)
+    guard.probing(group, event.lease, place.stored_at)
     for topic_id, partition, start, end, attempt in event.ranges:
         leases.cover(state, group, (topic_id, partition), Piece(start, end, Grant(event.lease, attempt)))
     for spotted in event.rows:

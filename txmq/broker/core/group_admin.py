@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import fences, gates, leases, moved, topics
+from txmq.broker.core import fences, gates, guard, leases, moved, topics
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import GroupDelete, GroupPause, GroupSet, ResetPosition
 from txmq.broker.core.consumer_events import GroupChanged, GroupDeleted, GroupPaused, PositionReset
@@ -55,8 +55,13 @@ def decide_pause(state: State, command: GroupPause, now: int) -> Outcome | Rejec
     family = _family(state, command.group)
     if isinstance(family, Rejected):
         return family
-    changed = [group for group in family if group.paused is not command.paused]
+    changed = [group for group in family if group.paused is not command.paused or _guarded(group, command)]
     return Outcome(tuple(GroupPaused(group.group_id, command.paused, command.by) for group in changed))
+
+
+def _guarded(group: Group, command: GroupPause) -> bool:
+    """Whether an operator ends what the guard began."""
+    return group.flood is not None and not command.paused
 
 
 def decide_delete(state: State, command: GroupDelete, now: int) -> Outcome | Rejected:
@@ -113,13 +118,19 @@ def _targets(
 
 def apply_changed(state: State, event: GroupChanged, place: Place) -> None:
     del place
-    state.consumers.by_id[event.group_id].settings = Settings(*event.settings)
+    group = state.consumers.by_id[event.group_id]
+    group.settings = Settings(*event.settings)
+    if not group.settings.flood_keys:
+        guard.lift(group)
     state.consumers.dirty_groups.add(event.group_id)
 
 
 def apply_paused(state: State, event: GroupPaused, place: Place) -> None:
     del place
-    state.consumers.by_id[event.group_id].paused = event.paused
+    group = state.consumers.by_id[event.group_id]
+    group.paused = event.paused
+    if not event.paused:
+        guard.lift(group)
     state.consumers.dirty_groups.add(event.group_id)
 
 

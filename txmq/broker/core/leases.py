@@ -91,6 +91,14 @@ def cover_row(group: Group, number: int, spotted: Spotted) -> None:
     group.leases[number].left += 1
 
 
+def holder(group: Group, spotted: Spotted) -> int:
+    """The number of the lease that a message is under, 0 = none."""
+    if spotted in group.held_rows:
+        return group.held_rows[spotted]
+    held = group.positions[spotted[:2]].leased.overlap(spotted[2], spotted[2] + 1)
+    return held[0].value.lease if held else 0
+
+
 def release(state: State, group: Group, spot: Spot, start: int, end: int) -> list[Piece[Grant]]:
     """Apply: whatever is leased within [start, end) no longer is; a lease with nothing left ends."""
     pieces = state.consumers.touch(group, spot).leased.cut(start, end)

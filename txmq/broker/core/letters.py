@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import changes, fences, leases, moved, topics
+from txmq.broker.core import changes, fences, guard, leases, moved, topics
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import AbandonLetters, Failure, Nack, ReplayLetters, TopicOffset
-from txmq.broker.core.consumer_events import Abandoned, DeadLettered, Replayed, Retried
+from txmq.broker.core.consumer_events import Abandoned, DeadLettered, GroupGuarded, Replayed, Retried
 from txmq.broker.core.members import Claim, active, known
 from txmq.broker.core.moved import Kind, Moved
 from txmq.broker.core.state import Outcome, Rejected, State
@@ -46,6 +46,7 @@ class NackReply(NamedTuple):
     attempt: int
     due_at: int
     fence_lease: int
+    guarded: bool = False  # the group is: what waits at the consumer had better wait here
 
 
 class LettersReply(NamedTuple):
@@ -120,29 +121,41 @@ def _move_failed(made: Changes, group: Group, spotted: Spotted, row: Moved, comm
     if due is not None and command.delay is not None:
         due = now + command.delay
     action = _action(group, command)
+    flood = not command.dead and not command.postpone and guard.floods(group, spotted, row, now)
     if action is Action.POSTPONE:
-        pause = group.settings.policy.delays[0] if command.delay is None else command.delay
+        pause = _pause(group, command)
         made.retry(spotted, row._replace(attempt=row.attempt - 1), now + pause)
     elif action is Action.DEAD or due is None:
         made.bury(spotted, row)
     else:
         made.retry(spotted, row, due)
     after = made.moves[0].row
-    kind = DeadLettered if after.kind == Kind.LETTER else Retried
+    event: DeadLettered | Retried = Retried(group.group_id, made.moves, made.fences, not command.postpone)
+    if after.kind == Kind.LETTER:
+        event = DeadLettered(group.group_id, made.moves, made.fences)
     before = group.fence(spotted[0], row.key_hash)
     born = before.born if before is not None and after.kind == Kind.PARKED else 0
     born = next((item.born for item in made.fences if item.state != fences.LIFTED), born)
-    reply = NackReply(NAMES[Kind(after.kind)], after.attempt, after.due, born)
-    return Outcome((kind(group.group_id, made.moves, made.fences),), reply)
+    guarded = flood or group.flood is not None
+    reply = NackReply(NAMES[Kind(after.kind)], after.attempt, after.due, born, guarded)
+    began = (GroupGuarded(group.group_id, row.fingerprint, row.error_type),) if flood else ()
+    return Outcome((event, *began), reply)
 
 
 def _action(group: Group, command: Nack) -> Action:
     """What the consumer says, else what the group's policy says of such errors."""
     if command.dead:
         return Action.DEAD
-    if command.postpone:
+    if command.postpone or group.flood is not None:
         return Action.POSTPONE
     return group.settings.policy.action((command.failure.type, *command.failure.bases))
+
+
+def _pause(group: Group, command: Nack) -> int:
+    """Until a postponed message comes again; a guarded group waits for its probe anyway."""
+    if command.delay is not None:
+        return command.delay
+    return 0 if group.flood is not None else group.settings.policy.delays[0]
 
 
 def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome | Rejected:
@@ -227,10 +240,31 @@ def not_open(row: Moved | None, token: bytes = b"") -> str:
     return "an undecided transaction replays it" if row.token not in (b"", token) else ""
 
 
+def apply_failed(state: State, event: Retried | DeadLettered, place: Place) -> None:
+    group = state.consumers.by_id[event.group_id]
+    topic_id, partition, offset, row = moved.of(event.moves[0])
+    spotted = (topic_id, partition, offset)
+    guard.probe_failed(group, leases.holder(group, spotted), place.stored_at)
+    if not isinstance(event, Retried) or event.failed:
+        guard.note_failure(group, spotted, row, place.stored_at)
+    apply_changes(state, event, place)
+
+
+def apply_guarded(state: State, event: GroupGuarded, place: Place) -> None:
+    guard.begin(state.consumers.by_id[event.group_id], event.fingerprint, event.error_type, place.stored_at)
+    state.consumers.dirty_groups.add(event.group_id)
+
+
 def apply_changes(state: State, event: Retried | DeadLettered | Replayed | Abandoned, place: Place) -> None:
     group = state.consumers.by_id[event.group_id]
     changes.apply(state, group, event.moves, event.fences, place.stored_at)
 
 
 DECIDERS: dict[type, Any] = {Nack: decide_nack, ReplayLetters: decide_replay, AbandonLetters: decide_abandon}
-APPLIERS: dict[type, Any] = dict.fromkeys((Retried, DeadLettered, Replayed, Abandoned), apply_changes)
+APPLIERS: dict[type, Any] = {
+    Retried: apply_failed,
+    DeadLettered: apply_failed,
+    GroupGuarded: apply_guarded,
+    Replayed: apply_changes,
+    Abandoned: apply_changes,
+}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import fences, gates, growth, moved, topics
+from txmq.broker.core import fences, gates, growth, guard, moved, topics
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import SINGLY
 from txmq.broker.core.members import current
@@ -86,10 +86,17 @@ def plan(
         return found
     if found[0].paused:
         return Plan()
-    planner = _Planner(state, *found, durable, now, max_messages, max_bytes)
+    steps = steps_possible(state, found[0], now)
+    if not guard.may_deliver(found[0], 1, now):
+        return Plan(steps=steps)
+    guarded = found[0].flood is not None
+    planner = _Planner(state, *found, durable, now, 1 if guarded else max_messages, max_bytes)
+    if guarded:
+        planner.partitions()  # first what did not fail yet: it tells more
     planner.moved_rows(max(1, max_messages // 2))
-    planner.partitions()
-    return Plan(tuple(planner.candidates), steps_possible(state, found[0], now))
+    if not guarded:
+        planner.partitions()
+    return Plan(tuple(planner.candidates), steps)
 
 
 def has_work(state: State, group: str, member: str, generation: int, durable: int, now: int) -> bool:

@@ -36,8 +36,11 @@ class Beat(Reply):
 
 
 class Nacked(Reply):
-    """What became of a failed message. Messages of its key under leases below `fence_lease` are to be given back."""
+    """What became of a failed message. Messages of its key under leases below `fence_lease` are to be given back;
+    of a `guarded` group all that was not begun.
+    """
 
     moved: str
     attempt: int
     fence_lease: int = 0
+    guarded: bool = False

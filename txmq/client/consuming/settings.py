@@ -27,8 +27,10 @@ class Options(TypedDict, total=False):
     is, is remembered by the name of the `member`). `tags`: only messages with one of them. `start`: where a topic new
     to the group begins. `on_exhausted`: what becomes of a message that failed for good, in an ordered group of its key:
     "park", "block" or "skip". `max_parked`: how many messages may wait behind a failed one of their key, 10,000; with
-    more of the key to come its partition stands still, and an alarm says so. `on_failure`: "broker", the only policy
-    yet: the broker keeps what failed.
+    more of the key to come its partition stands still, and an alarm says so. `flood_keys`: with so many keys failing
+    alike, 20, and fewer successes, the group is guarded: one message at a time is a probe, no failure counts, and all
+    goes on by itself once a probe succeeds; 0 = never. `on_failure`: "broker", the only policy yet: the broker keeps
+    what failed.
     `static`: the named `member` keeps its partitions while it is away, for as long as its session: neither `close` nor
     a restart within that time moves anything.
     `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s; `session_s`: how long a member
@@ -46,6 +48,7 @@ class Options(TypedDict, total=False):
     static: bool
     strategy: Strategy | None
     max_parked: int | None
+    flood_keys: int | None
     lease_s: float | None
     session_s: float | None
     prefetch_messages: int
@@ -68,6 +71,7 @@ class Settings:
     static: bool = False
     strategy: Strategy | None = None
     max_parked: int | None = None
+    flood_keys: int | None = None
     lease_s: float | None = None
     session_s: float | None = None
     prefetch_messages: int = 4_096
@@ -93,6 +97,7 @@ class Settings:
             "session_ms": _milliseconds(self.session_s),
             "strategy": self.strategy,
             "max_parked": self.max_parked,
+            "flood_keys": self.flood_keys,
             "static": self.static,
         }
 

@@ -142,6 +142,8 @@ class Settling:
         place = _place(nack.message)
         log.info("message.nacked", place=place, moved=reply.moved, attempt=reply.attempt, error=nack.failure.type)
         self._gone(nack.message, reply.fence_lease, now)
+        if reply.guarded:
+            self.give_back(self._holdings.drop_ready())
 
     def _nack_refused(self, number: int, error: RequestRejected, now: float) -> None:
         nack = self._nacking.pop(number)
