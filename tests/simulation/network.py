@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
@@ -13,7 +14,6 @@ from txmq.wire.calls import encode_call
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Hello
-from txmq.wire.json import parse
 from txmq.wire.status import to_error
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Peer:
                 self.link = node.accept(self)
                 try:
                     hello = Hello(versions=(1, 1), client="sim", service=self._service, **self.identity)
-                    self.welcome = parse(await self.request(Opcode.HELLO, hello.encode()))
+                    self.welcome = json.loads(await self.request(Opcode.HELLO, hello.encode()))
                 except Lost:
                     pass
                 else:
@@ -133,7 +133,7 @@ class Peer:
         return frame.payload
 
     async def call(self, name: str, **args: Any) -> Any:
-        return parse(await self.request(Opcode.CALL, encode_call(name, args)))
+        return json.loads(await self.request(Opcode.CALL, encode_call(name, args)))
 
     def _too_late(self, number: int) -> None:
         if number in self._replies and self.link is not None:

@@ -12,7 +12,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypedDict
 
@@ -54,7 +56,7 @@ def find_binaries(copies: Path, *, major: int | None = None, environ: Mapping[st
     `copies` is a directory that the server's user can reach: what has to be copied is put there.
     Raises ConfigError if there is none.
     """
-    for found in (*_installed(environ), *bundled(copies)):
+    for found in chain(_installed(environ), bundled(copies)):
         if found.major == major or (major is None and found.major >= OLDEST):
             return found
     raise ConfigError(
@@ -103,6 +105,7 @@ def _copied(root: Path, copies: Path) -> Path:
     return copies / root.relative_to(site)
 
 
+@cache
 def _major(directory: Path) -> int:
     """The version of the server in `directory`, 0 where the server's user cannot run one there."""
     said = [_output([directory / program, "--version"], server_identity()) for program in ("initdb", "postgres")]

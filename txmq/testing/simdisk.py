@@ -30,7 +30,7 @@ class Inode:
     """
 
     content: bytearray = field(default_factory=bytearray)
-    durable: bytes = b""
+    durable: bytearray = field(default_factory=bytearray)
     changes: list[Change] = field(default_factory=list)
     adrift: list[Change] = field(default_factory=list)
 
@@ -40,10 +40,8 @@ class Inode:
         self.changes.append(change)
 
     def sync(self) -> None:
-        durable = bytearray(self.durable)
         for change in self.changes:
-            apply(durable, change)
-        self.durable = bytes(durable)
+            apply(self.durable, change)
         self.changes.clear()
 
     def fail_sync(self) -> None:
@@ -52,10 +50,10 @@ class Inode:
 
     def left(self, rng: Random) -> Inode:
         content = torn(self.durable, self.adrift + self.changes, rng)
-        return Inode(bytearray(content), content)
+        return Inode(content, bytearray(content))
 
     def copy(self) -> Inode:
-        return Inode(bytearray(self.content), bytes(self.content))
+        return Inode(bytearray(self.content), bytearray(self.content))
 
 
 @dataclass(slots=True)
@@ -89,9 +87,12 @@ class Directory:
 
 
 def apply(content: bytearray, change: Change) -> None:
-    _resize(content, max(len(content), change.offset + len(change.data)))
-    content[change.offset : change.offset + len(change.data)] = change.data
-    _resize(content, change.size)
+    end = change.offset + len(change.data)
+    if len(content) < end:
+        _resize(content, end)
+    content[change.offset : end] = change.data
+    if len(content) != change.size:
+        _resize(content, change.size)
 
 
 def _resize(content: bytearray, size: int) -> None:
@@ -113,16 +114,16 @@ def used(directory: Directory) -> int:
     return sum(len(n.content) if isinstance(n, Inode) else used(n) for n in directory.names.values())
 
 
-def torn(durable: bytes, changes: list[Change], rng: Random) -> bytes:
+def torn(durable: bytearray, changes: list[Change], rng: Random) -> bytearray:
     """What may be on disk of `changes` on top of `durable`: each sector as one of the changes left it, or untouched."""
     share = rng.choice((0, 0.5, 1))
-    if share == 0:
-        return durable
     content = bytearray(durable)
+    if share == 0:
+        return content
     if share == 1:
         for change in changes:
             apply(content, change)
-        return bytes(content)
+        return content
     pieces: dict[int, list[tuple[int, bytes]]] = {}
     for change in changes:
         for offset, data in _sectors(change):
@@ -132,7 +133,7 @@ def torn(durable: bytes, changes: list[Change], rng: Random) -> bytes:
             _resize(content, max(len(content), offset + len(data)))
             content[offset : offset + len(data)] = data
     _resize(content, rng.choice([len(durable), *(change.size for change in changes)]))
-    return bytes(content)
+    return content
 
 
 def _sectors(change: Change) -> Iterator[tuple[int, bytes]]:

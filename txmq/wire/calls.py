@@ -12,7 +12,7 @@ from txmq.wire import calls_consumers as consumers
 from txmq.wire import calls_topics as topics
 from txmq.wire import calls_xa as xa
 from txmq.wire.args import Args, Limit, Name, Text, Token
-from txmq.wire.json import WireModel, dump, parse, parse_as
+from txmq.wire.json import WireModel, dump, parse, validated
 
 
 class NoArgs(Args):
@@ -149,7 +149,7 @@ def decode_call(payload: bytes) -> tuple[str, Args]:
     if not isinstance(name, str) or name not in CALLS:
         hint = "client and broker must be of one version"
         raise RemoteProtocolError(f"there is no call {str(name)[:64]!r}", hint=hint)
-    return name, parse_as(_envelope(name), payload).args
+    return name, validated(_envelope(name), payload).args
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from math import isfinite
 from typing import TypeVar
@@ -32,13 +33,7 @@ def parse(payload: bytes) -> JsonValue:
     infinity, lone surrogates, and nesting deeper than `limits.JSON_DEPTH`.
     """
     try:
-        value: JsonValue = json.loads(
-            payload.decode(),
-            object_pairs_hook=_distinct,
-            parse_int=_integer,
-            parse_float=_finite,
-            parse_constant=_refuse,
-        )
+        value: JsonValue = _DECODER.decode(_text(payload))
         if b"\\u" in payload:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -51,6 +46,11 @@ def parse(payload: bytes) -> JsonValue:
 def parse_as(model: type[M], payload: bytes) -> M:
     """The model that a JSON text describes. Raises RemoteProtocolError, which names the first field that is wrong."""
     parse(payload)
+    return validated(model, payload)
+
+
+def validated(model: type[M], payload: bytes) -> M:
+    """As `parse_as`, of a text that `parse` has let pass."""
     try:
         return model.model_validate_json(payload)
     except ValidationError as error:
@@ -62,9 +62,15 @@ def parse_as(model: type[M], payload: bytes) -> M:
 def dump(value: object) -> bytes:
     """The JSON text of a value. LocalProtocolError where it has none."""
     try:
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        return _ENCODER.encode(value).encode()
     except (TypeError, ValueError) as error:
         raise LocalProtocolError(f"not a value for JSON: {error}") from error
+
+
+def _text(payload: bytes) -> str:
+    if payload.startswith(BOM_UTF8):
+        raise ValueError("it begins with a BOM")
+    return payload.decode()
 
 
 def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
@@ -75,9 +81,9 @@ def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > LONGEST_INTEGER or int(digits) not in INTEGERS:
-        raise ValueError(f"an integer of {len(digits)} digits is out of range")
-    return int(digits)
+    if len(digits) <= LONGEST_INTEGER and (number := int(digits)) in INTEGERS:
+        return number
+    raise ValueError(f"an integer of {len(digits)} digits is out of range")
 
 
 def _finite(text: str) -> float:
@@ -89,6 +95,13 @@ def _finite(text: str) -> float:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+# Made once: to make one takes longer than most texts of the wire.
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_distinct, parse_int=_integer, parse_float=_finite, parse_constant=_refuse
+)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _deeper(value: JsonValue, most: int) -> bool:

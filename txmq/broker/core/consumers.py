@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import tables as t
@@ -50,7 +51,13 @@ class Settings(NamedTuple):
     @property
     def policy(self) -> RetryPolicy:
         """The retry policy as an object."""
-        return RetryPolicy(*self.retry)
+        return _policy(self.retry)
+
+
+@lru_cache(maxsize=256)
+def _policy(row: tuple[Any, ...]) -> RetryPolicy:
+    # It checks itself when it is made, which is more than a delivery that looks at it costs otherwise.
+    return RetryPolicy(*row)
 
 
 @dataclass(slots=True)

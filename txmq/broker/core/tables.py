@@ -7,10 +7,9 @@ is in them can be rebuilt, and nothing is in them that the log does not hold.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-from sortedcontainers import SortedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,21 +100,26 @@ class MemoryTable:
     """A table in memory: the simulation's, and the model that the LMDB tables are tested against."""
 
     def __init__(self) -> None:
-        self._rows: SortedDict[bytes, Row] = SortedDict()
+        self._rows: dict[bytes, Row] = {}
+        self._keys: list[bytes] = []  # in order
 
     def get(self, key: bytes) -> Row | None:
-        row: Row | None = self._rows.get(key)
-        return row
+        return self._rows.get(key)
 
     def put(self, key: bytes, row: Row) -> None:
+        if key not in self._rows:
+            insort(self._keys, key)
         self._rows[key] = row
 
     def delete(self, key: bytes) -> None:
-        self._rows.pop(key, None)
+        if self._rows.pop(key, None) is not None:
+            del self._keys[bisect_left(self._keys, key)]
 
     def range(self, start: bytes, stop: bytes | None = None, *, reverse: bool = False) -> Iterator[tuple[bytes, Row]]:
-        for key in self._rows.irange(start, stop, inclusive=(True, False), reverse=reverse):
-            yield key, self._rows[key]
+        keys, rows = self._keys, self._rows
+        indexes = range(bisect_left(keys, start), len(keys) if stop is None else bisect_left(keys, stop))
+        for index in reversed(indexes) if reverse else indexes:
+            yield keys[index], rows[keys[index]]
 
     def __len__(self) -> int:
         return len(self._rows)
