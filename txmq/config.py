@@ -27,8 +27,18 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+)
 
+from txmq.config_storage import DiskSpace, FlushEvery, Model, PositiveInt, Retention
 from txmq.errors import ConfigError
 from txmq.listen import is_loopback, listen_address
 from txmq.message import is_name
@@ -54,26 +64,9 @@ def _named(text: str) -> str:
     return text
 
 
-PositiveInt = Annotated[int, Field(gt=0)]
 Name = Annotated[str, AfterValidator(_named)]
 Listen = Annotated[str, AfterValidator(_listens)]
 ListenHere = Annotated[str, AfterValidator(_listens_here)]
-
-
-class Model(BaseModel):
-    """Strict, frozen, and nothing unknown: a misspelt setting is an error, not a default."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-
-class FlushEvery(Model):
-    """Asynchronous flush: plain sends are answered before they are on disk.
-
-    At most this much can be lost with the power. MetaQ's default was 1,000 messages or 10 s.
-    """
-
-    every_ms: PositiveInt = 10
-    messages: PositiveInt = 1_000
 
 
 # The tags choose which of the two a wrong value is measured by; "" keeps them out of the name of the setting.
@@ -109,20 +102,6 @@ class Checks(Model):
     then_s: float = Field(default=30.0, gt=0)
     longest_s: float = Field(default=600.0, gt=0)
     in_doubt_after: PositiveInt = 15
-
-
-class Retention(Model):
-    """How long messages are kept, where a topic has no setting of its own; 0 = no limit (MetaQ's is 168 h).
-
-    Segments of the log of which nothing is needed any more are deleted, or moved to `archive` where a topic says so.
-    """
-
-    hours: float = Field(default=168.0, ge=0, le=876_000)
-    bytes: int = Field(default=0, ge=0)  # of one topic, all of its partitions together
-    letters_hours: float = Field(default=0.0, ge=0, le=876_000)  # of dead letters; RocketMQ's go with the others, 72 h
-    policy: Literal["delete", "archive"] = "delete"
-    archive: Path | None = Field(default=None, strict=False)  # None = archive/ in the data directory
-    every_s: float = Field(default=60.0, gt=0)
 
 
 class Alarms(Model):
@@ -201,6 +180,7 @@ class Settings(Model):
     checks: Checks = Checks()
     alarms: Alarms = Alarms()
     retention: Retention = Retention()
+    disk: DiskSpace = DiskSpace()
     resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
     xa: Xa = Xa()
     relay: Relay | None = None

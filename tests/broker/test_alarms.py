@@ -19,8 +19,10 @@ from txmq.broker.core.retention import Keep, Retain, keep_of
 from txmq.broker.core.sends import Send
 from txmq.broker.core.topics import AlterTopic, CreateTopic
 from txmq.broker.core.xa import DecideByHand, ForgetHeuristics
+from txmq.broker.disk import DiskWatch
 from txmq.broker.resolving import ResolverStatus
 from txmq.config import Settings
+from txmq.config_storage import DiskSpace
 from txmq.message import Decision, Message
 from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part
 from txmq.wire.headers import Fetch, Opcode, pack_fetch
@@ -224,6 +226,22 @@ def old_fence(desk: Desk) -> Iterator[str]:
     handler.abandon()
 
 
+def _used(desk: Desk) -> int:
+    space = desk.broker.fs.space("/data")
+    return space.size - space.free
+
+
+def low(desk: Desk) -> Iterator[str]:
+    disk = desk.broker.engine.disk
+    watch = DiskWatch(desk.broker.fs, "/data", disk, DiskSpace(warn_free_mib=3, resume_free_mib=2, refuse_free_mib=1))
+    yield ""
+    desk.broker.fs.capacity = _used(desk) + (5 << 19)
+    watch.tick()
+    yield "only 2 MiB are free"
+    desk.broker.fs.capacity = None
+    watch.tick()
+
+
 def trouble(desk: Desk) -> Iterator[str]:
     yield ""
     desk.broker.engine.disk.troubles["snapshot"] = "no space"
@@ -246,6 +264,7 @@ def passed(desk: Desk) -> Iterator[str]:
 
 STORIES = {
     "disk.trouble": trouble,
+    "disk.low": low,
     "retention.passed_group": passed,
     "disk.full": disk_full,
     "transaction.in_doubt": in_doubt,

@@ -19,7 +19,7 @@ from txmq.broker.core.state import Rejected, SendReceipt
 from txmq.broker.core.tables import MemoryTables
 from txmq.broker.core.topics import CreateTopic
 from txmq.broker.engine import FULL_DISK_S, Engine
-from txmq.config import FlushEvery
+from txmq.config_storage import FlushEvery
 from txmq.message import Message
 from txmq.store.log import Log
 from txmq.store.record import LOST

@@ -43,6 +43,14 @@ def test_what_is_written_is_read(place: tuple[FileSystem, str]) -> None:
     assert contents(fs.open(f"{directory}/a")) == b"oXetwo"
 
 
+def test_the_space_that_is_left_is_known(place: tuple[FileSystem, str]) -> None:
+    fs, directory = place
+    before = fs.space(directory)
+    assert 0 < before.free <= before.size
+    with pytest.raises(StoreError):
+        fs.space(f"{directory}/missing")
+
+
 def test_a_cached_read_gives_all_or_nothing(place: tuple[FileSystem, str]) -> None:
     fs, directory = place
     file = fs.create(f"{directory}/a")

@@ -68,7 +68,13 @@ class _State(Collector):
         yield GaugeMetricFamily("txmq_log_end_bytes", "Position after the last record", store.end)
         yield GaugeMetricFamily("txmq_log_durable_bytes", "Position up to which the log is on disk", store.durable)
         yield GaugeMetricFamily("txmq_log_segments", "Segments of the log", len(store.segments()))
-        yield GaugeMetricFamily("txmq_log_read_only", "1 while the disk is full", int(store.read_only))
+        disk = self._engine.disk
+        yield GaugeMetricFamily(
+            "txmq_log_read_only", "1 while writes are refused", int(store.read_only or disk.refusing)
+        )
+        if disk.space is not None:
+            yield GaugeMetricFamily("txmq_disk_bytes", "Size of the disk that the log is on", disk.space.size)
+            yield GaugeMetricFamily("txmq_disk_free_bytes", "What is left of it", disk.space.free)
 
     def _topics(self) -> Iterator[Metric]:
         topics = self._engine.state.topics

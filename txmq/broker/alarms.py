@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from txmq.broker.core.state import State
+    from txmq.broker.disk import Disk
     from txmq.broker.engine import Engine
     from txmq.broker.resolving import ResolverStatus, Resolves
     from txmq.broker.retaining import Retaining
@@ -48,7 +49,7 @@ class Seen(NamedTuple):
 
     state: State
     read_only: bool
-    troubles: dict[str, str]
+    disk: Disk
     passed: tuple[int, int]
     now: int
     resolvers: Sequence[ResolverStatus]
@@ -73,11 +74,17 @@ class Rule(NamedTuple):
 
 
 def _disk_full(seen: Seen) -> str:
-    return "the disk is full: nothing is stored, only read" if seen.read_only else ""
+    if seen.read_only:
+        return "the disk is full: nothing is stored, only read"
+    return f"only {seen.disk.free_mib} MiB are free: writes are refused" if seen.disk.refusing else ""
+
+
+def _disk_low(seen: Seen) -> str:
+    return f"only {seen.disk.free_mib} MiB are free" if seen.disk.low and not seen.disk.refusing else ""
 
 
 def _trouble(seen: Seen) -> str:
-    return "; ".join(f"{what}: {why}" for what, why in sorted(seen.troubles.items()))
+    return "; ".join(f"{what}: {why}" for what, why in sorted(seen.disk.troubles.items()))
 
 
 def _passed(seen: Seen) -> str:
@@ -174,6 +181,7 @@ def _guarded(seen: Seen) -> str:
 
 RULES = (
     Rule("disk.full", "critical", _disk_full, "free space on the broker's disk: it goes on by itself"),
+    Rule("disk.low", "warning", _disk_low, "free space on the broker's disk, or keep messages for less long"),
     Rule("disk.trouble", "critical", _trouble, "mend the disk, or free space on it: it is tried again by itself"),
     Rule("retention.passed_group", "critical", _passed, "txmq group show GROUP: passed; keep messages for longer"),
     Rule(
@@ -229,7 +237,7 @@ class Alarms:
         resolvers, unresolvable = self._resolving.status(), self._watching.unresolvable_at
         passed = (self._retaining.passed, self._retaining.passed_at)
         return Seen(
-            engine.state, engine.store.read_only, engine.disk.troubles, passed, engine.now(), resolvers, unresolvable,
+            engine.state, engine.store.read_only, engine.disk, passed, engine.now(), resolvers, unresolvable,
             self._limits,
         )  # fmt: skip
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.core.state import State
     from txmq.broker.seams import Clock, InThread
-    from txmq.config import FlushEvery
+    from txmq.config_storage import FlushEvery
     from txmq.store.log import Log
 
 log = structlog.get_logger()
@@ -92,6 +92,9 @@ class Engine:
         outcome = machine.decide(self.state, command, now)
         if isinstance(outcome, Rejected):
             self._answer_later(deliver, outcome)
+            return
+        if outcome.events and (refused := self.disk.refusal(command)):
+            deliver(refused)
             return
         try:
             self._record(outcome, now)

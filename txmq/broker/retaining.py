@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.state import Topic
     from txmq.broker.engine import Engine
     from txmq.broker.seams import Clock
-    from txmq.config import Retention
+    from txmq.config_storage import Retention
 
 HOUR = 3_600_000_000
 PARTITIONS = 256  # looked at in one turn of the reactor: about 2 ms

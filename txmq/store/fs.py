@@ -4,8 +4,8 @@ The one place that calls the kernel for the log and its snapshots, and the one p
 ours: no space left is DiskFull, everything else StoreError. `txmq.testing.simfs` is the same Protocol in memory, with
 power cuts; tests/store/test_fs.py holds both to one contract.
 
-Paths are plain strings. Directories are made with mode 0700, files with 0600. Nothing is durable before its fsync: not
-the contents of a file, not its name in the directory (`sync_directory`).
+Directories are made with mode 0700, files with 0600. Nothing is durable before its fsync: not the contents of a file,
+not its name in the directory (`sync_directory`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from txmq.errors import DirectoryInUse, DiskFull, StoreError
 
@@ -24,12 +24,10 @@ Bytes = bytes | memoryview
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
 _ZEROS = bytes(1 << 20)
 _IOV_MAX = 1024  # Linux: buffers in one pwritev
-# Above this, copying the buffers into one costs more than handing the kernel a list of them.
-_JOIN_LIMIT = 256 << 10
-# O_NOFOLLOW: nobody may plant a symbolic link in the data directory. O_NONBLOCK: nor a FIFO that opening waits for.
+_JOIN_LIMIT = 256 << 10  # above this, copying the buffers into one costs more than handing the kernel a list of them
+# O_NOFOLLOW, O_NONBLOCK: nobody may plant a symbolic link in the data directory, nor a FIFO that opening waits for.
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -66,6 +64,13 @@ class File(Protocol):
         """Close the file; again is fine. It closes by itself when nobody refers to it any more."""
 
 
+class Space(NamedTuple):
+    """Of a disk, in bytes: its size, and what this process may still take."""
+
+    size: int
+    free: int
+
+
 class Lock(Protocol):
     """A lock held until `release`, or until the process ends."""
 
@@ -96,6 +101,9 @@ class FileSystem(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Return when the names in the directory are on disk."""
+
+    def space(self, path: str) -> Space:
+        """What there is of the disk that a directory is on."""
 
     def lock(self, path: str) -> Lock:
         """Take the exclusive lock that the file `path` stands for. Raises DirectoryInUse at once if it is held."""
@@ -262,6 +270,11 @@ class RealFileSystem:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    @_translated
+    def space(self, path: str) -> Space:
+        found = os.statvfs(path)
+        return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     @_translated
     def lock(self, path: str) -> Lock:

@@ -19,7 +19,7 @@ from random import Random
 from typing import TypeVar
 
 from txmq.errors import DirectoryInUse
-from txmq.store.fs import Bytes, store_error
+from txmq.store.fs import Bytes, Space, store_error
 from txmq.testing.simdisk import Directory, Inode, used
 
 H = TypeVar("H")
@@ -118,6 +118,13 @@ class SimFS:
             raise _error("sync_directory", path, errno.ENOENT)
         self.end()
         directory.sync()
+
+    def space(self, path: str) -> Space:
+        self.begin("space", path)
+        if not isinstance(self._find(path), Directory):
+            raise _error("space", path, errno.ENOENT)
+        free = self.room()
+        return Space(free + used(self._root), free)
 
     def lock(self, path: str) -> SimLock:
         self.begin("lock", path)

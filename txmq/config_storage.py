@@ -1,0 +1,58 @@
+"""Settings of a broker's storage, and what all settings have in common (`txmq.config` has the rest)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class Model(BaseModel):
+    """Strict, frozen, and nothing unknown: a misspelt setting is an error, not a default."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class FlushEvery(Model):
+    """Asynchronous flush: plain sends are answered before they are on disk.
+
+    At most this much can be lost with the power. MetaQ's default was 1,000 messages or 10 s.
+    """
+
+    every_ms: PositiveInt = 10
+    messages: PositiveInt = 1_000
+
+
+class Retention(Model):
+    """How long messages are kept, where a topic has no setting of its own; 0 = no limit (MetaQ's is 168 h).
+
+    Segments of the log of which nothing is needed any more are deleted, or moved to `archive` where a topic says so.
+    """
+
+    hours: float = Field(default=168.0, ge=0, le=876_000)
+    bytes: int = Field(default=0, ge=0)  # of one topic, all of its partitions together
+    letters_hours: float = Field(default=0.0, ge=0, le=876_000)  # of dead letters; RocketMQ's go with the others, 72 h
+    policy: Literal["delete", "archive"] = "delete"
+    archive: Path | None = Field(default=None, strict=False)  # None = archive/ in the data directory
+    every_s: float = Field(default=60.0, gt=0)
+
+
+class DiskSpace(Model):
+    """How much space, in MiB, must be free on the data directory's disk: an alarm, no more writes, writes again.
+
+    RocketMQ's are 85 % and 95 % of the disk; what a broker needs to go on does not grow with the disk, so these are no
+    shares of it.
+    """
+
+    warn_free_mib: int = Field(default=2_048, ge=0)
+    refuse_free_mib: int = Field(default=512, ge=0)
+    resume_free_mib: int = Field(default=768, ge=0)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.refuse_free_mib <= self.resume_free_mib <= self.warn_free_mib:
+            raise ValueError("refuse_free_mib, resume_free_mib and warn_free_mib must rise, or be equal")
+        return self
