@@ -135,9 +135,9 @@ def test_half_as_many_as_have_no_receipt_go_out_together(fake: FakeBroker, conne
 def _stream_that_waits(client: Client) -> Stream:
     """The connection of the pipeline's thread, which waits for replies."""
     pipeline = client.core.pipeline
-    wait_until(lambda: pipeline._stream is not None)
-    assert pipeline._stream is not None
-    return pipeline._stream
+    wait_until(lambda: pipeline._line.stream is not None)
+    assert pipeline._line.stream is not None
+    return pipeline._line.stream
 
 
 def test_who_completes_the_half_sends_it_himself(fake: FakeBroker, connect: Connect, gate: Gate) -> None:

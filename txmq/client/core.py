@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import replace
 from threading import Lock
 from typing import Any
 from uuid import UUID
+from weakref import WeakSet
 
 from txmq.client.address import parse_url
 from txmq.client.connection import Connection, dial
@@ -34,7 +36,6 @@ class Core:
         self._incarnation = incarnation or settings.incarnation()
         self._lock = Lock()
         self._pipeline: Pipeline | None = None
-        self._pid = os.getpid()
         self.settings = settings
         self.closed = False
         self.pool = Pool(self.dial, settings.connections)
@@ -42,6 +43,7 @@ class Core:
         self.teller = Teller(
             self.pool, lambda decide: self.pipeline.submit(Opcode.DECIDE, decide), patience=settings.timeout
         )
+        _cores.add(self)
 
     @property
     def log_id(self) -> UUID:
@@ -59,8 +61,14 @@ class Core:
     @property
     def pipeline(self) -> Pipeline:
         """The pipeline of this process, made at its first use."""
-        pipeline = self._pipeline
-        return pipeline if pipeline is not None and self._pid == os.getpid() else self._new_pipeline()
+        return self._pipeline or self._new_pipeline()
+
+    def forked(self) -> None:
+        """In a child process: the pipeline's thread is the parent's, and may have held the lock."""
+        self._lock = Lock()
+        if self._pipeline is not None:
+            self._pipeline.abandon()
+        self._pipeline = None
 
     def dial(self, deadline: float) -> Connection:
         """A connection of the caller's own. Raises BrokerUnavailable, LogChanged, or why the broker refuses it."""
@@ -113,7 +121,7 @@ class Core:
         self.teller.close(timeout)
         with self._lock:
             already, self.closed = self.closed, True
-        if not already and self._pipeline is not None and self._pid == os.getpid():
+        if not already and self._pipeline is not None:
             self._pipeline.close(max(0.0, deadline - time.monotonic()))
         self.pool.close()
 
@@ -121,11 +129,6 @@ class Core:
         return self.call("topic.describe", {"names": [topic], "create": True}, repeat=True)
 
     def _new_pipeline(self) -> Pipeline:
-        if self._pid != os.getpid():  # in a child: the thread is the parent's, and may have held the lock
-            self._lock = Lock()
-            if self._pipeline is not None:
-                self._pipeline.abandon()
-            self._pipeline, self._pid = None, os.getpid()
         with self._lock:
             if self.closed:
                 raise closed()
@@ -143,3 +146,15 @@ class Core:
             timeout=settings.timeout,
             patience=settings.delivery_timeout,
         )
+
+
+_cores = WeakSet[Core]()  # of this process
+
+
+def _forked() -> None:
+    for core in list(_cores):
+        core.forked()
+
+
+if sys.platform != "win32":  # to ask at every send which process it is would cost a system call each time
+    os.register_at_fork(after_in_child=_forked)

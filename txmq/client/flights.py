@@ -31,6 +31,7 @@ from txmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
+from txmq.message import Receipt
 from txmq.wire.frames import Frame
 from txmq.wire.headers import SendReceipt
 
@@ -66,6 +67,7 @@ class Flights:
         self._under_way: dict[int, Flight | Errand] = {}
         self._sends = 0
         self._refused: list[Flight] = []
+        self.left: list[Frame] = []  # replies that the pipeline's thread has to see to
 
     @property
     def awaits_replies(self) -> bool:
@@ -134,31 +136,56 @@ class Flights:
         pieces += own
 
     def received(self, replies: Iterable[Frame]) -> None:
-        """Replies have come."""
-        for reply in replies:
-            flight = self._under_way.pop(reply.correlation, None)
-            if flight is None:  # given up meanwhile
-                continue
-            self._sends -= isinstance(flight, Flight)
-            try:
-                payload = result(reply)
-                if isinstance(flight, Flight):
-                    self._stored(flight, receipt_of(payload))
-                else:
-                    self._outbox.settled(1, 0)
-                    flight.future.set_result(payload)
-            except TxmqError as error:
-                self._said_no(flight, error)
+        """Replies have come, behind those that were left."""
+        left, self.left = self.left, []
+        for reply in (*left, *replies):
+            self._land(reply, alone=False)
         if self._refused and not self._sends:
             self._regroup()
 
-    def _stored(self, flight: Flight, receipt: SendReceipt) -> None:
+    def received_alone(self, replies: Iterable[Frame]) -> bool:
+        """As `received`, on the thread of somebody who waits; whether that was all.
+
+        From the first reply on that is a refusal, or that somebody else looks at, they are left for `received`.
+        """
+        for reply in replies:
+            if self.left or not self._land(reply, alone=True):
+                self.left.append(reply)
+        return not self.left
+
+    def _land(self, reply: Frame, *, alone: bool) -> bool:
+        flight = self._under_way.get(reply.correlation)
+        if flight is None:  # given up meanwhile
+            return True
+        try:
+            payload = result(reply)
+            answers = self._receipts(flight, receipt_of(payload)) if isinstance(flight, Flight) else [payload]
+        except TxmqError as error:
+            if not alone:
+                self._take_off(reply.correlation)
+                self._said_no(flight, error)
+            return not alone
+        if not alone:
+            self._stored(self._take_off(reply.correlation))
+        done = self._outbox.answered(flight.pile if isinstance(flight, Flight) else flight, answers, alone=alone)
+        if alone and done:  # not before: after an interrupt, what is not done is still under way
+            self._stored(self._take_off(reply.correlation))
+        return done
+
+    def _take_off(self, correlation: int) -> Flight | Errand:
+        flight = self._under_way.pop(correlation)
+        self._sends -= isinstance(flight, Flight)
+        return flight
+
+    def _stored(self, flight: Flight | Errand) -> None:
+        if isinstance(flight, Flight):
+            self.stats.messages += len(flight.pile.futures)
+            self._pause = FIRST_PAUSE_S
+
+    def _receipts(self, flight: Flight, receipt: SendReceipt) -> list[Receipt]:
         pile = flight.pile
         topic, partition, _epoch, _asked = pile.place
-        receipts = receipts_from(flight.prefix, flight.sequence, topic, partition, len(pile.futures), receipt)
-        self._pause = FIRST_PAUSE_S
-        self.stats.messages += len(receipts)
-        self._outbox.stored(pile, receipts)
+        return receipts_from(flight.prefix, flight.sequence, topic, partition, len(pile.futures), receipt)
 
     def _said_no(self, flight: Flight | Errand, error: TxmqError) -> None:
         if isinstance(flight, Flight):
@@ -205,6 +232,7 @@ class Flights:
     def lost(self) -> None:
         """The connection is gone: what was under way goes out again, under the same sequences."""
         flights, self._under_way, self._sends = list(self._under_way.values()), {}, 0
+        self.left.clear()  # they will come again
         self._errands.extend(flight for flight in flights if isinstance(flight, Errand))
         sends = [flight for flight in flights if isinstance(flight, Flight)]
         for flight in sends:
@@ -259,15 +287,10 @@ class Flights:
             done.clear()
 
     def _fail(self, what: Flight | Pile | Errand, error: TxmqError) -> None:
-        if isinstance(what, Errand):
-            self._outbox.settled(1, 0)
-            what.future.set_exception(error)
-            return
-        pile = what.pile if isinstance(what, Flight) else what
-        self.stats.failed += len(pile.futures)
-        self._outbox.settled(len(pile.futures), pile.weight)
-        for future in pile.futures:
-            future.set_exception(error)
+        waiting = what.pile if isinstance(what, Flight) else what
+        if isinstance(waiting, Pile):
+            self.stats.failed += len(waiting.futures)
+        self._outbox.failed(waiting, error)
 
 
 def _too_late(trouble: str) -> RequestTimeout:

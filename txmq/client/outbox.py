@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Lock, RLock, get_ident
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from txmq.client.conversation import Payload
 from txmq.client.pool import closed
-from txmq.client.promise import Guard, Promise, resolve
+from txmq.client.promise import Guard, Promise, fail, resolve
 from txmq.client.rows import kept, weight
 from txmq.client.topics import Topics
 from txmq.errors import Throttled, TxmqError
@@ -43,6 +43,7 @@ class Pile:
     times: list[float] = field(default_factory=list)
     futures: list[Promise[Receipt]] = field(default_factory=list)
     weight: int = 0
+    settled: bool = False
 
     def part(self, start: int, end: int) -> Pile:
         """The messages from `start` up to, not including, `end`."""
@@ -66,6 +67,17 @@ class Errand:
     payload: Payload
     time: float
     future: Promise[bytes]
+    settled: bool = False
+
+    @property
+    def futures(self) -> list[Promise[bytes]]:
+        """Its only one."""
+        return [self.future]
+
+    @property
+    def weight(self) -> int:
+        """It takes none of the room for messages."""
+        return 0
 
 
 class Outbox:
@@ -77,7 +89,7 @@ class Outbox:
         self._wake = wake
         self._lock = Lock()
         self._changed = Condition(self._lock)  # a lock of its own would cost each message half a microsecond
-        self._guard = Guard(RLock(), self.hurry)  # of all promises
+        self.guard = Guard(RLock(), self.hurry)  # of all promises
         self._piles: dict[tuple[str, int, int, bool], Pile] = {}  # by their places
         self._errands: list[Errand] = []
         self._messages = self._bytes = self._waiting = 0
@@ -96,7 +108,7 @@ class Outbox:
         size = weight(message)
         place = self._place(topic, message.key, partition)
         born_at, now = time.time_ns() // 1_000, time.monotonic()
-        future: Promise[Receipt] = Promise(self._guard)
+        future: Promise[Receipt] = Promise(self.guard)
         with self._lock:
             if self._messages >= self._most_messages or self._bytes >= self._most_bytes or self._closed:
                 self._wait_for_room(now + timeout)
@@ -119,7 +131,7 @@ class Outbox:
 
     def carry(self, opcode: int, payload: Payload) -> Future[bytes]:
         """Takes a request of another kind along; it is made again after a lost connection, so it must bear that."""
-        errand = Errand(opcode, payload, time.monotonic(), Promise(self._guard))
+        errand = Errand(opcode, payload, time.monotonic(), Promise(self.guard))
         with self._lock:
             if self._closed:
                 raise self._closed
@@ -146,6 +158,11 @@ class Outbox:
         """Somebody waits: what is there shall go out, however little."""
         if self._piled:
             self.expect_no_more()
+
+    def ripen(self) -> None:
+        """As `hurry`, by who will see to it himself."""
+        if self._piled:
+            self._ripe = 1
 
     def expect_no_more(self) -> None:
         """What is there shall go out, and so shall the next message, at once.
@@ -181,15 +198,28 @@ class Outbox:
             self._asleep = not self._errands and not (messages_too and self._piled >= self._ripe)
         return self._asleep
 
-    def stored(self, pile: Pile, receipts: Sequence[Receipt]) -> None:
-        """The messages of a pile have their receipts."""
-        self.settled(len(receipts), pile.weight)
-        resolve(self._guard, pile.futures, receipts)
+    def answered(self, what: Pile | Errand, answers: Sequence[Any], *, alone: bool) -> bool:
+        """The answers to what was taken are there; `alone` as for `resolve`. Whether all is done."""
+        if not alone:  # first of all there is room, for callbacks to send more
+            self._settle(what)
+        done = resolve(self.guard, what.futures, answers, alone=alone)
+        if done:
+            self._settle(what)
+        return done
 
-    def settled(self, messages: int, size: int) -> None:
-        """So much is done with, for good or ill."""
+    def failed(self, what: Pile | Errand, error: TxmqError) -> None:
+        """There will be no answers."""
+        self._settle(what)
+        fail(self.guard, what.futures, error)
+
+    def _settle(self, what: Pile | Errand) -> None:
+        """It takes no more room. Not twice: an interrupt may make somebody else begin anew."""
+        count, size = len(what.futures), what.weight
         with self._lock:
-            self._messages -= messages
+            if what.settled:
+                return
+            what.settled = True
+            self._messages -= count
             self._bytes -= size
             if self._waiting:
                 self._changed.notify_all()

@@ -3,8 +3,8 @@
 A lone message goes out at once. Under load each write takes everything that came during the previous one, one batch
 for each partition, and what comes while others are under way gathers until it is half of all that have no receipt: so
 two frames are under way, and the broker works on one while the next is made. That wait ends with the last receipt, or a
-millisecond later, and as soon as somebody looks at a future. And whoever puts in the message that completes the half
-sends it, on his own thread: to hand it over would take as long as to send it.
+millisecond later, and as soon as somebody looks at a future. Whoever puts in the message that completes the half sends
+it on his own thread, and who waits for a receipt alone receives it himself (`Line`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from threading import Lock, Thread, get_ident
 from txmq.client.connection import Connection
 from txmq.client.conversation import Payload
 from txmq.client.flights import Flights, Stats
+from txmq.client.line import Line
 from txmq.client.log import get_logger
 from txmq.client.outbox import Outbox
 from txmq.client.promise import Promise
@@ -30,6 +31,7 @@ from txmq.message import Message, Receipt
 
 LOOK_EVERY_S = 0.25  # at what takes too long
 EXPECT_S = 0.001  # after the last receipt, for as many messages as are worth a frame
+NAP_S = 0.005  # of the thread, while others receive
 DIAL_S = 1.0  # between looks at what takes too long while no broker answers
 log = get_logger()
 
@@ -53,14 +55,16 @@ class Pipeline:
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
+        self._naps = selectors.DefaultSelector()  # hears nothing but wakes
+        self._naps.register(self._wakes, selectors.EVENT_READ)
         self._outbox = Outbox(topics, messages=window, size=window_bytes, wake=self._rouse)
         self._flights = Flights(topics, self._outbox)
+        self._line = Line(self._flights, self._outbox, self._wake)
+        self._outbox.guard.help = self._line.receive
         self._start = Lock()
-        self._turn = Lock()  # to send and to receive: the thread's own, but while it waits with a stream
-        self._stream: Stream | None = None
         self._thread: Thread | None = None
         self._ends: float | None = None  # set by `close`: until then what is there may go out
-        self._heard = self._looked = 0.0
+        self._looked = 0.0
         self._trouble = ""
 
     @property
@@ -103,6 +107,7 @@ class Pipeline:
 
     def abandon(self) -> None:
         """In the child of a fork: the thread is not here, and the sockets are the parent's."""
+        self._line.stream = None
         self._close_wakers()
 
     def _begin(self) -> None:
@@ -113,29 +118,9 @@ class Pipeline:
 
     def _rouse(self) -> None:
         """Called by the outbox: the thread sleeps, and there is something to send."""
-        if not (self._outbox.expectant and self._send_here()):
+        # Only while more is expected: then the thread looks about by itself before long, and sees what is under way.
+        if not (self._outbox.expectant and self._line.send()):
             self._wake()
-
-    def _send_here(self) -> bool:
-        """Sends on the caller's thread, if that is all there is to do; whether it was.
-
-        Only while more is expected: then the thread looks about by itself before long, and sees what is under way.
-        """
-        stream = self._stream
-        if stream is None or not self._turn.acquire(blocking=False):
-            return False
-        try:
-            if stream is not self._stream or stream.unsent or self._flights.stale:
-                return False
-            self._send(stream)
-            return not stream.unsent and self._outbox.sleep(messages_too=self._flights.can_send)
-        except ConnectionLost:  # the thread will meet it, too
-            return False
-        except BaseException:  # an interrupt: nobody knows how far it got, so that everything goes out again
-            stream.abort()
-            raise
-        finally:
-            self._turn.release()
 
     def _wake(self) -> None:
         with suppress(OSError):  # full: it is awake; closed: nothing is left to do
@@ -148,7 +133,7 @@ class Pipeline:
             while not self._done():
                 self._await_work()
                 if stream := self._connect():
-                    with stream, self._turn:
+                    with stream, self._line.turn:
                         self._converse(stream)
         except BaseException:
             log.exception("pipeline.failed")
@@ -164,11 +149,9 @@ class Pipeline:
 
     def _await_work(self) -> None:
         """Without a connection, nothing is done until something is to be sent."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wakes, selectors.EVENT_READ)
-            while self._outbox.empty and self._ends is None and self._outbox.sleep(messages_too=True):
-                selector.select()
-                self._hear_wakes()
+        while self._outbox.empty and self._ends is None and self._outbox.sleep(messages_too=True):
+            self._naps.select()
+            self._hear_wakes()
 
     def _connect(self) -> Stream | None:
         """A connection, or None after a while without one; what has waited too long fails meanwhile."""
@@ -180,7 +163,7 @@ class Pipeline:
             self._trouble = error.message
             self._flights.expire(time.monotonic() - self._patience, self._trouble)
             return None
-        self._trouble = ""
+        self._trouble, self._line.trouble = "", None
         self.stats.connections += 1
         return stream
 
@@ -190,7 +173,7 @@ class Pipeline:
             with selectors.DefaultSelector() as selector:
                 selector.register(stream.socket, selectors.EVENT_READ)
                 selector.register(self._wakes, selectors.EVENT_READ)
-                self._heard = self._looked = time.monotonic()
+                self._line.heard = self._looked = time.monotonic()
                 while not self._done():
                     self._send(stream)
                     self._wait(selector, stream)
@@ -207,36 +190,44 @@ class Pipeline:
             return
         if self._flights.stale:
             self._refresh()
-        if not self._flights.awaits_replies:
-            self._heard = time.monotonic()  # silence counts from here
-        stream.write(self._flights.fill(stream.conversation))
+        self._line.write(stream)
 
     def _wait(self, selector: selectors.BaseSelector, stream: Stream) -> None:
-        """Until there is something to read, or to write and room for it; then reads."""
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
-        if selector.get_key(stream.socket).events != wanted:
+        """Until there is something to read, or to write and room for it; then reads. Not while others receive."""
+        listen = self._line.listen()
+        wanted = selectors.EVENT_READ * listen | selectors.EVENT_WRITE * stream.unsent
+        if wanted and selector.get_key(stream.socket).events != wanted:
             selector.modify(stream.socket, wanted)
-        ready = self._select(selector, stream)
+        longest = self._longest_wait(stream)
+        if not listen:
+            longest = NAP_S if longest is None else min(longest, NAP_S)
+        ready = self._select(selector if wanted else self._naps, stream, longest)
         if not ready and not self._flights.awaits_receipts:
             self._outbox.expect_no_more()
+        if self._line.trouble is not None:
+            raise self._line.trouble
+        if self._flights.left:
+            self._flights.received(())
         for key, events in ready:
             if key.fileobj is self._wakes:
                 self._hear_wakes()
             elif events & selectors.EVENT_READ:
-                self._heard = time.monotonic()
+                self._line.heard = time.monotonic()
                 self._flights.received(stream.read())
 
-    def _select(self, selector: selectors.BaseSelector, stream: Stream) -> list[tuple[selectors.SelectorKey, int]]:
-        longest = self._longest_wait(stream)
+    def _select(
+        self, selector: selectors.BaseSelector, stream: Stream, longest: float | None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
         if longest == 0:
             return selector.select(0)
-        self._stream = stream
-        self._turn.release()
+        line = self._line
+        line.stream = stream
+        line.turn.release()
         try:
             return selector.select(longest)
         finally:
-            self._turn.acquire()
-            self._stream = None
+            line.turn.acquire()
+            line.stream = None
 
     def _longest_wait(self, stream: Stream) -> float | None:
         flights = self._flights
@@ -257,7 +248,7 @@ class Pipeline:
         if now - self._looked < LOOK_EVERY_S:
             return
         self._looked = now
-        if self._flights.awaits_replies and now - self._heard > self._timeout:
+        if self._flights.awaits_replies and now - self._line.heard > self._timeout:
             raise ConnectionLost(f"the broker has not answered for {self._timeout} s")
         self._flights.expire(now - self._patience, self._trouble)
 
@@ -279,5 +270,6 @@ class Pipeline:
             self._wakes.recv(4096)  # what is left, if ever, wakes again
 
     def _close_wakers(self) -> None:
+        self._naps.close()
         self._wakes.close()
         self._waker.close()
