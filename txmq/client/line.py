@@ -43,7 +43,7 @@ class Line:
         stream.write(self._flights.fill(stream.conversation))
 
     def listen(self) -> bool:
-        """Whether the thread, which has the turn, shall receive: nobody else does, nor wanted to since this was asked."""
+        """Whether the thread, which has the turn, shall receive: nobody else does, or did since this was asked."""
         lent, self._lent = self._lent, False
         self._listening = not (lent or self._waiter.locked())
         return self._listening
