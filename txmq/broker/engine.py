@@ -14,6 +14,7 @@ again until there is space; meanwhile new writes are refused, and reads go on.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -57,10 +58,15 @@ class Engine:
         now: Callable[[], int],
         in_thread: InThread,
         flush: FlushEvery | None = None,
+        soon: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
-        """`now` gives microseconds since the epoch; `flush` None = every reply waits for the disk."""
+        """`now` gives microseconds since the epoch; `flush` None = every reply waits for the disk.
+
+        `soon` calls a function when all that has come by now is received; without it, the clock does.
+        """
         self.store, self.state = store, state
         self._clock, self._now, self._in_thread, self._policy = clock, now, in_thread, flush
+        self._soon = soon or partial(clock.callLater, 0)
         self._waiting: deque[_Waiting] = deque()
         self._written: list[_Waiting] = []  # early replies: they wait for the write, not for the disk
         self._ticking = self._writing = self._sync_planned = False
@@ -147,7 +153,7 @@ class Engine:
     def _tick_soon(self) -> None:
         if not self._ticking:
             self._ticking = True
-            self._clock.callLater(0, self._tick)
+            self._soon(self._tick)
 
     def _tick(self) -> None:
         self._ticking = False

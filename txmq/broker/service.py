@@ -5,6 +5,7 @@ OPENING ─► RECOVERING ─► SERVING ─► DRAINING ─► CLOSED        fo
 
 from __future__ import annotations
 
+import select
 import signal
 import sys
 import time
@@ -114,8 +115,9 @@ class BrokerService:
         _log_recovery(opened, time.monotonic() - began)
         flush = None if settings.flush == "sync" else settings.flush
         engine = Engine(
-            opened.log, opened.state, clock=self._reactor, now=_wall_clock, in_thread=self._threads["log"], flush=flush
-        )
+            opened.log, opened.state, clock=self._reactor, now=_wall_clock, in_thread=self._threads["log"], flush=flush,
+            soon=getattr(self._reactor, "soon", None),
+        )  # fmt: skip
         engine.on_failure = self._failed
         engine.boot(settings.name)
         self._engine = engine
@@ -231,12 +233,10 @@ def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edg
 
     Raises what opening the data directory or listening raises, and StoreError where the broker had to stop.
     """
-    from twisted.internet import reactor  # noqa: PLC0415  # a composition root: here the one reactor is chosen
-
     from txmq.errors import StoreClosed  # noqa: PLC0415
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    the_reactor: Any = reactor
+    the_reactor = _reactor()
     service = BrokerService(settings, the_reactor, edges)
     service.open()
     trouble: list[BaseException] = []
@@ -262,6 +262,17 @@ def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edg
         raise StoreClosed(
             "the broker ended before all was on disk; what was not has had no answer", hint="free space on its disk"
         )
+
+
+def _reactor() -> Any:  # noqa: ANN401  # several interfaces of Twisted's
+    """A composition root: here the one reactor is chosen."""
+    if hasattr(select, "epoll"):
+        from txmq.broker.turns import install  # noqa: PLC0415  # not everywhere
+
+        return install()
+    from twisted.internet import reactor  # noqa: PLC0415  # makes one
+
+    return reactor
 
 
 def _log_recovery(opened: Opened, seconds: float) -> None:

@@ -43,10 +43,19 @@ class Line:
         stream.write(self._flights.fill(stream.conversation))
 
     def listen(self) -> bool:
-        """Whether the thread, which has the turn, shall receive: nobody else does, or did since this was asked."""
+        """Whether the thread, which has the turn, shall receive: nobody else does, or did since this was asked.
+
+        Unless somebody looks at a promise and waits for it otherwise.
+        """
         lent, self._lent = self._lent, False
-        self._listening = not (lent or self._waiter.locked())
+        self._listening = not self._waiter.locked() and (self._guard.watched > 0 or not lent)
         return self._listening
+
+    def looked_at(self) -> None:
+        """Somebody looks at a promise: what there is shall go out, and the thread receive."""
+        self._outbox.hurry()
+        if self.stream is not None and not (self._listening or self._waiter.locked()):
+            self._wake()
 
     def send(self) -> bool:
         """Sends on the caller's thread, if that is all there is to do; whether it was."""
@@ -63,9 +72,9 @@ class Line:
 
         Or until something comes that is for the pipeline's thread to do, such as to call callbacks.
         """
-        self._lent = True
-        if self.stream is None or self._guard.watched or not self._waiter.acquire(blocking=False):
+        if self._guard.watched or not self._waiter.acquire(blocking=False):
             return
+        self._lent = True
         try:
             ends = None if timeout is None else time.monotonic() + timeout
             self._outbox.ripen()
@@ -78,15 +87,15 @@ class Line:
 
     def _go_on(self, ends: float | None) -> bool:
         """Sends what there is, and receives once; whether to do it again."""
-        stream, left = self.stream, SLICE_S if ends is None else min(SLICE_S, ends - time.monotonic())
-        if stream is None or left <= 0 or self._guard.watched:
+        left = SLICE_S if ends is None else min(SLICE_S, ends - time.monotonic())
+        if left <= 0 or self._guard.watched or not self.turn.acquire(timeout=left):
             return False
-        with self.turn:
-            if self._listening:
+        try:
+            stream = self.stream
+            if stream is None or self._listening or not self._sent(stream):
                 return False
-            if not self._sent(stream):
-                self._wake()
-                return False
+        finally:
+            self.turn.release()
         ears = select.poll()
         ears.register(stream.socket, select.POLLIN)
         if not ears.poll(left * 1_000):

@@ -60,7 +60,7 @@ class Pipeline:
         self._outbox = Outbox(topics, messages=window, size=window_bytes, wake=self._rouse)
         self._flights = Flights(topics, self._outbox)
         self._line = Line(self._flights, self._outbox, self._wake)
-        self._outbox.guard.help = self._line.receive
+        self._outbox.guard.help, self._outbox.guard.looked_at = self._line.receive, self._line.looked_at
         self._start = Lock()
         self._thread: Thread | None = None
         self._ends: float | None = None  # set by `close`: until then what is there may go out
