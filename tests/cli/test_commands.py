@@ -45,8 +45,22 @@ WHY = ("--reason", "lost on 3 May")
         ("topic delete orders --yes", "topic.delete", {"name": "orders"}),
         ("group list", "group.list", {}),
         ("group show billing", "group.show", {"group": "billing"}),
-        ("group pause billing", "group.pause", {"group": "billing", "operator": "ada"}),
-        ("group resume billing --operator eve", "group.resume", {"group": "billing", "operator": "eve"}),
+        (
+            "group pause billing --reason x",
+            "group.pause",
+            {"group": "billing", "topic": None, "operator": "ada", "reason": "x"},
+        ),
+        (
+            "group resume billing orders --operator eve",
+            "group.resume",
+            {"group": "billing", "topic": "orders", "operator": "eve", "reason": ""},
+        ),
+        (
+            "group clone billing again",
+            "group.clone",
+            {"group": "billing", "to": "again", "operator": "ada", "reason": ""},
+        ),
+        ("group delete billing --yes", "group.delete", {"group": "billing", "operator": "ada", "reason": ""}),
         ("tx list", "tx.list", {"state": "undecided", "limit": 100}),
         ("tx list --state in-doubt --limit 7", "tx.list", {"state": "in-doubt", "limit": 7}),
         ("tx list --state open", "tx.list", {"state": "open", "limit": 100}),
@@ -128,6 +142,8 @@ def test_an_error_is_told_on_standard_error_with_status_1(client: ScriptedClient
         "group reset billing orders",
         "group reset billing orders --to 1=x",
         "group reset billing orders --to x",
+        "group reset billing orders --to 2y",
+        "group skip billing --partition 1",
         "group reset billing orders --to first --to 1=2",
         "tx list --state lost",
         "tx show 123",
@@ -159,14 +175,18 @@ def test_bad_usage_is_status_2_and_nothing_is_done(client: ScriptedClient, argum
     ],
 )
 def test_a_reset_shows_what_it_would_do_before_it_asks(client: ScriptedClient, to: list[str], sent: object) -> None:
-    client.replies = [{"positions": [[0, 10, 17], [3, 4, 9]]}] * 2
+    client.replies = [{"positions": [[0, 10, 17, 0, 7, 0], [3, 4, 9, 0, 5, 0]]}] * 2
     options = [word for text in to for word in ("--to", text)]
     result = run("group", "reset", "billing", "orders", *options, *WHY, "--reprocess", stdin="y\n")
     args = {"group": "billing", "topic": "orders", "to": sent, "reprocess": True}
     args |= {"operator": "ada", "reason": "lost on 3 May"}
     assert result.exit_code == 0
     assert client.calls == [("group.reset", args | {"dry_run": True}), ("group.reset", args)]
-    table = ["partition  before  after", "        0      10     17", "        3       4      9"]
+    table = [
+        "partition  before  after  again  skipped  back",
+        "        0      10     17      0        7     0",
+        "        3       4      9      0        5     0",
+    ]
     lines = result.stdout.splitlines()  # with the answer, which the runner echoes, in between
     assert (lines[:3], lines[-3:]) == (table, table)
     assert "go on from there?" in result.stderr
@@ -180,7 +200,8 @@ def test_a_reset_that_is_not_confirmed_is_not_done(client: ScriptedClient, stdin
 
 
 @pytest.mark.parametrize(
-    ("option", "runs"), [("--dry-run", [True]), ("--yes", [None]), ("--json", [None]), ("--json --dry-run", [True])]
+    ("option", "runs"),
+    [("--dry-run", [True]), ("--preview", [True]), ("--yes", [None]), ("--json", [None]), ("--json --dry-run", [True])],
 )
 def test_a_reset_asks_nothing_where_it_only_shows_or_is_told_not_to(
     client: ScriptedClient, option: str, runs: list[bool | None]
@@ -188,6 +209,32 @@ def test_a_reset_asks_nothing_where_it_only_shows_or_is_told_not_to(
     client.replies = [{"positions": []}]
     assert run("group", "reset", "billing", "orders", "--to", "first", *option.split()).exit_code == 0
     assert [args.get("dry_run") for _call, args in client.calls] == runs
+
+
+def test_a_group_can_go_back_by_a_duration(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.cli.groups.time.time_ns", lambda: 10_000_000_000_000)
+    client.replies = [{"positions": []}]
+    assert run("group", "reset", "billing", "orders", "--to", "2h", "--yes").exit_code == 0
+    assert client.calls[0][1]["to"] == 10_000_000_000 - 7_200_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "moves"),
+    [
+        ("", [("orders", "last"), ("refunds", "last")]),
+        ("--topic orders", [("orders", "last")]),
+        ("--topic orders --partition 1", [("orders", {"1": 40})]),
+    ],
+)
+def test_a_backlog_is_skipped_topic_by_topic(client: ScriptedClient, options: str, moves: list[Any]) -> None:
+    shown = {"topics": ["orders", "refunds"], "positions": [{"topic": "orders", "partition": 1, "end": 40}]}
+    asked = [] if options == "--topic orders" else [shown]
+    client.replies = [*asked, *[{"positions": [[1, 10, 40, 0, 30, 0]]}] * 2 * len(moves)]
+    assert run("group", "skip", "billing", *options.split(), stdin="y\n").exit_code == 0
+    resets = [args for call, args in client.calls if call == "group.reset"]
+    assert [(args["topic"], args["to"], args.get("dry_run")) for args in resets] == [
+        (topic, to, dry) for dry in (True, None) for topic, to in moves
+    ]
 
 
 NOTHING: dict[str, object] = {

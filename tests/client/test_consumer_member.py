@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -51,12 +52,19 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
     assert (fetch.group, fetch.member, fetch.generation, fetch.max_messages) == ("billing", "m-1", 4, 4_096)
 
 
+def test_a_start_may_be_a_duration_by_the_brokers_clock() -> None:
+    spoken = Spoken(start=timedelta(hours=2))
+    spoken.member.connected(spoken.now)
+    assert spoken.asked("consumer.join")["start"] == -7_200_000_000
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"mode": "queue"},
         {"tags": "paid"},
         {"start": "now"},
+        {"start": timedelta(0)},
         {"on_exhausted": "drop"},
         {"member": "no spaces"},
         {"prefetch_messages": 0},

@@ -14,7 +14,8 @@ from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
 from txmq.broker.calls_transactions import TransactionCalls
 from txmq.broker.calls_xa import XaCalls
 from txmq.broker.checks import CheckBacks
-from txmq.broker.core.consumer_commands import ExpireLeases
+from txmq.broker.core.consumer_commands import ExpireLeases, TidyGroups
+from txmq.broker.core.tidying import TidyReply
 from txmq.broker.core.upkeep import Sweep
 from txmq.broker.fetching import Fetching
 from txmq.broker.membership import Membership
@@ -74,11 +75,13 @@ class Assembly:
             (TICK_S, checks.tick),
             (TICK_S, fetching.retry),
             (TICK_S, self._backlog.tick),
+            (TICK_S, self._tidy),
             (SWEEP_S, self._sweep),
             (settings.retention.every_s, self.retaining.tick),
             (ALARMS_S, self.alarms.tick),
         ]
         self._loops: list[LoopingCall] = []
+        self._tidying = False
         self._more: Timer | None = None  # of a sweep that has not come to its end
 
     def every(self, seconds: float, function: Callable[[], None]) -> None:
@@ -107,6 +110,18 @@ class Assembly:
 
     def _expire(self) -> None:
         self._engine.submit(ExpireLeases(), _ignore)
+
+    def _tidy(self) -> None:
+        consumers = self._engine.state.consumers
+        if not self._tidying and (consumers.doomed or consumers.resetting):
+            self._tidying = True
+            self._engine.submit(TidyGroups(), self._tidied)
+
+    def _tidied(self, reply: object) -> None:
+        """The next slice at once, when this one is durable: others have had their turn."""
+        self._tidying = False
+        if isinstance(reply, TidyReply) and reply.more:
+            self._tidy()
 
     def _sweep(self, after: bytes = b"") -> None:
         self._more = None

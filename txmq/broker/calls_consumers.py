@@ -47,18 +47,28 @@ class ConsumerCalls:
             "group.alter": self.alter,
             "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),
             "group.reset": self.reset,
-            "group.pause": lambda asking, args: self._do(core.GroupPause(args.group, True, _by(args)), asking.answer),
-            "group.resume": lambda asking, args: self._do(core.GroupPause(args.group, False, _by(args)), asking.answer),
+            "group.clone": self.clone,
+            "group.pause": lambda asking, args: self._pause(asking, args, paused=True),
+            "group.resume": lambda asking, args: self._pause(asking, args, paused=False),
         }
 
     def _do(self, command: object, answer: Answer) -> None:
         self._engine.submit(command, then(answer, lambda _reply: {}))
 
+    def clone(self, asking: Asking, args: wire.GroupClone) -> None:
+        self._do(core.GroupClone(args.group, args.to, _by(args)), asking.answer)
+
+    def _pause(self, asking: Asking, args: wire.GroupPause, *, paused: bool) -> None:
+        self._do(core.GroupPause(args.group, paused, _by(args), args.topic or ""), asking.answer)
+
     def join(self, asking: Asking, args: wire.Join) -> None:
         named = args.member is not None
         member = args.member or f"m-{uuid4().hex[:12]}"
-        wanted = _wanted(args)._replace(start=args.start, strategy=args.strategy)
-        starts = self._starts(args.topics, args.start) if isinstance(args.start, int) else ()
+        start = args.start
+        if isinstance(start, int) and start < 0:
+            start += self._engine.now()
+        wanted = _wanted(args)._replace(start=start, strategy=args.strategy)
+        starts = self._starts(args.topics, start) if isinstance(start, int) else ()
         command = core.Join(
             args.group, member, args.instance, args.mode, args.topics, wanted, starts, args.held, named, args.static
         )
@@ -137,7 +147,7 @@ class ConsumerCalls:
         else:
             offsets = tuple(args.to.items())
         command = core.ResetPosition(args.group, args.topic, to, offsets, args.reprocess, args.dry_run, _by(args))
-        self._engine.submit(command, then(asking.answer, lambda reply: {"positions": reply.positions}))
+        self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))
 
 
 class LetterCalls:

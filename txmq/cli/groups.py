@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from txmq.cli.command import Session, remote
-from txmq.cli.options import Group, Operator, Reason, Topic, Yes, is_number, time_of
+from txmq.cli.options import Group, Operator, Reason, Topic, Yes, is_number, name_of, time_of
+from txmq.cli.units import milliseconds
 from txmq.errors import ConfigError
 from txmq.retry import MAX_STEPS, RetryPolicy
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
 CLASSES = "A class of errors, one of its bases, or MODULE.*; may be given again."
+AGO = re.compile(r"\d+[a-z]+")
+CHANGES = ("partition", "before", "after", "again", "skipped", "back")
 COLUMNS = ("group", "mode", "state", "members", "topics", "lag", "leased", "retrying", "fences", "letters")
 
 
@@ -28,21 +33,26 @@ def _target_of(text: str) -> Target:
         return Target(text)
     partition, found, offset = text.partition("=")
     if not found:
-        return Target(time_of(text))
+        return Target(_ago(text) if AGO.fullmatch(text) else time_of(text))
     if not (is_number(partition) and is_number(offset)):
         raise typer.BadParameter(f"{text!r} is not of the form PARTITION=OFFSET")
     return Target(int(offset), int(partition))
+
+
+def _ago(text: str) -> int:
+    return time.time_ns() // 1_000 - milliseconds(text) * 1_000
 
 
 To = Annotated[
     list[Target],
     typer.Option(
         parser=_target_of,
-        metavar="first|last|TIME|PARTITION=OFFSET",
-        help="Where to go on, in all partitions or in one; then it may be given again.",
+        metavar="first|last|TIME|AGO|PARTITION=OFFSET",
+        help="Where to go on, in all partitions (AGO: 2h) or in one; then it may be given again.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")]
+DryRun = Annotated[bool, typer.Option("--preview", "--dry-run", help="Only show what it would do.")]
+OneTopic = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="One topic of it.")]
 Reprocess = Annotated[bool, typer.Option("--reprocess", help="Let the inbox take again what it has seen.")]
 
 
@@ -84,15 +94,15 @@ def show(session: Session, group: Group) -> None:
 
 
 @remote(app, "pause")
-def pause(session: Session, group: Group, *, operator: Operator) -> None:
-    """Stop deliveries to a group; what its members have already, they may finish."""
-    session.show("group.pause", group=group, operator=operator)
+def pause(session: Session, group: Group, topic: OneTopic = None, *, operator: Operator, reason: Reason = "") -> None:
+    """Stop deliveries to a group, of one topic or all; what its members have already, they may finish."""
+    session.show("group.pause", group=group, topic=topic, operator=operator, reason=reason)
 
 
 @remote(app, "resume")
-def resume(session: Session, group: Group, *, operator: Operator) -> None:
-    """Deliver to a paused group again."""
-    session.show("group.resume", group=group, operator=operator)
+def resume(session: Session, group: Group, topic: OneTopic = None, *, operator: Operator, reason: Reason = "") -> None:
+    """Deliver to a paused group again, or a paused topic of it."""
+    session.show("group.resume", group=group, topic=topic, operator=operator, reason=reason)
 
 
 @remote(app, "alter")
@@ -165,5 +175,66 @@ def _wire(targets: list[Target]) -> str | int | dict[str, str | int]:
 
 
 def _changes(reply: dict[str, Any]) -> dict[str, Any]:
-    rows = [dict(zip(("partition", "before", "after"), row, strict=True)) for row in reply["positions"]]
+    rows = [dict(zip(CHANGES, row, strict=False)) for row in reply["positions"]]
     return reply | {"positions": rows}
+
+
+@remote(app, "skip")
+def skip(  # its options
+    session: Session,
+    group: Group,
+    *,
+    topic: Annotated[str | None, typer.Option(parser=name_of, metavar="TOPIC", help="Of one topic only.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Of one partition of the topic only.")] = None,
+    dry_run: DryRun = False,
+    operator: Operator,
+    reason: Reason = "",
+    yes: Yes = False,
+) -> None:
+    """Skip the backlog of a group: it goes on with what comes from now on. Retries and dead letters stay."""
+    if partition is not None and topic is None:
+        raise typer.BadParameter("a partition is one of a topic: --topic TOPIC", param_hint="--partition")
+    named = {"group": group, "operator": operator, "reason": reason}
+    moves = [named | move for move in _ends(session, group, topic, partition)]
+    if dry_run or not (yes or session.out.as_json):
+        for move in moves:
+            session.out.show(_changes(session.client.call("group.reset", **move, dry_run=True)) | _topic(move))
+    if not dry_run:
+        session.confirm(f"Let group {group} skip all that?", yes=yes)
+        for move in moves:
+            session.out.show(_changes(session.client.call("group.reset", **move)) | _topic(move))
+
+
+def _topic(move: dict[str, Any]) -> dict[str, Any]:
+    return {"topic": move["topic"]}
+
+
+def _ends(session: Session, group: str, topic: str | None, partition: int | None) -> list[dict[str, Any]]:
+    """Resets to the ends."""
+    if partition is None and topic is not None:
+        return [{"topic": topic, "to": "last"}]
+    shown = session.client.call("group.show", group=group)
+    if partition is None:
+        return [{"topic": name, "to": "last"} for name in shown["topics"]]
+    places = (place for place in shown["positions"] if (place["topic"], place["partition"]) == (topic, partition))
+    return [{"topic": topic, "to": {str(partition): place["end"]}} for place in places]
+
+
+@remote(app, "clone")
+def clone(
+    session: Session,
+    group: Group,
+    to: Annotated[str, typer.Argument(metavar="NEW", parser=name_of, help="Name of the new group.")],
+    *,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Make a group that goes on where this one stands; dead letters stay here."""
+    session.show("group.clone", group=group, to=to, operator=operator, reason=reason)
+
+
+@remote(app, "delete")
+def delete(session: Session, group: Group, *, operator: Operator, reason: Reason = "", yes: Yes = False) -> None:
+    """Forget a group without members: its positions, retries and dead letters."""
+    session.confirm(f"Forget group {group}, its retries and dead letters?", yes=yes)
+    session.show("group.delete", group=group, operator=operator, reason=reason)

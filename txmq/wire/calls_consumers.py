@@ -65,9 +65,7 @@ class Join(Wanted):
     instance: Annotated[str, StringConstraints(min_length=1, max_length=64)]  # tells two processes of one name apart
     mode: Literal["concurrent", "ordered", "broadcast"] = "concurrent"
     topics: Annotated[tuple[Name, ...], Field(min_length=1, max_length=1_000)]
-    start: Literal["first", "last"] | int | None = (
-        None  # int: microseconds since the epoch; null = no opinion, as below
-    )
+    start: Literal["first", "last"] | int | None = None  # int: microseconds since the epoch, or if negative, from now
     strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
     static: bool = False  # its partitions wait for it as long as its session lasts
     held: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)] | None = None
@@ -140,6 +138,18 @@ class GroupReset(Operation):
     to: Literal["first", "last"] | int | dict[int, Offset] = "first"  # int: microseconds; dict: offset by partition
     reprocess: bool = False  # let the inbox take again what it has seen
     dry_run: bool = False
+
+
+class GroupPause(Operation):
+    """Which deliveries stop, or go on: of one topic, or (null) all."""
+
+    topic: Name | None = None
+
+
+class GroupClone(Operation):
+    """A new group that goes on where this one stands."""
+
+    to: Name
 
 
 class GroupAlter(Operation, Wanted):

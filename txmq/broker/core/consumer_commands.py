@@ -74,11 +74,26 @@ class GroupSet(NamedTuple):
 
 
 class GroupPause(NamedTuple):
-    """Stop or start deliveries of a group. What is leased stays leased."""
+    """Stop or start deliveries of a group, of one `topic` or of all. What is leased stays leased."""
 
     group: str
     paused: bool
     by: str = ""
+    topic: str = ""
+
+
+class GroupClone(NamedTuple):
+    """Make a group that goes on where this one stands: what is not acked here is delivered there, dead letters not."""
+
+    group: str
+    to: str
+    by: str = ""
+
+
+class TidyGroups(NamedTuple):
+    """Timer: go on with resets and deletions of what has very many moved messages, a slice at a time; the reply says if
+    there is more.
+    """
 
 
 class GroupDelete(NamedTuple):

@@ -51,19 +51,23 @@ class GroupChanged(NamedTuple):
 
 @event(66)
 class GroupPaused(NamedTuple):
-    """The group delivers nothing, or delivers again."""
+    """The group delivers nothing, or delivers again; `topic_id` 0 = of all topics."""
 
     group_id: int
     paused: bool
     by: str
+    topic_id: int = 0
 
 
 @event(67)
 class GroupDeleted(NamedTuple):
-    """The group and all it knew are gone; its id is never used again."""
+    """The group is gone and its name is free; its id is never used again. `most`: so many rows and fences of it go now,
+    what is left of them by GroupTidied.
+    """
 
     group_id: int
     by: str
+    most: int = 1 << 62
 
 
 @event(68)
@@ -117,6 +121,48 @@ class GroupGuarded(NamedTuple):
     group_id: int
     fingerprint: str
     error_type: str
+
+
+@event(76)
+class ResetBegun(NamedTuple):
+    """Partitions will go on from other offsets. Too much has left its place there for one record: until it is all back
+    nothing of them is delivered, then a PositionReset follows.
+    """
+
+    group_id: int
+    topic_id: int
+    offsets: tuple[tuple[int, int], ...]
+    epoch: int
+    by: str
+
+
+@event(77)
+class BroughtBack(NamedTuple):
+    """The first `most` messages of a partition that had left their place at or above `offset` will be back in it."""
+
+    group_id: int
+    topic_id: int
+    partition: int
+    offset: int
+    most: int
+
+
+@event(78)
+class GroupTidied(NamedTuple):
+    """At most so many more rows and fences of a deleted group are gone; with the last of them, the group."""
+
+    group_id: int
+    most: int
+
+
+@event(79)
+class GroupCloned(NamedTuple):
+    """A group came to be that goes on where another one stands; what that one has not acked is delivered here, too."""
+
+    group_id: int
+    name: str
+    source: int
+    by: str
 
 
 @event(80)

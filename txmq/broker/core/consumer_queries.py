@@ -64,6 +64,8 @@ def _state(group: Group) -> str:
         return "paused"
     if group.flood is not None:
         return "guarded"
+    if group.resets:
+        return "being reset"
     return "active" if group.members else "empty"
 
 

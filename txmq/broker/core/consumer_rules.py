@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.core import acks, delivery, group_admin, groups, leases, letters
+from txmq.broker.core import acks, clones, delivery, group_admin, groups, leases, letters, resets, tidying
 
 if TYPE_CHECKING:
     from txmq.broker.core.consumers import Group
     from txmq.broker.core.events import Booted, Place
     from txmq.broker.core.state import State
 
-RULES = (groups, group_admin, delivery, acks, leases, letters)
+RULES = (groups, group_admin, resets, clones, tidying, delivery, acks, leases, letters)
 
 DECIDERS: dict[type, Any] = {command: rule for module in RULES for command, rule in module.DECIDERS.items()}
 APPLIERS: dict[type, Any] = {event: rule for module in RULES for event, rule in module.APPLIERS.items()}
@@ -25,7 +25,7 @@ def apply_booted(state: State, event: Booted, place: Place) -> None:
     for group in list(state.consumers.by_id.values()):
         _forget_members(state, group, place)
         if group.temporary:
-            group_admin.delete(state, group)
+            tidying.delete(state, group)
 
 
 def _forget_members(state: State, group: Group, place: Place) -> None:

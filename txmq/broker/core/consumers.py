@@ -27,6 +27,14 @@ Spotted = tuple[int, int, int]  # topic id, partition, offset: one message
 CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = POLICIES = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
+EARLIER: tuple[Any, ...] = (
+    (),
+    None,
+    0,
+    (),
+    (),
+    False,
+)  # the last fields of a row, for one without them
 SINGLY = 3  # from this attempt on a message that may have killed its consumer is delivered alone
 
 
@@ -138,11 +146,18 @@ class Group:
     floods: int = 0  # there have been so many
     watch: Watch = field(default_factory=Watch, compare=False)
     stops: dict[Spot, tuple[int, int]] = field(default_factory=dict)  # where a key's fence was full: offset, key hash
+    paused_topics: set[int] = field(default_factory=set)
+    resets: dict[Spot, int] = field(default_factory=dict)  # resets that take a while: where they will go on
+    doomed: bool = False  # deleted, but for rows of its moved messages
 
     @property
     def ordered(self) -> bool:
         """One key strictly in order, one member a partition."""
         return self.settings.mode == ORDERED
+
+    def stands(self, spot: Spot) -> bool:
+        """Whether nothing of a partition is to be delivered, because an operator says so."""
+        return self.paused or spot[0] in self.paused_topics or spot in self.resets
 
     @property
     def limit(self) -> int | None:
@@ -201,15 +216,19 @@ class Group:
             self.name, tuple(self.settings), self.parent, self.temporary, self.paused, self.epoch, self.generation,
             self.next_lease, self.next_letter, self.letters, members, leases, retrying,
             tuple((*spot, *stop) for spot, stop in self.stops.items()), self.flood, self.floods,
+            tuple(sorted(self.paused_topics)), tuple((*spot, offset) for spot, offset in self.resets.items()),
+            self.doomed,
         )  # fmt: skip
 
     @classmethod
     def from_row(cls, group_id: int, row: Any) -> Group:  # noqa: ANN401  # rows are untyped tuples
         (name, settings, parent, temporary, paused, epoch, generation, next_lease, next_letter, letters,
-         members, leases, retrying, *newer) = row  # fmt: skip
-        stops, flood, group_floods = newer or ((), None, 0)
+         members, leases, retrying, *later) = row  # fmt: skip
+        stops, flood, floods, paused_topics, resets, doomed = tuple(later) + EARLIER[len(later) :]
         group = cls(group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation)
         group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
+        group.paused_topics, group.doomed = set(paused_topics), doomed
+        group.resets = {(topic_id, partition): offset for topic_id, partition, offset in resets}
         for member, instance, topics, since, partitions, *static in members:
             share = dict.fromkeys(map(tuple, partitions))
             group.members[member] = Member(member, instance, topics, since, share, *static)
@@ -219,7 +238,7 @@ class Group:
             group.held_rows.update(dict.fromkeys(held, number))
         for topic_id, partition, count in retrying:
             group.retrying[topic_id, partition] = count
-        group.flood, group.floods = None if flood is None else Flood(*flood), group_floods
+        group.flood, group.floods = None if flood is None else Flood(*flood), floods
         for topic_id, partition, offset, key_hash in stops:
             group.stops[topic_id, partition] = (offset, key_hash)
         return group

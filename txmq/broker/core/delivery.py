@@ -78,6 +78,8 @@ class _Draft:
     def add(self, number: int, pick: Pick) -> None:
         """Take a pick in, if it still stands."""
         spot = (pick.candidate.topic_id, pick.candidate.partition)
+        if self._group.stands(spot):
+            return
         if pick.candidate.source is Source.MOVED:
             self._moved_row(number, pick, spot)
         elif self._stands(pick, spot, self._group.positions[spot]):

@@ -8,6 +8,7 @@ else: RETRY is in `retries` and `wakes` while nobody has it, PARKED in `parked`,
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import tables as t
@@ -165,11 +166,19 @@ def _count_letters(state: State, group: Group, row: Moved, change: int) -> None:
         state.consumers.dirty_groups.add(group.group_id)
 
 
-def between(state: State, group: Group, spot: Spot, start: int, end: int) -> list[tuple[Spotted, Moved]]:
-    """Rows of messages of one partition with start <= offset < end, in their order."""
+def between(
+    state: State, group: Group, spot: Spot, start: int, end: int, most: int | None = None
+) -> list[tuple[Spotted, Moved]]:
+    """Rows of messages of one partition with start <= offset < end, in their order; the first so many of them."""
     low, high = (t.MOVED_KEY.pack(group.group_id, *spot, min(offset, t.SIGN)) for offset in (start, end))
     rows: Any = state.tables[t.MOVED].range(low, high)
-    return [((*spot, t.MOVED_KEY.unpack(key)[3]), Moved(*row)) for key, row in rows]
+    return [((*spot, t.MOVED_KEY.unpack(key)[3]), Moved(*row)) for key, row in islice(rows, most)]
+
+
+def of_group(state: State, group: Group, most: int) -> list[Spotted]:
+    """The first so many messages of a group that have rows."""
+    low, high = (t.MOVED_KEY.pack(number, 0, 0, 0) for number in (group.group_id, group.group_id + 1))
+    return [t.MOVED_KEY.unpack(key)[1:] for key, _row in islice(state.tables[t.MOVED].range(low, high), most)]
 
 
 def due_rows(state: State, group: Group, spot: Spot, now: int) -> Iterator[tuple[Spotted, Moved]]:

@@ -188,13 +188,13 @@ class _Planner:
         self._single_out = True
         return free
 
-    def _open(self, topic_id: int) -> bool:
-        return not self._state.topics_by_id[topic_id].deleted
+    def _stands(self, spot: Spot) -> bool:
+        return self._group.stands(spot) or self._state.topics_by_id[spot[0]].deleted
 
     def moved_rows(self, most: int) -> None:
         """Retries that are due."""
         for spot in list(self._group.retrying):
-            if not self._open(spot[0]) or not may_take_row(self._group, self._member, spot):
+            if self._stands(spot) or not may_take_row(self._group, self._member, spot):
                 continue
             for spotted, row in moved.due_rows(self._state, self._group, spot, self._now):
                 if most <= 0 or self._full(row.length):
@@ -215,7 +215,7 @@ class _Planner:
         for spot in spots[turn:] + spots[:turn]:
             if self._messages <= 0:
                 return
-            if self._open(spot[0]) and not (self._group.ordered and blocked(self._group, self._member, spot)):
+            if not self._stands(spot) and not (self._group.ordered and blocked(self._group, self._member, spot)):
                 self._partition(spot, self._group.positions[spot])
 
     def _partition(self, spot: Spot, position: Position) -> None:

@@ -20,10 +20,12 @@ FENCE_SINCE = 4  # place in a row of table `fences`
 
 @dataclass(slots=True)
 class Consumers:
-    """All consumer groups. `deadlines` holds (deadline, group id, lease) of every lease."""
+    """All consumer groups, `doomed` ones apart. `deadlines` holds (deadline, group id, lease) of every lease."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     by_id: dict[int, Group] = field(default_factory=dict)
+    doomed: dict[int, Group] = field(default_factory=dict)  # deleted groups with rows that are yet to go
+    resetting: set[int] = field(default_factory=set)  # groups with resets that take a while
     next_group_id: int = 1
     deadlines: Any = field(default_factory=SortedList)
     dirty_groups: set[int] = field(default_factory=set, compare=False)
@@ -36,6 +38,28 @@ class Consumers:
         self.next_group_id = max(self.next_group_id, group.group_id + 1)
         self.dirty_groups.add(group.group_id)
 
+    def doom(self, group: Group) -> None:
+        """A group is deleted, and its name is free; rows of its moved messages may be left."""
+        del self.by_id[group.group_id], self.groups[group.name]
+        self.doomed[group.group_id] = group
+        self.resetting.discard(group.group_id)
+        group.doomed = True
+        self.dirty_groups.add(group.group_id)
+
+    def forget(self, group: Group) -> None:
+        """Nothing is left of a doomed group."""
+        self.dirty_positions.update((group.group_id, *spot) for spot in group.positions)
+        self.dirty_groups.add(group.group_id)
+        del self.doomed[group.group_id]
+
+    def _known(self, group_id: int) -> Group:
+        group = self._find(group_id)
+        assert group is not None, "it has rows, so it has one of its own"
+        return group
+
+    def _find(self, group_id: int) -> Group | None:
+        return self.by_id.get(group_id) or self.doomed.get(group_id)
+
     def touch(self, group: Group, spot: Spot) -> Position:
         """The group's position in a partition, which is about to change."""
         self.dirty_groups.add(group.group_id)
@@ -45,7 +69,7 @@ class Consumers:
     def save(self, tables: t.Tables) -> None:
         """Write what changed since the last call."""
         for group_id in self.dirty_groups:
-            group = self.by_id.get(group_id)
+            group = self._find(group_id)
             _write(tables[t.GROUPS], t.GROUP_KEY.pack(group_id), None if group is None else group.to_row())
         if self.dirty_groups:
             tables[t.GROUPS].put(NUMBERS_KEY, (self.next_group_id,))
@@ -58,12 +82,12 @@ class Consumers:
             dirty.clear()
 
     def _position_row(self, group_id: int, topic_id: int, partition: int) -> t.Row | None:
-        group = self.by_id.get(group_id)
+        group = self._find(group_id)
         position = None if group is None else group.positions.get((topic_id, partition))
         return None if position is None else position.to_row()
 
     def _fence_row(self, group_id: int, topic_id: int, key_hash: int) -> t.Row | None:
-        group = self.by_id.get(group_id)
+        group = self._find(group_id)
         fence = None if group is None else group.fence(topic_id, key_hash)
         if fence is None:
             return None
@@ -73,18 +97,24 @@ class Consumers:
         """Take over what `save` wrote."""
         for key, row in tables[t.GROUPS].range(b""):
             if key != NUMBERS_KEY:
-                self.add(Group.from_row(t.GROUP_KEY.unpack(key)[0], row))
+                group = Group.from_row(t.GROUP_KEY.unpack(key)[0], row)
+                if group.doomed:
+                    self.doomed[group.group_id] = group
+                else:
+                    self.add(group)
+                if group.resets and not group.doomed:
+                    self.resetting.add(group.group_id)
         numbers: Any = tables[t.GROUPS].get(NUMBERS_KEY)
         if numbers is not None:
             (self.next_group_id,) = numbers
         for key, row in tables[t.POSITIONS].range(b""):
             group_id, topic_id, partition = t.POSITION_KEY.unpack(key)
-            _restore(self.by_id[group_id], (topic_id, partition), Position.from_row(row))
+            _restore(self._known(group_id), (topic_id, partition), Position.from_row(row))
         fence_row: Any
         for key, fence_row in sorted(tables[t.FENCES].range(b""), key=_since):
             group_id, topic_id, shifted = t.FENCE_KEY.unpack(key)
             fence = Fence(FenceState(fence_row[0]), *fence_row[1:])
-            self.by_id[group_id].set_fence(topic_id, shifted - t.SIGN, fence)
+            self._known(group_id).set_fence(topic_id, shifted - t.SIGN, fence)
         for group in self.by_id.values():
             self.deadlines.update((lease.deadline, group.group_id, number) for number, lease in group.leases.items())
         self.dirty_groups.clear()

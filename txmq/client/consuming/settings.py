@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict, Unpack
 
 from txmq.errors import LocalProtocolError
@@ -25,8 +25,9 @@ class Options(TypedDict, total=False):
 
     `mode`: "concurrent", "ordered" (one key strictly in order) or "broadcast" (every member gets everything; where it
     is, is remembered by the name of the `member`). `tags`: only messages with one of them. `start`: where a topic new
-    to the group begins. `on_exhausted`: what becomes of a message that failed for good, in an ordered group of its key:
-    "park", "block" or "skip". `max_parked`: how many messages may wait behind a failed one of their key, 10,000; with
+    to the group begins: "first", "last", a time, or a timedelta ago. `on_exhausted`: what becomes of a message that
+    failed for good, in an ordered group of its key: "park", "block" or "skip". `max_parked`: how many messages may wait
+    behind a failed one of their key, 10,000; with
     more of the key to come its partition stands still, and an alarm says so. `flood_keys`: with so many keys failing
     alike, 20, and fewer successes, the group is guarded: one message at a time is a probe, no failure counts, and all
     goes on by itself once a probe succeeds; 0 = never. `on_failure`: "broker", the only policy yet: the broker keeps
@@ -40,7 +41,7 @@ class Options(TypedDict, total=False):
 
     mode: Mode
     tags: Collection[str] | None
-    start: Start | datetime | int | None
+    start: Start | datetime | timedelta | int | None
     on_exhausted: OnExhausted | None
     on_failure: Literal["broker"]
     retry: RetryPolicy | None
@@ -145,7 +146,11 @@ def _tags(tags: Collection[str] | None) -> frozenset[str] | None:
     return frozenset(tags)
 
 
-def _start(start: Start | datetime | int | None) -> Start | int | None:
+def _start(start: Start | datetime | timedelta | int | None) -> Start | int | None:
+    if isinstance(start, timedelta):
+        if not timedelta(0) < start < timedelta(days=36_500):
+            raise LocalProtocolError(f"start is {start!r}", hint="how long ago: timedelta(hours=2)")
+        return -(start // timedelta(microseconds=1))
     if start is None or isinstance(start, int | datetime):
         return None if start is None else micros(start)
     _one_of("start", start, STARTS)

@@ -1,0 +1,148 @@
+"""Resets that are previewed, groups that are cloned, and what is too much for one record: it goes on in slices."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.consumer_checks import check
+from tests.core.consumer_world import World, rows
+from txmq.broker.core import clones, machine
+from txmq.broker.core.consumer_commands import (
+    GroupClone,
+    GroupDelete,
+    GroupPause,
+    Leave,
+    ResetPosition,
+    TidyGroups,
+)
+from txmq.broker.core.resets import Target
+from txmq.errors import BadRequest, Conflict, UnknownGroup, UnknownTopic
+
+
+@pytest.fixture
+def world() -> World:
+    return World(t=2, u=1)
+
+
+def test_a_topic_of_a_group_can_be_paused_alone(world: World) -> None:
+    world.join("a", "t", "u")
+    world.publish("t", 1)
+    world.publish("u", 1)
+    world.do(GroupPause("g", paused=True, topic="t"))
+    assert [message.topic for message in world.fetch("a")] == ["u"]
+    machine.save(world.state)
+    world.state = machine.load(world.state.tables)
+    assert world.offsets("a") == []
+    world.do(GroupPause("g", paused=False, topic="t"))
+    assert [message.topic for message in world.fetch("a")] == ["t"]
+    assert world.do(GroupPause("g", paused=True, topic="x")).error is UnknownTopic
+
+
+def test_a_preview_tells_what_would_come_again_be_skipped_and_be_brought_back(world: World) -> None:
+    world.publish("t", *range(10))
+    world.join("a")
+    world.fetch("a", most=6)
+    world.ack("a", (0, 2), (3, 4))
+    world.nack("a", 4, dead=True)
+    told = {
+        offset: world.do(ResetPosition("g", "t", offsets=((0, offset),), dry_run=True)).positions[0]
+        for offset in (0, 3, 5, 8)
+    }
+    assert told == {
+        0: Target(0, 2, 0, again=3, skipped=0, back=1),
+        3: Target(0, 2, 3, again=1, skipped=1, back=1),
+        5: Target(0, 2, 5, again=0, skipped=1, back=0),
+        8: Target(0, 2, 8, again=0, skipped=4, back=0),
+    }
+
+
+@pytest.fixture
+def failed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Ten failed messages of twelve, two of them waiting for another go; and records that touch two at most."""
+    for module in ("tidying", "resets"):
+        monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
+    world.publish("t", *range(12))
+    world.join("a", mode="ordered")
+    world.fetch("a")
+    for offset in range(10):
+        world.nack("a", offset, dead=offset > 1)
+    return world
+
+
+def sliced(world: World) -> int:
+    """Tidies to the end; returns in how many records. Recovery makes the same of each of them."""
+    since = len(world.log)
+    while world.do(TidyGroups()).more:
+        again = world.replayed()
+        assert again.consumers == world.state.consumers
+        assert rows(again) == rows(world.state)
+        machine.save(again)
+        assert machine.load(again.tables).consumers == world.state.consumers
+    return len(world.log) - since
+
+
+def test_a_large_reset_goes_on_in_slices_and_delivers_nothing_meanwhile(failed: World) -> None:
+    world = failed
+    reply = world.do(ResetPosition("g", "t", offsets=((0, 1),), reprocess=True))
+    assert (reply.pending, reply.positions[0].back) == (True, 9)
+    world.publish("t", 20)
+    world.now += 3_600_000_000
+    assert world.offsets("a") == []
+    assert world.do(ResetPosition("g", "t", to="last")).error is Conflict
+    assert world.do(GroupClone("g", "h")).error is Conflict
+    assert sliced(world) == 6
+    assert world.offsets("a") == [0, *range(1, 13)]
+    assert (world.group().epoch, world.group().letters, len(world.group().leases)) == (2, 0, 1)
+    check(world.state, world.group(), world.keys, set())
+
+
+def test_a_group_with_very_many_failed_messages_is_deleted_in_slices(failed: World) -> None:
+    world = failed
+    world.do(Leave("g", "a", "a"))
+    world.do(GroupDelete("g"))
+    assert world.state.consumers.groups == {}
+    assert world.join("b", mode="ordered").group_id == 2
+    assert world.offsets("b") == list(range(12))
+    assert sliced(world) == 9
+    machine.save(world.state)
+    assert machine.load(world.state.tables).consumers.doomed == {}
+    left = rows(world.state)
+    assert not any(left[name] for name in ("moved", "retries", "wakes", "parked", "letters", "fences"))
+    assert world.ack("b", (0, 12), group="g").messages == 12
+
+
+def test_a_clone_goes_on_where_its_group_stands(world: World) -> None:
+    world.publish("t", *range(8))
+    world.join("a", mode="ordered", lease_us=5_000_000)
+    world.fetch("a", most=6)
+    world.ack("a", (0, 1), (4, 5))
+    world.nack("a", 1)
+    world.nack("a", 2, dead=True)
+    world.do(GroupPause("g", paused=True))
+    world.do(GroupClone("g", "h", by="me"))
+    clone = world.group("h")
+    assert (clone.settings, clone.paused, clone.members, clone.letters) == (world.group().settings, True, {}, 0)
+    world.do(GroupPause("h", paused=False))
+    world.join("b", group="h", mode="ordered", lease_us=5_000_000)
+    assert [(m.offset, m.attempt) for m in world.fetch("b", group="h")] == [(o, 1) for o in (1, 3, 5, 6, 7)]
+    world.ack("b", (1, 2), (3, 4), (5, 8), group="h")
+    assert clone.positions[1, 0].floor == 8
+    assert world.replayed().consumers == world.state.consumers
+    assert world.group().letters == 1
+
+
+@pytest.mark.parametrize(("to", "error"), [("g", Conflict), ("g@x", BadRequest)])
+def test_a_clone_needs_a_name_of_its_own(world: World, to: str, error: type[Exception]) -> None:
+    world.join("a")
+    assert world.do(GroupClone("g", to)).error is error
+    assert world.do(GroupClone("x", to)).error is UnknownGroup
+
+
+def test_what_is_too_much_to_look_through_is_not_cloned(failed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clones, "MOST_ROWS", 9)
+    assert failed.do(GroupClone("g", "h")).error is Conflict
+    monkeypatch.setattr(clones, "MOST_ROWS", 10)
+    failed.do(GroupClone("g", "h"))
+    assert "h" in failed.state.consumers.groups
+    failed.join("c", group="b", mode="broadcast")
+    assert failed.do(GroupClone("b", "c")).error is BadRequest
