@@ -9,7 +9,7 @@ import pytest
 from tests.core.consumer_world import QUICK, World, rows
 from txmq.broker.core import consumer_queries as queries
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import AbandonLetters, Failure, GroupPause
+from txmq.broker.core.consumer_commands import AbandonLetters, Failure
 from txmq.broker.core.state import Rejected
 from txmq.errors import UnknownGroup, UnknownLetter, UnknownMember
 
@@ -32,36 +32,19 @@ def world() -> World:
 
 
 def test_a_group_tells_where_it_stands(world: World) -> None:
-    shown = queries.show(world.state, "g", world.end)
+    shown = queries.show(world.state, "g", world.end, world.now + 5_000_000)
     assert not isinstance(shown, Rejected)
     json.dumps(shown)
     expected = {"lag": 6, "leased": 1, "retrying": 1, "parked": 2, "fences": 2, "letters": 1, "state": "active"}
     assert {name: shown[name] for name in expected} == expected
     assert queries.lag(world.state, "g") == 9
     (first, second) = shown["positions"]
+    assert (first["lag_ms"], second["lag_ms"], shown["lag_ms"]) == (5_000, 5_000, 5_000)
     assert (first["floor"], first["cursor"], first["end"], first["leased_to"]) == (3, 7, 7, ["a"])
     assert (second["lag"], second["owners"]) == (5, ["a"])
     assert shown["member_list"][0]["assignment"] == [("t", 0), ("t", 1)]
     assert {fence["state"] for fence in shown["fence_list"]} == {"dead", "retrying"}
     assert [group["group"] for group in queries.groups(world.state)] == ["g"]
-
-
-def test_a_partition_that_does_not_move_says_why(world: World) -> None:
-    def why(durable: int = 1 << 60) -> list[str]:
-        shown = queries.show(world.state, "g", durable)
-        assert not isinstance(shown, Rejected)
-        return [position["why"] for position in shown["positions"]]
-
-    assert why() == ["everything is leased: waiting for acks", ""]
-    assert why(0)[1] == "the next message is not durable yet"
-    world.join("b", mode="ordered", retry=QUICK)
-    world.fetch("b")
-    world.join("c", mode="ordered", retry=QUICK)
-    world.do(GroupPause("g", paused=True))
-    assert why()[0] == "the group is paused"
-    world.do(GroupPause("g", paused=False))
-    world.boot()
-    assert why() == ["no member reads this partition"] * 2
 
 
 def test_a_heartbeat_tells_generation_and_share(world: World) -> None:
@@ -126,7 +109,7 @@ def test_an_unknown_group_is_said_to_be_unknown(world: World) -> None:
     answers = (
         queries.lag(world.state, "x"),
         queries.letter_stats(world.state, "x"),
-        queries.show(world.state, "x", 0),
+        queries.show(world.state, "x", 0, 0),
         queries.letters(world.state, "x", 0, 1),
         queries.letter(world.state, "x", "t", 0, 0),
     )

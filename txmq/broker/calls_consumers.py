@@ -42,7 +42,7 @@ class ConsumerCalls:
             "consumer.extend": self.extend,
             "group.list": lambda asking, _args: engine.tell(asking.answer, {"groups": queries.groups(engine.state)}),
             "group.show": lambda asking, args: engine.tell(
-                asking.answer, queries.show(engine.state, args.group, engine.store.durable)
+                asking.answer, queries.show(engine.state, args.group, engine.store.durable, engine.now())
             ),
             "group.alter": self.alter,
             "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),

@@ -2,6 +2,8 @@
 "use strict";
 
 const GROUPS_WITH_LETTERS = 20;
+const GROUPS_LOOKED_AT = 10;
+const STANDING_OF_A_GROUP = 10;
 const LETTERS_OF_A_GROUP = 20;
 const PAGES_OF_LETTERS = 4; // abandoned letters are on them, too, and may fill the first ones
 
@@ -55,6 +57,21 @@ const letters = (now) => [
   count("Parked behind", "parked_behind", "warn"),
 ];
 
+const still = [
+  text("Group", (row) => row.group),
+  text("Partition", (row) => `${row.topic}/${row.partition}`, "code"),
+  count("Lag", "lag"),
+  text("Oldest", (row) => (row.lag_ms ? `${Math.round(row.lag_ms / 1000)} s` : "")),
+  text("Members", (row) => row.owners.join(", ")),
+  text("Why", (row) => row.why, "long"),
+];
+
+async function standing(group) {
+  const { value } = await get(`groups/${encodeURIComponent(group)}`);
+  const rows = value.positions.filter((row) => row.why);
+  return rows.slice(0, STANDING_OF_A_GROUP).map((row) => ({ ...row, group }));
+}
+
 async function dead(group) {
   const found = [];
   for (let after = 0, page = 0; after !== null && page < PAGES_OF_LETTERS && found.length < LETTERS_OF_A_GROUP; page += 1) {
@@ -72,9 +89,12 @@ async function refresh() {
   );
   const bearing = groups.value.groups.filter((group) => group.letters > 0).slice(0, GROUPS_WITH_LETTERS);
   const rows = (await Promise.all(bearing.map(({ group }) => dead(group)))).flat();
+  const waiting = groups.value.groups.filter((group) => group.lag + group.retrying + group.parked > 0);
+  const stands = (await Promise.all(waiting.slice(0, GROUPS_LOOKED_AT).map(({ group }) => standing(group)))).flat();
   drawFacts(broker.value);
   draw("topics", topics.value.topics, TOPICS, "No topics.");
   draw("groups", groups.value.groups, GROUPS, "No consumer groups.");
+  draw("standing", stands, still, "All that have something to deliver are moving.");
   draw("transactions", undecided.value.transactions, transactions(broker.now), "Everything is decided.");
   draw("letters", rows, letters(broker.now), "No dead letters.");
 }

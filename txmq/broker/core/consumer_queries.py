@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import fences, gates, growth, moved
+from txmq.broker.core import gates, moved, standstill
 from txmq.broker.core import letters as rules
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import FenceState
@@ -85,16 +85,23 @@ def lag(state: State, name: str) -> int | Rejected:
     return int(summary["lag"] + summary["retrying"] + summary["parked"] + held)
 
 
-def show(state: State, name: str, durable: int) -> dict[str, Any] | Rejected:
-    """A group in full. `why` tells for each partition what keeps it from moving, "" where nothing does."""
+def show(state: State, name: str, durable: int, now: int | None = None) -> dict[str, Any] | Rejected:
+    """A group in full. `why` tells for each partition what keeps it from moving, "" where nothing does (`standstill`).
+
+    `lag_ms` is the age of the oldest message that is neither processed nor moved; `now` None = as of the last record.
+    """
     group = known(state, name)
     if isinstance(group, Rejected):
         return group
+    at = state.stored_at if now is None else now
+    positions = [_position(state, group, spot, durable, at) for spot in sorted(group.positions)]
     return _summary(state, group) | {
         "settings": settings(group),
         "flood": None if group.flood is None else group.flood._asdict(),
         "member_list": [_member(state, group, member) for member in group.members.values()],
-        "positions": [_position(state, group, spot, durable) for spot in sorted(group.positions)],
+        "lag_ms": max((position["lag_ms"] for position in positions), default=0),
+        "paused_topics": [state.topics_by_id[topic_id].name for topic_id in sorted(group.paused_topics)],
+        "positions": positions,
         "fence_list": [_fence(state, *item) for item in islice(group.every_fence(), FENCES_SHOWN)],
     }
 
@@ -119,8 +126,9 @@ def _assignment(state: State, member: Member) -> list[tuple[str, int]]:
     return [(state.topics_by_id[topic_id].name, partition) for topic_id, partition in member.partitions]
 
 
-def _position(state: State, group: Group, spot: Spot, durable: int) -> dict[str, Any]:
+def _position(state: State, group: Group, spot: Spot, durable: int, now: int) -> dict[str, Any]:
     position = group.positions[spot]
+    oldest, reason = standstill.oldest_waiting(state, group, spot), standstill.why(state, group, spot, durable, now)
     topic = state.topics_by_id[spot[0]]
     holders = sorted({group.leases[piece.value.lease].member for piece in position.leased})
     owners = [member.name for member in group.members.values() if spot in member.partitions]
@@ -138,49 +146,15 @@ def _position(state: State, group: Group, spot: Spot, durable: int) -> dict[str,
         "retrying": group.retrying[spot],
         "owners": owners,
         "passed": _passed(state, group, spot),
-        "why": _why(state, group, spot, owners, holders, durable),
+        "lag_ms": 0 if oldest is None else max(0, now - oldest) // 1_000,
+        "why": "" if reason is None else reason.text,
+        "reason": "" if reason is None else reason.code,
     }
 
 
 def _passed(state: State, group: Group, spot: Spot) -> int:
     row = state.tables[t.PASSED].get(t.POSITION_KEY.pack(group.group_id, *spot))
     return 0 if row is None else int(row[0])
-
-
-def _why(state: State, group: Group, spot: Spot, owners: list[str], holders: list[str], durable: int) -> str:
-    position = group.positions[spot]
-    topic = state.topics_by_id[spot[0]]
-    reasons = (
-        (topic.deleted, "the topic was deleted"),
-        (group.paused, "the group is paused"),
-        (group.flood is not None, "many keys failed alike: the group waits until a probe succeeds"),
-        (not owners, "no member reads this partition"),
-        (group.ordered and any(name not in owners for name in holders), "leased to a member that had it before"),
-        (group.ordered and bool(position.reserved), "an undecided transaction has acked messages of it"),
-        (
-            group.ordered and fences.stopped(group, spot),
-            "behind a fenced key as many are parked as may be (max_parked)",
-        ),
-        (_waits_for_growth(state, group, spot), "what was sent before the topic grew is not all done with"),
-        (_all_out(state, spot, position), "everything is leased: waiting for acks"),
-        (_not_visible(state, spot, position, durable), "the next message is not durable yet"),
-    )
-    return next((why for applies, why in reasons if applies), "")
-
-
-def _waits_for_growth(state: State, group: Group, spot: Spot) -> bool:
-    stop = growth.limit(state, group, spot) if group.ordered else None
-    return stop is not None and stop <= group.positions[spot].cursor < gates.end(state, *spot)
-
-
-def _all_out(state: State, spot: Spot, position: Position) -> bool:
-    drained = position.cursor == gates.end(state, *spot) and not position.redeliver
-    return drained and bool(position.leased)
-
-
-def _not_visible(state: State, spot: Spot, position: Position, durable: int) -> bool:
-    row = state.entries.get(t.ENTRY_KEY.pack(*spot, position.cursor))
-    return row is not None and t.Entry._make(row).visible_at > durable
 
 
 def _fence(state: State, topic_id: int, key_hash: int, fence: Fence) -> dict[str, Any]:

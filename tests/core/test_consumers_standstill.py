@@ -1,0 +1,186 @@
+"""Why a partition is not moving: each reason, and that there is none where it moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.consumer_world import QUICK, World
+from tests.core.driver import SECOND, token
+from txmq.broker.core import standstill
+from txmq.broker.core.consumer_commands import (
+    Failure,
+    GroupPause,
+    Leave,
+    ResetPosition,
+)
+from txmq.broker.core.topics import DeleteTopic, GrowTopic
+from txmq.message import Decision
+
+POSTGRES = ("postgres", 1, 1, 5, 7)
+
+
+@pytest.fixture
+def world() -> World:
+    """Two messages of one key, and an ordered group with a member that has not fetched."""
+    world = World(t=1)
+    world.publish("t", 1, 1)
+    world.join("a", mode="ordered", retry=QUICK)
+    return world
+
+
+def why(world: World, durable: int | None = None, partition: int = 0, group: str = "g") -> str:
+    seen = world.end if durable is None else durable
+    reason = standstill.why(world.state, world.group(group), (1, partition), seen, world.now)
+    return "" if reason is None else f"{reason.code}: {reason.text}"
+
+
+def test_a_partition_that_moves_or_is_at_its_end_has_no_reason_not_to(world: World) -> None:
+    assert why(world) == ""
+    world.fetch("a")
+    world.ack("a", (0, 2))
+    assert why(world) == ""
+
+
+def test_its_topic_may_be_gone_or_paused_and_so_may_the_group(world: World) -> None:
+    world.do(GroupPause("g", paused=True, topic="t"))
+    assert why(world) == "topic-paused: its topic is paused for the group"
+    world.do(GroupPause("g", paused=True))
+    assert why(world) == "paused: the group is paused"
+    world.do(DeleteTopic("t"))
+    assert why(world) == "deleted: the topic was deleted"
+
+
+def test_it_may_be_reset_just_now(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.broker.core.resets.SLICE", 0)
+    world.fetch("a")
+    world.nack("a", 0, dead=True)
+    world.do(ResetPosition("g", "t", to="first"))
+    assert why(world) == "being-reset: a reset brings back many failed messages"
+
+
+def test_the_group_may_be_guarded() -> None:
+    world = World(t=1)
+    world.publish("t", 1, 2)
+    world.join("a", mode="ordered", retry=QUICK, flood_keys=1)
+    world.fetch("a", most=1)
+    world.nack("a", 0, failure=Failure("OSError", "", "f"))
+    assert why(world).startswith("guarded: many keys failed alike (OSError)")
+
+
+def test_nobody_may_read_it(world: World) -> None:
+    world.do(Leave("g", "a", "a"))
+    assert why(world) == "no-member: no member reads this partition"
+
+
+def test_a_member_that_had_it_before_may_still_have_messages() -> None:
+    world = World(t=1)
+    world.publish("t", 1)
+    world.join("a", mode="ordered", strategy="average")
+    world.fetch("a")
+    world.join("b", mode="ordered", strategy="average")
+    world.now += 3 * SECOND
+    assert list(world.group().members["b"].partitions) == [(1, 0)]
+    assert why(world) == "held-before: leased to a, a member that had it before, for 3 s"
+
+
+def test_a_transaction_may_have_acked_messages(world: World) -> None:
+    world.fetch("a", most=1)
+    action = ("ack", "g", "a", world.generation(), "t", 0, 0, 1)
+    world.store(token(world, 1), [], POSTGRES, actions=(action,))
+    assert why(world) == f"transaction: an undecided transaction has acked messages of it: {token(world, 1).hex()}"
+
+
+def test_a_chain_may_be_as_long_as_it_may_be() -> None:
+    world = World(t=1)
+    world.publish("t", 1)
+    world.join("a", mode="ordered", retry=QUICK, max_parked=0)
+    world.fetch("a")
+    world.nack("a", 0, dead=True)
+    world.publish("t", 1)
+    world.fetch("a")
+    assert why(world) == "fence-full: behind a fenced key as many are parked as may be (max_parked)"
+
+
+def test_what_was_sent_before_its_topic_grew_may_not_be_done_with(world: World) -> None:
+    world.fetch("a")
+    world.do(GrowTopic("t", 2))
+    world.publish("t", 1, partition=1)
+    world.join("a", mode="ordered", retry=QUICK, instance="newer")
+    assert why(world, partition=1) == "growth: what was sent before the topic grew is not all done with"
+
+
+def test_a_message_that_kills_waits_for_another_one() -> None:
+    world = World(t=2)
+    for partition in range(2):
+        world.publish("t", 1, partition=partition)
+    world.join("a")
+    for _ in range(2):
+        world.fetch("a")
+        world.do(Leave("g", "a", "a", lost=True))
+        world.join("a")
+    assert len(world.fetch("a")) == 1
+    reasons = {why(world, partition=partition).partition(":")[0] for partition in range(2)}
+    assert reasons == {"leased", "alone"}
+
+
+@pytest.mark.parametrize(("after", "what"), [(59, "waiting for acks"), (61, "its handlers are slow, or hang")])
+def test_handlers_may_have_all_of_it(world: World, after: int, what: str) -> None:
+    world.fetch("a")
+    world.now += after * SECOND
+    assert why(world) == f"leased: everything is leased, to a for {after} s: {what}"
+
+
+def test_the_next_message_may_not_be_durable(world: World) -> None:
+    assert why(world, durable=0) == "not-durable: the next message is not durable yet"
+
+
+def test_a_transaction_may_hold_keys_of_it(world: World) -> None:
+    world.fetch("a")
+    world.ack("a", (0, 2))
+    held = token(world, 1)
+    world.store(held, [("t", 0, "k", "x")], POSTGRES)
+    assert why(world) == f"undecided: undecided transactions hold 1 keys of it, such as {held.hex()}"
+
+
+def test_a_large_transaction_may_be_on_its_way(world: World) -> None:
+    from txmq.broker.core.decisions import Decide
+
+    world.fetch("a")
+    world.ack("a", (0, 2))
+    large = token(world, 1)
+    for part in range(2):
+        sends = [("t", 0, f"k{part}", "x")]
+        world.store(large, sends, POSTGRES, part=part, sealed=part == 1)
+    world.do(Decide(large, Decision.COMMIT, "resolver"))
+    while world.advance() and not world.state.gates:
+        pass
+    assert world.state.gates, "it is published at a gate"
+    assert why(world).startswith("gate: 2 messages are seen once a large transaction is published whole")
+    world.work_off()
+    assert why(world) == ""
+
+
+def test_only_failed_messages_may_be_left(world: World) -> None:
+    world.fetch("a")
+    world.nack("a", 0)
+    world.give_back("a", (1, 2))
+    world.fetch("a")
+    assert why(world) == "retrying: 1 failed messages wait for their next delivery"
+    world.now += SECOND
+    world.fetch("a")
+    world.nack("a", 0, dead=True)
+    assert why(world) == "parked: 1 messages are parked behind 1 failed ones of their keys"
+
+
+def test_the_lag_in_time_is_that_of_the_oldest_message_not_done_with(world: World) -> None:
+    oldest = world.now
+    world.now += SECOND
+    world.publish("t", 2)
+    group = world.group()
+    assert standstill.oldest_waiting(world.state, group, (1, 0)) == oldest
+    world.fetch("a")
+    assert standstill.oldest_waiting(world.state, group, (1, 0)) == oldest
+    world.ack("a", (0, 2))
+    assert standstill.oldest_waiting(world.state, group, (1, 0)) == oldest + SECOND
+    world.ack("a", (2, 3))
+    assert standstill.oldest_waiting(world.state, group, (1, 0)) is None
