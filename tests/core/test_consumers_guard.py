@@ -179,7 +179,7 @@ def test_a_flood_is_shown_and_survives_a_restart(world: World) -> None:
     shown = show(world.state, "g", 1 << 60)
     assert isinstance(shown, dict)
     assert (shown["state"], shown["floods"], shown["flood"]["fingerprint"]) == ("guarded", 1, "away")
-    assert shown["positions"][0]["why"] == "many keys failed alike: the group waits until a probe succeeds"
+    assert shown["positions"][0]["reason"] == "guarded"
     machine.save(world.state)
     assert machine.load(world.state.tables).consumers == world.state.consumers
     assert world.replayed().consumers == world.state.consumers

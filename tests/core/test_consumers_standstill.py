@@ -64,7 +64,7 @@ def test_the_group_may_be_guarded() -> None:
     world.join("a", mode="ordered", retry=QUICK, flood_keys=1)
     world.fetch("a", most=1)
     world.nack("a", 0, failure=Failure("OSError", "", "f"))
-    assert why(world).startswith("guarded: many keys failed alike (OSError)")
+    assert why(world).endswith("the group waits until a probe succeeds (OSError)")
 
 
 def test_nobody_may_read_it(world: World) -> None:

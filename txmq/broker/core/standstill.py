@@ -98,7 +98,7 @@ def _guarded(look: Look) -> str:
     flood = look.group.flood
     if flood is None:
         return ""
-    return f"many keys failed alike ({flood.error_type}): the group waits until a probe succeeds"
+    return f"many keys failed alike: the group waits until a probe succeeds ({flood.error_type})"
 
 
 def _no_member(look: Look) -> str:
