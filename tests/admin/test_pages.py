@@ -109,7 +109,14 @@ def test_what_the_api_tells_is_what_the_command_line_tells(served: Served) -> No
         told = served.api(path)
         assert told
         if command is not None:
-            assert told == reply(*command, broker=served.url), path
+            assert steady(told) == steady(reply(*command, broker=served.url)), path
+
+
+def steady(told: Any) -> Any:
+    """Without what grows with time."""
+    if isinstance(told, dict):
+        return {name: steady(value) for name, value in told.items() if name not in ("lag_ms", "why")}
+    return [steady(item) for item in told] if isinstance(told, list) else told
 
 
 def test_the_numbers_are_those_of_the_broker(served: Served) -> None:
