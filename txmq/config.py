@@ -95,13 +95,15 @@ class Consumers(Model):
 class Checks(Model):
     """When undecided transactions are asked about: first, then after `then_s`, growing to `longest_s`.
 
-    RocketMQ's are 6 s and 30 s.
+    RocketMQ's are 6 s and 30 s. In doubt after so many checks that found no answer, or at that age: whoever should
+    answer may never have taken the question.
     """
 
     first_s: float = Field(default=6.0, gt=0)
     then_s: float = Field(default=30.0, gt=0)
     longest_s: float = Field(default=600.0, gt=0)
     in_doubt_after: PositiveInt = 15
+    in_doubt_after_s: float = Field(default=1_800.0, gt=0)
 
 
 class Alarms(Model):

@@ -7,12 +7,23 @@ from typing import Any
 import pytest
 
 from tests.broker.support import SECOND, Broker, Client, Oracle
+from txmq.broker import checks
+from txmq.broker.core import lost
 from txmq.config import Settings
 from txmq.message import Decision, Message
 
 CHECKER = ("checker", "billing")
 SETTINGS = Settings.model_validate(
-    {"broker": {"data": "/data"}, "checks": {"first_s": 6.0, "then_s": 10.0, "longest_s": 10.0, "in_doubt_after": 2}}
+    {
+        "broker": {"data": "/data"},
+        "checks": {
+            "first_s": 6.0,
+            "then_s": 10.0,
+            "longest_s": 10.0,
+            "in_doubt_after": 2,
+            "in_doubt_after_s": 60.0,
+        },
+    }
 )
 
 
@@ -124,3 +135,64 @@ def test_a_job_is_not_ended_by_a_check_before_its_time(broker: Broker) -> None:
 
 def test_a_check_of_what_was_never_stored_is_refused(broker: Broker) -> None:
     assert "never stored" in broker.ask("tx.check", token="0" * 32).message
+
+
+def test_what_nobody_can_be_asked_about_is_in_doubt_after_a_while(broker: Broker) -> None:
+    asked_of_nobody = half(broker, decider=CHECKER)
+    never_due = bytes.fromhex(broker.half(2, Message(b"m"), decider=CHECKER, check_after=0))
+    job = bytes.fromhex(broker.half(3, Message(b"m"), decider=("job", b"j" * 16), check_after=0))
+    broker.pass_time(59)
+    younger = half(broker, 4, decider=CHECKER)
+    assert broker.ask("tx.list", state="in-doubt")["transactions"] == []
+    broker.pass_time(3)
+    listed = broker.ask("tx.list", state="in-doubt")["transactions"]
+    assert [line["token"] for line in listed] == [asked_of_nobody.hex(), never_due.hex()]
+    assert not shown(broker, job)["in_doubt"]
+    assert not shown(broker, younger)["in_doubt"]
+    assert (shown(broker, never_due)["check_at"], shown(broker, never_due)["tries"]) == (0, 0)
+
+
+def test_a_flag_once_set_stays_until_the_decision(broker: Broker, oracle: Oracle) -> None:
+    token = half(broker)
+    broker.pass_time(62)
+    assert shown(broker, token)["in_doubt"]
+    oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert shown(broker, token)["in_doubt"]
+
+
+def test_a_service_that_is_gone_leaves_only_its_own_waiting(
+    broker: Broker, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "ASKED_AT_ONCE", 2)
+    monkeypatch.setattr(checks, "OFFERED_AT_ONCE", 4)
+    waiting = [half(broker, number, decider=CHECKER) for number in range(9)]
+    asked = [half(broker, number) for number in range(9, 12)]
+    broker.pass_time(7)
+    assert list(oracle.asked) == asked[:2]
+    oracle.answer(asked[0], Decision.COMMIT)
+    broker.pass_time(0.1)
+    assert list(oracle.asked) == asked[1:]
+    for token in asked[1:]:
+        oracle.answer(token, Decision.COMMIT)
+    client, taken = broker.connect(), list[str]()
+    for _ in range(9):
+        taken += wait_for(client, 1)
+        broker.pass_time(0.1)
+    assert sorted(taken) == sorted(token.hex() for token in waiting)
+
+
+def wait_for(client: Client, most: int) -> list[str]:
+    reply: Any = client.call("checks.wait", service="shop", wait_ms=0, max=most)
+    return [check["token"] for check in reply["checks"]]
+
+
+@pytest.mark.parametrize("decider", [("job", b"j" * 16), ("home", None, b"t" * 16)], ids=str)
+def test_time_decides_nothing_whose_decision_may_be_lost(broker: Broker, decider: tuple[object, ...]) -> None:
+    own = broker.log.log_id.bytes
+    token = half(broker, decider=tuple(own if field is None else field for field in decider))
+    lost.apply_lost(broker.engine.state, broker.log.end)
+    broker.pass_time(30)
+    told = shown(broker, token)
+    assert (told["state"], told["in_doubt"], told["check_reason"]) == ("UNDECIDED", True, lost.WHY)
+    broker.ask("tx.decide", token=token.hex(), outcome="COMMIT", operator="ada", reason="the rows are there")
+    assert shown(broker, token)["state"] == "PUBLISHED"

@@ -11,7 +11,7 @@ import pytest
 from tests.broker.support import BEGAN, SECOND, Broker, Client, send_payload
 from txmq import errors
 from txmq.batch import encode
-from txmq.broker.core import transactions, upkeep
+from txmq.broker.core import sweeping, transactions
 from txmq.message import COMMIT, ROLLBACK, Decision, Message
 from txmq.tx.group import GroupState
 from txmq.wire import headers
@@ -239,7 +239,7 @@ def test_impossible_arguments_are_refused(broker: Broker, call: str, args: dict[
 
 
 def test_as_many_outcomes_are_forgotten_as_there_were(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "AT_ONCE", 3)
+    monkeypatch.setattr(sweeping, "AT_ONCE", 3)
     client = broker.connect()
     for number in range(20):
         store(client, number, ("local",), commit=True)

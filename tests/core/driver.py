@@ -11,6 +11,7 @@ from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.sends import Send
 from txmq.broker.core.slices import Advance, Progress
 from txmq.broker.core.state import Rejected, State
+from txmq.broker.core.sweeping import Sweep
 from txmq.broker.core.tables import MemoryTables
 from txmq.broker.reading import published
 from txmq.message import Message
@@ -67,6 +68,13 @@ class Driver:
         steps = 0
         while self.advance():
             steps += 1
+        return steps
+
+    def sweep(self, connected: frozenset[bytes] = frozenset()) -> int:
+        """Forget what is older than it is kept; returns in how many steps."""
+        command, steps = Sweep(connected=connected), 0
+        while command is not None:
+            command, steps = self.do(command), steps + 1
         return steps
 
     def replayed(self) -> State:

@@ -9,14 +9,14 @@ import pytest
 from tests.core.driver import SECOND, Driver, token
 from tests.core.test_transactions import LOCAL, POSTGRES, decide
 from txmq import limits
-from txmq.broker.core import backlog, decisions, gates, holds, jobs, parts, pieces, upkeep
+from txmq.broker.core import backlog, decisions, gates, holds, jobs, parts, pieces, undecided, upkeep
 from txmq.broker.core.events import Booted
 from txmq.broker.core.holds import HeldBatch
 from txmq.broker.core.persistence import load, save
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import BACKLOG, HOLDS, NAMES, PIECES, UNDECIDED
 from txmq.broker.core.topics import CreateTopic, DeleteTopic
-from txmq.broker.core.transactions import KEPT, get, oldest_undecided
+from txmq.broker.core.transactions import KEPT, get
 from txmq.broker.reading import end_of, offset_at
 from txmq.errors import BadRequest, Conflict, MessageTooLarge
 from txmq.message import Decision
@@ -240,7 +240,7 @@ def test_the_parts_again_get_the_same_answers(core: Driver) -> None:
 
 def test_an_open_group_is_undecided_can_be_rolled_back_and_not_committed(core: Driver) -> None:
     name = large(core, 1, *"abcd", sealed=False)
-    assert (oldest_undecided(core.state), core.state.undecided) == (name, 1)
+    assert (undecided.oldest(core.state), core.state.undecided) == (name, 1)
     refused = decide(core, name)
     assert isinstance(refused, Rejected)
     assert refused.error is Conflict
@@ -342,6 +342,6 @@ def test_a_large_group_is_forgotten_with_all_its_pieces(core: Driver) -> None:
     decide(core, name)
     core.work_off()
     core.now += KEPT + SECOND
-    core.do(upkeep.Sweep())
+    core.sweep()
     assert get(core.state, name) is None
     assert not list(core.state.tables[PIECES].range(b""))

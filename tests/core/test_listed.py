@@ -102,6 +102,6 @@ def test_what_waits_for_longer_than_outcomes_are_kept_is_published_all_the_same(
     first, second = store(core, 1, "a"), store(core, 2, "a")
     decide(core, second)
     core.now += KEPT + SECOND
-    core.do(upkeep.Sweep())
+    core.sweep()
     decide(core, first)
     assert core.bodies("t") == ["1", "2"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.driver import SECOND, Driver, token
 from txmq.batch import encode, verify
-from txmq.broker.core import decisions, jobs, upkeep
+from txmq.broker.core import decisions, jobs, sweeping, upkeep
 from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import HOLDS, QUEUED, UNDECIDED
@@ -170,7 +170,7 @@ def test_outcomes_are_forgotten_after_a_week_but_never_an_undecided_half(core: D
     done, open_ = half(core, 1, "a"), half(core, 2, "b")
     decide(core, done)
     core.now += KEPT + SECOND
-    core.do(upkeep.Sweep())
+    core.sweep()
     assert get(core.state, done) is None
     assert get(core.state, open_) is not None
     decide(core, open_)
@@ -178,19 +178,17 @@ def test_outcomes_are_forgotten_after_a_week_but_never_an_undecided_half(core: D
 
 
 def test_a_sweep_gets_past_what_it_must_keep(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "AT_ONCE", 3)
+    monkeypatch.setattr(sweeping, "AT_ONCE", 3)
     for number in range(7):
         half(core, number, None)
     done = [half(core, number, None) for number in range(7, 12)]
     for name in done:
         decide(core, name)
     core.now += KEPT + SECOND
-    after, sweeps = b"", 0
-    while after or not sweeps:
-        after, sweeps = core.do(upkeep.Sweep(after)), sweeps + 1
-    assert sweeps == 4
+    steps = core.sweep()
     assert [get(core.state, name) for name in done] == [None] * 5
     assert core.state.undecided == 7
+    assert core.sweep() == steps - 3  # what is behind it is not looked at again
 
 
 def test_a_job_publishes_its_winners_and_drops_all_others(core: Driver) -> None:

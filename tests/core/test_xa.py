@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import branches, upkeep
+from txmq.broker.core import branches
 from txmq.broker.core.decisions import Decide, DecideReceipt
 from txmq.broker.core.instances import RegisterInstance, fenced
 from txmq.broker.core.state import Rejected
@@ -147,7 +147,7 @@ def test_an_xid_is_free_when_its_outcome_is_forgotten(core: Driver) -> None:
     foreign(core, 1)
     core.do(Decide(token(core, 1), COMMIT, "manager"))
     core.now += KEPT + SECOND
-    core.do(upkeep.Sweep())
+    core.sweep()
     assert not list(core.state.tables[XIDS].range(b""))
     assert foreign(core, 2).state is GroupState.UNDECIDED
 
@@ -218,12 +218,12 @@ def test_a_heuristic_outcome_is_kept_until_somebody_has_dealt_with_it(core: Driv
     foreign(core, 1)
     by_hand(core, name, COMMIT)
     core.now += KEPT + SECOND
-    core.do(upkeep.Sweep())
+    core.sweep()
     assert get(core.state, name) is not None
     core.do(ForgetHeuristics(name, "ann", "told the manager's people"))
     assert listed(core) == []
     assert refusal(core.do(Decide(name, ROLLBACK, "manager"))) is Conflict
-    core.do(upkeep.Sweep())
+    core.sweep()
     assert get(core.state, name) is None
     assert get(core.replayed(), name) is None
 

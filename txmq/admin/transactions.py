@@ -13,9 +13,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from txmq.broker.alarms import RULES
+from txmq.broker.core import undecided
 from txmq.broker.core.listed import Kind
 from txmq.broker.core.transactions import get
-from txmq.broker.transaction_views import undecided
 
 if TYPE_CHECKING:
     from txmq.broker.service import Parts
@@ -103,7 +103,7 @@ class Standing(Collector):
         yield GaugeMetricFamily("txmq_order_tickets", "Batches that keep or await their place in a key's order", held)
 
     def _oldest_age(self) -> float:
-        token = next(undecided(self._engine.state), None)
+        token = next(undecided.tokens(self._engine.state), None)
         row = None if token is None else get(self._engine.state, token)
         return 0.0 if row is None else (self._engine.now() - row.stored_at) / SECOND
 

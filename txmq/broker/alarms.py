@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from txmq.broker.core import listed
+from txmq.broker.core import listed, undecided
 from txmq.broker.core.fences import stopped
 from txmq.broker.core.listed import Kind
 from txmq.broker.core.transaction_queries import contradictions
 from txmq.broker.core.transactions import get
-from txmq.broker.transaction_views import undecided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +102,7 @@ def _in_doubt(seen: Seen) -> str:
 
 
 def _oldest(seen: Seen) -> str:
-    return _aged(seen, next(undecided(seen.state), None), seen.limits.undecided_s, "undecided")
+    return _aged(seen, next(undecided.tokens(seen.state), None), seen.limits.undecided_s, "undecided")
 
 
 def _open(seen: Seen) -> str:

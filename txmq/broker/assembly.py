@@ -15,8 +15,10 @@ from txmq.broker.calls_transactions import TransactionCalls
 from txmq.broker.calls_xa import XaCalls
 from txmq.broker.checks import CheckBacks
 from txmq.broker.core.consumer_commands import ExpireLeases, TidyGroups
+from txmq.broker.core.instances import key_of
+from txmq.broker.core.sweeping import Sweep
 from txmq.broker.core.tidying import TidyReply
-from txmq.broker.core.upkeep import Sweep
+from txmq.broker.doubts import Doubts
 from txmq.broker.fetching import Fetching
 from txmq.broker.membership import Membership
 from txmq.broker.protocol import SessionFactory
@@ -78,6 +80,7 @@ class Assembly:
             (TICK_S, self._tidy),
             (SWEEP_S, self._sweep),
             (settings.retention.every_s, self.retaining.tick),
+            (ALARMS_S, Doubts(engine, settings.checks.in_doubt_after_s).tick),
             (ALARMS_S, self.alarms.tick),
         ]
         self._loops: list[LoopingCall] = []
@@ -123,14 +126,19 @@ class Assembly:
         if isinstance(reply, TidyReply) and reply.more:
             self._tidy()
 
-    def _sweep(self, after: bytes = b"") -> None:
-        self._more = None
-        self._engine.submit(Sweep(after), self._swept)
+    def _sweep(self) -> None:
+        if self._more is None:  # else the sweep before has not come to its end
+            connected = frozenset(key_of(*instance) for instance in self.sessions.instances())
+            self._sweep_on(Sweep(connected=connected))
 
-    def _swept(self, reply: object) -> None:
-        """Goes on soon where there is more: as many are forgotten as there were."""
-        if isinstance(reply, bytes) and reply and self._more is None:
-            self._more = self._clock.callLater(TICK_S, self._sweep, reply)
+    def _sweep_on(self, command: Sweep) -> None:
+        self._more = None
+        self._engine.submit(command, self._swept)
+
+    def _swept(self, following: object) -> None:
+        """Goes on soon where there is more, a step at a time."""
+        if isinstance(following, Sweep) and self._more is None:
+            self._more = self._clock.callLater(TICK_S, self._sweep_on, following)
 
     def _welcome(self, version: int) -> Welcome:
         store, state = self._engine.store, self._engine.state

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker import transaction_views as views
 from txmq.broker.calls import Asking, Handler, then
-from txmq.broker.core import listed, marks
+from txmq.broker.core import listed, marks, undecided
 from txmq.broker.core import tables as t
 from txmq.broker.core.jobs import DecideJob, members
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions import Transaction, every_batch, get, oldest_undecided
+from txmq.broker.core.transactions import Transaction, every_batch, get
 from txmq.broker.core.xa import DecideByHand
 from txmq.broker.reading import read
 from txmq.errors import UnknownTransaction
@@ -57,7 +57,7 @@ class TransactionCalls:
         if state == "conflicts":
             return views.conflict_lines(self._engine.state)
         kind = LISTS.get(state)
-        tokens = views.undecided(self._engine.state) if kind is None else listed.tokens(self._engine.state, kind)
+        tokens = undecided.tokens(self._engine.state) if kind is None else listed.tokens(self._engine.state, kind)
         return (self._line(token, self._get(token)) for token in tokens)
 
     def _get(self, token: bytes) -> Transaction:
@@ -94,7 +94,7 @@ class TransactionCalls:
 
     def oldest(self, asking: Asking, args: wire.NoArgs) -> None:
         del args
-        state, token = self._engine.state, oldest_undecided(self._engine.state)
+        state, token = self._engine.state, undecided.oldest(self._engine.state)
         told = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
         self._engine.tell(asking.answer, told | {"oldest": None if token is None else token.hex()})
 

@@ -10,11 +10,12 @@ flag in time: a prepared branch is never rolled back by a clock.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from txmq.broker.core import branches
+from txmq.broker.core import branches, lost, undecided
 from txmq.broker.core import tables as t
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.events import Decided
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from txmq.broker.watching import Watching
     from txmq.tx.checkback import CheckSchedule
 
-ASKED_AT_ONCE = 10_000  # transactions that are being asked about; the rest stay due
+ASKED_AT_ONCE = 10_000  # transactions that databases are being asked about; the rest stay due
+OFFERED_AT_ONCE = 10_000  # of one service, whose processes may all be gone; the rest stay due
 SCANNED_AT_ONCE = 1_000  # due rows looked at in one tick, so that no tick takes long
 log = structlog.get_logger()
 
@@ -71,7 +73,8 @@ class CheckBacks:
         self._given: dict[bytes, bool] = {}  # to a checker, which has yet to answer
         self._last: dict[bytes, LastCheck] = {}
         self._offers: dict[str, deque[bytes]] = {}
-        self._after = b""  # the last due row looked at: all before it are being asked about
+        self._after = b""  # the last due row looked at: all before it are being asked about, but for those
+        self._left: dict[str, bytes] = {}  # of services with too many offers: the row before the first one left
         engine.listen(Decided, self._forget)
 
     def last(self, token: bytes) -> LastCheck | None:
@@ -84,40 +87,57 @@ class CheckBacks:
         self._last.pop(event.token, None)
 
     def tick(self) -> None:
-        """Pass on what has become due."""
+        """Pass on what has become due. A service that does not answer leaves only its own transactions waiting."""
+        if self._asking >= ASKED_AT_ONCE:
+            return
         now = self._engine.now()
         stop = t.DUE_KEY.pack(now + 1, 0, 0)
         rows = self._engine.state.tables[t.DUE].range(self._after + b"\0", stop)
         due = [(key, row[0]) for (key, row), _ in zip(rows, range(SCANNED_AT_ONCE), strict=False)]
         for key, token in due:
-            if len(self._asked) >= ASKED_AT_ONCE:
+            if self._asking >= ASKED_AT_ONCE:
                 return
-            self._after = key
-            if t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK:
-                self._ask(token, due=True)
+            before, self._after = self._after, key
+            if t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK and (service := self._ask(token, due=True)) is not None:
+                self._left.setdefault(service, before)
 
-    def _ask(self, token: bytes, *, due: bool) -> None:
+    @property
+    def _asking(self) -> int:
+        """How many transactions databases are being asked about."""
+        return len(self._asked) - sum(map(len, self._offers.values()))
+
+    def _ask(self, token: bytes, *, due: bool) -> str | None:
+        """Passes a check on; the name of the service, if there are too many for it already."""
         row = get(self._engine.state, token)
         if row is None or decided(row.state):
-            return
+            return None
         if row.state is GroupState.OPEN and not due:  # what is still coming is not to be cut short
-            return
+            return None
         if token in self._asked:
             self._asked[token] |= due
-            return
+            return None
+        return self._pass_on(token, row, due=due)
+
+    def _pass_on(self, token: bytes, row: Transaction, *, due: bool) -> str | None:
         kind = row.decider[0]
         if kind == "job" or kind in branches.KINDS or (row.state is GroupState.OPEN and kind != "postgres"):
             if due:  # only time ends these, whoever asks: what is at work may be alive and well
                 self._end(token, row)
-            return
+            return None
+        if kind != "postgres" and len(self._offers.get(row.service, ())) >= OFFERED_AT_ONCE:
+            return row.service
         self._asked[token] = due
         if kind == "postgres":
             self._resolving.ask(token, row, self.answered)
         else:
             self._offer(token, row.service)
+        return None
 
     def _end(self, token: bytes, row: Transaction) -> None:
-        if row.state is GroupState.OPEN:
+        if lost.may_be_decided(self._engine.state, row):
+            self._note(token, "broker", lost.WHY)
+            self._plan(token, row, row.tries + 1)
+        elif row.state is GroupState.OPEN:
             self._give_up(token, row)
         elif row.decider[0] == "job":
             self._time_out(row)
@@ -163,6 +183,10 @@ class CheckBacks:
                 self._note(token, "broker", f"given to a process of service {service!r}, which has not answered yet")
                 if due:
                     self._plan(token, row, row.tries)
+        if service in self._left and len(queue) <= OFFERED_AT_ONCE // 2:
+            self._after = min(self._after, self._left.pop(service))
+        if not queue:
+            self._offers.pop(service, None)
         return offers
 
     def answered(
@@ -191,7 +215,7 @@ class CheckBacks:
 
     def _plan(self, token: bytes, row: Transaction, tries: int, deliver: Callable[[Any], None] | None = None) -> None:
         at = self._engine.now() + self._schedule.delay(max(tries, 1), self._chance.random())
-        in_doubt = self._schedule.in_doubt(tries)
+        in_doubt = row.in_doubt or self._schedule.in_doubt(tries)
         if in_doubt and not row.in_doubt:
             reason = self._last[token].reason if token in self._last else ""
             log.error("transaction.in_doubt", token=token.hex(), service=row.service, tries=tries, reason=reason)
@@ -199,13 +223,11 @@ class CheckBacks:
 
     def check_now(self, token: bytes | None) -> int:
         """Ask about one transaction, or all undecided ones, now; returns how many were passed on."""
-        tokens = (
-            [token]
-            if token is not None
-            else [row[0] for _key, row in self._engine.state.tables[t.UNDECIDED].range(b"")]
-        )
         before = len(self._asked)
-        for name in tokens[: ASKED_AT_ONCE - before]:
+        tokens = list(
+            [token] if token is not None else islice(undecided.tokens(self._engine.state), ASKED_AT_ONCE - before)
+        )
+        for name in tokens:
             self._ask(name, due=False)
         return len(self._asked) - before
 

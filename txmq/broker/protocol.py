@@ -194,6 +194,10 @@ class SessionFactory(Factory):
         """Whether every connection is gone."""
         return not self._open
 
+    def instances(self) -> set[tuple[str, str]]:
+        """The producer instances (service, name) of which somebody is connected."""
+        return {session.instance for session in self._open if session.instance is not None}
+
     def deafen(self) -> None:
         """Take no more requests from anybody."""
         for session in self._open:

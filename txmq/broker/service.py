@@ -10,7 +10,9 @@ import signal
 import sys
 import time
 from enum import IntEnum
+from functools import partial
 from random import Random
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -21,7 +23,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from txmq.broker.assembly import Assembly
-from txmq.broker.core.transactions import oldest_undecided
+from txmq.broker.core import undecided
 from txmq.broker.disk import DiskWatch
 from txmq.broker.engine import Engine
 from txmq.broker.publishing import Publisher
@@ -52,6 +54,7 @@ PROBE_S = 5.0  # between two looks at databases that failed
 OUTBOX_S = 0.5  # between two looks at outboxes that were found empty
 LOOK_EVERY_S = 0.005  # while draining
 FAREWELL_S = 2.0  # for clients to take their last replies
+THREADS_END_S = 5.0  # for calls under way in threads, after the log and its tables are closed
 log = structlog.get_logger()
 
 
@@ -65,19 +68,32 @@ class Life(IntEnum):
     CLOSED = 5
 
 
+class _Pool(ThreadPool):
+    """Its threads do not keep the process from ending."""
+
+    threadFactory = staticmethod(partial(Thread, daemon=True))  # type: ignore[assignment]  # whatever makes threads
+
+
 class Threads:
     """A pool whose threads run one kind of blocking work."""
 
     def __init__(self, reactor: Any, name: str, size: int = 1) -> None:  # noqa: ANN401  # several interfaces of Twisted's
         self._reactor = reactor
-        self._pool = ThreadPool(minthreads=0, maxthreads=size, name=name)
+        self._pool = _Pool(minthreads=0, maxthreads=size, name=name)
         self._pool.start()
 
     def __call__(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
         return deferToThreadPool(self._reactor, self._pool, function, *args)
 
-    def stop(self) -> None:
-        self._pool.stop()
+    def stop(self, within_s: float) -> bool:
+        """Takes nothing more and waits for what is under way, but no longer than that; whether it has come to its end.
+
+        What hangs in a call of the system cannot be interrupted. Its thread ends with the process.
+        """
+        waiting = Thread(target=self._pool.stop, name=f"{self._pool.name}-end", daemon=True)
+        waiting.start()
+        waiting.join(within_s)
+        return not waiting.is_alive()
 
 
 class Parts(NamedTuple):
@@ -142,7 +158,7 @@ class BrokerService:
         self._assembly.every(OUTBOX_S, self._resolving.fetch)
 
     def _look_after_tokens(self) -> None:
-        self._resolving.upkeep(oldest_undecided(self._engine.state))
+        self._resolving.upkeep(undecided.oldest(self._engine.state))
 
     def _probe(self) -> None:
         if self._resolving.upkeep_owed:
@@ -176,8 +192,9 @@ class BrokerService:
         self._to(Life.DRAINING)
         yield self._drain().addErrback(self._failed)
         self._engine.store.close()
-        for threads in self._threads.values():
-            threads.stop()
+        for name, threads in self._threads.items():
+            if not threads.stop(THREADS_END_S):
+                log.error("broker.thread_hangs", thread=name)
         self._to(Life.CLOSED)
 
     @inlineCallbacks

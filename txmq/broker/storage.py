@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from twisted.python.failure import Failure
 
-from txmq.broker.core import machine
+from txmq.broker.core import lost, machine
 from txmq.broker.core.events import Place, decode
 from txmq.errors import DiskFull
 from txmq.store.archive import archive_segment
@@ -87,7 +87,9 @@ def roll_forward(state: State, log: Log, position: int) -> int:
     """Apply every record of the log from `position` on; returns how many there were."""
     count = 0
     for record in log.scan(max(position, log.first)):
-        if record.kind != LOST:
+        if record.kind == LOST:
+            lost.apply_lost(state, record.end)
+        else:
             body = split_body(record)
             place = Place(record.position, record.end, body.attachment_position, record.stored_at, record.boot_epoch)
             machine.apply(state, decode(record.kind, body.head), place)

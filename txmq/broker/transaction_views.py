@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView
 from txmq.broker import telling
-from txmq.broker.core import tables as t
 from txmq.broker.core.transaction_queries import Neighbour, around, contradictions
 from txmq.broker.core.transactions import every_batch, get
 from txmq.broker.reading import read
@@ -138,10 +137,3 @@ def conflict_lines(state: State) -> Iterator[dict[str, Any]]:
     for found in contradictions(state):
         told = {"token": found.token.hex(), "asked": found.asked.name, "by": found.by, "reason": found.reason}
         yield told | {"at": found.at}
-
-
-def undecided(state: State) -> Iterator[bytes]:
-    """Tokens, the oldest first."""
-    rows: Any = state.tables[t.UNDECIDED].range(b"")
-    for _key, (token,) in rows:
-        yield token

@@ -119,6 +119,7 @@ def dealt_with(state: State, token: bytes, after: GroupState) -> None:
         state.tables[t.XA].put(token, ())
     else:
         state.tables[t.XA].delete(token)
+        listing.ended(state, token)
 
 
 def listed(state: State, after: bytes, *, heuristic: bool) -> Iterator[bytes]:

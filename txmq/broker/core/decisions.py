@@ -4,12 +4,13 @@ its tickets.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import backlog, branches, holds, listed
+from txmq.broker.core import backlog, branches, holds, listed, undecided
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import ConflictSeen, Decided, Released
+from txmq.broker.core.events import ConflictSeen, ConflictsForgotten, Decided, Released
 from txmq.broker.core.holds import HeldBatch, Release, Waiting
 from txmq.broker.core.pieces import Large, Phase
 from txmq.broker.core.state import Outcome, Rejected, State
@@ -21,6 +22,8 @@ from txmq.tx.group import GroupState, Step, decided, makes_holds, step
 if TYPE_CHECKING:
     from txmq.broker.core.events import Place
 
+CONFLICT_AT = 3  # when, in a row of table `conflicts`
+CONFLICTS_KEPT = 30 * 24 * 3600 * 1_000_000
 STEPS = {Decision.COMMIT: Step.COMMIT, Decision.ROLLBACK: Step.ROLLBACK}
 
 
@@ -129,6 +132,7 @@ def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, 
         if makes_holds(row.decider):
             holds.drop(state, row.ticket, row.batches)
         row = row._replace(state=GroupState.ROLLED_BACK, batches=())
+        listed.ended(state, token)
     else:
         row = row._replace(state=GroupState.COMMITTED)
         if not published:
@@ -163,8 +167,7 @@ def _no_longer_undecided(state: State, token: bytes, row: Transaction) -> None:
         return
     if row.in_doubt:
         listed.leave(state, listed.Kind.IN_DOUBT, token)
-    state.tables[t.UNDECIDED].delete(t.TICKET_KEY.pack(row.ticket))
-    state.undecided -= 1
+    undecided.leave(state, row.ticket, token)
     branches.drop(state, token, row.decider)
     if row.check_at:
         state.tables[t.DUE].delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
@@ -188,6 +191,7 @@ def apply_released(state: State, released: tuple[Released, ...], place: Place) -
             listed.leave(state, listed.Kind.WAITING, token)
             lean = tuple(batch._replace(hashes=()) for batch in row.batches)
             state.transactions.put(token, row._replace(state=GroupState.PUBLISHED, offsets=offsets, batches=lean))
+            listed.ended(state, token)
 
 
 def apply_conflict(state: State, event: ConflictSeen, place: Place) -> None:
@@ -196,5 +200,25 @@ def apply_conflict(state: State, event: ConflictSeen, place: Place) -> None:
     )
 
 
+def old_conflicts(state: State, now: int, most: int) -> tuple[ConflictsForgotten | None, bool]:
+    """What is to be forgotten of the oldest `most` contradictions, and whether there may be more."""
+    rows: Any = state.tables[t.CONFLICTS].range(b"")
+    old = list(takewhile(lambda item: item[1][CONFLICT_AT] < now - CONFLICTS_KEPT, islice(rows, most)))
+    if not old:
+        return None, False
+    return ConflictsForgotten(t.TICKET_KEY.unpack(old[-1][0])[0] + 1), len(old) == most
+
+
+def apply_conflicts_forgotten(state: State, event: ConflictsForgotten, place: Place) -> None:
+    del place
+    table = state.tables[t.CONFLICTS]
+    for key, _row in list(table.range(b"", t.TICKET_KEY.pack(event.before))):
+        table.delete(key)
+
+
 DECIDERS = {Decide: decide_decide}
-APPLIERS = {Decided: apply_decided, ConflictSeen: apply_conflict}
+APPLIERS: dict[type, Any] = {
+    Decided: apply_decided,
+    ConflictSeen: apply_conflict,
+    ConflictsForgotten: apply_conflicts_forgotten,
+}

@@ -264,9 +264,13 @@ class JobDecided(NamedTuple):
 
 @event(21)
 class TransactionsForgotten(NamedTuple):
-    """Outcomes older than the time they are kept were dropped; their tokens are refused from now on by their age."""
+    """Outcomes older than the time they are kept were dropped; their tokens are refused from now on by their age.
+
+    `looked`: all transactions with tokens before this one have been looked through.
+    """
 
     tokens: tuple[bytes, ...]
+    looked: bytes = b""
 
 
 @event(22)
@@ -369,3 +373,31 @@ class GroupRefused(NamedTuple):
     service: str
     by: str
     state: int
+
+
+@event(32)
+class ConflictsForgotten(NamedTuple):
+    """Contradictions recorded before this position are no longer kept."""
+
+    before: int
+
+
+@event(33)
+class JobsForgotten(NamedTuple):
+    """The decisions of these jobs are no longer kept."""
+
+    tokens: tuple[bytes, ...]
+
+
+@event(34)
+class InstancesSeen(NamedTuple):
+    """Processes of these producer instances (keys of table `instances`) are connected."""
+
+    keys: tuple[bytes, ...]
+
+
+@event(35)
+class InstancesForgotten(NamedTuple):
+    """Producer instances (keys of table `instances`) of which nobody was connected for too long are forgotten."""
+
+    keys: tuple[bytes, ...]

@@ -2,14 +2,17 @@
 
 Each incarnation gets an epoch of its own; what an older one sends late is refused, so that a process that was taken
 for dead cannot send after the one that took its place has begun.
+
+An instance of which no process was seen for 30 days is forgotten, its epochs are not: none is ever given out twice.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import InstanceRegistered
+from txmq.broker.core.events import Event, InstanceRegistered, InstancesForgotten, InstancesSeen
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.errors import BadRequest, ProducerFenced
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from txmq.broker.core.events import Place
 
 LAST_EPOCH = 2**32 - 1
+DAY = 24 * 3600 * 1_000_000  # how exactly it is known when one was last seen
+KEPT = 30 * DAY
 
 
 class RegisterInstance(NamedTuple):
@@ -28,7 +33,7 @@ class RegisterInstance(NamedTuple):
 
 def current(state: State, service: str, instance: str) -> int:
     """The epoch of the incarnation that may send; 0 = none was ever registered."""
-    row: Any = state.tables[t.INSTANCES].get(_key(service, instance))
+    row: Any = state.tables[t.INSTANCES].get(key_of(service, instance))
     return 0 if row is None else row[0]
 
 
@@ -44,19 +49,50 @@ def fenced(state: State, service: str, instance: str, incarnation: int) -> Rejec
 
 def decide_register(state: State, command: RegisterInstance, now: int) -> Outcome | Rejected:
     del now
-    epoch = current(state, command.service, command.instance) + 1
+    epoch = (current(state, command.service, command.instance) or state.last_forgotten_epoch) + 1
     if epoch > LAST_EPOCH:
         return Rejected(BadRequest, f"instance {command.instance!r} has used up its epochs", "give it another name")
     return Outcome((InstanceRegistered(command.service, command.instance, epoch),), epoch)
 
 
 def apply_registered(state: State, event: InstanceRegistered, place: Place) -> None:
-    state.tables[t.INSTANCES].put(_key(event.service, event.instance), (event.epoch, place.stored_at))
+    state.tables[t.INSTANCES].put(key_of(event.service, event.instance), (event.epoch, place.stored_at))
 
 
-def _key(service: str, instance: str) -> bytes:
+def old(
+    state: State, now: int, start: bytes, connected: frozenset[bytes], most: int
+) -> tuple[tuple[Event, ...], bytes | None]:
+    """What is to be recorded of `most` instances from `start` on, and where the next ones begin; None = nowhere."""
+    rows: Any = list(islice(state.tables[t.INSTANCES].range(start), most + 1))
+    seen = tuple(key for key, (_epoch, at) in rows[:most] if key in connected and at < now - DAY)
+    forgotten = tuple(key for key, (_epoch, at) in rows[:most] if key not in connected and at < now - KEPT)
+    events: tuple[Event, ...] = (InstancesSeen(seen),) if seen else ()
+    events += (InstancesForgotten(forgotten),) if forgotten else ()
+    return events, rows[most][0] if len(rows) > most else None
+
+
+def apply_seen(state: State, event: InstancesSeen, place: Place) -> None:
+    for key in event.keys:
+        row: Any = state.tables[t.INSTANCES].get(key)
+        state.tables[t.INSTANCES].put(key, (row[0], place.stored_at))
+
+
+def apply_forgotten(state: State, event: InstancesForgotten, place: Place) -> None:
+    del place
+    for key in event.keys:
+        row: Any = state.tables[t.INSTANCES].get(key)
+        state.last_forgotten_epoch = max(state.last_forgotten_epoch, row[0])
+        state.tables[t.INSTANCES].delete(key)
+
+
+def key_of(service: str, instance: str) -> bytes:
+    """The key of an instance in its table."""
     return f"{service}\0{instance}".encode()
 
 
 DECIDERS = {RegisterInstance: decide_register}
-APPLIERS = {InstanceRegistered: apply_registered}
+APPLIERS: dict[type, Any] = {
+    InstanceRegistered: apply_registered,
+    InstancesSeen: apply_seen,
+    InstancesForgotten: apply_forgotten,
+}

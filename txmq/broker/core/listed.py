@@ -20,6 +20,7 @@ class Kind(IntEnum):
     IN_DOUBT = 2  # undecided, though asked about so often
     WAITING = 3  # committed, behind earlier tickets of its keys
     HEURISTIC = 4  # decided by hand or found mixed, and nobody has dealt with it
+    LATE = 5  # so old that the sweep had passed it when it came to its end
 
 
 def enter(state: State, kind: Kind, token: bytes) -> None:
@@ -36,7 +37,13 @@ def leave(state: State, kind: Kind, token: bytes) -> None:
         state.listed[kind] -= 1
 
 
-def tokens(state: State, kind: Kind) -> Iterator[bytes]:
-    """The transactions on a list, the oldest first."""
-    for key, _row in state.tables[t.LISTED].range(bytes((kind,)), bytes((kind + 1,))):
+def ended(state: State, token: bytes) -> None:
+    """Apply: the transaction has come to its end, so far as is known here. The sweep does not pass it again."""
+    if token < state.swept and state.tables[t.LISTED].get(t.LISTED_KEY.pack(Kind.LATE, token)) is None:
+        enter(state, Kind.LATE, token)
+
+
+def tokens(state: State, kind: Kind, start: bytes = b"") -> Iterator[bytes]:
+    """The transactions on a list, the oldest first; from that token on."""
+    for key, _row in state.tables[t.LISTED].range(bytes((kind,)) + start, bytes((kind + 1,))):
         yield key[1:]

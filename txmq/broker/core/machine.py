@@ -11,11 +11,13 @@ from txmq.broker.core import (
     instances,
     jobs,
     letter_retention,
+    lost,
     parts,
     persistence,
     retention,
     sends,
     slices,
+    sweeping,
     topics,
     upkeep,
     xa,
@@ -37,6 +39,7 @@ RULES = (
     xa,
     instances,
     upkeep,
+    sweeping,
     retention,
     letter_retention,
     consumer_rules,
@@ -46,6 +49,7 @@ RULES = (
 def apply_booted(state: State, event: Booted, place: Place) -> None:
     """Nobody is connected any more, and all that was recovered is durable."""
     gates.forget_lifted(state)
+    lost.booted(state, place.stored_at)
     state.boot_epoch = event.boot_epoch
     consumer_rules.apply_booted(state, event, place)
 

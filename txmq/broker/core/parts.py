@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq import limits
 from txmq.batch import key_hashes
-from txmq.broker.core import backlog, branches, holds, listed, marks, pieces
+from txmq.broker.core import backlog, branches, holds, jobs, listed, marks, pieces, undecided
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import Decided, GroupRefused, PartStored, StoredBatch
@@ -115,9 +115,9 @@ def _part(
     )  # fmt: skip
 
 
-def _job_is_over(state: State, decider: tuple[Any, ...]) -> bool:
+def _job_is_over(state: State, decider: tuple[Any, ...], now: int) -> bool:
     """A job that was decided takes no more groups: they would never be sent."""
-    return decider[:1] == ("job",) and state.tables[t.JOBS].get(decider[1]) is not None
+    return decider[:1] == ("job",) and jobs.is_over(state, decider[1], now)
 
 
 def _stored_before(state: State, known: Transaction | None, command: StorePart, now: int) -> Outcome | Rejected | None:
@@ -130,7 +130,7 @@ def _stored_before(state: State, known: Transaction | None, command: StorePart, 
         return Outcome(reply=GroupReceipt(known.state, known.ticket, known.offsets))
     if command.part > known.parts:
         return Rejected(SequenceGap, f"part {command.part} after {known.parts} parts", "send the missing parts first")
-    if _job_is_over(state, known.decider):
+    if _job_is_over(state, known.decider, now):
         late = Decided(command.token, int(Decision.ROLLBACK), "job", "the job was decided without it", ())
         return Outcome((late,), GroupReceipt(GroupState.ROLLED_BACK, 0))
     return None
@@ -144,7 +144,7 @@ def _answered_as_first(state: State, command: StorePart, now: int) -> Outcome | 
         return _refused(command, "mark", GroupState.PUBLISHED)
     if token_time(command.token) < now - KEPT:
         return Rejected(UnknownTransaction, "the token is older than the outcomes that are kept", "use a new token")
-    if _job_is_over(state, command.decider):
+    if _job_is_over(state, command.decider, now):
         return _refused(command, "job", GroupState.ROLLED_BACK)
     return None
 
@@ -242,8 +242,7 @@ def _first(state: State, event: PartStored, place: Place, batches: tuple[HeldBat
     if row.state is GroupState.OPEN:
         listed.enter(state, listed.Kind.OPEN, event.token)
     if not decided(row.state):
-        state.tables[t.UNDECIDED].put(t.TICKET_KEY.pack(row.ticket), (event.token,))
-        state.undecided += 1
+        undecided.enter(state, row.ticket, event.token)
         if row.check_at:
             state.tables[t.DUE].put(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket), (event.token,))
     return row
@@ -258,8 +257,7 @@ def _next(state: State, event: PartStored, known: Transaction) -> Transaction:
     if event.sealed:
         listed.leave(state, listed.Kind.OPEN, event.token)
     if decided(after):
-        state.tables[t.UNDECIDED].delete(t.TICKET_KEY.pack(known.ticket))
-        state.undecided -= 1
+        undecided.leave(state, known.ticket, event.token)
     elif event.check_at:
         due.put(t.DUE_KEY.pack(event.check_at, t.DUE_CHECK, known.ticket), (event.token,))
     check_at = 0 if decided(after) else event.check_at
@@ -295,6 +293,7 @@ def apply_refused(state: State, event: GroupRefused, place: Place) -> None:
         by=event.by, reason="it came too late", decided_at=place.stored_at,
     )  # fmt: skip
     state.transactions.put(event.token, row)
+    listed.ended(state, event.token)
 
 
 DECIDERS = {StorePart: decide_store}

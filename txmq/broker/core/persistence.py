@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.core import tables as t
+from txmq.broker.core import undecided
 from txmq.broker.core.gates import Gate
 from txmq.broker.core.state import RECEIPTS_KEPT, Producer, State, Topic, TopicSettings
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BROKER_ROW = b"broker"
+UPKEEP_ROW = b"upkeep"
 TOPIC_KEY = t.TICKET_KEY
 GROWTHS = 4  # place in a topic's row; older ones end there, or with it
 
@@ -29,6 +31,8 @@ def save(state: State) -> None:
         _save_producer(state, name)
     state.dirty_producers.clear()
     state.tables[t.META].put(BROKER_ROW, (state.boot_epoch, state.next_topic_id, state.stored_at))
+    upkeep = (state.swept, state.last_forgotten_epoch, state.lost_to, state.lost_before)
+    state.tables[t.META].put(UPKEEP_ROW, upkeep)
     state.consumers.save(state.tables)
 
 
@@ -48,6 +52,9 @@ def load(tables: t.Tables) -> State:
     if broker is None:
         return state
     state.boot_epoch, state.next_topic_id, state.stored_at = broker
+    upkeep = tables[t.META].get(UPKEEP_ROW)
+    if upkeep is not None:
+        state.swept, state.last_forgotten_epoch, state.lost_to, state.lost_before = upkeep
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
         topic = _topic(topic_id, row)
@@ -62,7 +69,8 @@ def load(tables: t.Tables) -> State:
     for key, row in _rows(tables, t.GATES):
         state.gates[t.PARTITION_KEY.unpack(key)] = Gate._make(row)
     state.backlog = sum(1 for _ in _rows(tables, t.BACKLOG))
-    state.undecided = sum(1 for _ in _rows(tables, t.UNDECIDED))
+    for token in undecided.tokens(state):
+        undecided.count(state, token)
     for key, _row in _rows(tables, t.LISTED):
         state.listed[key[0]] += 1
     state.consumers.load(tables)

@@ -193,6 +193,7 @@ def _over(state: State, token: bytes, row: Transaction, large: Large, place: Pla
         gates.lift(state, place.end)
     else:
         large = large._replace(pieces=0)
+    listed.ended(state, token)
     return row, large._replace(phase=Phase.NONE, done=0)
 
 

@@ -11,6 +11,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from sortedcontainers import SortedDict
+
 from txmq.broker.core import tables as t
 from txmq.broker.core.registry import Consumers
 
@@ -123,7 +125,12 @@ class State:
         self.gates: dict[tuple[int, int], Gate] = {}  # table `gates`, by (topic id, partition)
         self.backlog = 0  # rows of table `backlog`
         self.undecided = 0
+        self.undecided_spans: SortedDict[bytes, int] = SortedDict()  # by the beginnings of their tokens (`undecided`)
         self.listed: Counter[int] = Counter()  # rows of table `listed` by kind
+        self.swept = b""  # the old transactions before this token have been looked through (`sweeping`)
+        self.last_forgotten_epoch = 0  # the highest of an instance that was forgotten
+        self.lost_to = 0  # where the last span of the log ends that was lost to a repair; 0 = nothing was
+        self.lost_before = 0  # when all that was lost had been stored; 0 = before whatever comes next
         self.boot_epoch = 0
         self.next_topic_id = 1
         self.stored_at = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import pieces
-from txmq.broker.core import tables as t
 from txmq.broker.core.holds import HeldBatch, Waiting
 from txmq.tx.group import GroupState, makes_holds
 
@@ -83,12 +82,11 @@ def takes_early(decider: tuple[object, ...]) -> bool:
     return makes_holds(decider) or decider[0] == "local"
 
 
-def oldest_undecided(state: State) -> bytes | None:
-    """The oldest token that is not decided here; None = all are."""
-    rows = state.tables[t.UNDECIDED].range(b"")
-    return min((token for _key, (token,) in rows), default=None)
-
-
 def token_time(token: bytes) -> int:
     """When a UUIDv7 was made, in microseconds."""
     return int.from_bytes(token[:6], "big") * 1_000
+
+
+def is_timed(token: bytes) -> bool:
+    """Whether a token tells when it was made: a UUIDv7 does."""
+    return token[6] >> 4 == 7

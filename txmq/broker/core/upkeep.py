@@ -1,43 +1,29 @@
-"""Upkeep: timers of transactions, and what is forgotten after its time."""
+"""Upkeep: the timers of transactions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import branches, listed, pieces
+from txmq.broker.core import listed
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import CheckPlanned, ProducerForgotten, TransactionsForgotten
-from txmq.broker.core.pieces import Phase
+from txmq.broker.core.events import CheckPlanned
 from txmq.broker.core.state import Outcome, State
-from txmq.broker.core.transactions import KEPT, Transaction, get
-from txmq.tx.group import GroupState, decided
+from txmq.broker.core.transactions import get
+from txmq.tx.group import decided
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from txmq.broker.core.events import Place
 
-AT_ONCE = 250  # rows that one sweep may touch, so that no apply takes long
-FORGETTABLE = (GroupState.PUBLISHED, GroupState.ROLLED_BACK)
-PRODUCERS_KEPT = 7 * 24 * 3600 * 1_000_000  # idle for so long (ARCHITECTURE 5)
-
 
 class PlanCheck(NamedTuple):
-    """Set the time of the next check-back, after one was tried or was due."""
+    """Set the time of the next check-back, after one was tried or was due; 0 = there is none."""
 
     token: bytes
     check_at: int
     tries: int
     in_doubt: bool
-
-
-class Sweep(NamedTuple):
-    """Timer: forget producers that are idle and outcomes that are old, those of tokens from `after` on.
-
-    The reply is the token to go on from, if there may be more to forget; else it is empty.
-    """
-
-    after: bytes = b""
 
 
 def due_checks(state: State, now: int, limit: int) -> Iterator[bytes]:
@@ -66,64 +52,12 @@ def apply_planned(state: State, event: CheckPlanned, place: Place) -> None:
     due = state.tables[t.DUE]
     if row.check_at:
         due.delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
-    due.put(t.DUE_KEY.pack(event.check_at, t.DUE_CHECK, row.ticket), (event.token,))
+    if event.check_at:
+        due.put(t.DUE_KEY.pack(event.check_at, t.DUE_CHECK, row.ticket), (event.token,))
     state.transactions.put(
         event.token, row._replace(check_at=event.check_at, tries=event.tries, in_doubt=event.in_doubt)
     )
 
 
-def decide_sweep(state: State, command: Sweep, now: int) -> Outcome:
-    idle = [name for name, producer in state.producers.items() if producer.seen_at < now - PRODUCERS_KEPT][:AT_ONCE]
-    old, looked = _old_transactions(state, command.after, now)
-    events = (
-        *((ProducerForgotten(tuple(idle)),) if idle else ()),
-        *((TransactionsForgotten(tuple(old)),) if old else ()),
-    )
-    return Outcome(events, looked)
-
-
-def _old_transactions(state: State, after: bytes, now: int) -> tuple[list[bytes], bytes]:
-    """What is to be forgotten, and where to go on; tokens sort by their time.
-
-    What is undecided or yet to be published is never forgotten, nor what was decided by hand and not dealt with: there
-    may be more of that at the beginning than one sweep looks at.
-    """
-    old: list[bytes] = []
-    stop = ((now - KEPT) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
-    touched = 0
-    for looked, (token, row) in enumerate(state.transactions.range(after, stop)):
-        if max(looked, touched) >= AT_ONCE:
-            return old, token
-        found = Transaction._make(row)
-        large = pieces.of_row(found.large)
-        idle = large is None or large.phase is Phase.NONE
-        if found.state in FORGETTABLE and idle and not branches.has_heuristics(state, token):
-            touched += 1 if large is None else 1 + large.pieces
-            old.append(token)
-    return old, b""
-
-
-def apply_transactions_forgotten(state: State, event: TransactionsForgotten, place: Place) -> None:
-    del place
-    for token in event.tokens:
-        row = get(state, token)
-        assert row is not None, "it was there when it was found old"
-        branches.forget(state, token, row.decider)
-        for number in range(0 if row.large is None else row.large.pieces):
-            pieces.drop(state, token, number)
-        state.transactions.delete(token)
-
-
-def apply_producers_forgotten(state: State, event: ProducerForgotten, place: Place) -> None:
-    del place
-    for name in event.producers:
-        state.producers.pop(name, None)
-        state.dirty_producers.add(name)
-
-
-DECIDERS = {PlanCheck: decide_plan, Sweep: decide_sweep}
-APPLIERS = {
-    CheckPlanned: apply_planned,
-    TransactionsForgotten: apply_transactions_forgotten,
-    ProducerForgotten: apply_producers_forgotten,
-}
+DECIDERS = {PlanCheck: decide_plan}
+APPLIERS = {CheckPlanned: apply_planned}

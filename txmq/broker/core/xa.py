@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import branches
+from txmq.broker.core import branches, listed, lost
 from txmq.broker.core.branches import Heuristic
 from txmq.broker.core.decisions import Decide, decide_decide, decide_now
 from txmq.broker.core.events import HeuristicForgotten, HeuristicSeen, TombstoneWritten
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.events import Place
 
 MOST_HEURISTICS = 1_000  # of one transaction: more than it has branches is a loop somewhere
+LOST_HINT = "nobody can tell: compare the databases, then decide by hand"
 WORDS = {Decision.COMMIT: "committed", Decision.ROLLBACK: "rolled back"}
 
 
@@ -67,9 +68,11 @@ def decide_outcome(state: State, command: AskOutcome, now: int) -> Outcome | Rej
     """The reply is a GroupState, or None: it was never heard of here, and may yet be."""
     row = get(state, command.token)
     if row is None:
-        return _unheard_of(command, now)
+        return _unheard_of(state, command, now)
     if decided(row.state) or not command.decide:
         return Outcome(reply=GroupState.UNDECIDED if row.state is GroupState.OPEN else row.state)
+    if lost.may_be_decided(state, row):
+        return Rejected(UnknownTransaction, f"transaction {command.token.hex()}: {lost.WHY}", LOST_HINT)
     if row.decider[:2] != ("home", command.log_id):
         hint = "ask its own decider: txmq tx show"
         return Rejected(BadRequest, f"transaction {command.token.hex()} is not this broker's to decide", hint)
@@ -77,10 +80,13 @@ def decide_outcome(state: State, command: AskOutcome, now: int) -> Outcome | Rej
     return outcome._replace(reply=GroupState.ROLLED_BACK)
 
 
-def _unheard_of(command: AskOutcome, now: int) -> Outcome | Rejected:
+def _unheard_of(state: State, command: AskOutcome, now: int) -> Outcome | Rejected:
     if token_time(command.token) < now - KEPT:
         message = f"transaction {command.token.hex()} is older than the outcomes that are kept"
         return Rejected(UnknownTransaction, message, "nobody can tell any more: compare the databases, then decide")
+    if lost.may_be_known(state, command.token):
+        message = f"transaction {command.token.hex()} is not known, and records of the log of its time were lost"
+        return Rejected(UnknownTransaction, message, LOST_HINT)
     if not command.decide:
         return Outcome()
     tombstone = TombstoneWritten(command.token, ("home", command.log_id, command.token), command.by)
@@ -136,6 +142,7 @@ def apply_tombstone(state: State, event: TombstoneWritten, place: Place) -> None
         by=event.by, reason="never stored here", decided_at=place.stored_at,
     )  # fmt: skip
     state.transactions.put(event.token, row)
+    listed.ended(state, event.token)
 
 
 def apply_seen(state: State, event: HeuristicSeen, place: Place) -> None:

@@ -1,0 +1,73 @@
+"""A log that lost records to a repair: what they may have decided is not decided from their absence."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.driver import SECOND, Driver, token
+from txmq.broker.core import lost, machine
+from txmq.broker.core.decisions import Decide
+from txmq.broker.core.events import Booted
+from txmq.broker.core.state import Rejected
+from txmq.broker.core.transactions import get
+from txmq.broker.core.xa import AskOutcome, DecideByHand
+from txmq.errors import UnknownTransaction
+from txmq.message import Decision
+from txmq.tx.group import GroupState
+
+LOG = b"l" * 16
+
+
+def home(core: Driver, number: int) -> bytes:
+    name = token(core, number)
+    core.store(name, [("t", 0, "k", str(number))], ("home", LOG, name))
+    return name
+
+
+def lose(core: Driver) -> None:
+    """A span of the log is gone; the broker is started again."""
+    core.end += 4_096
+    lost.apply_lost(core.state, core.end)
+    core.now += SECOND
+    core.record(Booted(2, "b"))
+
+
+def ask(core: Driver, name: bytes, *, decide: bool = True) -> object:
+    reply = core.do(AskOutcome(name, LOG, decide, "recovery"))
+    return reply.error if isinstance(reply, Rejected) else reply
+
+
+@pytest.mark.parametrize("decide", [True, False])
+def test_an_outcome_that_may_have_been_lost_is_not_made_up(core: Driver, *, decide: bool) -> None:
+    before, lost_one = home(core, 1), token(core, 2)
+    lose(core)
+    assert ask(core, before, decide=decide) == (UnknownTransaction if decide else GroupState.UNDECIDED)
+    assert ask(core, lost_one, decide=decide) is UnknownTransaction
+    assert (get(core.state, before).state, get(core.state, lost_one)) == (GroupState.UNDECIDED, None)  # type: ignore[union-attr]  # stored
+
+
+def test_what_is_stored_after_the_loss_is_decided_as_ever(core: Driver) -> None:
+    lose(core)
+    core.now += 2 * lost.CLOCKS_US
+    after, unheard_of = home(core, 1), token(core, 2)
+    assert ask(core, after) is GroupState.ROLLED_BACK
+    assert ask(core, unheard_of) is GroupState.ROLLED_BACK
+
+
+def test_an_operator_and_the_producer_can_still_decide(core: Driver) -> None:
+    by_hand, by_producer = home(core, 1), home(core, 2)
+    lose(core)
+    assert core.do(DecideByHand(by_hand, Decision.COMMIT, "ada", "the rows are there", LOG)).state
+    assert core.do(Decide(by_producer, Decision.COMMIT, "producer")).state
+    assert core.bodies("t") == ["1", "2"]
+
+
+def test_a_loss_is_remembered_in_the_tables(core: Driver) -> None:
+    name = home(core, 1)
+    lose(core)
+    machine.save(core.state)
+    state = machine.load(core.state.tables)
+    row = get(state, name)
+    assert row is not None
+    assert lost.may_be_decided(state, row)
+    assert lost.may_be_known(state, token(core, 3))

@@ -1,0 +1,223 @@
+"""What is forgotten after its time, and what is not; and what a million undecided transactions cost at each look."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.driver import SECOND, Driver, token
+from txmq.broker.core import decisions, instances, jobs, machine, sweeping, undecided, xa
+from txmq.broker.core.instances import RegisterInstance, fenced, key_of
+from txmq.broker.core.state import Rejected
+from txmq.broker.core.tables import CONFLICTS, INSTANCES, JOBS, LISTED
+from txmq.broker.core.transactions import KEPT, get
+from txmq.errors import ProducerFenced, UnknownTransaction
+from txmq.message import Decision
+from txmq.tx.group import GroupState
+
+POSTGRES = ("postgres", 1, 1, 5, 7)
+DAY = 24 * 3600 * SECOND
+COMMIT, ROLLBACK = Decision.COMMIT, Decision.ROLLBACK
+
+
+def half(core: Driver, number: int, decider: tuple[object, ...] = POSTGRES, key: str | None = None) -> bytes:
+    name = token(core, number)
+    core.store(name, [("t", 0, key, str(number))], decider)
+    return name
+
+
+def timed(core: Driver, number: int) -> bytes:
+    """A UUIDv7, made at the driver's time."""
+    name = bytearray(token(core, number))
+    name[6] |= 0x70
+    return bytes(name)
+
+
+def looked_at(core: Driver, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The keys of transactions that ranges give from now on."""
+    seen: list[bytes] = []
+    table, ranged = core.state.transactions, core.state.transactions.range
+
+    def counted(start: bytes, stop: bytes | None = None, *, reverse: bool = False) -> object:
+        for key, row in ranged(start, stop, reverse=reverse):
+            seen.append(key)
+            yield key, row
+
+    monkeypatch.setattr(table, "range", counted)
+    return seen
+
+
+def test_the_oldest_undecided_token_is_not_the_first_that_was_stored(core: Driver) -> None:
+    early = token(core, 1)
+    core.now += 100 * SECOND
+    late = half(core, 2)
+    core.store(early, [("t", 0, None, "1")], POSTGRES)
+    for state in (core.state, core.replayed()):
+        assert (undecided.oldest(state), list(undecided.tokens(state))) == (early, [late, early])
+    core.do(decisions.Decide(early, COMMIT, "producer"))
+    assert undecided.oldest(core.state) == late
+    core.do(decisions.Decide(late, ROLLBACK, "producer"))
+    assert undecided.oldest(core.state) is None
+
+
+def test_the_oldest_is_found_without_a_look_at_all(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undecided, "LOOKED_AT", 3)
+    done = [half(core, number) for number in range(5)]
+    names = [half(core, number) for number in range(5, 90)]
+    seen = looked_at(core, monkeypatch)
+    assert undecided.oldest(core.state) == done[0]
+    assert len(seen) == 1
+    for name in done:
+        core.do(decisions.Decide(name, COMMIT, "producer"))
+    seen.clear()
+    assert undecided.oldest(core.state) == done[2]  # one that is decided stands for the one after it
+    assert len(seen) == 3
+    core.now += 1_000 * SECOND
+    after = half(core, 90)
+    for name in names:
+        core.do(decisions.Decide(name, COMMIT, "producer"))
+    assert undecided.oldest(core.state) == after
+
+
+def test_spans_are_counted_again_at_the_start(core: Driver) -> None:
+    names = [half(core, number) for number in range(3)]
+    core.do(decisions.Decide(names[0], COMMIT, "producer"))
+    machine.save(core.state)
+    state = machine.load(core.state.tables)
+    assert (state.undecided, state.undecided_spans) == (core.state.undecided, core.state.undecided_spans)
+
+
+def test_what_was_looked_through_is_not_looked_at_again(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(40):
+        half(core, number)
+    core.now += KEPT + SECOND
+    monkeypatch.setattr(sweeping, "AT_ONCE", 7)
+    core.sweep()
+    recorded, seen = len(core.log), looked_at(core, monkeypatch)
+    core.now += SECOND
+    core.sweep()
+    assert (len(core.log), seen) == (recorded, [])
+    machine.save(core.state)
+    assert machine.load(core.state.tables).swept == core.state.swept == core.replayed().swept
+
+
+def test_what_comes_to_its_end_behind_the_sweep_is_forgotten_all_the_same(core: Driver) -> None:
+    home = ("home", b"l" * 16, b"t" * 16)
+    names = {
+        "committed": half(core, 1),
+        "rolled back": half(core, 2),
+        "waits": half(core, 3, key="k"),
+        "by hand": half(core, 5, home),
+    }
+    behind = half(core, 4, key="k")
+    large = token(core, 6)
+    for part in (0, 1):
+        core.store(large, [("t", 0, None, "x")], POSTGRES, part=part, sealed=part == 1)
+    core.do(decisions.Decide(behind, COMMIT, "producer"))
+    core.now += KEPT + SECOND
+    core.sweep()
+    core.do(decisions.Decide(names["committed"], COMMIT, "producer"))
+    core.do(decisions.Decide(names["rolled back"], ROLLBACK, "producer"))
+    core.do(xa.DecideByHand(names["by hand"], COMMIT, "ada", "the other site is gone", b"m" * 16))
+    core.do(decisions.Decide(names["waits"], ROLLBACK, "producer"))
+    core.do(decisions.Decide(large, COMMIT, "producer"))
+    core.sweep()
+    assert get(core.state, large) is not None  # committed, but not published yet
+    assert get(core.state, names["by hand"]) is not None
+    core.work_off()
+    core.do(xa.ForgetHeuristics(names["by hand"], "ada", "rows compared"))
+    core.sweep()
+    for name in (*names.values(), behind, large):
+        assert get(core.state, name) is None
+    assert not list(core.state.tables[LISTED].range(b""))
+    assert core.state.listed == core.replayed().listed
+
+
+def test_late_ones_are_forgotten_in_steps(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [half(core, number) for number in range(10)]
+    core.now += KEPT + SECOND
+    core.sweep()
+    monkeypatch.setattr(sweeping, "AT_ONCE", 3)
+    for name in names:
+        core.do(decisions.Decide(name, COMMIT, "producer"))
+    core.sweep()
+    assert [get(core.state, name) for name in names] == [None] * 10
+
+
+def test_contradictions_are_kept_for_30_days(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "AT_ONCE", 2)
+    name = half(core, 1)
+    core.do(decisions.Decide(name, COMMIT, "producer"))
+    for _ in range(5):
+        core.do(decisions.Decide(name, ROLLBACK, "producer"))
+    core.now += 20 * DAY
+    core.do(decisions.Decide(name, ROLLBACK, "producer"))
+    core.sweep()
+    assert len(list(core.state.tables[CONFLICTS].range(b""))) == 6
+    core.now += 10 * DAY + SECOND
+    core.sweep()
+    assert len(list(core.state.tables[CONFLICTS].range(b""))) == 1
+    assert list(core.replayed().tables[CONFLICTS].range(b"")) == list(core.state.tables[CONFLICTS].range(b""))
+
+
+def test_a_job_that_tells_its_time_takes_no_groups_once_its_decision_may_be_forgotten(core: Driver) -> None:
+    job = timed(core, 50)
+    winner = half(core, 1, ("job", job))
+    core.do(jobs.DecideJob(job, COMMIT, (winner,), "driver"))
+    core.now += KEPT + SECOND
+    core.sweep()
+    assert core.state.tables[JOBS].get(job) is None
+    assert core.store(token(core, 2), [("t", 0, None, "again")], ("job", job)).state is GroupState.ROLLED_BACK
+    refused = core.do(jobs.DecideJob(job, COMMIT, (), "driver"))
+    assert isinstance(refused, Rejected)
+    assert refused.error is UnknownTransaction
+    assert core.bodies("t") == ["1"]
+
+
+def test_a_job_that_was_never_decided_can_be_however_old_it_is(core: Driver) -> None:
+    job = timed(core, 50)
+    winner = half(core, 1, ("job", job))
+    core.now += KEPT + SECOND
+    assert not core.do(jobs.DecideJob(job, COMMIT, (winner,), "driver")).repeated
+    assert core.bodies("t") == ["1"]
+
+
+def test_a_job_with_a_name_is_kept_for_400_days(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "AT_ONCE", 2)
+    names = [bytes((number,)) * 6 + b"\x80" + bytes(9) for number in range(5)]
+    for job in names:
+        core.do(jobs.DecideJob(job, COMMIT, (), "driver"))
+    core.now += 399 * DAY
+    core.sweep()
+    assert all(core.do(jobs.DecideJob(job, COMMIT, (), "driver")).repeated for job in names)
+    core.now += DAY + SECOND
+    core.sweep()
+    assert not list(core.state.tables[JOBS].range(b""))
+
+
+def test_an_instance_is_forgotten_when_nobody_was_connected_for_30_days(core: Driver) -> None:
+    here, gone = key_of("orders", "here"), key_of("orders", "gone")
+    for name in ("here", "gone"):
+        assert core.do(RegisterInstance("orders", name)) == 1
+    for _ in range(31):
+        core.now += DAY + SECOND
+        core.sweep(frozenset({here}))
+    assert [key for key, _row in core.state.tables[INSTANCES].range(b"")] == [here]
+    core.now += 29 * DAY
+    core.sweep()
+    assert fenced(core.state, "orders", "here", 1) is None
+    assert core.state.tables[INSTANCES].get(gone) is None
+
+
+def test_an_epoch_is_never_given_out_twice(core: Driver) -> None:
+    for _ in range(3):
+        core.do(RegisterInstance("orders", "one"))
+    core.now += instances.KEPT + SECOND
+    core.sweep()
+    assert isinstance(fenced(core.state, "orders", "one", 3), Rejected)
+    machine.save(core.state)
+    for state in (core.state, core.replayed(), machine.load(core.state.tables)):
+        assert state.last_forgotten_epoch == 3
+    assert core.do(RegisterInstance("orders", "one")) == 4
+    refused = fenced(core.state, "orders", "one", 3)
+    assert isinstance(refused, Rejected)
+    assert refused.error is ProducerFenced
