@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from tests.broker.support import SECOND, Broker, Oracle
 from txmq import errors
 from txmq.batch import encode, verify
+from txmq.broker import reported
 from txmq.broker.alarms import RULES
 from txmq.broker.core.consumer_commands import Join, Wanted
 from txmq.broker.core.decisions import Decide
@@ -314,4 +315,46 @@ def test_the_critical_ones_come_first() -> None:
     assert desk.names() == ["resolver.unreachable", "transaction.oldest_undecided"]
     desk.decide(token, Decision.COMMIT)
     desk.resolver()
+    assert desk.alarms() == []
+
+
+TOLD = {"name": "xa.orphan", "severity": "critical", "text": "a branch stands", "action": "txmq xa doctor"}
+LAG = TOLD | {"name": "relay.lag", "severity": "warning", "text": "60 s behind"}
+
+
+def tell(desk: Desk, source: str, *alarms: dict[str, str], for_s: float = 30.0) -> object:
+    return desk.broker.connect().call("alarms.report", source=source, alarms=list(alarms), for_s=for_s)
+
+
+def test_what_others_see_is_listed_until_they_tell_otherwise_or_fall_silent() -> None:
+    desk = Desk()
+    began = desk.broker.now()
+    assert tell(desk, "one", TOLD, LAG) == {}
+    desk.broker.pass_time(10)
+    tell(desk, "one", TOLD)
+    tell(desk, "two", LAG, for_s=100.0)
+    [first, second] = desk.alarms()
+    assert (first["name"], first["since"], first["text"]) == ("xa.orphan", began, "one: a branch stands")
+    assert (second["name"], second["text"]) == ("relay.lag", "two: 60 s behind")
+    desk.broker.pass_time(31)
+    assert desk.names() == ["relay.lag"]
+    tell(desk, "two")
+    assert desk.names() == []
+
+
+def test_so_many_sources_are_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reported, "MOST_SOURCES", 2)
+    desk = Desk()
+    for source in ("one", "two", "one", "three"):
+        told = tell(desk, source, LAG)
+        assert (told == {}) == (source != "three")
+    assert len(desk.alarms()) == 2
+    desk.broker.pass_time(31)
+    assert tell(desk, "three", LAG) == {}
+
+
+@pytest.mark.parametrize("wrong", [{"name": "relay.odd"}, {"severity": "loud"}, {"text": ""}, {"text": "x" * 1_001}])
+def test_an_alarm_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
+    desk = Desk()
+    assert "error" in dict(tell(desk, "one", TOLD | wrong))  # type: ignore[call-overload]  # a reply in JSON
     assert desk.alarms() == []

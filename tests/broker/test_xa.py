@@ -292,3 +292,20 @@ def test_an_older_incarnation_sends_nothing_but_decides_what_it_stored(broker: B
     assert store(older, 1, XID) is GroupState.UNDECIDED
     assert decide(older, 1) is GroupState.PUBLISHED
     assert send(broker.connect(), 3) is None
+
+
+def test_decisions_as_a_home_are_told_as_they_come(broker: Broker) -> None:
+    client, home = broker.connect(), ("home", log_id(broker).bytes, b"t" * 16)
+    for number, decider in ((1, home), (2, XID), (3, home), (4, home)):
+        store(client, number, decider)
+    for number, outcome in ((4, COMMIT), (2, COMMIT), (3, ROLLBACK), (1, COMMIT)):
+        decide(client, number, outcome)
+    told: Any = client.call("xa.committed")
+    tokens = [row["token"] for row in told["transactions"]]
+    assert tokens == [token(number).hex() for number in (4, 1)]
+    assert (told["next"], told["missed"]) == (2, True)
+    epoch = told["boot_epoch"]
+    told = client.call("xa.committed", boot_epoch=epoch, after=1)
+    assert ([row["token"] for row in told["transactions"]], told["missed"]) == (tokens[1:], False)
+    last: Any = client.call("xa.committed", boot_epoch=epoch, after=2)
+    assert (last["transactions"], last["missed"]) == ([], False)

@@ -210,10 +210,17 @@ def refusals(logs: Sequence[Any]) -> list[Any]:
     return [entry for entry in logs if entry["event"] == "relay.refused"]
 
 
-def test_alarms_are_told_when_they_come_and_when_they_are_over(broker: RealBroker, dsn: str, topic: str) -> None:
+def test_alarms_are_told_when_they_come_and_when_they_are_over(
+    broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
+) -> None:
     emitted(dsn, topic, "x")
     with capture_logs() as logs, relaying(broker.url, dsn, replace(POLICY, look_every_s=0.05, retained=1)):
         wait_until(lambda: [entry for entry in logs if entry["event"] == "relay.alarm"], what="an alarm")
+        client = connect(broker.url)
+        wait_until(lambda: client.call("broker.alarms")["alarms"], what="the broker's list")
+    [listed] = client.call("broker.alarms")["alarms"]
+    assert (listed["name"], listed["severity"]) == ("relay.retained", "warning")
+    client.call("alarms.report", source=listed["text"].partition(":")[0], alarms=[], for_s=1.0)
     [alarm] = [entry for entry in logs if entry["event"] == "relay.alarm"]
     assert (alarm["kind"], alarm["log_level"]) == ("retained", "error")
 

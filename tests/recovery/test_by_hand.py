@@ -212,6 +212,9 @@ def test_a_branch_that_no_recoverer_ever_saw_is_found_by_comparing(world: World)
     end_by_hand(world.dsns["a"], gid, commit=False)
     recoverer = world.recoverer()
     with capture_logs() as logs:
+        found = [one for _ in range(2) for one in recoverer.go().findings if one.what == gid]
+    assert (mixed(logs), [one.needs_hand for one in found]) == ([gid], [True])
+    with capture_logs() as logs:
         report = recoverer.verify(first_token(0))
         assert recoverer.verify(first_token(0)).needs_hand
     assert [one.what for one in report.findings] == [gid]

@@ -289,3 +289,18 @@ def test_an_alarm_is_repeated_after_its_time_and_not_in_each_pass(world: World) 
             recoverer.go()
             world.clock.now += 10
     assert [log["event"] for log in logs if log["event"].startswith("xa.")] == ["xa.needs_operator"] * 2
+
+
+def test_all_brokers_list_what_needs_an_operator_until_it_is_over(world: World) -> None:
+    lost = gid_of(uuid4(), new_token())  # of a log that nobody has
+    leave(world.dsns["a"], lost, "INSERT INTO effects VALUES ('lost')")
+    recoverer = world.recoverer(alarm_s=0.001)
+    for told in (True, False):
+        recoverer.tell_brokers(recoverer.go())
+        for client in world.clients:
+            listed = client.call("broker.alarms")["alarms"]
+            alarms = [alarm for alarm in listed if alarm["name"].startswith("xa.")]
+            assert [alarm["name"] for alarm in alarms] == ["xa.needs_operator"] * told
+            assert all(lost in alarm["text"] and "locks effects RowExclusiveLock" in alarm["text"] for alarm in alarms)
+        if told:
+            end_by_hand(world.dsns["a"], lost, commit=False)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -57,6 +58,7 @@ class World:
     topic: str = field(default_factory=lambda: f"xa-{next(_topics)}")
     tokens: list[UUID] = field(default_factory=list)
     _identities: dict[str, tuple[int, int]] = field(default_factory=dict)
+    since: UUID = field(default_factory=new_token)  # transactions of other tests are none of this one's business
     _closing: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,7 +75,8 @@ class World:
         databases = tuple(XaDatabase(name=name, dsn=dsn) for name, dsn in known.items())
         xa = Xa(database=databases, **{"safety_s": SAFETY_S, **settings})
         urls = [broker.url for broker in self.brokers]
-        made = XaRecoverer(xa, urls, clock=self.clock, connect=lambda url: connect(url, timeout=patience_s))
+        patient = partial(connect, timeout=patience_s)
+        made = XaRecoverer(xa, urls, clock=self.clock, connect=patient, since=self.since)
         self._closing.append(made.close)
         return made
 

@@ -16,6 +16,7 @@ from txmq.broker.alarms import RULES
 from txmq.broker.core import undecided
 from txmq.broker.core.listed import Kind
 from txmq.broker.core.transactions import get
+from txmq.wire.calls_alarms import REPORTED_NAMES
 
 if TYPE_CHECKING:
     from txmq.broker.service import Parts
@@ -121,6 +122,6 @@ class Standing(Collector):
     def _raised(self) -> Iterator[Metric]:
         raised = {alarm.name for alarm in self._alarms.raised()}
         gauge = GaugeMetricFamily("txmq_alarm", "1 while the alarm is raised", labels=("name",))
-        for rule in RULES:
-            gauge.add_metric((rule.name,), int(rule.name in raised))
+        for name in (*(rule.name for rule in RULES), *REPORTED_NAMES):
+            gauge.add_metric((name,), int(name in raised))
         yield gauge

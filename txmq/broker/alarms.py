@@ -2,7 +2,7 @@
 
 A fixed list of named conditions is looked at every second, from the state, the disk and the resolvers. One that holds
 is raised, one that holds no more is cleared; both are logged once. Nothing is kept over a restart: what still holds is
-raised again.
+raised again. What only others can see, they report (`reported`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from txmq.broker.alarm import SECOND, Alarm
 from txmq.broker.core import listed, undecided
 from txmq.broker.core.fences import stopped
 from txmq.broker.core.listed import Kind
 from txmq.broker.core.transaction_queries import contradictions
 from txmq.broker.core.transactions import get
+from txmq.broker.reported import Reported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,18 +31,7 @@ if TYPE_CHECKING:
     from txmq.broker.watching import Watching
     from txmq.config import Alarms as Limits
 
-SECOND = 1_000_000
 log = structlog.get_logger()
-
-
-class Alarm(NamedTuple):
-    """An alarm that is raised. `since` is when it was first seen, in microseconds since the epoch."""
-
-    name: str
-    severity: str  # "critical": something stands still or is wrong; "warning": it may become so
-    since: int
-    text: str
-    action: str
 
 
 class Seen(NamedTuple):
@@ -219,6 +210,7 @@ class Alarms:
         self._engine, self._limits, self._resolving, self._watching = engine, limits, resolving, watching
         self._retaining = retaining
         self._raised: dict[str, Alarm] = {}
+        self.reported = Reported(engine.now)
 
     def tick(self) -> None:
         """Timer: raise and clear."""
@@ -229,7 +221,9 @@ class Alarms:
     def raised(self) -> list[Alarm]:
         """All that hold now, the critical ones first, and of these the oldest."""
         self.tick()
-        return sorted(self._raised.values(), key=lambda alarm: (alarm.severity, alarm.since))
+        return sorted(
+            (*self._raised.values(), *self.reported.raised()), key=lambda alarm: (alarm.severity, alarm.since)
+        )
 
     def _look(self) -> Seen:
         engine = self._engine

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from txmq.broker.seams import Clock
     from txmq.config import Settings
     from txmq.wire import calls_topics as topics
+    from txmq.wire.calls_alarms import AlarmsReport
     from txmq.wire.frames import Frame
 
 GROW_S, GROW_AGAIN_S = 5.0, 0.01  # how long a moment without held keys is waited for, and how often it is looked
@@ -93,6 +94,7 @@ class TopicCalls:
             "topic.delete": self.delete,
             "broker.show": self.broker,
             "broker.alarms": self.alarms,
+            "alarms.report": self.report,
         }
 
     def create(self, asking: Asking, args: topics.TopicCreate) -> None:
@@ -172,6 +174,9 @@ class TopicCalls:
         """At once: with a full disk, which is an alarm, nothing becomes durable."""
         del args
         asking.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
+
+    def report(self, asking: Asking, args: AlarmsReport) -> None:
+        asking.answer(self._alarms.reported.report(args) or {})
 
     def broker(self, asking: Asking, args: wire.NoArgs) -> None:
         del args

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import Asking, Handler, then
 from txmq.broker.core import branches
+from txmq.broker.core.events import Decided
 from txmq.broker.core.instances import RegisterInstance
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions import get
+from txmq.broker.core.transactions import Transaction, get
 from txmq.broker.core.xa import AskOutcome, ForgetHeuristics, NoteHeuristic
 from txmq.broker.telling import plain, told
 from txmq.errors import OtherLog, UnknownTransaction
@@ -23,9 +25,12 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from txmq.broker.core.branches import Heuristic
+    from txmq.broker.core.events import Place
     from txmq.broker.engine import Engine
     from txmq.wire import calls_xa as wire
 
+RECENT = 100_000
+DECIDER = Transaction._fields.index("decider")
 COMMITTED = frozenset({GroupState.COMMITTED, GroupState.PUBLISHED})
 
 
@@ -34,10 +39,14 @@ class XaCalls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._recent: deque[bytes] = deque(maxlen=RECENT)  # committed by this broker as their home, the last ones
+        self._last = 0  # number of the last of them since the start
+        engine.listen(Decided, self._note)
         self.handlers: dict[str, Handler] = {
             "producer.register": self.register,
             "xa.list": self.listed,
             "xa.decided": self.decided,
+            "xa.committed": self.committed,
             "xa.find": self.find,
             "xa.outcome": self.outcome,
             "xa.heuristic": self.heuristic,
@@ -89,6 +98,32 @@ class XaCalls:
         ]
         following = tokens[-1].hex() if len(tokens) == args.limit else None
         self._engine.tell(asking.answer, {"transactions": found, "next": following})
+
+    def _note(self, event: Decided, place: Place) -> None:
+        del place
+        row: Any = self._engine.state.transactions.get(event.token)
+        if event.outcome == Decision.COMMIT and row[DECIDER][:2] == ("home", self._engine.store.log_id.bytes):
+            self._recent.append(event.token)
+            self._last += 1
+
+    def committed(self, asking: Asking, args: wire.XaCommitted) -> None:
+        """For whoever follows them as they come. In the order of their decisions, which no token tells."""
+        epoch, first = self._engine.state.boot_epoch, self._last - len(self._recent)
+        after = args.after if args.boot_epoch == epoch else 0
+        start = max(after - first, 0)
+        tokens = list(islice(self._recent, start, start + args.limit))
+        rows = [(token, get(self._engine.state, token)) for token in tokens]
+        told = {
+            "boot_epoch": epoch,
+            "transactions": [
+                {"token": token.hex(), "participants": [plain(one) for one in row.participants]}
+                for token, row in rows
+                if row is not None
+            ],
+            "next": first + start + len(tokens),
+            "missed": args.boot_epoch != epoch or after < first,
+        }
+        self._engine.tell(asking.answer, told)
 
     def find(self, asking: Asking, args: wire.XaFind) -> None:
         xid = Xid(args.format, b64decode(args.gtrid), b64decode(args.bqual))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Final
@@ -19,6 +19,7 @@ from typing import Final
 from txmq.client.core import Core
 from txmq.client.log import get_logger
 from txmq.client.relay_passage import Passage, Progress, start_of
+from txmq.client.reporting import Alarm, report, source_of
 from txmq.errors import (
     ClientClosed,
     ConfigError,
@@ -35,6 +36,8 @@ from txmq.tx.postgres.session import connect
 from txmq.tx.postgres.stream import SlotStream
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between passages
+REPORTED_S: Final = 30.0
+CRITICAL: Final = ("lost", "unreserved")
 FINAL: Final = (ConfigError, LogChanged, ClientClosed)
 CURED: Final = (StaleTopic, SequenceGap, UnknownTransaction, DigestMismatch)  # the next passage does better
 log = get_logger()
@@ -62,6 +65,7 @@ class Relay:
         self._slot = slots.check_slot_name(slot)
         self._progress = Progress()
         self._trouble = ""
+        self._source = source_of("relay")
 
     def run(self, stop: Event) -> None:
         """Works until `stop` is set, over losses of the broker and of the database.
@@ -135,6 +139,19 @@ class Relay:
             log.error("relay.alarm", slot=self._slot, kind=kind, text=alarms[kind], retained=status.retained)
         for kind in known.keys() - alarms.keys():
             log.info("relay.alarm_over", slot=self._slot, kind=kind, retained=status.retained)
+        self._report(alarms)
         done = self._progress
         log.info("relay.status", retained=status.retained, transactions=done.transactions, messages=done.messages)
         return alarms
+
+    def _report(self, alarms: dict[str, str]) -> None:
+        """To the broker, which may be away: then its own silence is told of elsewhere."""
+        told = [
+            Alarm(f"relay.{kind}", "critical" if kind in CRITICAL else "warning", text, "txmq relay status")
+            for kind, text in alarms.items()
+        ]
+        with suppress(TxmqError):
+            report(self._call, self._source, told, max(REPORTED_S, 4 * self._policy.look_every_s))
+
+    def _call(self, name: str, **args: object) -> object:
+        return self._core.call(name, args, repeat=True)

@@ -12,6 +12,7 @@ from txmq.wire import calls_consumers as consumers
 from txmq.wire import calls_topics as topics
 from txmq.wire import calls_xa as xa
 from txmq.wire.args import Args, Limit, Name, Text, Token
+from txmq.wire.calls_alarms import AlarmsReport
 from txmq.wire.json import WireModel, dump, parse, validated
 
 
@@ -120,6 +121,7 @@ CALLS: dict[str, type[Args]] = {
     "producer.register": xa.ProducerRegister,
     "xa.list": xa.XaList,
     "xa.decided": xa.XaDecided,
+    "xa.committed": xa.XaCommitted,
     "xa.find": xa.XaFind,
     "xa.outcome": xa.XaOutcome,
     "xa.heuristic": xa.XaHeuristic,
@@ -135,6 +137,7 @@ CALLS: dict[str, type[Args]] = {
     "dlq.abandon": consumers.DlqAbandon,
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
+    "alarms.report": AlarmsReport,
 }
 
 

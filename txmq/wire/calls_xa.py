@@ -50,6 +50,14 @@ class XaDecided(Args):
     limit: Limit = 1_000
 
 
+class XaCommitted(Args):
+    """What this broker has committed as the home of it, after number `after` of that start of the broker."""
+
+    boot_epoch: Annotated[int, Field(ge=0)] = 0
+    after: Annotated[int, Field(ge=0)] = 0
+    limit: Limit = 1_000
+
+
 class XaFind(Args):
     """A foreign Xid."""
 

@@ -82,7 +82,7 @@ class Branches:
                 continue
             word = self._homes.word(seen.branch.log, seen.branch.token)
             try:
-                status = database.status_of(seen.xid)
+                status = database.statuses([seen.xid])[seen.xid]
             except DatabaseError:
                 continue  # the next pass looks again
             if contradiction(word, status):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from txmq.errors import DatabaseError
 from txmq.message import Decision
-from txmq.tx.postgres.finishing import FORBIDDEN, finish, grant_for, status_of
+from txmq.tx.postgres.finishing import FORBIDDEN, finish, grant_for, statuses
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.prepared import Ending
 from txmq.tx.postgres.prepared_survey import Hold, Prepared, holds, standing
@@ -59,10 +59,10 @@ class Database:
                     raise
                 raise DatabaseError("the role may not end it", hint=grant_for(connection, branch)) from None
 
-    def status_of(self, xid: int) -> str | None:
-        """What pg_xact_status says of a transaction. Raises DatabaseError."""
+    def statuses(self, xids: Iterable[int]) -> dict[int, str | None]:
+        """What pg_xact_status says of transactions. Raises DatabaseError."""
         with self._asking() as connection:
-            return status_of(connection, xid)
+            return statuses(connection, xids)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from txmq.client.groups import EPOCH
+from txmq.client.reporting import Alarm, report
 from txmq.errors import LogChanged, RequestRejected, TxmqError, UnknownTransaction
 from txmq.message import UNKNOWN, Decision
 from txmq.tx.orphans import Word, word_of
@@ -64,16 +65,16 @@ class Home:
 
     def groups(self) -> Iterator[dict[str, Any]]:
         """What `xa.list` lists, page by page. Raises TxmqError."""
-        return islice(self._pages("xa.list", None), MOST)
+        return islice(chain.from_iterable(self._pages("xa.list", None)), MOST)
 
-    def committed(self, since: UUID) -> Iterator[dict[str, Any]]:
-        """What it has committed as the home of it, of tokens after `since`. Raises TxmqError."""
-        return self._pages("xa.decided", since.hex)
+    def committed(self, since: UUID, pages: int | None = None) -> Iterator[list[dict[str, Any]]]:
+        """What it has committed as the home of it, of tokens after `since`; of so many pages. Raises TxmqError."""
+        return islice(self._pages("xa.decided", since.hex), pages)
 
-    def _pages(self, call: str, after: str | None) -> Iterator[dict[str, Any]]:
+    def _pages(self, call: str, after: str | None) -> Iterator[list[dict[str, Any]]]:
         while True:
             page = self.call(call, after=after, limit=PAGE)
-            yield from page["transactions"]
+            yield page["transactions"]
             after = page["next"]
             if after is None:
                 return
@@ -82,6 +83,13 @@ class Home:
         """Tells the broker what another one, the home of the transaction, has decided. Raises TxmqError."""
         payload = pack_decide(Decide(outcome, token.bytes, EPOCH, BY))
         self._client_now().core.request(Opcode.DECIDE, payload, repeat=True)
+
+    def tell(self, source: str, alarms: Iterable[Alarm], for_s: float) -> None:
+        """Has the broker list these alarms; one that fails meanwhile is told again after the next pass."""
+        try:
+            report(self.call, source, alarms, for_s)
+        except TxmqError as error:
+            self.trouble = str(error)
 
     def call(self, name: str, /, **args: object) -> dict[str, Any]:
         """What a control call returns. Raises TxmqError."""

@@ -24,6 +24,7 @@ from txmq.client.recovery.databases import Database, Place
 from txmq.client.recovery.findings import Finding, Report, Sightings
 from txmq.client.recovery.groups import Groups
 from txmq.client.recovery.homes import Homes
+from txmq.client.reporting import source_of
 from txmq.tx.orphans import Action
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from txmq.tx.postgres.prepared_survey import Prepared
 
 SERVICE: Final = "txmq-xa"
+REPORTED_S: Final = 30.0
+PASSES_REPORTED: Final = 4  # for which an alarm is listed at brokers, unless it is told again
 JITTER: Final = 0.25  # of the pause: several recoverers do not stay in step
 
 
@@ -41,7 +44,8 @@ class XaRecoverer:
     """Recovers what `settings` names, together with the brokers at `urls`. For one thread; to be closed in the end.
 
     `trust_clocks`: for a single pass, whose safety interval is measured by the clocks of databases and brokers; else
-    nothing undecided is decided that was not found by an earlier pass, so long ago.
+    nothing undecided is decided that was not found by an earlier pass, so long ago. Of tokens before `since`, no pass
+    compares what was committed with the databases.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class XaRecoverer:
         *,
         trust_clocks: bool = False,
         connect: Callable[[str], Client] | None = None,
+        since: UUID | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -59,7 +64,9 @@ class XaRecoverer:
         self._sightings = Sightings(clock)
         self._branches = Branches(self.homes, self._sightings, settings.safety_s, trust_clocks=trust_clocks)
         self._groups = Groups(self.homes, self._branches, self._sightings, trust_clocks=trust_clocks)
+        self._committed = Committed(self._branches, self.databases, since)
         self._alarms = Alarms(settings.alarm_s, clock)
+        self._source = source_of("xa-recovery")
 
     def go(self) -> Report:
         """One pass. Databases and brokers that fail are left for the next one, and told of in the report."""
@@ -76,17 +83,23 @@ class XaRecoverer:
         self.homes.meet()
         for database in self.databases:
             database.standing()  # finds out where it leads to
-        committed = Committed(self._branches, self.databases)
-        found = [one for home in self.homes.all if not home.trouble for one in committed.compare(home, since)]
+        found = [one for home in self.homes.all if not home.trouble for one in self._committed.compare(home, since)]
         return Report(tuple(found), self._troubles())
 
     def run(self, stop: Event) -> None:
         """Passes until `stop` is set."""
         random = Random()  # noqa: S311  # jitter
         while True:
-            self.go()
+            self.tell_brokers(self.go())
             if stop.wait(self.settings.every_s * random.uniform(1 - JITTER, 1 + JITTER)):
                 return
+
+    def tell_brokers(self, report: Report) -> None:
+        """Has the alarms of a pass listed by all brokers, until a few passes later."""
+        alarms, for_s = self._alarms.of(report), max(REPORTED_S, PASSES_REPORTED * self.settings.every_s)
+        for home in self.homes.all:
+            if not home.trouble:
+                home.tell(self._source, alarms, for_s)
 
     def close(self) -> None:
         for database in self.databases:
@@ -99,6 +112,8 @@ class XaRecoverer:
         for home in self.homes.all:
             if not home.trouble:
                 findings += self._groups.go_through(home, act=act)
+            if act and not home.trouble:
+                findings += self._committed.follow(home)
         return Report(tuple(findings), self._troubles())
 
     def _troubles(self) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,7 @@ Only a superuser and the role that prepared a branch may end it; a member of tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from txmq.errors import DatabaseError
@@ -19,9 +20,9 @@ FORBIDDEN: Final = "42501"
 BUSY: Final = "55000"  # another session is ending the branch just now
 _ENDS: Final = {Decision.COMMIT: commit_prepared, Decision.ROLLBACK: roll_back_prepared}
 # Asking for an id that the server has not given yet is an error: one lost in a crash, or of a restored copy.
-_STATUS: Final = """
-SELECT CASE WHEN %(xid)s::text::xid8 < pg_snapshot_xmax(pg_current_snapshot())
-            THEN pg_xact_status(%(xid)s::text::xid8) END
+_STATUSES: Final = """
+SELECT x, CASE WHEN x::xid8 < pg_snapshot_xmax(pg_current_snapshot()) THEN pg_xact_status(x::xid8) END
+FROM unnest(%s::text[]) x
 """
 
 
@@ -47,15 +48,12 @@ def grant_for(connection: Connection, branch: Prepared) -> str:
     return f'GRANT "{branch.owner}" TO "{connection.info.user}", or name a DSN of the owner\'s'
 
 
-def status_of(connection: Connection, xid: int) -> str | None:
-    """What pg_xact_status says of a transaction: "committed", "aborted", "in progress", None where it cannot tell.
+def statuses(connection: Connection, xids: Iterable[int]) -> dict[int, str | None]:
+    """What pg_xact_status says of transactions: "committed", "aborted", "in progress", None where it cannot tell.
 
     Raises DatabaseError.
     """
-    doing = "asking for the status of a transaction"
+    doing = "asking for the status of transactions"
     with translated(doing), bounded(connection, DEADLINE_S), connection.cursor() as cursor:
-        cursor.execute(_STATUS, {"xid": str(xid)})
-        row = cursor.fetchone()
-    assert row is not None, "a SELECT without FROM has one row"
-    status: str | None = row[0]
-    return status
+        cursor.execute(_STATUSES, ([str(xid) for xid in xids],))
+        return {int(xid): status for xid, status in cursor.fetchall()}
