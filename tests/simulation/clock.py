@@ -14,22 +14,17 @@ if TYPE_CHECKING:
 class Call:
     """A call that was put off."""
 
-    __slots__ = ("_args", "_function", "time")
+    __slots__ = ("args", "function")
 
-    def __init__(self, time: float, function: Callable[..., object], args: tuple[object, ...]) -> None:
-        self.time, self._args = time, args
-        self._function: Callable[..., object] | None = function
+    def __init__(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
+        self.function: Callable[..., object] | None = function  # None = made, or cancelled
+        self.args = args
 
     def cancel(self) -> None:
-        self._function = None
+        self.function = None
 
     def active(self) -> bool:
-        return self._function is not None
-
-    def run(self) -> None:
-        function, self._function = self._function, None
-        if function is not None:
-            function(*self._args)
+        return self.function is not None
 
 
 class Clock:
@@ -44,13 +39,16 @@ class Clock:
         return self._now
 
     def callLater(self, delay: float, function: Callable[..., object], *args: object) -> Any:  # Twisted's
-        call = Call(self._now + delay, function, args)
+        call = Call(function, args)
         self._made += 1
-        heappush(self._calls, (call.time, self._made, call))
+        heappush(self._calls, (self._now + delay, self._made, call))
         return call
 
     def next(self) -> None:
         """Go on to the next call, and make it."""
         time, _number, call = heappop(self._calls)
-        self._now = max(self._now, time)
-        call.run()
+        if time > self._now:
+            self._now = time
+        function, call.function = call.function, None
+        if function is not None:
+            function(*call.args)

@@ -50,12 +50,15 @@ class Link:
         self._carry(1, data, self._client.received)
 
     def _carry(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:
-        cut = self._rng.randrange(len(data) + 1) if self._rng.random() < 0.1 else len(data)
+        rng, now, at = self._rng.random, self._clock.seconds(), self._arrives[way]
+        cut = self._rng.randrange(len(data) + 1) if rng() < 0.1 else len(data)
         for piece in (data[:cut], data[cut:]):
-            at = max(self._arrives[way], self._clock.seconds() + self._rng.random() * LATENCY_S)
-            self._arrives[way] = at
+            soonest = now + rng() * LATENCY_S
+            if soonest > at:
+                at = soonest
             if piece:
-                self._clock.callLater(at - self._clock.seconds(), self._arrive, deliver, piece)
+                self._clock.callLater(at - now, self._arrive, deliver, piece)
+        self._arrives[way] = at
 
     def _arrive(self, deliver: Callable[[bytes], None], piece: bytes) -> None:
         if self.connected:

@@ -69,7 +69,7 @@ class World:
         self.clock.callLater(rng.uniform(0.02, 0.4), self._power_cut)
         self.clock.callLater(rng.uniform(0.0, 0.1), self._break_a_connection)
         self.clock.callLater(TROUBLE_S, self._calm)
-        self._step(lambda: self.over)
+        self._go_on()
         return self.history
 
     def _setup(self) -> None:
@@ -113,13 +113,14 @@ class World:
     def _failed(self, failure: Failure) -> None:
         self._failure = self._failure or failure
 
-    def _step(self, until: Any) -> None:
+    def _go_on(self) -> None:
         for _ in range(STEPS):
-            if until():
+            if self.over:
                 return
             try:
                 self.clock.next()
-                self._raise_failures()
+                if self._failure is not None or (self.node is not None and self.node.failure is not None):
+                    self._raise_failures()
             except (PowerCut, StoreError):
                 if not self.disk.dark:
                     raise
