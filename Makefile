@@ -38,8 +38,8 @@ $(ready): requirements/build.txt requirements/lock.txt pyproject.toml
 demo: $(ready)
 	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
 
-# As many tests at once as there are cores; a group of them stays together (tests/reporting.py).
-test soak: at_once := --numprocesses auto --maxprocesses 8 --dist loadgroup
+# Some tests at once; how many, which of them stay together, and in which order: tests/reporting.py.
+test soak: at_once := --numprocesses auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 test: $(ready)
 	@$(python) -m pytest $(at_once) $(T)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -11,7 +13,9 @@ import pytest
 COUNTS = "counts"
 # Spark starts a Java machine in each process that needs one; all others are kept together file by file.
 TOGETHER = ("spark",)
-LONGEST_FIRST = ("demo", "spark", "system", "simulation")
+# The longest first, so that none is left to one process at the end; then those that wait beside those that calculate.
+EARLY = {"demo": 0, "spark": 1, "system": 2, "simulation": 2}
+LATE = 3
 Report: TypeAlias = Callable[[Mapping[str, int]], None]
 
 
@@ -26,14 +30,28 @@ def report(request: pytest.FixtureRequest) -> Report:
     return keep
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Groups what shares fixtures of a file or folder, and begins with what takes longest, so that no process is left
-    with it at the end.
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One process more than there are cores: tests with processes of their own wait for them a good part of the time.
+    PYTEST_XDIST_AUTO_NUM_WORKERS sets another number.
     """
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return 1 + (cores or 1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Groups what shares fixtures of a file or folder, and sorts the groups by when they are to begin."""
     tests = config.rootpath / "tests"
+    order: dict[pytest.Item, tuple[int, int]] = {}
+    met: Counter[str] = Counter()
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item, _place(item, tests))))
-    items.sort(key=lambda item: _rank(_place(item, tests)))
+        place = _place(item, tests)
+        item.add_marker(pytest.mark.xdist_group(_group(item, place)))
+        folder = place.parts[0]
+        order[item] = EARLY.get(folder, LATE), met[folder] if folder in EARLY else 0
+        met[folder] += 1
+    items.sort(key=order.__getitem__)
 
 
 def _place(item: pytest.Item, tests: Path) -> Path:
@@ -45,10 +63,6 @@ def _group(item: pytest.Item, place: Path) -> str:
     if place.parts[0] in TOGETHER:
         return place.parts[0]
     return item.nodeid if place.parts[0] in ("simulation", "system") else str(place)
-
-
-def _rank(place: Path) -> int:
-    return LONGEST_FIRST.index(place.parts[0]) if place.parts[0] in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -289,7 +289,7 @@ def test_an_open_console_does_not_keep_a_broker_from_draining(tmp_path: Path) ->
             assert open_one.recv(1)
             began = time.monotonic()
             assert process.end() == 0
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 45
         assert process.out.read_text().count("\n") == 1
         lives = [event.get("state") for event in process.events()]
         assert lives.index("DRAINING") < lives.index("CLOSED")

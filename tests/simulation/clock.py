@@ -47,8 +47,7 @@ class Clock:
     def next(self) -> None:
         """Go on to the next call, and make it."""
         time, _number, call = heappop(self._calls)
-        if time > self._now:
-            self._now = time
+        self._now = max(self._now, time)
         function, call.function = call.function, None
         if function is not None:
             function(*call.args)

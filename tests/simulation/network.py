@@ -54,8 +54,7 @@ class Link:
         cut = self._rng.randrange(len(data) + 1) if rng() < 0.1 else len(data)
         for piece in (data[:cut], data[cut:]):
             soonest = now + rng() * LATENCY_S
-            if soonest > at:
-                at = soonest
+            at = max(at, soonest)
             if piece:
                 self._clock.callLater(at - now, self._arrive, deliver, piece)
         self._arrives[way] = at

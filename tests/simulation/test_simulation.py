@@ -16,7 +16,7 @@ from tests.simulation.world import World
 
 SEEDS = 2_000
 SOAK_FIRST, SOAK_SEEDS = 100_000, 10_000
-PIECE = 250  # seeds in one test: the tests of a run are shared out to the processor's cores
+PIECE = 100  # seeds in one test: the tests of a run are shared out to the processor's cores
 BUG_SEEDS = 60
 ENOUGH = {
     "seen": 50,

@@ -31,7 +31,7 @@ def test_a_full_disk_does_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
         wait_until(lambda: client.call("broker.show")["read_only"], what="a broker that only reads")
         began = time.monotonic()
         assert process.end() == 1
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 45
         with pytest.raises(TxmqError):
             owed.result(10)
         client.close()
