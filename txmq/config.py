@@ -38,6 +38,7 @@ from pydantic import (
     field_validator,
 )
 
+from txmq import limits
 from txmq.config_storage import DiskSpace, FlushEvery, Model, PositiveInt, Retention
 from txmq.errors import ConfigError
 from txmq.listen import is_loopback, listen_address
@@ -125,6 +126,7 @@ class Broker(Model):
     listen: Listen = "127.0.0.1:7650"
     http: ListenHere | None = None  # the console and metrics; on this machine only, they know no users
     flush: Flush = "sync"
+    message_bytes: int = Field(default=limits.MESSAGE, ge=1, le=limits.MESSAGE)  # of a body; topics may take less
     segment_bytes: int = Field(default=1 << 30, ge=MIB)
     preallocate_bytes: int = Field(default=16 * MIB, ge=4_096)
     drain_s: float = Field(default=20.0, gt=0)  # how long to wait for the disk, such as a full one, at the end

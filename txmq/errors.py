@@ -149,6 +149,10 @@ class OffsetOutOfRange(RequestRejected):
     """The offset is below what is retained or above the end of the partition."""
 
 
+class TopicClosed(RequestRejected):
+    """An operator has closed the topic for writing, or for reading."""
+
+
 class MessageTooLarge(RequestRejected):
     """A message or frame exceeds the broker's limit."""
 

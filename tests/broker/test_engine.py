@@ -72,10 +72,12 @@ class Rig:
         """One turn of the reactor."""
         self.clock.advance(seconds)
 
-    def send(self, size: int = 100, *, early: bool = True) -> None:
+    def send(self, size: int = 100, *, early: bool = True, flush: FlushEvery | None = None) -> None:
+        """`flush`: of the topic, where it has one of its own."""
         batch = encode_one(Message(bytes(size)), producer_id=b"p" * 16, epoch=0, sequence=self.sequence, born_at=1)
         self.sequence += 1
-        self.engine.submit(Send("t", 0, 0, batch, verify(batch)), self.replies.append, early=early)
+        flush = (flush or self.engine.flush) if early else None
+        self.engine.submit(Send("t", 0, 0, batch, verify(batch)), self.replies.append, early=flush)
 
     @property
     def offsets(self) -> list[int]:
@@ -170,6 +172,39 @@ def test_under_an_asynchronous_flush_a_send_waits_for_the_write_alone() -> None:
     rig.work()
     assert syncs(rig) == 1
     assert rig.log.durable == rig.log.end
+
+
+def test_a_topic_may_flush_less_often_than_its_broker() -> None:
+    rig = Rig()
+    rig.send(flush=FlushEvery(every_ms=10, messages=3))
+    rig.turn()
+    assert (rig.offsets, syncs(rig)) == ([0], 0)
+    rig.turn(0.01)
+    rig.work()
+    assert syncs(rig) == 1
+    assert rig.log.durable == rig.log.end
+    rig.send(flush=FlushEvery(every_ms=10, messages=3))
+    rig.send()
+    rig.turn()
+    rig.work()
+    assert (rig.offsets, syncs(rig)) == ([0, 1, 2], 2), "who waits for the disk takes all others along"
+
+
+def test_of_several_policies_the_strictest_counts() -> None:
+    rig = Rig(flush=FlushEvery(every_ms=60_000, messages=1_000))
+    rig.send()
+    rig.turn()
+    rig.send(flush=FlushEvery(every_ms=10, messages=100))
+    rig.turn()
+    assert syncs(rig) == 0
+    rig.turn(0.01)
+    rig.work()
+    assert syncs(rig) == 1
+    for _ in range(2):
+        rig.send(flush=FlushEvery(every_ms=10, messages=2))
+    rig.turn()
+    rig.work()
+    assert syncs(rig) == 2
 
 
 def test_an_asynchronous_flush_syncs_after_so_many_messages() -> None:

@@ -60,6 +60,13 @@ def test_topics_are_made_listed_grown_and_deleted(broker: str) -> None:
     assert reply("topic", "set", "letters", "--partitions", "4", broker=broker)["partitions"] == 4
     shown = reply("topic", "show", "letters", broker=broker)
     assert (shown["ends"], shown["groups"]) == ([0, 0, 0, 0], [])
+    altered = reply("topic", "alter", "letters", "--set", "retention=2d", "--set", "writable=no", broker=broker)
+    assert (altered["settings"]["retention_ms"], altered["settings"]["policy"]) == (172_800_000, "default")
+    assert reply("topic", "show", "letters", broker=broker)["settings"] == altered["settings"]
+    closed = run("send", "letters", "hello", "--json", "--broker", broker)
+    assert (closed.exit_code, json.loads(closed.stderr)["error"]) == (1, "TopicClosed")
+    wrong = run("topic", "alter", "letters", "--set", "retention=soon", "--broker", broker)
+    assert (wrong.exit_code, "36h" in wrong.stderr) == (2, True)
     again = run("topic", "create", "letters", "--partitions", "9", "--broker", broker)
     assert (again.exit_code, again.stdout) == (1, "")
     assert "letters" in again.stderr

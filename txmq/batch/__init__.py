@@ -3,7 +3,7 @@
 docs/FORMATS.md 3 is the format. `encode` and its kin make batches, `verify` judges received ones, `BatchView` reads.
 """
 
-from txmq.batch.decode import BatchView, key_hashes, rows_tagged, single_row
+from txmq.batch.decode import BatchView, key_hashes, largest_body, rows_tagged, single_row
 from txmq.batch.encode import encode, encode_columns, encode_one
 from txmq.batch.header import BatchHeader, Codec, read_header
 from txmq.batch.layout import Column, Layout, locate
@@ -19,6 +19,7 @@ __all__ = [
     "encode_columns",
     "encode_one",
     "key_hashes",
+    "largest_body",
     "locate",
     "read_header",
     "rows_tagged",

@@ -38,6 +38,14 @@ def texts_of(buffer: bytes, column: Column, count: int) -> list[str | None]:
     return [cell.decode() or None for cell in cells_of(buffer, column, count)]
 
 
+def largest_body(buffer: bytes, header: BatchHeader) -> int:
+    """How many bytes the largest body of a verified batch has, uncompressed."""
+    if header.count == 1:
+        return header.size
+    offsets = offsets_of(buffer, locate(buffer, header).body, header.count)
+    return max(end - start for start, end in pairwise(offsets))
+
+
 class BatchView:
     """The rows of a verified batch as columns: lists with an element for each row, decoded at first use."""
 

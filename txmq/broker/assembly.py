@@ -67,7 +67,9 @@ class Assembly:
             XaCalls(engine),
         )
         self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
-        requests = Requests(engine, fetching, self.calls, resolving, self.watching)
+        requests = Requests(
+            engine, fetching, self.calls, resolving, self.watching, message_bytes=settings.broker.message_bytes
+        )
         self.sessions = SessionFactory(requests.handle, self._welcome, clock)
         self._backlog = Backlog(engine, clock)
         engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
@@ -142,7 +144,7 @@ class Assembly:
 
     def _welcome(self, version: int) -> Welcome:
         store, state = self._engine.store, self._engine.state
-        sizes = Limits(frame=limits.FRAME, message=limits.MESSAGE)
+        sizes = Limits(frame=limits.FRAME, message=self._settings.broker.message_bytes)
         name = self._settings.broker.name
         return Welcome(version=version, broker=name, log_id=store.log_id, boot_epoch=state.boot_epoch, limits=sizes)
 

@@ -24,6 +24,7 @@ from txmq.broker.core import machine
 from txmq.broker.core.events import KINDS, Booted, Place, encode
 from txmq.broker.core.state import Outcome, Rejected
 from txmq.broker.disk import Disk
+from txmq.broker.pacing import NEVER, Pace
 from txmq.errors import DiskFull, ReadOnly
 from txmq.store.writer import Flush
 
@@ -65,12 +66,12 @@ class Engine:
         `soon` calls a function when all that has come by now is received; without it, the clock does.
         """
         self.store, self.state = store, state
-        self._clock, self._now, self._in_thread, self._policy = clock, now, in_thread, flush
+        self._clock, self._now, self._in_thread, self._pace = clock, now, in_thread, Pace(flush)
         self._soon = soon or partial(clock.callLater, 0)
         self._waiting: deque[_Waiting] = deque()
         self._written: list[_Waiting] = []  # early replies: they wait for the write, not for the disk
-        self._ticking = self._writing = self._sync_planned = False
-        self._unsynced = 0
+        self._ticking = self._writing = False
+        self._sync_at = NEVER  # by the clock
         self._kept: Flush | None = None  # there was no space to write it
         self.reader_waits = False  # somebody waits at the tail: an asynchronous flush is brought forward
         self.failed: Failure | None = None
@@ -78,6 +79,11 @@ class Engine:
         self.on_durable: list[Callable[[], None]] = []
         self.on_failure: Callable[[Failure], None] = _log_failure
         self._listeners: dict[type, list[Callable[[Any, Place], None]]] = {}
+
+    @property
+    def flush(self) -> FlushEvery | None:
+        """The broker's own flush policy."""
+        return self._pace.policy
 
     def now(self) -> int:
         """The broker's time: the wall clock's, but never earlier than what the log says already."""
@@ -89,10 +95,10 @@ class Engine:
         self._record(Outcome((Booted(self.state.boot_epoch, name),)), self.now())
         self.flush_now()
 
-    def submit(self, command: object, deliver: Callable[[Any], None], *, early: bool = False) -> None:
+    def submit(self, command: object, deliver: Callable[[Any], None], *, early: FlushEvery | None = None) -> None:
         """Decide a command; `deliver` gets the reply (or a Rejected) once all that it rests on is durable.
 
-        `early`: under an asynchronous flush policy the reply need not wait for the disk (plain sends only).
+        `early`: the reply need not wait for the disk (plain sends and acks only), which follows by this policy.
         """
         now = self.now()
         outcome = machine.decide(self.state, command, now)
@@ -104,15 +110,14 @@ class Engine:
             return
         try:
             self._record(outcome, now)
-        except DiskFull:
-            # Not later: nothing moves, perhaps for hours, and the client can do something about it.
+        except DiskFull:  # not told later: nothing moves, perhaps for hours
             deliver(Rejected(ReadOnly, "the broker's disk is full: it only serves reads", "free space on its disk"))
             return
         if outcome.early:
             deliver(outcome.reply)
             self._tick_soon()
-        elif early and self._policy is not None:
-            self._unsynced += 1
+        elif early is not None:
+            self._pace.add(early)
             self._written.append(_Waiting(0, deliver, outcome.reply))
             self._tick_soon()
         else:
@@ -160,7 +165,7 @@ class Engine:
         if self._writing or self.failed is not None:
             return  # the end of the write under way ticks again
         flush = self._cut()
-        if self._policy is not None and not self._must_sync():
+        if (self._written or self._pace.policy is not None) and not self._must_sync():
             self._write_only(flush)
         elif flush is not None or self.store.durable < self.store.end:
             self._write_and_sync(flush)
@@ -179,25 +184,24 @@ class Engine:
         self._clock.callLater(FULL_DISK_S, self._tick)
 
     def _must_sync(self) -> bool:
-        assert self._policy is not None
-        return bool(self._waiting) or self.reader_waits or self._unsynced >= self._policy.messages
+        return bool(self._waiting) or self.reader_waits or self._pace.is_due
 
     def _write_only(self, flush: Flush | None) -> None:
-        assert self._policy is not None
         if flush is not None and not self._write(flush, sync=False):
             return
         self._answer_early(self._take_early())
-        if not self._sync_planned and self.store.durable < self.store.end:
-            self._sync_planned = True
-            self._clock.callLater(self._policy.every_ms / 1_000, self._planned_sync)
+        at = self._clock.seconds() + self._pace.after_s
+        if at < self._sync_at and self.store.durable < self.store.end:
+            self._sync_at = at
+            self._clock.callLater(self._pace.after_s, self._planned_sync)
 
     def _planned_sync(self) -> None:
-        self._sync_planned = False
+        self._sync_at = NEVER
         if not self._writing and self.failed is None and self.store.durable < self.store.end:
             self._write_and_sync(self._cut())
 
     def _write_and_sync(self, flush: Flush | None) -> None:
-        self._unsynced = 0
+        self._pace.synced()
         early = self._take_early()
         if flush is not None and not early and self._is_quick(flush):
             if self._write(flush):

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from txmq import limits
 from txmq.batch import BatchHeader, verify
 from txmq.batch.header import DELIVER_AT, EXPIRE_AT
-from txmq.broker.core import consumer_commands, decisions, parts, sends, topics
+from txmq.broker.core import admission, consumer_commands, decisions, parts, sends, topics
 from txmq.broker.core.instances import fenced
 from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
 from txmq.broker.reading import Found, end_of, published, read
+from txmq.config_storage import FlushEvery
 from txmq.errors import BadRequest, NoResolver, OffsetOutOfRange, TxmqError
 from txmq.wire import headers
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
@@ -39,9 +41,17 @@ class Requests:
     """Answers the frames of all sessions. All methods belong to the reactor's thread."""
 
     def __init__(
-        self, engine: Engine, fetching: Fetching, calls: Calls, resolving: Resolves, watching: Watching
+        self,
+        engine: Engine,
+        fetching: Fetching,
+        calls: Calls,
+        resolving: Resolves,
+        watching: Watching,
+        *,
+        message_bytes: int = limits.MESSAGE,
     ) -> None:
         self._engine, self._fetching, self._calls, self._resolving = engine, fetching, calls, resolving
+        self._message_bytes = message_bytes
         self._watching = watching
         self._handlers: dict[int, Callable[[Session, Frame], None]] = {
             Opcode.SEND: self._send,
@@ -68,7 +78,13 @@ class Requests:
             session.refuse(frame, error)
 
     def _submit(
-        self, session: Session, frame: Frame, command: object, encode: Callable[[Any], bytes], *, early: bool = False
+        self,
+        session: Session,
+        frame: Frame,
+        command: object,
+        encode: Callable[[Any], bytes],
+        *,
+        early: FlushEvery | None = None,
     ) -> None:
         def deliver(reply: object) -> None:
             if isinstance(reply, Rejected):
@@ -91,15 +107,25 @@ class Requests:
         command = sends.Send(
             request.topic, request.topic_epoch, request.partition, request.batch, _verified(request.batch)
         )
+        if self._refused_size(session, frame, [(command.header, command.batch)]):
+            return
         known = session.instance is None or sends.is_known(self._engine.state, command.header)
         if not known and self._is_fenced(session, frame):
             return
-        self._submit(session, frame, command, headers.pack_send_receipt, early=True)
+        self._submit(session, frame, command, headers.pack_send_receipt, early=self._flush_of(request.topic))
+
+    def _flush_of(self, name: str) -> FlushEvery | None:
+        """How messages of a topic come to disk; None = before they are acknowledged."""
+        topic = self._engine.state.topics.get(name)
+        own = topic.settings.flush if topic is not None else ""
+        if not own:
+            return self._engine.flush
+        return None if isinstance(own, str) else FlushEvery(every_ms=own[0], messages=own[1])
 
     def _ack(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_ack(frame.payload)
         command = consumer_commands.Ack(request.group, request.member, request.generation, request.ranges)
-        self._submit(session, frame, command, lambda _reply: b"", early=True)
+        self._submit(session, frame, command, lambda _reply: b"", early=self._engine.flush)
 
     def _fetch(self, session: Session, frame: Frame) -> None:
         self._fetching.fetch(session, frame, headers.unpack_fetch(frame.payload))
@@ -125,7 +151,17 @@ class Requests:
         def encode(reply: parts.GroupReceipt) -> bytes:
             return pack_group_receipt(GroupReceipt(reply.state, reply.ticket))
 
-        self._submit(session, frame, store_part(part), encode)
+        command = store_part(part)
+        if not self._refused_size(session, frame, [(batch.header, batch.data) for batch in command.batches]):
+            self._submit(session, frame, command, encode)
+
+    def _refused_size(self, session: Session, frame: Frame, batches: list[tuple[BatchHeader, bytes]]) -> bool:
+        """Refuses messages that are larger than this broker takes."""
+        for header, batch in batches:
+            if no := admission.too_large(header, batch, self._message_bytes, "the broker"):
+                session.reject(frame, no)
+                return True
+        return False
 
     def _decide(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_decide(frame.payload)
@@ -154,6 +190,9 @@ class Requests:
         topic = find(state, request.topic, request.partition)
         if isinstance(topic, Rejected):
             session.reject(frame, topic)
+            return None
+        if closed := admission.unreadable(topic):
+            session.reject(frame, closed)
             return None
         if request.offset < topic.firsts[request.partition]:
             outside = topics.outside(state, topic, request.partition, request.offset)

@@ -9,12 +9,12 @@ from txmq.batch import key_hashes
 from txmq.broker.core import backlog, branches, holds, jobs, listed, marks, pieces, undecided
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
+from txmq.broker.core.admission import admitted
 from txmq.broker.core.events import Decided, GroupRefused, PartStored, StoredBatch
 from txmq.broker.core.holds import HeldBatch, Release, Waiting
 from txmq.broker.core.pieces import Phase
 from txmq.broker.core.sends import distinct
 from txmq.broker.core.state import Outcome, Rejected, State
-from txmq.broker.core.topics import find
 from txmq.broker.core.transactions import KEPT, Transaction, get, takes_early, token_time
 from txmq.errors import BadRequest, DigestMismatch, MessageTooLarge, SequenceGap, UnknownTransaction
 from txmq.message import Decision
@@ -158,7 +158,7 @@ def _refused(command: StorePart, by: str, answer: GroupState) -> Outcome:
 def _located(state: State, batches: tuple[GroupBatch, ...]) -> tuple[StoredBatch, ...] | Rejected:
     located, start = [], 0
     for batch in batches:
-        topic = find(state, batch.topic, batch.partition, batch.epoch)
+        topic = admitted(state, batch.topic, batch.partition, batch.epoch, batch.header, batch.data)
         if isinstance(topic, Rejected):
             return topic
         hashes = distinct(key_hashes(batch.data))

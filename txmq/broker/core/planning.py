@@ -189,7 +189,8 @@ class _Planner:
         return free
 
     def _stands(self, spot: Spot) -> bool:
-        return self._group.stands(spot) or self._state.topics_by_id[spot[0]].deleted
+        topic = self._state.topics_by_id[spot[0]]
+        return self._group.stands(spot) or topic.deleted or not topic.settings.readable
 
     def moved_rows(self, most: int) -> None:
         """Retries that are due."""

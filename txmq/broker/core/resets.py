@@ -120,7 +120,8 @@ def apply_reset(state: State, event: PositionReset, place: Place) -> None:
         spot = (event.topic_id, partition)
         bring_back(state, group, spot, offset)
         leases.release(state, group, spot, 0, group.positions[spot].cursor)
-        group.positions[spot] = Position(offset, offset)
+        begin = max(offset, state.topics_by_id[spot[0]].firsts[spot[1]])  # retention may have gone on meanwhile
+        group.positions[spot] = Position(begin, begin)
         group.resets.pop(spot, None)
     if not group.resets:
         state.consumers.resetting.discard(group.group_id)

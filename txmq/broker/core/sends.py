@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.batch import key_hashes
 from txmq.broker.core import holds
 from txmq.broker.core import tables as t
+from txmq.broker.core.admission import admitted
 from txmq.broker.core.events import BatchQueued, BatchStored
 from txmq.broker.core.state import Outcome, Producer, Rejected, SendReceipt, State
-from txmq.broker.core.topics import find
 from txmq.errors import SequenceGap, UnknownProducer
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
     known = _seen_before(state.producers.get(header.producer_id), header)
     if known is not None:
         return known
-    topic = find(state, command.topic, command.partition, command.epoch)
+    topic = admitted(state, command.topic, command.partition, command.epoch, header, command.batch)
     if isinstance(topic, Rejected):
         return topic
     topic_id, partition, batch = topic.topic_id, command.partition, command.batch

@@ -82,6 +82,11 @@ def _deleted(look: Look) -> str:
     return "the topic was deleted" if look.state.topics_by_id[look.spot[0]].deleted else ""
 
 
+def _closed(look: Look) -> str:
+    readable = look.state.topics_by_id[look.spot[0]].settings.readable
+    return "" if readable else "the topic is closed for reading"
+
+
 def _paused(look: Look) -> str:
     return "the group is paused" if look.group.paused else ""
 
@@ -201,6 +206,6 @@ def _parked(look: Look) -> str:
 
 
 RULES: tuple[Callable[[Look], str], ...] = (
-    _deleted, _paused, _topic_paused, _being_reset, _guarded, _no_member, _held_before, _transaction, _fence_full,
-    _growth, _alone, _leased, _not_durable, _gate, _undecided, _retrying, _parked,
+    _deleted, _closed, _paused, _topic_paused, _being_reset, _guarded, _no_member, _held_before, _transaction,
+    _fence_full, _growth, _alone, _leased, _not_durable, _gate, _undecided, _retrying, _parked,
 )  # fmt: skip

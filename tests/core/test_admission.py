@@ -1,0 +1,97 @@
+"""What a topic lets in and out by its own settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.consumer_world import World
+from tests.core.driver import Driver, token
+from txmq.batch import Codec, encode, largest_body, read_header, verify
+from txmq.broker.core import machine
+from txmq.broker.core.decisions import Decide
+from txmq.broker.core.parts import GroupReceipt
+from txmq.broker.core.sends import Send
+from txmq.broker.core.state import DEFAULTS, Rejected, SendReceipt, TopicSettings
+from txmq.broker.core.topics import AlterTopic, CreateTopic
+from txmq.errors import MessageTooLarge, TopicClosed, TopicExists, UnknownTopic
+from txmq.message import Decision, Message
+
+POSTGRES = ("postgres", 1, 1, 5, 7)
+
+
+def refused(reply: Any) -> type[Exception]:
+    assert isinstance(reply, Rejected), reply
+    return reply.error
+
+
+def test_a_topic_closed_for_writing_takes_nothing_new_but_what_it_holds_is_decided(core: Driver) -> None:
+    number = token(core, 1)
+    core.store(number, [("t", 0, "k", "half")], POSTGRES)
+    core.do(AlterTopic("t", {"writable": False}))
+    assert refused(core.send("t", "a")) is TopicClosed
+    assert refused(core.store(token(core, 2), [("t", 0, "k", "another")], POSTGRES)) is TopicClosed
+    core.do(Decide(number, Decision.COMMIT, "test"))
+    assert core.bodies("t") == ["half"]
+    core.do(AlterTopic("t", {"writable": True}))
+    assert isinstance(core.send("t", "a"), SendReceipt)
+    assert isinstance(core.store(token(core, 2), [("t", 0, "k", "another")], POSTGRES), GroupReceipt)
+
+
+def test_a_topic_closed_for_reading_gives_nothing_to_groups_until_it_is_open() -> None:
+    world = World(t=1)
+    world.publish("t", None)
+    world.join("a")
+    world.do(AlterTopic("t", {"readable": False}))
+    assert world.fetch("a") == []
+    world.do(AlterTopic("t", {"readable": True}))
+    assert len(world.fetch("a")) == 1
+
+
+def sent(core: Driver, bodies: list[bytes], codec: Codec = Codec.NONE) -> Any:
+    data = encode(
+        [Message(body) for body in bodies],
+        producer_id=b"q" * 16,
+        epoch=len(core.log),
+        sequence=0,
+        born_at=1,
+        codec=codec,
+    )
+    return core.do(Send("t", 0, 0, data, verify(data)))
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_the_largest_message_counts_not_the_batch(core: Driver, codec: Codec) -> None:
+    core.do(AlterTopic("t", {"message_bytes": 100}))
+    assert isinstance(sent(core, [b"x" * 100] * 5, codec), SendReceipt)
+    reply = sent(core, [b"", b"x" * 101, b"x"], codec)
+    assert refused(reply) is MessageTooLarge
+    assert "101 bytes" in reply.message
+    assert refused(sent(core, [b"x" * 101], codec)) is MessageTooLarge
+    core.do(AlterTopic("t", {"message_bytes": -1}))
+    assert isinstance(sent(core, [b"x" * 101], codec), SendReceipt)
+
+
+def test_the_largest_body_is_that_before_compression() -> None:
+    data = encode(
+        [Message(b"a" * 7), Message(b"b" * 900), Message(b"")],
+        producer_id=b"q" * 16, epoch=0, sequence=0, born_at=1, codec=Codec.ZSTD,
+    )  # fmt: skip
+    assert largest_body(data, read_header(data)) == 900
+
+
+def test_settings_are_made_with_the_topic_changed_later_and_kept(core: Driver) -> None:
+    core.do(CreateTopic("s", 1, TopicSettings(retention_us=5, flush=(10, 100))))
+    core.do(AlterTopic("s", {"policy": "archive", "writable": False}))
+    expected = TopicSettings(retention_us=5, flush=(10, 100), policy="archive", writable=False)
+    again = core.replayed()
+    machine.save(again)
+    for state in (core.state, again, machine.load(again.tables)):
+        assert state.topics["s"].settings == expected
+        assert state.topics["t"].settings == DEFAULTS
+    records = len(core.log)
+    core.do(AlterTopic("s", {"policy": "archive"}))
+    assert len(core.log) == records, "nothing changed"
+    assert refused(core.do(AlterTopic("none", {}))) is UnknownTopic
+    assert refused(core.do(CreateTopic("s", 1, TopicSettings(retention_us=6)))) is TopicExists
