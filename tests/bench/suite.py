@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench import inbox, recovering, sends, starting, transactions, xa, yardsticks
+from tests.bench import inbox, rebalancing, recovering, sends, starting, transactions, xa, yardsticks
 from tests.bench.rows import Benchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
@@ -23,5 +23,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     recovering.resolving,
     xa.two_databases,
     transactions.relay,
+    rebalancing.rebalance,
     inbox.inbox,
 )
