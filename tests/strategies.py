@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 from hypothesis import strategies as st
 
@@ -24,6 +25,8 @@ keys = texts.filter(lambda text: len(text.encode()) <= limits.KEY) | st.text("ab
 tags = texts.filter(lambda text: len(text.encode()) <= limits.TAG) | st.sampled_from(["created", "paid", "Zürich"])
 headers: st.SearchStrategy[Mapping[str, str]] = st.dictionaries(texts, texts, max_size=5)
 times = st.integers(0, limits.TIME)
+moments = st.integers(limits.SPAN, limits.TIME) | st.just(0)  # of delivery and expiry: what is earlier is a span
+spans = st.timedeltas(timedelta(0), timedelta(days=3_649))
 offsets = st.integers(0, limits.SEQUENCE)
 ids = st.binary(min_size=16, max_size=16)
 codecs = st.sampled_from(Codec)
@@ -34,9 +37,11 @@ messages = st.builds(
     key=st.none() | keys,
     tag=st.none() | tags,
     headers=st.none() | headers,
-    deliver_at=st.none() | times,
-    expire_at=st.none() | times,
-)
+    deliver_at=st.none() | moments,
+    expire_at=st.none() | moments,
+    delay=st.none(),
+    ttl=st.none(),
+) | st.tuples(st.binary(max_size=100), spans, spans).map(lambda row: Message(row[0], delay=row[1], ttl=row[2]))
 message_lists = st.lists(messages, min_size=1, max_size=12)
 batches = st.builds(
     encode,

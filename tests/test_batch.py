@@ -28,7 +28,7 @@ from txmq.batch import (
 )
 from txmq.errors import LocalProtocolError, MessageTooLarge, TxmqError
 from txmq.keys import key_hash
-from txmq.message import Message
+from txmq.message import Message, span
 
 NOW = 1_700_000_000_000_000
 PRODUCER = bytes(range(16))
@@ -46,8 +46,8 @@ def test_a_view_gives_back_every_column(messages: list[Message], codec: Codec) -
     assert view.keys == [text_or_none(m.key) for m in messages]
     assert view.tags == [text_or_none(m.tag) for m in messages]
     assert view.headers == [m.headers or {} for m in messages]
-    assert view.deliver_at == [m.deliver_at or 0 for m in messages]
-    assert view.expire_at == [m.expire_at or 0 for m in messages]
+    assert view.deliver_at == [m.deliver_at or span(m.delay) for m in messages]
+    assert view.expire_at == [m.expire_at or span(m.ttl) for m in messages]
     assert view.born_at == [NOW] * len(messages)
     assert len(view) == len(messages)
 

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from tests import strategies as our
 from txmq import limits, message
 from txmq.errors import LocalProtocolError
-from txmq.message import Decision, check_name, is_name, message_id, micros, parse_message_id
+from txmq.message import (
+    Decision,
+    at_time,
+    check_name,
+    is_name,
+    message_id,
+    micros,
+    parse_message_id,
+    span,
+    time_or_span,
+)
 
 
 @given(our.names)
@@ -126,3 +136,52 @@ def test_a_time_without_a_zone_is_refused() -> None:
 def test_decisions_have_the_numbers_of_the_wire() -> None:
     assert [int(decision) for decision in (message.COMMIT, message.ROLLBACK, message.UNKNOWN)] == [1, 2, 3]
     assert list(Decision) == [message.COMMIT, message.ROLLBACK, message.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("length", "micros"),
+    [(None, 0), (0, 0), (1.5, 1_500_000), (timedelta(days=1), 86_400_000_000), (0.0000004, 0)],
+)
+def test_spans_are_seconds_or_timedeltas(length: float | timedelta | None, micros: int) -> None:
+    assert span(length) == micros
+
+
+@pytest.mark.parametrize(
+    "length", [-1, timedelta(-1), timedelta(days=3_650), 1e12, float("nan"), float("inf"), "5", True, 10**400]
+)
+def test_other_spans_are_refused(length: float) -> None:
+    with pytest.raises(LocalProtocolError, match="shorter than ten years"):
+        span(length)
+
+
+@given(st.timedeltas(timedelta(microseconds=1), timedelta(days=3_649)), our.times)
+def test_a_span_counts_from_the_moment_that_is_meant(length: timedelta, start: int) -> None:
+    assert at_time(time_or_span(None, length), start) - start == length // timedelta(microseconds=1)
+
+
+@given(our.moments, our.times)
+def test_a_time_is_that_time_whatever_the_moment(when: int, start: int) -> None:
+    assert at_time(time_or_span(when, None), start) == when
+
+
+@pytest.mark.parametrize("when", [1, 1_795_255_200, 1_795_255_200_000, limits.SPAN - 1])
+def test_a_time_in_seconds_or_milliseconds_is_not_taken_for_a_span(when: int) -> None:
+    with pytest.raises(LocalProtocolError, match="microseconds since 1970"):
+        time_or_span(when, None)
+
+
+def test_a_time_and_a_span_at_once_are_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="deliver_at or delay"):
+        time_or_span(limits.SPAN, 1)
+
+
+def test_levels_of_delay_are_those_of_rocketmq() -> None:
+    table = ("1s", "5s", "10s", "30s", *(f"{n}m" for n in range(1, 11)), "20m", "30m", "1h", "2h")
+    seconds = [int(level[:-1]) * {"s": 1, "m": 60, "h": 3_600}[level[-1]] for level in table]
+    assert [message.delay_level(n).total_seconds() for n in range(1, 19)] == seconds
+
+
+@pytest.mark.parametrize("level", [0, 19, -1, "3", True])
+def test_there_is_no_other_level(level: int) -> None:
+    with pytest.raises(LocalProtocolError, match="1 to 18"):
+        message.delay_level(level)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from txmq import errors
-from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Decision, Message, Receipt, ReceivedMessage
+from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Decision, Message, Receipt, ReceivedMessage, delay_level
 from txmq.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "ReceivedMessage",
     "RetryPolicy",
     "connect",
+    "delay_level",
     "emit",
     "errors",
 ]

@@ -123,6 +123,10 @@ class TopicExists(RequestRejected):
     """A topic of that name exists with other settings."""
 
 
+class RecallTooLate(RequestRejected):
+    """The message does not wait for its time of delivery: it has been published already, or is not known at all."""
+
+
 class UnknownGroup(RequestRejected):
     """The consumer group does not exist."""
 

@@ -18,6 +18,7 @@ from txmq.errors import LocalProtocolError
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+DELAY_LEVELS = (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)  # seconds
 
 _NAME = re.compile(rf"(?!\.)[A-Za-z0-9._-]{{1,{limits.NAME}}}")
 _MESSAGE_ID = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,18})")
@@ -38,7 +39,9 @@ class Message(NamedTuple):
     """A message to send.
 
     Messages of one `key` stay in order; consumers may choose by `tag`. It is not delivered before `deliver_at` nor
-    after `expire_at`: a datetime with a time zone, or microseconds since the epoch.
+    after `expire_at`: a datetime with a time zone, or microseconds since the epoch. `delay` and `ttl` say the same in
+    seconds, or as a timedelta: from when it would be delivered otherwise (in a transaction from the commit), and from
+    when it can be delivered. All of it is by the broker's clock.
     """
 
     body: bytes
@@ -47,10 +50,13 @@ class Message(NamedTuple):
     headers: Mapping[str, str] | None = None
     deliver_at: int | datetime | None = None
     expire_at: int | datetime | None = None
+    delay: float | timedelta | None = None
+    ttl: float | timedelta | None = None
 
 
 class Receipt(NamedTuple):
-    """The broker's word that a message is stored. `offset` is None while it waits behind an undecided half of its key.
+    """The broker's word that a message is stored. `offset` is None while it waits, for its time of delivery or behind
+    an undecided half of its key.
 
     `duplicate`: this message had been stored by an earlier attempt to send it; it is in the topic once.
     """
@@ -106,6 +112,48 @@ def micros(when: int | datetime | None) -> int:
         hint = "a datetime with a time zone, or an int of microseconds since 1970: time.time_ns() // 1000"
         raise LocalProtocolError(f"{when!r} is no time of a message", hint=hint)
     return when
+
+
+def span(length: float | timedelta | None) -> int:
+    """Seconds or a timedelta as microseconds, None as 0. LocalProtocolError where a message cannot carry it."""
+    if length is None:
+        return 0
+    try:
+        found = length // MICROSECOND if isinstance(length, timedelta) else round(length * 1_000_000)
+    except (TypeError, ValueError, OverflowError):
+        found = -1
+    if not 0 <= found < limits.SPAN or isinstance(length, bool):
+        hint = "seconds, or a timedelta, shorter than ten years"
+        raise LocalProtocolError(f"{length!r} is no span of time for a message", hint=hint)
+    return found
+
+
+def time_or_span(when: int | datetime | None, length: float | timedelta | None) -> int:
+    """What a message carries of a time, or of a span instead: a number below `limits.SPAN` is a span (FORMATS 3).
+
+    LocalProtocolError for both at once, and for times that could be taken for spans: seconds, or milliseconds.
+    """
+    if length is None:
+        found = 0 if when is None else micros(when)
+        if 0 < found < limits.SPAN:
+            hint = "times are in microseconds since 1970; for a span say delay= or ttl="
+            raise LocalProtocolError(f"{when!r} is too early to be a time of a message", hint=hint)
+        return found
+    if when is not None:
+        raise LocalProtocolError("a time and a span at once", hint="deliver_at or delay, expire_at or ttl")
+    return span(length)
+
+
+def at_time(carried: int, start: int) -> int:
+    """When that is which a message carries: spans are from `start`. 0 stays 0: at once, or never."""
+    return start + carried if 0 < carried < limits.SPAN else carried
+
+
+def delay_level(level: int) -> timedelta:
+    """The delay of one of MetaQ's and RocketMQ's 18 levels, from 1. Raises LocalProtocolError."""
+    if type(level) is not int or not 1 <= level <= len(DELAY_LEVELS):
+        raise LocalProtocolError(f"{level!r} is no level of delay", hint=f"1 to {len(DELAY_LEVELS)}")
+    return timedelta(seconds=DELAY_LEVELS[level - 1])
 
 
 def message_id(producer_id: bytes, sequence: int) -> str:

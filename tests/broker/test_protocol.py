@@ -159,10 +159,9 @@ def test_a_client_that_reads_again_goes_on(broker: Broker) -> None:
     assert not client.closed
 
 
-def test_a_time_of_delivery_that_would_not_be_kept_is_refused(broker: Broker) -> None:
+def test_a_time_of_expiry_that_would_not_be_kept_is_refused(broker: Broker) -> None:
     client = broker.connect()
     client.call("topic.create", name="t", partitions=1)
-    message = Message(b"later", deliver_at=2_000_000_000_000_000)
-    batch = encode([message], producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1)
+    batch = encode([Message(b"soon over", ttl=1)], producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1)
     reply = client.ask(Opcode.SEND, headers.send_header("t", 0, 0) + batch)
     assert isinstance(to_error(reply.status, reply.payload), errors.BadRequest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -44,8 +44,9 @@ class ScriptedClient:
         headers: Mapping[str, str] | None = None,
         partition: int | None = None,
         deliver_at: int | datetime | None = None,
+        delay: float | timedelta | None = None,
     ) -> Receipt:
-        self.sent.append((topic, Message(body, key, tag, headers, deliver_at), partition))
+        self.sent.append((topic, Message(body, key, tag, headers, deliver_at, delay=delay), partition))
         return Receipt("ab" * 16 + "-7", topic, partition or 0, 42, duplicate=False)
 
     def close(self) -> None:

@@ -83,6 +83,13 @@ WHY = ("--reason", "lost on 3 May")
             {"group": "billing", "topic": "orders", "partition": 3, "offset": 17},
         ),
         ("dlq stats billing", "dlq.stats", {"group": "billing"}),
+        ("message delayed", "message.delayed", {"topic": None, "after": None, "limit": 100}),
+        (
+            "message delayed --topic orders --after 7,8 --limit 3",
+            "message.delayed",
+            {"topic": "orders", "after": (7, 8), "limit": 3},
+        ),
+        ("message recall a-1 b-2", "message.recall", {"ids": ["a-1", "b-2"]}),
     ],
 )
 def test_a_command_is_a_call_and_its_reply_is_shown(
@@ -132,6 +139,14 @@ def test_an_error_is_told_on_standard_error_with_status_1(client: ScriptedClient
         "send orders body --header =value",
         "send orders body --deliver-at tomorrow",
         "send orders body --deliver-at 1900-01-01",
+        "send orders body --delay -1",
+        "send orders body --delay soon",
+        "send orders body --delay 5y",
+        "send orders body --delay nan",
+        "send orders body --delay level:19",
+        "send orders body --delay level:x",
+        "message recall",
+        "message delayed --after x",
         "send orders --file /does/not/exist",
         "tail orders --from -1",
         "tail orders --from ever",
@@ -302,6 +317,14 @@ def test_a_message_has_what_the_options_say(client: ScriptedClient) -> None:
         "offset": 42,
         "duplicate": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("span", "seconds"), [("90", 90), ("1.5s", 1.5), ("15m", 900), ("2h", 7_200), ("1d", 86_400), ("level:18", 7_200)]
+)
+def test_a_delay_is_a_span_or_a_level(client: ScriptedClient, span: str, seconds: float) -> None:
+    run("send", "orders", "x", "--delay", span)
+    assert client.sent == [("orders", Message(b"x", delay=seconds), None)]
 
 
 @pytest.mark.parametrize("options", [[], ["--file", "-"]])

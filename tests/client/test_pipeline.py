@@ -87,10 +87,10 @@ def refuse_from_here(fake: FakeBroker, refusal: RequestRejected) -> None:
 
 
 def test_a_lone_message_goes_out_at_once(fake: FakeBroker, connect: Connect) -> None:
-    got = connect(fake.url).send_async("orders", b"x", key="k", tag="t", headers={"a": "b"}, deliver_at=5)
+    got = connect(fake.url).send_async("orders", b"x", key="k", tag="t", headers={"a": "b"}, delay=5)
     view = BatchView((got.result(DEADLINE_S), fake.sends[0])[1].batch)
     assert got.result() == (view.message_ids[0], "orders", 0, 0, False)
-    assert (view.bodies, view.keys, view.tags, view.deliver_at) == ([b"x"], ["k"], ["t"], [5])
+    assert (view.bodies, view.keys, view.tags, view.deliver_at) == ([b"x"], ["k"], ["t"], [5_000_000])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txmq
+from tests import strategies as our
 from txmq.batch import BatchView, encode
 from txmq.client.buffer import Buffer
 from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Columns, Messages, cuts, weight
@@ -26,8 +27,10 @@ MESSAGES = st.builds(
     key=st.none() | TEXT,
     tag=st.none() | TEXT,
     headers=st.none() | st.dictionaries(TEXT, TEXT, max_size=3),
-    deliver_at=st.none() | st.integers(0, 1 << 50),
+    deliver_at=st.none() | our.moments,
     expire_at=st.none(),
+    delay=st.none(),
+    ttl=st.none(),
 )
 
 

@@ -30,13 +30,22 @@ from txmq.testing.wait import wait_until
 from txmq.wire.headers import Opcode
 
 Connect = Callable[..., Client]
+LATER = 2_000_000_000_000_000
 
 
 def test_a_message_arrives_as_it_was_sent_and_its_receipt_names_it(fake: FakeBroker, connect: Connect) -> None:
     fake.script.append(receipt(41))
-    got = connect(fake.url).send("orders", b"body", key="k", tag="t", headers={"a": "b"}, deliver_at=5, expire_at=6)
+    got = connect(fake.url).send(
+        "orders", b"body", key="k", tag="t", headers={"a": "b"}, deliver_at=LATER, expire_at=LATER + 1
+    )
     view = BatchView(fake.sends[0].batch)
-    assert (view.bodies, view.keys, view.tags, view.deliver_at, view.expire_at) == ([b"body"], ["k"], ["t"], [5], [6])
+    assert (view.bodies, view.keys, view.tags, view.deliver_at, view.expire_at) == (
+        [b"body"],
+        ["k"],
+        ["t"],
+        [LATER],
+        [LATER + 1],
+    )
     assert dict(view.headers[0]) == {"a": "b"}
     assert abs(view.born_at[0] - time.time() * 1e6) < 60e6
     assert got == (view.message_ids[0], "orders", 0, 41, False)

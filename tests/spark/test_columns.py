@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from tests import strategies as our
 from tests.spark.chunks import PRODUCER, chunk
 from txmq.batch import BatchView, Codec
 from txmq.errors import RemoteProtocolError
@@ -29,8 +30,10 @@ MESSAGE = st.builds(
     key=st.none() | TEXT.filter(bool),
     tag=st.none() | TEXT.filter(bool),
     headers=st.none() | st.dictionaries(TEXT, TEXT, min_size=1, max_size=3),
-    deliver_at=st.none() | st.integers(1, 1 << 50),
-    expire_at=st.none() | st.integers(1, 1 << 50),
+    deliver_at=st.none() | our.moments,
+    expire_at=st.none() | our.moments,
+    delay=st.none(),
+    ttl=st.none(),
 )
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -7,6 +7,7 @@ from txmq.batch.decode import BatchView, key_hashes, largest_body, rows_tagged, 
 from txmq.batch.encode import encode, encode_columns, encode_one
 from txmq.batch.header import BatchHeader, Codec, read_header
 from txmq.batch.layout import Column, Layout, locate
+from txmq.batch.split import Single, deliveries, split
 from txmq.batch.verify import verify
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "Codec",
     "Column",
     "Layout",
+    "Single",
+    "deliveries",
     "encode",
     "encode_columns",
     "encode_one",
@@ -24,5 +27,6 @@ __all__ = [
     "read_header",
     "rows_tagged",
     "single_row",
+    "split",
     "verify",
 ]

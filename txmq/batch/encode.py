@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache, reduce
 from itertools import accumulate
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from txmq.batch.header import (
 from txmq.batch.layout import COMPRESSED, padded
 from txmq.errors import LocalProtocolError
 from txmq.keys import tag_bit, tag_filter
-from txmq.message import Message, micros
+from txmq.message import Message, micros, time_or_span
 
 ZEROS = tuple(bytes(n) for n in range(8))
 TIME = struct.Struct("<q")
@@ -50,6 +50,8 @@ class _Rows(NamedTuple):
     headers: Sequence[Mapping[str, str] | None] | None = None
     deliver_at: Sequence[int | datetime | None] | None = None
     expire_at: Sequence[int | datetime | None] | None = None
+    delay: Sequence[float | timedelta | None] | None = None
+    ttl: Sequence[float | timedelta | None] | None = None
 
 
 def encode(
@@ -89,14 +91,16 @@ def encode_columns(
 
 def encode_one(message: Message, *, producer_id: bytes, epoch: int, sequence: int, born_at: int) -> bytes:
     """The batch of one message, uncompressed. Raises as `encode` does."""
-    body, key, tag, headers, deliver_at, expire_at = message
+    body, key, tag, headers, deliver_at, expire_at, delay, ttl = message
     cells = (
         text_cell(key, "key", limits.KEY) if key else b"",
         text_cell(tag, "tag", limits.TAG) if tag else b"",
         header_cell(headers) if headers else b"",
         body_cell(body),
     )
-    times = (micros(born_at), micros(deliver_at), micros(expire_at))
+    due = 0 if deliver_at is None and delay is None else time_or_span(deliver_at, delay)
+    end = 0 if expire_at is None and ttl is None else time_or_span(expire_at, ttl)
+    times = (micros(born_at), due, end)
     return pack_row(cells, times, tag_bit(tag) if tag else 0, (producer_id, epoch, sequence))
 
 
@@ -151,8 +155,8 @@ def _encode(rows: _Rows, origin: Origin, born_at: int | Sequence[int], codec: in
         _texts(rows.keys, "key", limits.KEY),
         _texts(rows.tags, "tag", limits.TAG),
         _headers(rows.headers),
-        _times(rows.deliver_at),
-        _times(rows.expire_at),
+        _times(rows.deliver_at, rows.delay),
+        _times(rows.expire_at, rows.ttl),
     )
     columns = sum(flag for flag, pieces in zip(OPTIONAL, optional, strict=True) if pieces)
     key, tag, headers, deliver_at, expire_at = optional
@@ -232,8 +236,8 @@ def _births(born_at: int | Sequence[int], count: int) -> tuple[bytes, int]:
         raise LocalProtocolError(f"times of birth are ints of microseconds: {error}") from error
 
 
-def _times(times: Sequence[int | datetime | None] | None) -> Pieces:
-    if times is None or not any(times):
+def _times(times: Sequence[int | datetime | None] | None, spans: Sequence[float | timedelta | None] | None) -> Pieces:
+    if times is None or spans is None or not (any(times) or any(spans)):
         return ()
-    values = [micros(time) for time in times]
+    values = [time_or_span(time, span) for time, span in zip(times, spans, strict=True)]
     return (struct.pack(f"<{len(values)}q", *values),) if any(values) else ()

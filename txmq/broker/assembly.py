@@ -11,6 +11,7 @@ from txmq.broker.alarms import Alarms
 from txmq.broker.backlog import Backlog
 from txmq.broker.calls import Calls, TopicCalls
 from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
+from txmq.broker.calls_messages import MessageCalls
 from txmq.broker.calls_transactions import TransactionCalls
 from txmq.broker.calls_xa import XaCalls
 from txmq.broker.checks import CheckBacks
@@ -18,6 +19,7 @@ from txmq.broker.core.consumer_commands import ExpireLeases, TidyGroups
 from txmq.broker.core.instances import key_of
 from txmq.broker.core.sweeping import Sweep
 from txmq.broker.core.tidying import TidyReply
+from txmq.broker.delays import LOOK_S, Delays
 from txmq.broker.doubts import Doubts
 from txmq.broker.fetching import Fetching
 from txmq.broker.membership import Membership
@@ -65,6 +67,7 @@ class Assembly:
             LetterCalls(engine),
             TransactionCalls(engine, checks, fetching),
             XaCalls(engine),
+            MessageCalls(engine),
         )
         self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
         requests = Requests(
@@ -72,6 +75,7 @@ class Assembly:
         )
         self.sessions = SessionFactory(requests.handle, self._welcome, clock)
         self._backlog = Backlog(engine, clock)
+        self._delays = Delays(engine, clock)
         engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
         self._timers: list[tuple[float, Callable[[], None]]] = [
             (TICK_S, membership.tick),
@@ -80,6 +84,8 @@ class Assembly:
             (TICK_S, fetching.retry),
             (TICK_S, self._backlog.tick),
             (TICK_S, self._tidy),
+            (LOOK_S, self._delays.tick),
+            (SWEEP_S, self._delays.sweep),
             (SWEEP_S, self._sweep),
             (settings.retention.every_s, self.retaining.tick),
             (ALARMS_S, Doubts(engine, settings.checks.in_doubt_after_s).tick),
@@ -109,6 +115,7 @@ class Assembly:
                 loop.stop()
         self._backlog.stop()
         self.retaining.stop()
+        self._delays.stop()
         if self._more is not None:
             self._more.cancel()
             self._more = None

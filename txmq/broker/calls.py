@@ -193,6 +193,7 @@ class TopicCalls:
                 "topics": len(state.topics),
                 "groups": len(state.consumers.groups),
                 "undecided": state.undecided,
+                "delayed": state.delayed,
                 "segments": len(store.segments()),
                 "resolvers": [resolver.name for resolver in self._settings.resolver],
             }

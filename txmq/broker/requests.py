@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from txmq import limits
-from txmq.batch import BatchHeader, verify
+from txmq.batch import BatchHeader, read_header, split, verify
 from txmq.batch.header import DELIVER_AT, EXPIRE_AT
 from txmq.broker.core import admission, consumer_commands, decisions, parts, sends, topics
 from txmq.broker.core.instances import fenced
@@ -19,11 +19,11 @@ from txmq.config_storage import FlushEvery
 from txmq.errors import BadRequest, NoResolver, OffsetOutOfRange, TxmqError
 from txmq.wire import headers
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
-from txmq.wire.group import Description, GroupReceipt, Part, pack_group_receipt, unpack_part
+from txmq.wire.group import Description, GroupReceipt, Part, PartBatch, pack_group_receipt, unpack_part
 from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from txmq.broker.calls import Calls
     from txmq.broker.engine import Engine
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from txmq.broker.watching import Watching
     from txmq.wire.frames import Frame
 
-TIMES = DELIVER_AT | EXPIRE_AT
 NO_DESCRIPTION = Description(())  # of the parts after the first
 
 
@@ -234,18 +233,25 @@ class Requests:
 def _verified(batch: bytes) -> BatchHeader:
     """The header of a batch that may be stored. A time that would not be kept is refused, not passed over."""
     header = verify(batch)
-    if header.columns & TIMES:
-        hint = "send it when it is due, without deliver_at and expire_at"
-        raise BadRequest("this broker keeps no times of delivery or expiry", hint=hint)
+    if header.columns & EXPIRE_AT:
+        raise BadRequest("this broker keeps no times of expiry", hint="send it without expire_at")
     return header
+
+
+def _group_batches(batch: PartBatch) -> Iterator[GroupBatch]:
+    """The batch; or its messages one by one, if any is delayed."""
+    header = _verified(batch.batch)
+    place = (batch.topic, batch.topic_epoch, batch.partition)
+    if not header.columns & DELIVER_AT:
+        yield GroupBatch(*place, batch.batch, header)
+        return
+    for single in split(batch.batch, header):
+        yield GroupBatch(*place, single.data, read_header(single.data))
 
 
 def store_part(part: Part) -> StorePart:
     """The command that stores a part. Raises TxmqError where a batch of it is damaged or cannot be kept."""
-    batches = tuple(
-        GroupBatch(batch.topic, batch.topic_epoch, batch.partition, batch.batch, _verified(batch.batch))
-        for batch in part.batches
-    )
+    batches = tuple(whole for batch in part.batches for whole in _group_batches(batch))
     decider, service, actions, check_after, participants = part.description or NO_DESCRIPTION
     return StorePart(
         part.token,

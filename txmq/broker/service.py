@@ -28,6 +28,7 @@ from txmq.broker.disk import DiskWatch
 from txmq.broker.engine import Engine
 from txmq.broker.publishing import Publisher
 from txmq.broker.resolving import Resolving
+from txmq.broker.steady import SteadyClock
 from txmq.broker.storage import Keeper, Opened, open_directory
 from txmq.listen import ListenAddress, listen_address
 from txmq.store.fs import RealFileSystem
@@ -49,6 +50,7 @@ BACKLOG = 1_024  # connections that the kernel holds until they are accepted
 SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms (ARCHITECTURE 1)
 KEEP_S = 0.2
 DISK_S = 1.0  # between two looks at the space that is left
+CLOCK_S = 0.05  # how late a wall clock that was put back may be noticed
 TOKENS_S = 3_600.0  # between two looks at the token tables, whose partitions are days
 PROBE_S = 5.0  # between two looks at databases that failed
 OUTBOX_S = 0.5  # between two looks at outboxes that were found empty
@@ -130,8 +132,9 @@ class BrokerService:
         opened = open_directory(fs, settings, _wall_clock())
         _log_recovery(opened, time.monotonic() - began)
         flush = None if settings.flush == "sync" else settings.flush
+        clock = SteadyClock(_wall_clock, time.monotonic, opened.state.stored_at)
         engine = Engine(
-            opened.log, opened.state, clock=self._reactor, now=_wall_clock, in_thread=self._threads["log"], flush=flush,
+            opened.log, opened.state, clock=self._reactor, now=clock, in_thread=self._threads["log"], flush=flush,
             soon=getattr(self._reactor, "soon", None),
         )  # fmt: skip
         engine.on_failure = self._failed
@@ -149,6 +152,7 @@ class BrokerService:
         self._assembly = Assembly(engine, self._settings, self._reactor, self._resolving, Random())  # noqa: S311  # jitter
         archive = self._settings.retention.archive or settings.data / "archive"
         self._keeper.remove_for(self._assembly.retaining, str(archive))
+        self._assembly.every(CLOCK_S, clock.look)
         self._assembly.every(KEEP_S, self._keeper.tend)
         watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         watch.tick()
@@ -254,6 +258,7 @@ def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edg
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     the_reactor = _reactor()
+    the_reactor.seconds = time.monotonic  # Twisted's timers go by the wall clock: put back, they would all stand still
     service = BrokerService(settings, the_reactor, edges)
     service.open()
     trouble: list[BaseException] = []

@@ -7,7 +7,22 @@ from __future__ import annotations
 
 import typer
 
-from txmq.cli import alarms, broker, dev, groups, letters, relay, resolver, schema, send, tail, topics, transactions, xa
+from txmq.cli import (
+    alarms,
+    broker,
+    dev,
+    groups,
+    letters,
+    messages,
+    relay,
+    resolver,
+    schema,
+    send,
+    tail,
+    topics,
+    transactions,
+    xa,
+)
 
 app = typer.Typer(
     name="txmq",
@@ -22,6 +37,7 @@ app.add_typer(schema.app, name="schema")
 app.add_typer(topics.app, name="topic")
 send.add_to(app)
 tail.add_to(app)
+app.add_typer(messages.app, name="message")
 app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="tx")
 app.add_typer(xa.app, name="xa")

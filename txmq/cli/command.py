@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, get_type_hints
 
 import typer
@@ -34,6 +34,7 @@ class Client(Protocol):
         headers: Mapping[str, str] | None = None,
         partition: int | None = None,
         deliver_at: int | datetime | None = None,
+        delay: float | timedelta | None = None,
     ) -> Receipt: ...
 
     def close(self) -> None: ...

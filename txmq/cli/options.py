@@ -10,9 +10,11 @@ from uuid import UUID
 
 import typer
 
+from txmq import limits
 from txmq.errors import LocalProtocolError
-from txmq.message import is_name, micros
+from txmq.message import delay_level, is_name, micros
 
+UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 DEFAULT_BROKER = "txmq://127.0.0.1:7650"
 
 
@@ -66,6 +68,29 @@ def time_of(text: str) -> int:
         return micros(datetime.fromisoformat(text).astimezone())
     except (ValueError, OverflowError, LocalProtocolError):
         raise typer.BadParameter(f"{text!r} is no time of a message: 2026-07-01T12:00:00Z would be one") from None
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a span like 90, 90s, 15m, 2h or 3d."""
+    unit = UNITS.get(text[-1:], 0)
+    try:
+        found = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < limits.SPAN / 1_000_000:
+        raise typer.BadParameter(f"{text!r} is no span of time: 90, 90s, 15m, 2h or 3d would be one")
+    return found
+
+
+def delay_of(text: str) -> float:
+    """Seconds of a span, or of one of RocketMQ's levels: level:5."""
+    level, found, number = text.partition("level:")
+    if not found or level:
+        return seconds_of(text)
+    try:
+        return delay_level(int(number) if is_number(number) else 0).total_seconds()
+    except LocalProtocolError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 class Pair(NamedTuple):

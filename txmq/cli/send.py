@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import Session, remote
-from txmq.cli.options import Pair, Topic, pair_of, time_of
+from txmq.cli.options import Pair, Topic, delay_of, pair_of, time_of
 
 Header = Annotated[
     list[Pair] | None,
@@ -22,6 +22,12 @@ File = Annotated[str | None, typer.Option("--file", metavar="PATH", help="A file
 DeliverAt = Annotated[
     int | None,
     typer.Option(parser=time_of, metavar="TIME", help="Not to be delivered before, as 2026-07-01T12:00:00Z."),
+]
+Delay = Annotated[
+    float | None,
+    typer.Option(
+        parser=delay_of, metavar="SPAN", help="Not to be delivered before so long: 90, 90s, 15m, 2h, 3d, level:5."
+    ),
 ]
 
 
@@ -41,13 +47,13 @@ def send(  # noqa: PLR0913  # its options
     file: File = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Instead of the key's.")] = None,
     deliver_at: DeliverAt = None,
+    delay: Delay = None,
 ) -> None:
     """Send a message, and print where it is once it is stored."""
     data = _body(body, file)
     headers = dict(header) if header else None
-    receipt = session.client.send(
-        topic, data, key=key, tag=tag, headers=headers, partition=partition, deliver_at=deliver_at
-    )
+    options: dict[str, Any] = {"key": key, "tag": tag, "headers": headers, "partition": partition}
+    receipt = session.client.send(topic, data, deliver_at=deliver_at, delay=delay, **options)
     session.out.show(receipt._asdict())
 
 

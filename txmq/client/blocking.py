@@ -18,6 +18,7 @@ from txmq.client.foreign import ForeignBranch
 from txmq.client.half import HalfTransaction
 from txmq.client.jobs import Job
 from txmq.client.log import get_logger
+from txmq.client.messages import MessageCalls
 from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
 from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
@@ -76,7 +77,7 @@ def connect(
     return Client(Core(url, settings))
 
 
-class Client(Producer):
+class Client(Producer, MessageCalls):
     """A client of one broker. For any number of threads, and for use with `with`. Made by `txmq.connect`.
 
     Every call raises BrokerUnavailable where no broker answers in time, ClientClosed after `close`, RequestRejected in

@@ -10,7 +10,7 @@ from uuid import uuid4
 from txmq.batch.cells import too_large
 from txmq.client.conversation import Payload
 from txmq.client.outbox import IN_TURN, Pile, Place
-from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Messages, cuts, weight
+from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Messages, at_most, cuts, weight
 from txmq.client.topics import Shape, Topics
 from txmq.errors import LocalProtocolError, TxmqError
 from txmq.wire.headers import Opcode, send_header
@@ -74,9 +74,10 @@ class Loader:
         elif shape and place.epoch != shape.epoch:
             self._reroute(pile, shape)
             return None
-        if pile.weight <= PIECE_BYTES and len(pile.messages) <= PIECE_ROWS:
+        most = at_most(pile.messages, PIECE_ROWS)
+        if pile.weight <= PIECE_BYTES and len(pile.messages) <= most:
             return pile
-        first, *rest = (pile.part(*ends) for ends in cuts(list(map(weight, pile.messages))))
+        first, *rest = (pile.part(*ends) for ends in cuts(list(map(weight, pile.messages)), most))
         self.put_back(rest)
         return first
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple, TypedDict, Unpack
 
 from txmq.client.delivery import Delivery, Piece, Sent, Stored, cut, encoded, receipt_of, receipts_from
@@ -24,6 +24,8 @@ class Fields(TypedDict, total=False):
     headers: Mapping[str, str] | None
     deliver_at: int | datetime | None
     expire_at: int | datetime | None
+    delay: float | timedelta | None
+    ttl: float | timedelta | None
 
 
 class StoredBatch(NamedTuple):

@@ -17,7 +17,7 @@ from txmq.batch import encode, encode_columns, encode_one
 from txmq.batch.cells import body_cell, header_cell, text_cell
 from txmq.errors import LocalProtocolError
 from txmq.keys import partition_of
-from txmq.message import Message, micros
+from txmq.message import Message, time_or_span
 
 PIECE_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
 PIECE_ROWS = 1 << 16
@@ -64,7 +64,7 @@ class Messages:
         return encode(self.messages, producer_id=producer_id, epoch=0, sequence=sequence, born_at=self.births)
 
     def pieces(self, most: int = PIECE_ROWS) -> Iterator[Messages]:
-        for start, end in cuts(list(map(weight, self.messages)), most):
+        for start, end in cuts(list(map(weight, self.messages)), at_most(self.messages, most)):
             yield Messages(self.messages[start:end], self.births[start:end])
 
     def keys_of(self) -> Sequence[str | None] | None:
@@ -138,7 +138,7 @@ def columns(
 
 def weight(message: Message) -> int:
     """At most so many bytes of a batch go to this message."""
-    body, key, tag, headers, _deliver_at, _expire_at = message
+    body, key, tag, headers, *_times = message
     size = len(body) + ROW_BYTES
     if key or tag:
         size += 4 * (len(key or "") + len(tag or ""))
@@ -147,9 +147,17 @@ def weight(message: Message) -> int:
     return size
 
 
+def at_most(messages: Sequence[Message], most: int) -> int:
+    """How many of so many may share a batch: where one is delayed, the broker takes it apart."""
+    if most <= limits.DELAYED_ROWS or len(messages) <= limits.DELAYED_ROWS:
+        return most
+    delayed = any(message.deliver_at or message.delay for message in messages)
+    return limits.DELAYED_ROWS if delayed else most
+
+
 def kept(message: Message) -> Message:
     """The message, so that nobody can change it. Raises what encoding it would: then, it would take others along."""
-    body, key, tag, headers, deliver_at, expire_at = message
+    body, key, tag, headers, deliver_at, expire_at, delay, ttl = message
     data = body_cell(body)
     if key:
         text_cell(key, "key", limits.KEY)
@@ -158,8 +166,9 @@ def kept(message: Message) -> Message:
     if headers:
         header_cell(headers)
         message = message._replace(headers=dict(headers))
-    if deliver_at or expire_at:
-        message = message._replace(deliver_at=micros(deliver_at), expire_at=micros(expire_at))
+    if not (deliver_at is delay is expire_at is ttl is None):
+        time_or_span(deliver_at, delay)
+        time_or_span(expire_at, ttl)
     return message if data is body else message._replace(body=data)
 
 

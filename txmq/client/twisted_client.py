@@ -26,6 +26,7 @@ from txmq.client.topics import Shape, Topics
 from txmq.client.transaction import Transaction as BlockingTransaction
 from txmq.client.twisted_consumer import Consumer
 from txmq.client.twisted_link import Connected, Link, timed, too_late
+from txmq.client.twisted_messages import MessageCalls
 from txmq.client.twisted_seams import Reactor
 from txmq.client.twisted_sending import Sending
 from txmq.client.twisted_threads import AnyChecker, ThreadedHalf, ThreadedTransaction, ThreadedXa, Threads, on_reactor
@@ -56,7 +57,7 @@ class Found(NamedTuple):
     next_offset: int
 
 
-class Client:
+class Client(MessageCalls):
     """A client of one broker, for the reactor's thread. Made by `txmq.twisted.connect`.
 
     Deferreds fail as the blocking client's calls raise: BrokerUnavailable where no broker answers in time, ClientClosed

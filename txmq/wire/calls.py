@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 
 from txmq.errors import RemoteProtocolError
 from txmq.wire import calls_consumers as consumers
+from txmq.wire import calls_messages as messages
 from txmq.wire import calls_topics as topics
 from txmq.wire import calls_xa as xa
 from txmq.wire.args import Args, Limit, Name, Text, Token
@@ -135,6 +136,8 @@ CALLS: dict[str, type[Args]] = {
     "dlq.stats": consumers.Group,
     "dlq.replay": consumers.DlqReplay,
     "dlq.abandon": consumers.DlqAbandon,
+    "message.recall": messages.MessageIds,
+    "message.delayed": messages.DelayedList,
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
     "alarms.report": AlarmsReport,

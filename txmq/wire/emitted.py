@@ -34,8 +34,8 @@ class Emitted(NamedTuple):
 
 def pack_emitted(emitted: Emitted) -> bytes:
     """The payload. Raises LocalProtocolError or MessageTooLarge for what no broker would take."""
-    topic, (body, key, tag, headers, deliver_at, expire_at), partition, born_at = emitted
-    if deliver_at is not None or expire_at is not None:
+    topic, (body, key, tag, headers, *times), partition, born_at = emitted
+    if any(time is not None for time in times):
         raise LocalProtocolError("an emitted message has no times of delivery and expiry")
     name = check_name(topic, "topic").encode()
     key_cell = text_cell(key or "", "key", limits.KEY)

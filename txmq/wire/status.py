@@ -37,6 +37,7 @@ STATUSES = _table(
     (21, errors.SequenceGap),
     (22, errors.UnknownProducer),
     (23, errors.ProducerFenced),
+    (24, errors.RecallTooLate),
     (30, errors.TopicClosed),
     (32, errors.UnknownGroup),
     (33, errors.UnknownMember),

@@ -11,7 +11,7 @@ from txmq.broker.core import backlog, branches, holds, listed, undecided
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import ConflictSeen, ConflictsForgotten, Decided, Released
-from txmq.broker.core.holds import HeldBatch, Release, Waiting
+from txmq.broker.core.holds import Release, Waiting
 from txmq.broker.core.pieces import Large, Phase
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.broker.core.transactions import KEPT, Transaction, get, takes_early, token_time
@@ -106,7 +106,7 @@ def committed(state: State, ticket: int, token: bytes | None) -> Waiting | None:
         row = get(state, token)
         return row.waiting(token) if row is not None and row.state is GroupState.COMMITTED else None
     queued = state.tables[t.QUEUED].get(t.TICKET_KEY.pack(ticket))
-    return None if queued is None else Waiting(ticket, None, (HeldBatch._make(queued),))
+    return None if queued is None else Waiting(ticket, None, (holds.held(queued),))
 
 
 def apply_decided(state: State, event: Decided, place: Place) -> None:

@@ -159,8 +159,19 @@ class BatchQueued(NamedTuple):
     hashes: tuple[int, ...]
 
 
+class Delay(NamedTuple):
+    """What is kept of a message until it is due; `carried` is its time or span of delivery, as the sender wrote it."""
+
+    carried: int
+    sequence: int
+    key_hash: int | None
+
+
 class StoredBatch(NamedTuple):
-    """A batch of a group that is stored but has no offsets yet: `start` counts from the attachment's first byte."""
+    """A batch of a group that is stored but has no offsets yet: `start` counts from the attachment's first byte.
+
+    One with a `delay` is a single message; once its group is published it waits for its time.
+    """
 
     topic_id: int
     partition: int
@@ -169,6 +180,7 @@ class StoredBatch(NamedTuple):
     count: int  # type: ignore[assignment]  # nobody counts in this tuple
     tag_filter: int
     hashes: tuple[int, ...]  # of its keys, where the decider makes holds; else empty
+    delay: Delay | None = None
 
 
 @event(16)

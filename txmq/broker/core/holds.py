@@ -9,11 +9,13 @@ waits as if it were committed.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import gates, pins
+from txmq.broker.core import delayed, gates, pins
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import Released
+from txmq.broker.core.delayed import Delayed
+from txmq.broker.core.events import Delay, Released
+from txmq.message import at_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +30,10 @@ Key = tuple[int, int, int]  # topic id, partition, key hash
 
 
 class HeldBatch(NamedTuple):
-    """A stored batch without offsets: part of a transaction's row, or a row of table `queued`."""
+    """A stored batch without offsets: part of a transaction's row, or a row of table `queued`.
+
+    One with a `delay` gets none when its transaction is published (-1 stands for it): it waits for its time then.
+    """
 
     topic_id: int
     partition: int
@@ -37,6 +42,13 @@ class HeldBatch(NamedTuple):
     count: int  # type: ignore[assignment]  # nobody counts in this tuple
     tag_filter: int
     hashes: tuple[int, ...]
+    delay: Delay | None = None
+
+
+def held(row: Iterable[Any]) -> HeldBatch:
+    """A batch as it stands in a row."""
+    found = HeldBatch(*row)
+    return found if found.delay is None else found._replace(delay=Delay(*found.delay))
 
 
 class Waiting(NamedTuple):
@@ -187,6 +199,9 @@ class Release:
         offsets = []
         for batch in waiting.batches:
             place = (batch.topic_id, batch.partition)
+            if batch.delay is not None:
+                offsets.append(-1)
+                continue
             base = self._ends.get(place)
             if base is None:
                 base = self._state.topics_by_id[batch.topic_id].ends[batch.partition]
@@ -228,13 +243,24 @@ def publish(state: State, waiting: Waiting, offsets: tuple[int, ...], place: Pla
 
     Their time of storing is that of the publication, so that times grow with offsets.
     """
+    placed = [(batch, base) for batch, base in zip(waiting.batches, offsets, strict=True) if batch.delay is None]
     if state.gates:
-        spots = [(batch.topic_id, batch.partition) for batch in waiting.batches]
-        gates.spread(state, zip(spots, offsets, strict=True))
-    for batch, base in zip(waiting.batches, offsets, strict=True):
+        gates.spread(state, (((batch.topic_id, batch.partition), base) for batch, base in placed))
+    for batch, base in placed:
         state.topics_by_id[batch.topic_id].ends[batch.partition] = base + batch.count
         state.dirty_topics.add(batch.topic_id)
         point_at(state, batch, base, place)
+    for batch in waiting.batches:
+        if batch.delay is not None and waiting.token is not None:
+            put_off(state, waiting.token, batch, batch.delay, place)
+
+
+def put_off(state: State, token: bytes, batch: HeldBatch, delay: Delay, place: Place) -> None:
+    """Apply: a message of a transaction that is published now waits for its time; spans count from now on."""
+    carried, sequence, key_hash = delay
+    due = max(place.stored_at, at_time(carried, place.stored_at))
+    spot = (batch.topic_id, batch.partition)
+    delayed.put(state, due, batch.position, Delayed(*spot, batch.length, batch.tag_filter, key_hash, token, sequence))
 
 
 def point_at(state: State, batch: HeldBatch, base: int, place: Place) -> None:

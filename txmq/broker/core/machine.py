@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.broker.core import (
     consumer_rules,
     decisions,
+    delays,
     gates,
     instances,
     jobs,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 RULES = (
     topics,
     sends,
+    delays,
     parts,
     decisions,
     jobs,

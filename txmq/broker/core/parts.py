@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq import limits
-from txmq.batch import key_hashes
+from txmq.batch import deliveries, key_hashes
 from txmq.broker.core import backlog, branches, holds, jobs, listed, marks, pieces, undecided
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
 from txmq.broker.core.admission import admitted
-from txmq.broker.core.events import Decided, GroupRefused, PartStored, StoredBatch
+from txmq.broker.core.events import Decided, Delay, GroupRefused, PartStored, StoredBatch
 from txmq.broker.core.holds import HeldBatch, Release, Waiting
 from txmq.broker.core.pieces import Phase
 from txmq.broker.core.sends import distinct
@@ -28,7 +28,7 @@ OPEN_FOR = 60 * 1_000_000  # from the latest part: then nobody is sending the re
 
 
 class GroupBatch(NamedTuple):
-    """One batch of a part, as it came."""
+    """One batch of a part, as it came; one with times of delivery has a single message."""
 
     topic: str
     epoch: int
@@ -161,21 +161,20 @@ def _located(state: State, batches: tuple[GroupBatch, ...]) -> tuple[StoredBatch
         topic = admitted(state, batch.topic, batch.partition, batch.epoch, batch.header, batch.data)
         if isinstance(topic, Rejected):
             return topic
-        hashes = distinct(key_hashes(batch.data))
-        header = batch.header
-        located.append(
-            StoredBatch(
-                topic.topic_id, batch.partition, start, len(batch.data), header.count, header.tag_filter, hashes
-            )
-        )
+        header, keys = batch.header, key_hashes(batch.data)
+        size = (len(batch.data), header.count, header.tag_filter)
+        carried = deliveries(batch.data, header)
+        delay = Delay(carried[0], header.sequence, keys[0]) if carried else None
+        hashes = () if carried else distinct(keys)  # what is delayed takes its place among its key's when it is due
+        located.append(StoredBatch(topic.topic_id, batch.partition, start, *size, hashes, delay))
         start += len(batch.data)
     return tuple(located)
 
 
 def _held(batches: tuple[StoredBatch, ...], attachment: int) -> tuple[HeldBatch, ...]:
+    """The batches by their place in the log; they may come from there, as plain tuples."""
     return tuple(
-        HeldBatch(topic_id, partition, attachment + start, length, count, tag_filter, hashes)
-        for topic_id, partition, start, length, count, tag_filter, hashes in batches
+        holds.held(stored._replace(start=attachment + stored.start)) for stored in (StoredBatch(*b) for b in batches)
     )
 
 

@@ -30,7 +30,7 @@ def save(state: State) -> None:
     for name in state.dirty_producers:
         _save_producer(state, name)
     state.dirty_producers.clear()
-    state.tables[t.META].put(BROKER_ROW, (state.boot_epoch, state.next_topic_id, state.stored_at))
+    state.tables[t.META].put(BROKER_ROW, (state.boot_epoch, state.next_topic_id, state.stored_at, state.delayed))
     upkeep = (state.swept, state.last_forgotten_epoch, state.lost_to, state.lost_before)
     state.tables[t.META].put(UPKEEP_ROW, upkeep)
     state.consumers.save(state.tables)
@@ -51,7 +51,7 @@ def load(tables: t.Tables) -> State:
     broker = tables[t.META].get(BROKER_ROW)
     if broker is None:
         return state
-    state.boot_epoch, state.next_topic_id, state.stored_at = broker
+    state.boot_epoch, state.next_topic_id, state.stored_at, state.delayed = broker
     upkeep = tables[t.META].get(UPKEEP_ROW)
     if upkeep is not None:
         state.swept, state.last_forgotten_epoch, state.lost_to, state.lost_before = upkeep

@@ -9,14 +9,16 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.broker.core import holds
 from txmq.broker.core import tables as t
-from txmq.broker.core.holds import HeldBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from txmq.broker.core.holds import HeldBatch
     from txmq.broker.core.state import State
 
+DELAYED = -1  # the offset of what is published with its group, but waits for its time
 KEYS = 128  # of a piece, or batches: 1 to 3 ms to publish where others wait for each key
 
 
@@ -35,9 +37,10 @@ class Share(NamedTuple):
 
     topic_id: int
     partition: int
-    messages: int
+    messages: int  # that get offsets with the group
     held: int
     base: int = -1
+    delayed: int = 0  # more of them
 
 
 class Large(NamedTuple):
@@ -93,7 +96,10 @@ def add(state: State, token: bytes, large: Large, batches: Iterable[HeldBatch], 
         for batch in piece:
             spot = (batch.topic_id, batch.partition)
             share = shares.get(spot) or Share(*spot, 0, 0)
-            shares[spot] = share._replace(messages=share.messages + batch.count)
+            if batch.delay is None:
+                shares[spot] = share._replace(messages=share.messages + batch.count)
+            else:
+                shares[spot] = share._replace(delayed=share.delayed + batch.count)
     return large._replace(pieces=number, shares=tuple(shares.values()))
 
 
@@ -106,7 +112,7 @@ def piece(state: State, token: bytes, number: int) -> tuple[HeldBatch, ...]:
     """The batches of one piece."""
     row = state.tables[t.PIECES].get(t.PIECE_KEY.pack(token, number))
     assert row is not None, "it has so many pieces"
-    return tuple(HeldBatch._make(batch) for batch in row[0])
+    return tuple(holds.held(batch) for batch in row[0])
 
 
 def published(
@@ -129,13 +135,14 @@ def every_batch(state: State, token: bytes) -> Iterator[tuple[HeldBatch, int | N
     at: int | None = None
     for _key, (batches, offsets) in state.tables[t.PIECES].range(start, stop):
         given = iter(offsets)
-        for batch in map(HeldBatch._make, batches):
+        for batch in map(holds.held, batches):
             if not batch.count and whole is not None:
                 whole = whole._replace(hashes=whole.hashes + batch.hashes)
                 continue
             if whole is not None:
                 yield whole, at
             whole, at = batch, next(given, None)
+            at = None if at == DELAYED else at
     if whole is not None:
         yield whole, at
 

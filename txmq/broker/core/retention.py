@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import gates, leases, listed, pins
+from txmq.broker.core import delayed, gates, holds, leases, listed, pins
 from txmq.broker.core import tables as t
 from txmq.broker.core.events import FirstsMoved, MessagesCopied, RowsRepointed
 from txmq.broker.core.moved import Moved
@@ -312,9 +312,20 @@ def needed_besides(state: State) -> int:
 
 
 def _undecided(state: State) -> Iterator[int]:
-    for table in (t.UNDECIDED, t.QUEUED):
-        for key, _row in islice(state.tables[table].range(b""), 1):
-            yield t.TICKET_KEY.unpack(key)[0]
+    for key, _row in islice(state.tables[t.UNDECIDED].range(b""), 1):
+        yield t.TICKET_KEY.unpack(key)[0]
+
+
+def _queued(state: State) -> Iterator[int]:
+    """Of batches that wait for a key: those that were delayed before that stand far below their tickets."""
+    for looked, (_key, row) in enumerate(state.tables[t.QUEUED].range(b"")):
+        yield holds.held(row).position if looked < WAITING_LOOKED_AT else 0
+
+
+def _delayed(state: State) -> Iterator[int]:
+    lowest = delayed.lowest_place(state)
+    if lowest is not None:
+        yield lowest
 
 
 def _waiting(state: State) -> Iterator[int]:
@@ -329,7 +340,7 @@ def _waiting(state: State) -> Iterator[int]:
 
 
 # Whoever keeps positions of the log in a table of its own has a line here, or retention takes what is there.
-NEEDED = (_undecided, _waiting)
+NEEDED = (_undecided, _queued, _waiting, _delayed)
 
 DECIDERS: dict[type, Any] = {Retain: decide_retain, CopyOut: decide_copy, Repoint: decide_repoint}
 APPLIERS: dict[type, Any] = {

@@ -1,13 +1,15 @@
-"""Plain sends: one batch for one partition, published at once unless one of its keys is held."""
+"""Plain sends: one batch for one partition, published at once unless it is delayed, or one of its keys is held."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import key_hashes
-from txmq.broker.core import holds
+from txmq.batch.header import DELIVER_AT
+from txmq.broker.core import delays, holds
 from txmq.broker.core import tables as t
 from txmq.broker.core.admission import admitted
+from txmq.broker.core.delay_events import BatchDelayed
 from txmq.broker.core.events import BatchQueued, BatchStored
 from txmq.broker.core.state import Outcome, Producer, Rejected, SendReceipt, State
 from txmq.errors import SequenceGap, UnknownProducer
@@ -37,6 +39,9 @@ def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
     if isinstance(topic, Rejected):
         return topic
     topic_id, partition, batch = topic.topic_id, command.partition, command.batch
+    if header.columns & DELIVER_AT and delays.is_delayed(batch, header, now):
+        made = delays.delay(topic, partition, batch, header, now)
+        return made if isinstance(made, Rejected) else Outcome((made[0],), SendReceipt(-1, now), made[1])
     size = (header.count, len(batch), header.tag_filter)
     if state.holds[topic_id, partition]:
         hashes = distinct(key_hashes(batch))
@@ -80,7 +85,7 @@ def _forgotten(header: BatchHeader) -> Rejected:
     return Rejected(UnknownProducer, message, "it may have been stored: look for the message id before sending again")
 
 
-def _remember(state: State, event: BatchStored | BatchQueued, offset: int, stored_at: int) -> None:
+def _remember(state: State, event: BatchStored | BatchQueued | BatchDelayed, offset: int, stored_at: int) -> None:
     producer = state.producers.get(event.producer)
     if producer is None or event.epoch > producer.epoch:
         producer = state.producers[event.producer] = Producer(event.epoch, -1, stored_at)
@@ -112,5 +117,10 @@ def apply_queued(state: State, event: BatchQueued, place: Place) -> None:
     _remember(state, event, -1, place.stored_at)
 
 
+def apply_delayed(state: State, event: BatchDelayed, place: Place) -> None:
+    delays.apply_delayed(state, event, place)
+    _remember(state, event, -1, place.stored_at)
+
+
 DECIDERS = {Send: decide_send}
-APPLIERS: dict[type, Any] = {BatchStored: apply_stored, BatchQueued: apply_queued}
+APPLIERS: dict[type, Any] = {BatchStored: apply_stored, BatchQueued: apply_queued, BatchDelayed: apply_delayed}

@@ -210,7 +210,10 @@ def _apply_publish(
     bases = {share[:2]: share.base for share in large.shares}
     given, offsets = Counter[tuple[int, int]](), []
     for batch in batches:
-        if batch.count:
+        if batch.delay is not None:
+            offsets.append(pieces.DELAYED)
+            holds.put_off(state, token, batch, batch.delay, place)
+        elif batch.count:
             spot = (batch.topic_id, batch.partition)
             offsets.append(bases[spot] + given[spot])
             holds.point_at(state, batch, offsets[-1], place)

@@ -92,7 +92,7 @@ class Topic:
 
 
 class SendReceipt(NamedTuple):
-    """What a producer learns of a stored batch; offset -1 = queued behind an undecided half of its key."""
+    """What a producer learns of a stored batch; offset -1 = queued behind an undecided half of its key, or delayed."""
 
     offset: int
     stored_at: int
@@ -126,6 +126,7 @@ class State:
         self.backlog = 0  # rows of table `backlog`
         self.undecided = 0
         self.undecided_spans: SortedDict[bytes, int] = SortedDict()  # by the beginnings of their tokens (`undecided`)
+        self.delayed = 0  # rows of table `delayed`
         self.listed: Counter[int] = Counter()  # rows of table `listed` by kind
         self.swept = b""  # the old transactions before this token have been looked through (`sweeping`)
         self.last_forgotten_epoch = 0  # the highest of an instance that was forgotten

@@ -29,15 +29,16 @@ RETRIES, WAKES = "retries", "wakes"
 XA, XIDS = "xa", "xids"  # keys: token; Xid (`branches`)
 INSTANCES = "instances"  # key: service, 0, instance
 PINS, PASSED = "pins", "passed"  # keys: position in the log; group id, topic id, partition (`retention`)
+DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED = "delayed", "delayed_ids", "delayed_at", "recalled"
 META = "meta"
 
 NAMES = (
     TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, PIECES, BACKLOG,
     GATES, CONFLICTS, LISTED, MARKS, DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS, RETRIES, WAKES, XA, XIDS,
-    INSTANCES, PINS, PASSED, META,
+    INSTANCES, PINS, PASSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META,
 )  # fmt: skip
 
-RANGED = frozenset({HOLDS})  # gets thousands of rows before it is first asked for a range
+RANGED = frozenset({HOLDS, DELAYED})  # gets thousands of rows before it is first asked for a range
 
 PARTITION_KEY = Struct(">II")  # topic id, partition
 ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset
@@ -56,6 +57,9 @@ PARKED_KEY = Struct(">IIQQIQ")  # group id, topic id, key hash + 2**63, entry's 
 LETTER_KEY = Struct(">IQ")  # group id, number in the group's order of dying
 RETRY_KEY = Struct(">IIIQQ")  # group id, topic id, partition, due at, offset: what waits for its next delivery
 WAKE_KEY = Struct(">QIIIQ")  # due at, group id, topic id, partition, offset: the same rows by time alone
+DELAYED_KEY = Struct(">QQ")  # due at, position of the batch: a message of its own
+MESSAGE_KEY = Struct(">16sQ")  # producer id or token, sequence: the id of a message (table delayed_ids)
+RECALLED_KEY = Struct(">Q16sQ")  # recalled at, id of the message
 
 DUE_CHECK = 1  # kind of a DUE row: the check-back of a transaction; row = (token,)
 

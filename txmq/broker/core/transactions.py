@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import pieces
+from txmq.broker.core import holds, pieces
 from txmq.broker.core.holds import HeldBatch, Waiting
 from txmq.tx.group import GroupState, makes_holds
 
@@ -48,8 +48,9 @@ class Transaction(NamedTuple):
     @property
     def messages(self) -> int:
         """How many it has."""
-        counts = (b.count for b in self.batches) if self.large is None else (s.messages for s in self.large.shares)
-        return sum(counts)
+        if self.large is None:
+            return sum(batch.count for batch in self.batches)
+        return sum(share.messages + share.delayed for share in self.large.shares)
 
 
 def get(state: State, token: bytes) -> Transaction | None:
@@ -58,7 +59,7 @@ def get(state: State, token: bytes) -> Transaction | None:
     if row is None:
         return None
     found = Transaction._make(row)
-    found = found._replace(state=GroupState(found.state), batches=tuple(HeldBatch._make(b) for b in found.batches))
+    found = found._replace(state=GroupState(found.state), batches=tuple(holds.held(b) for b in found.batches))
     return found if found.large is None else found._replace(large=pieces.of_row(found.large))
 
 
@@ -69,10 +70,11 @@ def is_large(state: State, token: bytes) -> bool:
 
 
 def every_batch(state: State, token: bytes, row: Transaction) -> Iterator[tuple[HeldBatch, int | None]]:
-    """All batches of a transaction, and the offsets of those that are published."""
+    """All batches of a transaction, and the offsets of those that are published, and were not delayed."""
     if row.large is not None:
         return pieces.every_batch(state, token)
-    return zip(row.batches, row.offsets or (None,) * len(row.batches), strict=True)
+    offsets = (None if offset < 0 else offset for offset in row.offsets) if row.offsets else (None,) * len(row.batches)
+    return zip(row.batches, offsets, strict=True)
 
 
 def takes_early(decider: tuple[object, ...]) -> bool:

@@ -1,0 +1,36 @@
+"""Control calls about single messages (docs/FORMATS.md 2.3)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from txmq.errors import LocalProtocolError
+from txmq.message import parse_message_id
+from txmq.wire.args import Args, Limit, Name
+
+
+def _message_id(text: object) -> tuple[bytes, int]:
+    try:
+        return parse_message_id(text if isinstance(text, str) else "")
+    except LocalProtocolError as error:
+        raise ValueError(error.message) from None
+
+
+MessageId = Annotated[tuple[bytes, int], BeforeValidator(_message_id)]
+Position = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+
+
+class MessageIds(Args):
+    """Messages, by their ids."""
+
+    ids: Annotated[tuple[MessageId, ...], Field(min_length=1, max_length=1_000)]
+
+
+class DelayedList(Args):
+    """A page of the messages that wait for their time; `after` is `next` of the page before."""
+
+    topic: Name | None = None
+    after: tuple[Position, Position] | None = None
+    limit: Limit = 100
