@@ -28,8 +28,11 @@ class History:
         default_factory=dict
     )  # ordered group: key → versions as they first succeeded
     stored: dict[bytes, float] = field(default_factory=dict)  # token → when its group was known to be stored
-    started: dict[str, float] = field(default_factory=dict)  # body of a plain send → when it was first sent
+    started: dict[str, float] = field(default_factory=dict)  # body of a plain send → when it was first sent, or due
     handled: Counter[str] = field(default_factory=Counter)  # body, in the ordered group with o: before it → successes
+    due: dict[str, int] = field(default_factory=dict)  # body → before this nobody may see it
+    waited: set[str] = field(default_factory=set)  # of those: stored before their time
+    recalled: set[str] = field(default_factory=set)  # taken back, and that was acknowledged
     counts: Counter[str] = field(default_factory=Counter)
 
     def seen(self, partition: int, offset: int, body: str) -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
+from tests.simulation import delays as scheduling
 from tests.simulation import node
 from txmq.broker import checks, requests
-from txmq.broker.core import decisions, gates, holds, jobs, machine, persistence, sends, transactions, xa
+from txmq.broker.core import (
+    decisions,
+    delayed,
+    delays,
+    gates,
+    holds,
+    jobs,
+    machine,
+    persistence,
+    sends,
+    transactions,
+    xa,
+)
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.state import Outcome
 from txmq.message import Decision
@@ -16,7 +29,7 @@ from txmq.store.snapshot import write_snapshot
 from txmq.tx.group import GroupState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from txmq.broker.engine import Engine
@@ -117,6 +130,22 @@ def _not_gone_on(state: Any) -> None:
         state.tables["backlog"].delete(key)
 
 
+def _all_rows(state: Any, start: int = 0, stop: int | None = None, position: int = 0) -> Any:
+    return _rows(state, start, None if stop is None else stop + 60_000, position)
+
+
+def _only_told(state: Any, found: delayed.Id, at: int) -> None:
+    """The recall is answered, and forgotten."""
+
+
+@contextmanager
+def _with_delays(module: object, name: str, bug: object) -> Iterator[None]:
+    """In worlds that have delayed messages, all of them."""
+    with patch.object(scheduling, "SHARE", 1.0), patch.object(module, name, bug):
+        yield
+
+
+_rows = delayed.rows
 _settle_large = decisions._settle_large
 _publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
 
@@ -147,6 +176,9 @@ BUGS = (
     Bug("a slice becomes visible early", around=lambda: patch.object(gates, "end", _no_gate)),
     Bug("an open group's holds are forgotten", around=lambda: patch.object(decisions, "_settle_large", _forgotten)),
     Bug("slices are not gone on with after a start", around=lambda: patch.object(machine, "save", _not_gone_on)),
+    Bug("what waits for its time comes early", around=lambda: _with_delays(delayed, "rows", _all_rows)),
+    Bug("a recalled message is published", around=lambda: _with_delays(delayed, "recall", _only_told)),
+    Bug("a due message passes held keys", around=lambda: _with_delays(delays, "_meets_a_hold", lambda *_args: False)),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
     Bug("a snapshot leads the log", _snapshot_at_once),
 )

@@ -31,6 +31,9 @@ ENOUGH = {
     "by hand": 0.05,
     "fenced": 0.5,
     "large": 3,
+    "delayed": 0.2,
+    "recalled": 0.02,
+    "recalled too late": 0.005,
 }  # a seed, on average
 
 

@@ -39,6 +39,13 @@ def check_group(world: World, body: str) -> None:
     del key
 
 
+def check_time(world: World, body: str) -> None:
+    """At the moment of a delivery: nothing comes early, by the broker's own clock, and nothing that was taken back."""
+    assert world.node is not None
+    require(world.history.due.get(body, 0) <= world.node.engine.now(), f"{body} was delivered before its time")
+    require(body not in world.history.recalled, f"{body} was delivered, but it was recalled")
+
+
 def check_everything(world: World) -> None:
     """When all is calm and drained."""
     bodies = _topic(world)
@@ -46,6 +53,7 @@ def check_everything(world: World) -> None:
     _transactions(world, bodies)
     _branches(world, bodies)
     _order(bodies)
+    _times(world, bodies)
     _tickets(world, bodies)
     _consumers(world, bodies)
     _recovery_is_a_fold(world)
@@ -111,6 +119,18 @@ def _order(bodies: list[list[str]]) -> None:
                     f"{body} stands after {sequences.get((producer, key))}",
                 )
                 sequences[producer, key] = int(number)
+
+
+def _times(world: World, bodies: list[list[str]]) -> None:
+    """What was recalled never comes; the rest of one key comes in the order of its times."""
+    history = world.history
+    for rows in bodies:
+        last: dict[str, int] = {}
+        for body in rows:
+            require(body not in history.recalled, f"{body} was recalled and is in the topic")
+            key, due = body.split("|")[0], history.due[body] if body in history.waited else 0
+            require(not due or due >= last.get(key, 0), f"{body} is due at {due}, and stands after {last.get(key)}")
+            last[key] = max(last.get(key, 0), due)
 
 
 def _tickets(world: World, bodies: list[list[str]]) -> None:

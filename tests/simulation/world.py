@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
 
-from tests.simulation import actors, branches
+from tests.simulation import actors, branches, delays
 from tests.simulation.clock import Clock
 from tests.simulation.database import Database
 from tests.simulation.history import Broken, History
 from tests.simulation.node import EPOCH_US, Node
-from tests.simulation.verdict import check_everything, check_group
+from tests.simulation.verdict import check_everything, check_group, check_time
 from txmq.broker.core import holds, parts, pieces
 from txmq.errors import StoreError
 from txmq.testing.simfs import PowerCut, SimFS
@@ -85,6 +85,8 @@ class World:
             self._do(actors.Local(self, "l").run(3))
             if self.rng.random() < XA_SHARE:
                 self._xa()
+            if self.rng.random() < delays.SHARE:
+                self._do(delays.Scheduler(self, "d").run(4))
             self._always(actors.Consumer(self, "m0").run())
             for name in ("m0", "m1"):
                 self._always(actors.Ordered(self, name).run())
@@ -187,6 +189,7 @@ class World:
         state = engine.state
         left = {"busy": self._busy, "undecided": state.undecided, "unflushed": engine.store.end - engine.store.durable}
         left["backlog"] = state.backlog + sum(not gate.lifted for gate in state.gates.values())
+        left["delayed"] = state.delayed
         left["holds"] = sum(state.holds.values())
         left["branches prepared"] = sum(state == branches.PREPARED for state in self.branches.values())
         left["groups missing"] = 2 - len(state.consumers.groups)
@@ -204,3 +207,4 @@ class World:
         """A consumer was handed a message."""
         self.history.seen(partition, offset, body)
         check_group(self, body)
+        check_time(self, body)

@@ -102,6 +102,7 @@ class Assembly:
     def start(self, failed: Callable[[Failure], None]) -> None:
         """Begin the timers; one that fails has met a bug, and ends the broker through `failed`."""
         self._membership.adopt()
+        self._delays.tick()  # what was due meanwhile comes before whatever is sent now
         for seconds, function in self._timers:
             loop = LoopingCall(function)
             loop.clock = self._clock  # type: ignore[assignment]  # Twisted's type is an interface of zope's

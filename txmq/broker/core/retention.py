@@ -318,7 +318,7 @@ def _undecided(state: State) -> Iterator[int]:
 
 def _queued(state: State) -> Iterator[int]:
     """Of batches that wait for a key: those that were delayed before that stand far below their tickets."""
-    for looked, (_key, row) in enumerate(state.tables[t.QUEUED].range(b"")):
+    for looked, (_key, row) in enumerate(islice(state.tables[t.QUEUED].range(b""), WAITING_LOOKED_AT + 1)):
         yield holds.held(row).position if looked < WAITING_LOOKED_AT else 0
 
 
