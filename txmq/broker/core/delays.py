@@ -13,7 +13,6 @@ from txmq import limits
 from txmq.batch import deliveries, split
 from txmq.broker.core import delayed, gates, holds
 from txmq.broker.core import tables as t
-from txmq.broker.core.delayed import Delayed
 from txmq.broker.core.delay_events import (
     BatchDelayed,
     DelayedPublished,
@@ -22,6 +21,7 @@ from txmq.broker.core.delay_events import (
     DelayedRow,
     RecallsForgotten,
 )
+from txmq.broker.core.delayed import Delayed
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.errors import BadRequest, MessageTooLarge, RecallTooLate
 from txmq.message import at_time, message_id
