@@ -263,7 +263,17 @@ def passed(desk: Desk) -> Iterator[str]:
     desk.broker.pass_time(101)
 
 
+def outbox(desk: Desk) -> Iterator[str]:
+    well = ResolverStatus("shop", desk.broker.now(), 0, "", 0, "")
+    desk.oracle.is_like = (well,)
+    yield ""
+    desk.oracle.is_like = (well._replace(stuck_since=desk.broker.now() - 7 * SECOND, stuck="row 3: no topic"),)
+    yield "shop, for 0:00:07: row 3: no topic"
+    desk.oracle.is_like = (well,)
+
+
 STORIES = {
+    "outbox.stuck": outbox,
     "disk.trouble": trouble,
     "disk.low": low,
     "retention.passed_group": passed,

@@ -30,10 +30,15 @@ class World(Rig):
     def __init__(self, *, create_topics: bool = True) -> None:
         super().__init__()
         self.over: list[int] = []
+        self.why = ""
         self._publish = Publisher(self.engine, Broker(data=Path("/"), create_topics=create_topics), self.clock)
 
     def publish(self, *rows: Queued) -> None:
-        self._publish(rows, "shop", self.over.append)
+        self._publish(rows, "shop", self._over)
+
+    def _over(self, count: int, why: str) -> None:
+        self.over.append(count)
+        self.why = why
 
     def settle(self) -> None:
         while not self.over:
@@ -91,6 +96,7 @@ def test_what_cannot_be_published_holds_up_those_after_it() -> None:
     assert (world.over, world.end()) == ([1], 1)
     assert [(log["event"], log["seq"]) for log in logs] == [("outbox.stuck", 2)]
     assert "topic create" in logs[0]["reason"]
+    assert world.why == logs[0]["reason"]
 
 
 def test_a_token_that_the_broker_would_not_remember_is_refused() -> None:
@@ -100,4 +106,5 @@ def test_a_token_that_the_broker_would_not_remember_is_refused() -> None:
         world.publish(old)
         world.settle()
     assert (world.over, world.end()) == ([0], 0)
-    assert {log["event"] for log in logs} == {"outbox.stuck", "outbox.refused"}
+    assert [log["event"] for log in logs] == ["outbox.stuck"]
+    assert old.token.hex in world.why

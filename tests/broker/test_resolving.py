@@ -71,7 +71,7 @@ def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_b
     clock, name = Clock(), databases.take()
     began = clock.time
     resolving = Resolving([Resolver(name="r", dsn=postgres.dsn(name))], uuid4(), at_once, clock.now)
-    assert resolving.status() == [("r", 0, 0, "", 0, "")]
+    assert resolving.status() == [("r", 0, 0, "", 0, "", 0, "")]
     postgres.execute(f"ALTER DATABASE {name} RENAME TO {name}_away")
     resolving.upkeep(None)
     clock.time += PROBE_US
@@ -87,7 +87,7 @@ def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_b
         return not resolving.upkeep_owed
 
     wait_until(kept_up, what="an upkeep that succeeds")
-    assert resolving.status() == [("r", clock.time, 0, "", 0, "")]
+    assert resolving.status() == [("r", clock.time, 0, "", 0, "", 0, "")]
     clock.time += PROBE_US
     resolving.probe()
     assert resolving.status()[0].seen_at == clock.time

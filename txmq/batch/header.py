@@ -10,12 +10,15 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
+from google_crc32c import value
+
 from txmq import limits
 from txmq.errors import RemoteProtocolError
 
 MAGIC = b"TXB1"
 VERSION = 1
 LENGTH = 72
+PRODUCER_AT = 40
 
 # The columns that a batch may have or not; not an enum, whose members are slow to combine.
 OPTIONAL = KEY, TAG, HEADERS, DELIVER_AT, EXPIRE_AT = 1, 2, 4, 8, 16
@@ -69,3 +72,11 @@ def read_header(buffer: bytes) -> BatchHeader:
     if length % 8 or not LENGTH < length <= min(limits.BATCH, len(buffer)) or size > limits.BATCH:
         raise RemoteProtocolError(f"batch of {length} bytes, {size} uncompressed, in a buffer of {len(buffer)}")
     return header
+
+
+def with_producer(batch: bytes, producer_id: bytes) -> bytes:
+    """The same batch as one of another producer, or of another transaction, whose token stands for that."""
+    covered = bytearray(batch[PREFIX.size :])
+    start = PRODUCER_AT - PREFIX.size
+    covered[start : start + 16] = producer_id
+    return PREFIX.pack(MAGIC, value(bytes(covered))) + covered

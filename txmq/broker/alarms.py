@@ -134,6 +134,11 @@ def _missing(seen: Seen) -> str:
     return "transactions are refused, because no resolver leads to the database that decides them" if recent else ""
 
 
+def _outbox(seen: Seen) -> str:
+    stuck = [one for one in seen.resolvers if one.stuck]
+    return "; ".join(f"{one.name}, for {seen.ago(one.stuck_since)}: {one.stuck}" for one in stuck)
+
+
 def _stuck(seen: Seen) -> str:
     kept = [one for one in seen.resolvers if seen.longer(one.kept_since, seen.limits.cleanup_s)]
     return "; ".join(f"{one.name}, for {seen.ago(one.kept_since)}: {one.kept}" for one in kept)
@@ -197,6 +202,10 @@ RULES = (
         "mend what the handlers need: the group goes on by itself; or txmq group resume GROUP",
     ),
     Rule("fence.old", "warning", _fenced, "txmq dlq list GROUP; replay or abandon the letter"),
+    Rule(
+        "outbox.stuck", "critical", _outbox,
+        "txmq outbox list DSN; make it possible, or take the row out: it holds up all transactions behind it",
+    ),
     Rule("token.cleanup_stuck", "warning", _stuck, "remove the reason: old token rows stay until then"),
 )  # fmt: skip
 

@@ -30,9 +30,11 @@ log = structlog.get_logger()
 
 
 class Publishes(Protocol):
-    """Whoever publishes rows: in their order, up to the first that cannot be. `over` gets how many, once durable."""
+    """Whoever publishes rows: in their order, up to the first that cannot be. `over` gets how many, once durable, and
+    why the next one could not be.
+    """
 
-    def __call__(self, rows: Sequence[Queued], by: str, over: Callable[[int], None]) -> None: ...
+    def __call__(self, rows: Sequence[Queued], by: str, over: Callable[[int, str], None]) -> None: ...
 
 
 class Publisher:
@@ -41,10 +43,11 @@ class Publisher:
     def __init__(self, engine: Engine, settings: Broker, clock: Clock) -> None:
         self._engine, self._settings, self._clock = engine, settings, clock
 
-    def __call__(self, rows: Sequence[Queued], by: str, over: Callable[[int], None]) -> None:
+    def __call__(self, rows: Sequence[Queued], by: str, over: Callable[[int, str], None]) -> None:
         self._go_on(rows, 0, by, over)
 
-    def _go_on(self, rows: Sequence[Queued], done: int, by: str, over: Callable[[int], None]) -> None:
+    def _go_on(self, rows: Sequence[Queued], done: int, by: str, over: Callable[[int, str], None]) -> None:
+        trouble = ""
         for row in rows[done : done + SLICE]:
             if trouble := self._trouble(row):
                 log.error("outbox.stuck", by=by, seq=row.seq, token=row.token.hex, reason=trouble)
@@ -54,7 +57,7 @@ class Publisher:
             if done < len(rows):
                 self._clock.callLater(0, self._go_on, rows, done, by, over)
                 return
-        self._engine.tell(lambda _: over(done), None)
+        self._engine.tell(lambda _: over(done, trouble), None)
 
     def _trouble(self, row: Queued) -> str:
         """Publishes a row; why that could not be, empty if it could. Those after it have to wait: they may have its
@@ -70,9 +73,11 @@ class Publisher:
         if get(self._engine.state, row.token.bytes) is not None:
             return
         part = store_part(group_of(row.token, row.service, unpack(row.content), self._shape))
-        self._engine.submit(part, _tell_refusal)
+        refused: list[Rejected] = []
+        self._engine.submit(part, lambda reply: refused.append(reply) if isinstance(reply, Rejected) else None)
         if get(self._engine.state, row.token.bytes) is None:  # what is accepted takes effect at once
-            raise RequestRejected("the group was refused")
+            why = refused[0].message if refused else "the group was refused"
+            raise RequestRejected(f"transaction {row.token.hex}: {why}", hint="see: txmq outbox list")
 
     def _shape(self, name: str) -> Shape:
         if name not in self._engine.state.topics and self._settings.create_topics:

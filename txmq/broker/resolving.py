@@ -40,6 +40,8 @@ class ResolverStatus(NamedTuple):
     trouble: str  # why it is failing
     kept_since: int  # its token table could not be cleaned up
     kept: str  # and why not
+    stuck_since: int = 0  # the next row of its outbox could not be published
+    stuck: str = ""  # and why not
 
 
 class Resolves(Protocol):
@@ -152,7 +154,8 @@ class _Lane:
         self._upkeep: tuple[UUID, str, UUID | None] | None = None  # that is due
         self.upkeep_owed = self._probing = False
         self._seen_at = self._failing_since = self._kept_since = 0
-        self._kept = ""
+        self._stuck_since = 0
+        self._kept = self._stuck = ""
 
     def may_know(self, decider: tuple[Any, ...]) -> bool:
         """Whether this is the database that decides, or it is not known yet which one this is."""
@@ -176,7 +179,8 @@ class _Lane:
 
     def status(self) -> ResolverStatus:
         trouble = (self._resolver.trouble or "it failed: see the broker's log") if self._failing_since else ""
-        return ResolverStatus(self.name, self._seen_at, self._failing_since, trouble, self._kept_since, self._kept)
+        kept = (self._kept_since, self._kept, self._stuck_since, self._stuck)
+        return ResolverStatus(self.name, self._seen_at, self._failing_since, trouble, *kept)
 
     def _back(self) -> None:
         """A call has come back from its thread, so that the resolver can be looked at."""
@@ -238,17 +242,21 @@ class _Lane:
             if self._done:
                 crashpoint("outbox.after_delete")
             self._done = []
+        if rows == []:  # what was stuck has been taken out
+            self._stuck, self._stuck_since = "", 0
         if rows and self._publish is not None:
             self._publishing = True
-            self._publish(rows, self.name, lambda count: self._published(rows, count))
+            self._publish(rows, self.name, lambda count, why: self._published(rows, count, why))
         self._go()
 
-    def _published(self, rows: list[Queued], count: int) -> None:
+    def _published(self, rows: list[Queued], count: int, trouble: str) -> None:
         crashpoint("outbox.after_publish")
         self._publishing, self._fetch_due = False, True
         self._done = [row.seq for row in rows[:count]]
         if count < len(rows):
             self._fetch_due, self._skip = count > 0, PATIENCE
+        self._stuck = f"row {rows[count].seq}: {trouble}" if trouble else ""
+        self._stuck_since = (self._stuck_since or self._now()) if trouble else 0
         self._go()
 
     def _resolve(self) -> None:

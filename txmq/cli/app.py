@@ -14,6 +14,7 @@ from txmq.cli import (
     groups,
     letters,
     messages,
+    outbox,
     relay,
     resolver,
     schema,
@@ -45,6 +46,7 @@ alarms.add_to(app)
 app.add_typer(letters.app, name="dlq")
 resolver.add_to(app)
 app.add_typer(relay.app, name="relay")
+app.add_typer(outbox.app, name="outbox")
 
 
 def main() -> None:

@@ -1,0 +1,83 @@
+"""Rows of the outbox under an operator's hand: looked at, taken out, or given another token (docs/FORMATS.md 6)."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from txmq.batch import with_producer
+from txmq.tx.outbox import pack, unpack
+from txmq.tx.postgres.session import Connection, transaction
+from txmq.tx.postgres.translate import translated
+
+_LISTED: Final = """
+SELECT seq, tok::text, log_id::text, service, messages, octet_length(content),
+       (extract(epoch FROM at) * 1000000)::int8
+FROM public.txmq_outbox WHERE %(seq)s::int8 IS NULL OR seq = %(seq)s ORDER BY seq LIMIT %(most)s
+"""
+_CONTENT: Final = "SELECT content FROM public.txmq_outbox WHERE seq = %s"
+_DELETE: Final = "DELETE FROM public.txmq_outbox WHERE seq = %s"
+_RENEW: Final = """
+UPDATE public.txmq_token SET state = 'R' WHERE tok = %(old)s::uuid AND log_id = %(log_id)s::uuid;
+INSERT INTO public.txmq_token (tok, log_id) VALUES (%(new)s::uuid, %(log_id)s::uuid);
+UPDATE public.txmq_outbox SET tok = %(new)s::uuid, content = %(content)s WHERE seq = %(seq)s AND tok = %(old)s::uuid
+"""
+
+
+class Waiting(NamedTuple):
+    """A row; `size` is its content's in bytes, `at` when its transaction began, in microseconds since the epoch."""
+
+    seq: int
+    token: UUID
+    log_id: UUID
+    service: str
+    messages: int
+    size: int
+    at: int
+
+
+def waiting(connection: Connection, most: int) -> list[Waiting]:
+    """The rows, in the order in which they are published, for whatever broker. Raises DatabaseError."""
+    return _listed(connection, None, most)
+
+
+def one(connection: Connection, seq: int) -> Waiting | None:
+    """The row of that number. Raises DatabaseError."""
+    return next(iter(_listed(connection, seq, 1)), None)
+
+
+def _listed(connection: Connection, seq: int | None, most: int) -> list[Waiting]:
+    with translated("listing the outbox"), connection.cursor() as cursor:
+        cursor.execute(_LISTED, {"seq": seq, "most": most})
+        return [Waiting(number, UUID(tok), UUID(log), *rest) for number, tok, log, *rest in cursor]
+
+
+def content_of(connection: Connection, seq: int) -> bytes | None:
+    """What a row holds; None = there is no such row, any more. Raises DatabaseError."""
+    with translated("looking into the outbox"), connection.cursor() as cursor:
+        cursor.execute(_CONTENT, (seq,))
+        row = cursor.fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def drop(connection: Connection, seq: int) -> bool:
+    """Takes a row out: its messages are never sent. Returns whether it was there. Raises DatabaseError."""
+    with translated("dropping a row of the outbox"), connection.cursor() as cursor:
+        cursor.execute(_DELETE, (seq,))
+        return bool(cursor.rowcount)
+
+
+def renew(connection: Connection, row: Waiting, token: UUID) -> bool:
+    """Gives a row another token, that of a younger transaction. Returns whether the row was there as it is.
+
+    For one that no broker takes any more, because it is older than the outcomes that are kept. Raises DatabaseError,
+    RemoteProtocolError where the row is damaged.
+    """
+    content = content_of(connection, row.seq)
+    if content is None:
+        return False
+    entries = [entry._replace(batch=with_producer(entry.batch, token.bytes)) for entry in unpack(content)]
+    values = {"old": str(row.token), "new": str(token), "log_id": str(row.log_id)}
+    with translated("renewing a row of the outbox"), transaction(connection) as cursor:
+        cursor.execute(_RENEW, values | {"seq": row.seq, "content": pack(entries)})
+        return bool(cursor.rowcount)
