@@ -19,9 +19,12 @@ from txmq.client.half import HalfTransaction
 from txmq.client.jobs import Job
 from txmq.client.log import get_logger
 from txmq.client.messages import MessageCalls
+from txmq.client.offsets import OffsetStore
 from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
 from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
+from txmq.client.reader import Reader
+from txmq.client.reader import Start as ReaderStart
 from txmq.client.resource import XaResource
 from txmq.client.settings import Options, Settings
 from txmq.client.tokens import as_token, new_token
@@ -156,6 +159,20 @@ class Client(Producer, MessageCalls):
         consumer = consume(self.core, group, topics, **options)
         self._consumers.add(consumer)
         return consumer
+
+    def reader(self, name: str, topics: Iterable[str], offsets: OffsetStore, *, start: ReaderStart = "first") -> Reader:
+        """Reads all messages of topics without a group, from positions that `offsets` keeps for the `name`.
+
+        `txmq.FileOffsets(directory)` keeps them in files. `start` is for partitions without a position: "first", "last"
+        or a time. Raises UnknownTopic, ConfigError where another process reads by that name, LogChanged.
+        """
+        reader = Reader(self.core, name, topics, offsets, start)
+        try:
+            reader.open()
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     @overload
     def transaction(self, *, checker: str, **options: Unpack[TransactionOptions]) -> HalfTransaction: ...
