@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from txmq.config import FlushEvery, load, load_resolvers, load_xa
+from txmq.config import load, load_resolvers, load_xa
+from txmq.config_storage import FlushEvery
 from txmq.errors import ConfigError
 from txmq.listen import ListenAddress, listen_address
 
