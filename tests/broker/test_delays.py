@@ -149,3 +149,29 @@ def test_more_than_one_record_takes_are_published_one_record_after_the_other(bro
         broker.clock.advance(0)
     assert broker.engine.state.delayed == 0
     assert len(bodies(client)) == 2_000
+
+
+def fetched(client: Client, member: dict[str, Any]) -> list[bytes]:
+    wanted = headers.Fetch(member["generation"], 0, 1 << 20, 100, "g", "m")
+    chunks = unpack_chunks(client.ask(Opcode.FETCH, headers.pack_fetch(wanted)).payload).chunks
+    return [body for c in chunks for body in BatchView(c.batch).bodies[c.first_row : c.first_row + c.rows]]
+
+
+def test_what_is_over_by_the_brokers_clock_is_not_delivered_and_counted(broker: Broker, client: Client) -> None:
+    now = broker.now()
+    messages = [
+        Message(b"a", ttl=5),
+        Message(b"b"),
+        Message(b"c", expire_at=now + 20 * SECOND),
+        Message(b"d", ttl=5, delay=4),
+    ]
+    send(client, *messages)
+    broker.pass_time(8)
+    joined: Any = client.call("consumer.join", group="g", member="m", instance="i", topics=["t"])
+    assert fetched(client, joined) == [b"b", b"c", b"d"]
+    client.call("consumer.leave", group="g", member="m", instance="i")
+    broker.pass_time(13)
+    joined = client.call("consumer.join", group="g", member="m", instance="i", topics=["t"])
+    assert fetched(client, joined) == [b"b"]
+    assert broker.ask("group.show", group="g")["expired"] == 3
+    assert bodies(client) == [b"a", b"b", b"c", b"d"]

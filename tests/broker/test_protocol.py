@@ -157,11 +157,3 @@ def test_a_client_that_reads_again_goes_on(broker: Broker) -> None:
     client.transport.producer.resumeProducing()  # type: ignore[union-attr]
     broker.clock.advance(60)
     assert not client.closed
-
-
-def test_a_time_of_expiry_that_would_not_be_kept_is_refused(broker: Broker) -> None:
-    client = broker.connect()
-    client.call("topic.create", name="t", partitions=1)
-    batch = encode([Message(b"soon over", ttl=1)], producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1)
-    reply = client.ask(Opcode.SEND, headers.send_header("t", 0, 0) + batch)
-    assert isinstance(to_error(reply.status, reply.payload), errors.BadRequest)

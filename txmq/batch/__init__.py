@@ -5,7 +5,7 @@ docs/FORMATS.md 3 is the format. `encode` and its kin make batches, `verify` jud
 
 from txmq.batch.decode import BatchView, key_hashes, largest_body, rows_tagged, single_row
 from txmq.batch.encode import encode, encode_columns, encode_one
-from txmq.batch.header import BatchHeader, Codec, read_header, with_producer
+from txmq.batch.header import BatchHeader, Codec, expires, read_header, with_producer
 from txmq.batch.layout import Column, Layout, locate
 from txmq.batch.split import Single, deliveries, split
 from txmq.batch.verify import verify
@@ -21,6 +21,7 @@ __all__ = [
     "encode",
     "encode_columns",
     "encode_one",
+    "expires",
     "key_hashes",
     "largest_body",
     "locate",

@@ -24,6 +24,7 @@ PRODUCER_AT = 40
 OPTIONAL = KEY, TAG, HEADERS, DELIVER_AT, EXPIRE_AT = 1, 2, 4, 8, 16
 
 PREFIX = Struct("<4sI")
+COLUMNS_AT = 10
 FIELDS = Struct("<BBHIIIqQ16sIIQ")  # after the prefix; what the checksum covers begins here
 
 
@@ -49,6 +50,11 @@ class BatchHeader(NamedTuple):
     producer_id: bytes
     epoch: int
     sequence: int  # of row 0; row r has sequence + r
+
+
+def expires(buffer: bytes) -> bool:
+    """Whether a batch that was verified before has times of expiry. For each batch that is delivered, so quick."""
+    return bool(buffer[COLUMNS_AT] & EXPIRE_AT)
 
 
 def read_header(buffer: bytes) -> BatchHeader:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from txmq.batch import key_hashes, single_row
+from txmq.batch import BatchView, expires, key_hashes, single_row
 from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.planning import Candidate, Source, plan
 from txmq.broker.core.state import Rejected
 from txmq.broker.reading import read
+from txmq.message import at_time
 from txmq.wire.chunks import MOVED, Chunk, pack_chunks
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 LONGEST_MS = 60_000
 MOST_MESSAGES = 10_000
 MOST_BYTES = 8 << 20
+NOTHING: frozenset[int] = frozenset()
 WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
 
 
@@ -169,7 +171,11 @@ class _Fetch:
         durable.
         """
         batches = [bytes(b) for b in read(self._engine.store, [(c.batch.position, c.batch.length) for c in candidates])]
-        picks = tuple(Pick(c, _keys(c, b) if c.needs_keys else None) for c, b in zip(candidates, batches, strict=True))
+        now = self._engine.now()
+        picks = tuple(
+            Pick(c, _keys(c, b) if c.needs_keys else None, _expired(c, b, now))
+            for c, b in zip(candidates, batches, strict=True)
+        )
 
         def deliver(reply: DeliverReply | Rejected) -> None:
             self._fetching.answering.discard(self._member[:2])
@@ -199,6 +205,15 @@ class _Fetch:
 
     def _reply(self, chunks: list[Chunk]) -> None:
         self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
+
+
+def _expired(candidate: Candidate, batch: bytes, now: int) -> frozenset[int]:
+    """The offsets of messages whose time to live is over; a span of it counts from when they could be delivered."""
+    if not expires(batch):
+        return NOTHING
+    ends = BatchView(batch).expire_at[candidate.first_row : candidate.first_row + candidate.rows]
+    times = enumerate((at_time(carried, candidate.stored_at) for carried in ends), candidate.start)
+    return frozenset(offset for offset, end in times if 0 < end <= now)
 
 
 def _keys(candidate: Candidate, batch: bytes) -> tuple[int | None, ...]:

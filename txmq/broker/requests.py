@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq import limits
 from txmq.batch import BatchHeader, read_header, split, verify
-from txmq.batch.header import DELIVER_AT, EXPIRE_AT
+from txmq.batch.header import DELIVER_AT
 from txmq.broker.core import admission, consumer_commands, decisions, parts, sends, topics
 from txmq.broker.core.instances import fenced
 from txmq.broker.core.parts import GroupBatch, StorePart
@@ -104,7 +104,7 @@ class Requests:
     def _send(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_send(frame.payload)
         command = sends.Send(
-            request.topic, request.topic_epoch, request.partition, request.batch, _verified(request.batch)
+            request.topic, request.topic_epoch, request.partition, request.batch, verify(request.batch)
         )
         if self._refused_size(session, frame, [(command.header, command.batch)]):
             return
@@ -230,17 +230,9 @@ class Requests:
         ]
 
 
-def _verified(batch: bytes) -> BatchHeader:
-    """The header of a batch that may be stored. A time that would not be kept is refused, not passed over."""
-    header = verify(batch)
-    if header.columns & EXPIRE_AT:
-        raise BadRequest("this broker keeps no times of expiry", hint="send it without expire_at")
-    return header
-
-
 def _group_batches(batch: PartBatch) -> Iterator[GroupBatch]:
     """The batch; or its messages one by one, if any is delayed."""
-    header = _verified(batch.batch)
+    header = verify(batch.batch)
     place = (batch.topic, batch.topic_epoch, batch.partition)
     if not header.columns & DELIVER_AT:
         yield GroupBatch(*place, batch.batch, header)

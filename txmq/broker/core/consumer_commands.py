@@ -121,10 +121,14 @@ class ResetPosition(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """A candidate that the engine has read; `keys` are the key hashes of its rows where it `needs_keys`."""
+    """A candidate that the engine has read; `keys` are the key hashes of its rows where it `needs_keys`.
+
+    `expired` are the offsets of its messages whose time to live is over.
+    """
 
     candidate: Candidate
     keys: tuple[int | None, ...] | None = None
+    expired: frozenset[int] = frozenset()
 
 
 class Deliver(NamedTuple):

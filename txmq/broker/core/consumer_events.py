@@ -169,7 +169,8 @@ class GroupCloned(NamedTuple):
 class Delivered(NamedTuple):
     """One fetch. `ranges` and `rows` are leased; what was found fenced or exhausted on the way has moved.
 
-    Lease 0 = nothing is leased. `stops`: (topic id, partition, offset, key hash) where no more may be parked.
+    Lease 0 = nothing is leased. `stops`: (topic id, partition, offset, key hash) where no more may be parked. The time
+    to live of `expired` and `expired_rows` is over: they are done with, and were not delivered.
     """
 
     group_id: int
@@ -182,6 +183,8 @@ class Delivered(NamedTuple):
     moves: tuple[Move, ...]
     fences: tuple[FenceSet, ...]
     stops: tuple[Range, ...] = ()
+    expired: tuple[Range, ...] = ()
+    expired_rows: tuple[Row, ...] = ()
 
 
 @event(81)

@@ -56,6 +56,7 @@ def _summary(state: State, group: Group) -> dict[str, Any]:
         "fences": sum(map(len, group.fences.values())),
         "letters": group.letters,
         "floods": group.floods,
+        "expired": group.expired,
     }
 
 

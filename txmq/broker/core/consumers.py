@@ -34,6 +34,7 @@ EARLIER: tuple[Any, ...] = (
     (),
     (),
     False,
+    0,
 )  # the last fields of a row, for one without them
 SINGLY = 3  # from this attempt on a message that may have killed its consumer is delivered alone
 
@@ -148,6 +149,7 @@ class Group:
     stops: dict[Spot, tuple[int, int]] = field(default_factory=dict)  # where a key's fence was full: offset, key hash
     paused_topics: set[int] = field(default_factory=set)
     resets: dict[Spot, int] = field(default_factory=dict)  # resets that take a while: where they will go on
+    expired: int = 0  # messages whose time to live was over before they were delivered
     doomed: bool = False  # deleted, but for rows of its moved messages
 
     @property
@@ -217,17 +219,17 @@ class Group:
             self.next_lease, self.next_letter, self.letters, members, leases, retrying,
             tuple((*spot, *stop) for spot, stop in self.stops.items()), self.flood, self.floods,
             tuple(sorted(self.paused_topics)), tuple((*spot, offset) for spot, offset in self.resets.items()),
-            self.doomed,
+            self.doomed, self.expired,
         )  # fmt: skip
 
     @classmethod
     def from_row(cls, group_id: int, row: Any) -> Group:  # noqa: ANN401  # rows are untyped tuples
         (name, settings, parent, temporary, paused, epoch, generation, next_lease, next_letter, letters,
          members, leases, retrying, *later) = row  # fmt: skip
-        stops, flood, floods, paused_topics, resets, doomed = tuple(later) + EARLIER[len(later) :]
+        stops, flood, floods, paused_topics, resets, doomed, expired = tuple(later) + EARLIER[len(later) :]
         group = cls(group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation)
         group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
-        group.paused_topics, group.doomed = set(paused_topics), doomed
+        group.paused_topics, group.doomed, group.expired = set(paused_topics), doomed, expired
         group.resets = {(topic_id, partition): offset for topic_id, partition, offset in resets}
         for member, instance, topics, since, partitions, *static in members:
             share = dict.fromkeys(map(tuple, partitions))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import changes, guard, leases, moved, planning
+from txmq.broker.core import changes, fences, guard, leases, moved, planning
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.consumer_events import Attempted, Delivered, Range
@@ -71,6 +71,8 @@ class _Draft:
         self._rows: list[Spotted] = []
         self._deliveries: list[Delivery] = []
         self._stops: list[Range] = []
+        self._expired: list[Range] = []
+        self._expired_rows: list[Spotted] = []
         self._cursors: dict[Spot, int] = {}  # where the live part of a partition begins after the picks so far
         self._passed: dict[Spot, int] = {}  # below this, what had come back is dealt with
         self._single = False
@@ -126,12 +128,17 @@ class _Draft:
             self._cursors[spot] = end
         else:
             self._passed[spot] = end
-        if pick.keys is None:
+        if pick.keys is None and not pick.expired:
             self._lease(number, spot, start, end, candidate.attempt)
             return
         free = start  # the first offset of a run that goes out
         for offset in range(start, end):
-            key_hash = pick.keys[offset - start]
+            if offset in pick.expired:
+                self._lease(number, spot, free, offset, candidate.attempt)
+                free = offset + 1
+                self._expired.append((*spot, offset, free))
+                continue
+            key_hash = None if pick.keys is None else pick.keys[offset - start]
             fenced = self.made.fenced((*spot, offset), key_hash)
             if fenced and candidate.source is Source.LIVE and self.made.full(spot[0], key_hash):
                 self._stop(spot, offset, key_hash)
@@ -173,10 +180,13 @@ class _Draft:
         row = moved.get(self._state, group, spotted)
         if row is None or row.kind != Kind.RETRY or row.token or row.due > self._now or spotted in group.held_rows:
             return
-        taken = spotted in self._rows or self.made.fenced(spotted, row.key_hash)
+        taken = spotted in self._rows or spotted in self._expired_rows or self.made.fenced(spotted, row.key_hash)
         if taken or not planning.may_take_row(group, self._member, spot):
             return
-        if planning.exhausted(group, row):
+        if pick.expired:
+            self._expired_rows.append(spotted)
+            self.made.done(spotted, row.key_hash)
+        elif planning.exhausted(group, row):
             self.made.bury(spotted, row._replace(error_text=row.error_text or DIED))
         elif not row.deaths or self._may_go_singly():
             self._rows.append(spotted)
@@ -187,14 +197,15 @@ class _Draft:
         group, some = self._group, bool(self._deliveries)
         lease = group.next_lease if some else 0
         deadline = self._now + group.settings.lease_us if some else 0
-        reply = DeliverReply(lease, group.generation, deadline, tuple(self._deliveries), bool(self.made) and not some)
-        if not (some or self.made or self._stops):
+        passed = bool(self.made or self._expired or self._expired_rows)
+        reply = DeliverReply(lease, group.generation, deadline, tuple(self._deliveries), passed and not some)
+        if not (some or passed or self._stops):
             return Outcome(reply=reply)
         event = Delivered(
             group.group_id, lease, self._member.name, deadline, self._single, tuple(self._ranges), tuple(self._rows),
-            self.made.moves, self.made.fences, tuple(self._stops),
+            self.made.moves, self.made.fences, tuple(self._stops), tuple(self._expired), tuple(self._expired_rows),
         )  # fmt: skip
-        first = all(delivery.attempt == 1 for delivery in self._deliveries) and not self._rows
+        first = all(delivery.attempt == 1 for delivery in self._deliveries) and not (self._rows or self._expired_rows)
         return Outcome((event,), reply, early=first and not (self.made or self._stops))
 
 
@@ -204,6 +215,7 @@ def apply_delivered(state: State, event: Delivered, place: Place) -> None:
     for topic_id, partition, offset, key_hash in event.stops:
         group.stops[topic_id, partition] = (offset, key_hash)
         state.consumers.dirty_groups.add(group.group_id)
+    _apply_expired(state, group, event)
     if not event.lease:
         return
     lease = Lease(event.member, group.generation, place.stored_at, event.deadline, event.single)
@@ -216,6 +228,21 @@ def apply_delivered(state: State, event: Delivered, place: Place) -> None:
         assert row is not None, "picked, so it is there"
         leases.cover_row(group, event.lease, spotted)
         moved.put(state, group, spotted, row._replace(attempt=row.attempt + 1, consumer=event.member))
+
+
+def _apply_expired(state: State, group: Group, event: Delivered) -> None:
+    for topic_id, partition, start, end in event.expired:
+        position = state.consumers.touch(group, (topic_id, partition))
+        position.take(start, end)
+        position.settle(start, end)
+        group.expired += end - start
+    for spotted in event.expired_rows:
+        row = moved.drop(state, group, spotted)
+        assert row is not None, "picked, so it is there"
+        fences.head_done(state, group, spotted, row.key_hash)
+        group.expired += 1
+    if event.expired or event.expired_rows:
+        state.consumers.dirty_groups.add(group.group_id)
 
 
 DECIDERS: dict[type, Any] = {Deliver: decide_deliver}
