@@ -9,7 +9,8 @@ durable in the log.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from twisted.python.failure import Failure
 
@@ -25,7 +26,7 @@ from txmq.store.snapshot import newest_snapshot, older_snapshot, read_rows, writ
 from txmq.store.survey import Known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from twisted.internet.defer import Deferred
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from txmq.config import Broker as BrokerSettings
     from txmq.store.fs import FileSystem, Lock
     from txmq.store.index import Frozen
+    from txmq.store.record import Record
     from txmq.store.recovery import RecoveryReport
     from txmq.store.segment import SegmentInfo
 
@@ -65,28 +67,42 @@ def open_directory(fs: FileSystem, settings: BrokerSettings, now: int) -> Opened
 
 
 def _open_locked(fs: FileSystem, directory: Path, lock: Lock, settings: BrokerSettings, now: int) -> Opened:
-    log_id = read_log_id(fs, str(directory))
-    tables = None if log_id is None else LmdbTables.open(directory / "index", log_id=log_id)
-    known = Known()
-    if tables is not None and log_id is not None:
-        snapshot = newest_snapshot(fs, str(directory), log_id)
-        if snapshot is not None and tables.position < snapshot.position:
-            tables.load(snapshot.position, read_rows(fs, snapshot))
-        known = Known(tables.position, 0 if snapshot is None else snapshot.position, tables.position)
-    log, report = Log.open(
-        fs, str(directory), now=now, known=known, lock=lock,
-        segment_size=settings.segment_bytes, preallocate=settings.preallocate_bytes,
-    )  # fmt: skip
-    if tables is None:
-        tables = LmdbTables.open(directory / "index", log_id=log.log_id)
-    state = machine.load(tables)
-    return Opened(log, tables, state, report, roll_forward(state, log, tables.position))
+    with ExitStack() as opened:
+        log_id = read_log_id(fs, str(directory))
+        tables = None if log_id is None else LmdbTables.open(directory / "index", log_id=log_id)
+        known = Known()
+        if tables is not None and log_id is not None:
+            opened.callback(tables.close)
+            snapshot = newest_snapshot(fs, str(directory), log_id)
+            if snapshot is not None and tables.position < snapshot.position:
+                tables.load(snapshot.position, read_rows(fs, snapshot))
+            known = Known(tables.position, 0 if snapshot is None else snapshot.position, tables.position)
+        log, report = Log.open(
+            fs, str(directory), now=now, known=known, lock=lock,
+            segment_size=settings.segment_bytes, preallocate=settings.preallocate_bytes,
+        )  # fmt: skip
+        if tables is None:
+            tables = LmdbTables.open(directory / "index", log_id=log.log_id)
+        state = machine.load(tables)
+        replayed = roll_forward(state, log, tables.position)
+        opened.pop_all()
+    return Opened(log, tables, state, report, replayed)
 
 
-def roll_forward(state: State, log: Log, position: int) -> int:
-    """Apply every record of the log from `position` on; returns how many there were."""
+class Scans(Protocol):
+    """A log to be read: one that is open, or its files."""
+
+    @property
+    def first(self) -> int: ...
+    def scan(self, start: int) -> Iterator[Record]: ...
+
+
+def roll_forward(state: State, log: Scans, position: int, end: int | None = None) -> int:
+    """Apply every record of the log from `position` on, up to `end`; returns how many there were."""
     count = 0
     for record in log.scan(max(position, log.first)):
+        if end is not None and record.position >= end:
+            break
         if record.kind == LOST:
             lost.apply_lost(state, record.end)
         else:

@@ -13,6 +13,7 @@ from txmq.cli import (
     dev,
     groups,
     letters,
+    log,
     messages,
     outbox,
     relay,
@@ -35,6 +36,7 @@ app = typer.Typer(
 broker.add_to(app)
 dev.add_to(app)
 app.add_typer(schema.app, name="schema")
+app.add_typer(log.app, name="log")
 app.add_typer(topics.app, name="topic")
 send.add_to(app)
 tail.add_to(app)

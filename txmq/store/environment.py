@@ -105,6 +105,13 @@ def read_position(txn: Transaction[bytes], databases: Databases) -> int:
     return position
 
 
+def remove_environment(path: Path) -> None:
+    """Delete the environment, if there is one; nobody may have it open."""
+    with translated(path):
+        if (path / DATA).exists():
+            _remove(path)
+
+
 def _keep_long_enough(env: Environment) -> None:
     """Make the file at least as long as LMDB thinks it is.
 

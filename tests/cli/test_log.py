@@ -1,0 +1,247 @@
+"""`txmq log`: what it finds in a data directory, in one that is damaged, and in an archive."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, execute
+from twisted.internet.task import Clock
+
+from tests.cli.support import run
+from txmq.batch import encode, verify
+from txmq.broker.core.consumer_commands import Deliver, Failure, Join, Nack, Pick, Wanted
+from txmq.broker.core.decisions import Decide
+from txmq.broker.core.parts import GroupBatch, StorePart
+from txmq.broker.core.planning import plan
+from txmq.broker.core.sends import Send
+from txmq.broker.core.tables import ENTRIES, MOVED
+from txmq.broker.core.topics import CreateTopic
+from txmq.broker.engine import Engine
+from txmq.broker.storage import Keeper, open_directory
+from txmq.config import Broker
+from txmq.message import Decision, Message
+from txmq.store.fs import RealFileSystem
+from txmq.store.index import LmdbTables
+from txmq.store.segment import list_segments, read_log_id
+
+NOW = 1_700_000_000_000_000
+SEGMENT = 1 << 20
+TOKEN = "018bcfe5680070008000000000000001"
+
+
+def now() -> int:
+    return NOW
+
+
+def at_once(function: Any, *args: object) -> Deferred[Any]:
+    return execute(function, *args)
+
+
+class Life:
+    """A broker without a reactor, on a real disk, for as long as it takes to write something."""
+
+    def __init__(self, data: Path, producer: bytes = b"p" * 16) -> None:
+        self.producer = producer
+        settings = Broker(data=data, segment_bytes=SEGMENT, preallocate_bytes=4_096)
+        self.fs, self.clock = RealFileSystem(), Clock()
+        opened = open_directory(self.fs, settings, NOW)
+        self.log, self.state = opened.log, opened.state
+        self.engine = Engine(self.log, self.state, clock=self.clock, now=now, in_thread=at_once)
+        self.keeper = Keeper(self.fs, self.engine, opened.tables, settings, at_once)
+        self.engine.boot("test")
+        self.sequence = 0
+
+    def do(self, command: object) -> Any:
+        replies: list[Any] = []
+        self.engine.submit(command, replies.append)
+        for _ in range(5):
+            self.clock.advance(0)
+        [reply] = replies
+        return reply
+
+    def send(self, *bodies: bytes, topic: str = "t", partition: int = 0) -> None:
+        data = encode(
+            [Message(body, "k") for body in bodies],
+            producer_id=self.producer,
+            epoch=0,
+            sequence=self.sequence,
+            born_at=1,
+        )
+        self.sequence += len(bodies)
+        self.do(Send(topic, 0, partition, data, verify(data)))
+
+    def half(self, number: int, outcome: Decision | None) -> None:
+        token = bytes.fromhex(TOKEN)[:-1] + bytes([number])
+        data = encode([Message(b"half", f"key {number}")], producer_id=token, epoch=0, sequence=0, born_at=1)
+        batch = GroupBatch("t", 0, 1, data, verify(data))
+        self.do(StorePart(token, 0, (batch,), True, False, b"d" * 32, 0, ("checker", "s"), "s", (), 0))
+        if outcome is not None:
+            self.do(Decide(token, outcome, "test"))
+
+    def bury(self) -> None:
+        generation = self.do(Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted())).generation
+        found: Any = plan(self.state, "g", "a", generation, self.log.durable, 3, 1 << 30, NOW)
+        self.do(Deliver("g", "a", generation, tuple(Pick(candidate, None) for candidate in found.candidates)))
+        candidate = found.candidates[0]
+        place = ("t", candidate.partition, candidate.start)
+        self.do(Nack("g", "a", generation, *place, None, None, Failure("E", "no", "f"), True))
+
+    def close(self) -> None:
+        self.keeper.close()
+        self.log.close()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Of a broker that was closed in good order: three segments, a letter, a half and two decided ones."""
+    directory = tmp_path / "data"
+    life = Life(directory)
+    life.do(CreateTopic("t", 2))
+    life.do(CreateTopic("u", 1))
+    life.send(b"one", b"two")
+    life.bury()
+    for number, outcome in enumerate((None, Decision.COMMIT, Decision.ROLLBACK), 1):
+        life.half(number, outcome)
+    for _ in range(5):
+        life.send(bytes(500_000), topic="u")
+    life.close()
+    return directory
+
+
+def told(*arguments: str, status: int = 0) -> Any:
+    ran = run("log", *arguments, "--json")
+    assert ran.exit_code == status, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def lines(*arguments: str, status: int = 0) -> list[Any]:
+    ran = run("log", *arguments, "--json")
+    assert ran.exit_code == status, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def flip(data: Path, position: int) -> None:
+    segment = next(s for s in reversed(list_segments(RealFileSystem(), str(data))) if s.first <= position)
+    path = Path(segment.path)
+    content = bytearray(path.read_bytes())
+    content[position - segment.first] ^= 4
+    path.write_bytes(content)
+
+
+def kinds(data: Path, *options: str) -> list[str]:
+    return [record["kind"] for record in lines("dump", str(data), *options)]
+
+
+def test_a_whole_log_and_its_index_agree_row_by_row(data: Path) -> None:
+    found = told("verify", str(data), "--deep")
+    assert (found["damaged"], found["misplaced"], found["different"], found["torn"]) == ([], [], [], 0)
+    assert (found["segments"], found["index"]) == (3, found["end"])
+    assert found["records"] == len(kinds(data))
+    assert found["index_rows"] > 20
+
+
+def test_a_flipped_bit_is_named_by_verify_and_by_dump(data: Path) -> None:
+    record = next(r for r in lines("dump", str(data)) if r["kind"] == "BatchStored")
+    flip(data, record["position"] + 60)
+    [damage] = told("verify", str(data), status=1)["damaged"]
+    assert (damage["position"], damage["end"]) == (record["position"], record["end"])
+    assert damage["reason"] == "checksum mismatch"
+    *rest, last = lines("dump", str(data), status=1)
+    assert last["damaged"]["position"] == record["position"]
+    assert record["position"] not in [one["position"] for one in rest]
+
+
+def test_a_row_of_the_index_that_points_elsewhere_is_named(data: Path) -> None:
+    log_id = read_log_id(RealFileSystem(), str(data))
+    assert log_id is not None
+    tables = LmdbTables.open(data / "index", log_id=log_id)
+    for name in (ENTRIES, MOVED):
+        key, row = next(iter(tables[name].range(b"")))
+        place = 0 if name == ENTRIES else 4
+        tables[name].put(key, (*row[:place], row[place] + 8, *row[place + 1 :]))
+    frozen = tables.freeze(tables.position)
+    assert frozen is not None
+    tables.commit(frozen, durable=tables.position)
+    tables.release(frozen)
+    tables.close()
+    found = told("verify", str(data), "--deep", status=1)
+    assert [row["table"] for row in found["misplaced"]] == [ENTRIES, MOVED]
+    assert [row.split()[0] for row in found["different"]] == [ENTRIES, MOVED]
+    assert told("verify", str(data), status=1)["different"] == []
+    rebuilt = told("rebuild", str(data))
+    assert (rebuilt["snapshot"], rebuilt["position"]) == (0, found["end"])
+    assert told("verify", str(data), "--deep")["index_rows"] == found["index_rows"]
+
+
+def test_records_are_printed_as_events_and_can_be_chosen(data: Path) -> None:
+    records = lines("dump", str(data))
+    assert [r["kind"] for r in records[:3]] == ["Booted", "TopicCreated", "TopicCreated"]
+    sent = next(r for r in records if r["kind"] == "BatchStored")
+    assert (sent["event"]["topic"], sent["event"]["count"], sent["event"]["producer"]) == ("t", 2, "70" * 16)
+    assert set(kinds(data, "--kind", "PartStored", "--kind", "Decided")) == {"PartStored", "Decided"}
+    assert kinds(data, "--topic", "u") == ["TopicCreated", *["BatchStored"] * 5]
+    assert kinds(data, "--token", TOKEN[:-1] + "2") == ["PartStored", "Decided"]
+    middle = records[4]["position"]
+    assert lines("dump", str(data), "--from", str(middle)) == records[4:]
+    assert lines("dump", str(data), "--to", str(middle)) == records[:4]
+    assert lines("dump", str(data), "--limit", "2") == records[:2]
+    text = run("log", "dump", str(data), "--limit", "2").stdout
+    assert text.splitlines()[1].endswith('TopicCreated {"topic_id": 1, "name": "t", "partitions": 2, "topic": "t"}')
+    assert run("log", "dump", str(data), "--kind", "Nonsense").exit_code == 2
+
+
+def test_a_log_that_refuses_to_start_is_repaired(data: Path) -> None:
+    record = next(r for r in lines("dump", str(data)) if r["kind"] == "Decided")
+    flip(data, record["position"] + 60)
+    shutil.rmtree(data / "index")
+    refused = run("log", "rebuild", str(data), "--json")
+    assert (refused.exit_code, json.loads(refused.stderr)["error"]) == (1, "CorruptRecord")
+    [lost] = told("repair", str(data), "--yes")["lost"]
+    assert lost["position"] == record["position"]
+    assert told("verify", str(data))["damaged"] == []
+    assert "Lost" in kinds(data)
+    assert told("rebuild", str(data))["position"] > 0
+
+
+def test_an_archive_is_read_by_the_same_tools(data: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "cold"
+    (archive / "log").mkdir(parents=True)
+    segments = sorted((data / "log").glob("*.seg"))
+    for path in segments[:2]:
+        shutil.copy(path, archive / "log")
+    found = told("verify", str(archive))
+    assert (found["segments"], found["index"], found["damaged"]) == (2, None, [])
+    assert found["records"] == len(kinds(archive)) > 5
+    missing = run("log", "verify", str(tmp_path / "nothing"), "--json")
+    assert (missing.exit_code, json.loads(missing.stderr)["error"]) == (1, "StoreError")
+
+
+def test_nothing_is_compared_while_a_broker_runs(data: Path) -> None:
+    life = Life(data)
+    busy = run("log", "verify", str(data), "--json")
+    assert (busy.exit_code, json.loads(busy.stderr)["error"]) == (1, "DirectoryInUse")
+    life.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_index_equals_its_rebuild_after_random_work(tmp_path: Path, seed: int) -> None:
+    rng, data = Random(seed), tmp_path / "data"
+    numbers = iter(range(1, 200))
+    for number in range(3):
+        life = Life(data, bytes([number]) * 16)
+        life.do(CreateTopic("t", 2))
+        for _ in range(25):
+            match rng.randrange(4):
+                case 0:
+                    life.half(next(numbers), rng.choice([None, Decision.COMMIT, Decision.ROLLBACK]))
+                case 1:
+                    life.keeper.tend()
+                case _:
+                    life.send(*[rng.randbytes(rng.randrange(50)) for _ in range(rng.randrange(1, 5))])
+        life.close()
+    assert told("verify", str(data), "--deep")["different"] == []
