@@ -14,7 +14,7 @@ from tests.core.consumer_processes import Consumer, Held, Ledger, Message
 from tests.core.consumer_world import QUICK, World
 from tests.core.driver import SECOND
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import Ack, Deliver, Join, Nack, Return, Wanted
+from txmq.broker.core.consumer_commands import Ack, Deliver, Failure, Join, Nack, Return, Wanted
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.moved import Kind, Moved
 from txmq.broker.core.planning import Plan, plan
@@ -24,12 +24,14 @@ from txmq.message import Decision
 
 PARTITIONS = {"t": 3, "u": 1}
 STRAY = 99  # a key that senders put into any partition: fenced like others, but in no order
-GROUPS = {
-    "park": ("ordered", "park"),
-    "block": ("ordered", "block"),
-    "skip": ("ordered", "skip"),
-    "many": ("concurrent", "park"),
+GROUPS: dict[str, tuple[str, Wanted]] = {
+    "park": ("ordered", Wanted("park", max_parked=3)),
+    "block": ("ordered", Wanted("block", flood_keys=3)),
+    "skip": ("ordered", Wanted("skip")),
+    "many": ("concurrent", Wanted("park", flood_keys=4)),
+    "cast": ("broadcast", Wanted("park", flood_keys=0)),
 }
+LISTENERS = ("x", "y")  # members of a broadcast group, whose names are remembered
 POSTGRES = ("postgres", 1, 1, 5, 7)
 
 
@@ -49,6 +51,7 @@ class Clients(World):
         self.topic_ids = {name: self.state.topics[name].topic_id for name in PARTITIONS}
         self.topic_names = {topic_id: name for name, topic_id in self.topic_ids.items()}
         self.killers: set[Message] = set()
+        self.outage = False  # what all handlers need is away
 
     def step(self) -> None:
         """Whatever else happens while a consumer waits."""
@@ -69,10 +72,10 @@ class Clients(World):
             self.ledgers[group].was_letter.add((topic_id, partition, offset))
 
     def enter(self, consumer: Consumer, held: tuple[Any, ...] | None = None) -> None:
-        mode, policy = GROUPS[consumer.group]
-        wanted = Wanted(policy, QUICK, 6 * SECOND)
-        command = Join(consumer.group, consumer.name, consumer.instance, mode, ("t", "u"), wanted, held=held)
-        consumer.generation = self.do(command).generation
+        mode, wanted = GROUPS[consumer.kind]
+        wanted = wanted._replace(retry=QUICK, lease_us=6 * SECOND)
+        reply = self.do(Join(consumer.kind, consumer.name, consumer.instance, mode, ("t", "u"), wanted, held=held))
+        consumer.group, consumer.generation = reply.group, reply.generation
 
     def never_seen(self, group: str, ranges: Any, rows: Any = ()) -> None:
         """Deliveries that do not count."""
@@ -101,7 +104,7 @@ class Clients(World):
         """A new process of the same name."""
         self.names += 1
         self.consumers.remove(consumer)
-        newer = Consumer(consumer.group, consumer.name, f"i{self.names}")
+        newer = Consumer(consumer.kind, consumer.name, f"i{self.names}")
         self.consumers.append(newer)
         self.enter(newer)
 
@@ -114,7 +117,7 @@ class Clients(World):
         can += [self.arrive] * 2 if consumer.flight else []
         can += [self.work] * 5 if consumer.hand else []
         can += [self.flush] if consumer.acks else []
-        can += [self.hand_back] if consumer.back else []
+        can += [self.hand_back] if consumer.back and self.random.random() < 0.15 else []
         self.random.choice(can)(consumer)
 
     def ask(self, consumer: Consumer) -> None:
@@ -126,7 +129,8 @@ class Clients(World):
             consumer.careful = False
         group = self.state.consumers.groups[consumer.group]
         stale = consumer.name in group.members and consumer.generation != group.generation
-        most = self.random.randint(1, 6)
+        flood, most = group.flood, self.random.randint(1, 6)
+        probed = flood is not None and flood.lease in group.leases
         found = plan(self.state, consumer.group, consumer.name, consumer.generation, self.end, most, 1_000, self.now)
         if isinstance(found, Rejected):
             self.refused(consumer, found, stale=stale)
@@ -140,6 +144,8 @@ class Clients(World):
             self.refused(consumer, reply, stale=True)
             return
         assert not stale, "delivered to a member that does not know the present generation"
+        out = sum(end - start for _pick, start, end, _attempt in reply.deliveries)
+        assert flood is None or group.flood is None or out <= (0 if probed else 1), "a flood was let through"
 
     def take(self, consumer: Consumer, found: Plan) -> Any:
         reply = self.do(Deliver(consumer.group, consumer.name, consumer.generation, self.picks(found.candidates)))
@@ -196,12 +202,14 @@ class Clients(World):
     def work(self, consumer: Consumer) -> None:
         """A handler runs: it succeeds, fails or takes the process with it."""
         message = self.random.choice(list(consumer.hand))
-        if GROUPS[consumer.group][0] == "ordered":
+        if consumer.ordered:
             key = self.key_of(message)
             message = min(m for m in consumer.hand if self.key_of(m) == key)
         chance = self.random.random()
         if message in self.killers and chance < 0.7:
             self.kill(consumer)
+        elif self.outage:
+            self.fail(consumer, message)
         elif chance < 0.1:
             self.in_transaction(consumer, message)
         elif chance < 0.75:
@@ -214,26 +222,31 @@ class Clients(World):
     def effect(self, consumer: Consumer, message: Message) -> None:
         """A success: in an ordered group all earlier messages of the key came before it."""
         ledger = self.ledgers[consumer.group]
-        mode, policy = GROUPS[consumer.group]
         chain = self.chains.get(self.key_of(message), [])
-        if mode == "ordered" and message in chain and self.keys[message] != STRAY and message not in ledger.effects:
+        if consumer.ordered and message in chain and self.keys[message] != STRAY and message not in ledger.effects:
             before = chain[: chain.index(message)]
-            excused = ledger.effects | ledger.abandoned | (ledger.was_letter if policy == "skip" else set())
+            skipped = ledger.was_letter if consumer.kind == "skip" else set()
+            excused = ledger.effects | ledger.abandoned | skipped
             assert set(before) <= excused, f"{consumer.group}: {message} before {set(before) - excused}"
         ledger.effects.add(message)
 
     def fail(self, consumer: Consumer, message: Message) -> None:
         topic, key = self.topic_names[message[0]], self.key_of(message)
         delay = self.random.choice((None, None, 0))
-        dead = self.random.random() < 0.1
+        how = self.random.choices(("failed", "dead", "postpone"), (8, 1, 1))[0]
+        why = Failure("E", "text", "away" if self.outage else self.random.choice(("", "one", "two")))
+        known = self.state.consumers.groups.get(consumer.group)
+        guarded = known is not None and known.flood is not None
         fields = (consumer.group, consumer.name, consumer.generation, topic, *message[1:], self.keys[message], delay)
-        reply = self.do(Nack(*fields, dead=dead))
+        reply = self.do(Nack(*fields, why, dead=how == "dead", postpone=how == "postpone"))
         if not self.known(consumer, reply):
             return
         del consumer.hand[message]
         refused = isinstance(reply, Rejected)
+        if not refused and (how == "postpone" or (guarded and how == "failed")):
+            self.ledgers[consumer.group].deliveries[message] -= 1
         bound = reply.detail["fence_lease"] if refused else reply.fence_lease
-        if GROUPS[consumer.group][0] == "ordered":
+        if consumer.ordered:
             self.key_failed(consumer, key, bound, careful=refused)
 
     def key_failed(self, consumer: Consumer, key: tuple[int, int], bound: int, *, careful: bool) -> None:
@@ -257,7 +270,7 @@ class Clients(World):
         del consumer.hand[message]
         if committed:
             self.effect(consumer, message)
-        elif GROUPS[consumer.group][0] == "ordered" or self.random.random() < 0.5:
+        elif consumer.ordered or self.random.random() < 0.5:
             # a consumer whose transaction was rolled back says so before it fetches again, or is gone
             self.undecided.pop(token)
             self.do(Decide(token, Decision.ROLLBACK, "producer"))

@@ -23,9 +23,10 @@ class Consumer:
     `back`: messages to be given back when it comes to that. `careful`: before it fetches, all is here or given back.
     """
 
-    group: str
+    kind: str  # the name that it joins
     name: str
     instance: str
+    group: str = ""  # as the join told
     generation: int = 0
     flight: deque[list[tuple[Message, Held]]] = field(default_factory=deque)
     hand: dict[Message, Held] = field(default_factory=dict)
@@ -33,6 +34,10 @@ class Consumer:
     back: list[Message] = field(default_factory=list)
     careful: bool = False
     broken: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def ordered(self) -> bool:
+        return self.kind not in ("many", "cast")
 
 
 @dataclass
@@ -44,3 +49,15 @@ class Ledger:
     was_letter: set[Message] = field(default_factory=set)
     deliveries: Counter[Message] = field(default_factory=Counter)
     effects: set[Message] = field(default_factory=set)
+
+    def skip(self, messages: set[Message]) -> None:
+        """An operator says that these are done with."""
+        self.done |= messages
+        self.effects |= messages
+
+    def forget(self, messages: set[Message]) -> None:
+        """These come again as if they never had."""
+        for known in (self.done, self.abandoned, self.was_letter, self.effects):
+            known.difference_update(messages)
+        for message in messages:
+            self.deliveries.pop(message, None)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-from tests.core.consumer_clients import GROUPS, PARTITIONS, STRAY, Clients
+from tests.core.consumer_checks import check, moved_rows
+from tests.core.consumer_clients import GROUPS, LISTENERS, PARTITIONS, STRAY, Clients
 from tests.core.consumer_processes import Consumer, Message
 from tests.core.consumer_world import rows
 from tests.core.driver import SECOND
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import AbandonLetters, ExpireLeases, Leave, ReplayLetters
+from txmq.broker.core.consumer_commands import (
+    AbandonLetters,
+    ExpireLeases,
+    GroupPause,
+    Leave,
+    Rebalance,
+    ReplayLetters,
+    ResetPosition,
+)
 from txmq.broker.core.consumer_events import Delivered, Returned
 from txmq.broker.core.consumer_queries import letters
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.leases import next_due
 from txmq.broker.core.planning import Plan, plan
+from txmq.broker.core.topics import GrowTopic
 from txmq.message import Decision
 
 KEYS = 6
+MOST_PARTITIONS = 5
 
 
 class Sim(Clients):
@@ -26,7 +38,8 @@ class Sim(Clients):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.counts: Counter[str] = Counter()
-        self.groups = self.random.sample(list(GROUPS), 2)
+        self.kinds = [self.random.choice(("park", "block", "skip")), self.random.choice([*GROUPS])]
+        self.checked = 0  # records of the log that were looked at
         self.start()
         self.start()
 
@@ -37,10 +50,21 @@ class Sim(Clients):
         self.counts[name] += 1
         getattr(self, name)()
 
+    def check(self) -> None:
+        """All is as it must be in the groups of which something was recorded since the last time."""
+        by_id, fresh = self.state.consumers.by_id, self.events(self.checked)
+        touched: set[Any] = {getattr(event, "group_id", None) for event in fresh}
+        self.checked = len(self.log)
+        for group_id in by_id if None in touched else touched & by_id.keys():
+            group = by_id[group_id]
+            ledger = self.ledgers[group.name]
+            check(self.state, group, self.keys, ledger.done | ledger.abandoned)
+
     def produce(self) -> None:
         topic = self.random.choice(list(PARTITIONS))
-        partition = self.random.randrange(PARTITIONS[topic])
-        mine = [key for key in range(KEYS) if key % PARTITIONS[topic] == partition] + [STRAY, None]
+        partitions = len(self.state.topics[topic].ends)
+        partition = self.random.randrange(partitions)
+        mine = [key for key in range(KEYS) if key % partitions == partition] + [STRAY, None]
         keys = [self.random.choice(mine) for _ in range(self.random.randint(1, 4))]
         base = self.state.topics[topic].ends[partition]
         self.publish(topic, *keys, partition=partition)
@@ -57,10 +81,53 @@ class Sim(Clients):
         if len(self.consumers) >= 5:
             return
         self.names += 1
-        group = self.random.choice(self.groups)
-        consumer = Consumer(group, f"c{self.names}", f"i{self.names}")
+        kind = self.random.choice(self.kinds)
+        name = f"c{self.names}"
+        if kind == "cast":
+            free = set(LISTENERS) - {consumer.name for consumer in self.consumers}
+            if not free:
+                return
+            name = min(free)
+        consumer = Consumer(kind, name, f"i{self.names}")
         self.consumers.append(consumer)
         self.enter(consumer)
+
+    def grow(self) -> None:
+        """Keys go on elsewhere; the broker shares out the new partitions when it next looks."""
+        topic = self.state.topics["t"]
+        if len(topic.ends) < MOST_PARTITIONS:
+            self.do(GrowTopic("t", len(topic.ends) + 1))
+            for group in [*self.state.consumers.by_id.values()]:
+                self.do(Rebalance(group.name))
+
+    def break_down(self) -> None:
+        """What the handlers need is away."""
+        self.outage = True
+
+    def mend(self) -> None:
+        """It is back."""
+        self.outage = False
+
+    def pause(self) -> None:
+        """An operator stops a group, and lets it go on."""
+        for group in [*self.state.consumers.by_id.values()]:
+            self.do(GroupPause(group.name, not group.paused and self.random.random() < 0.5))
+
+    def reset(self) -> None:
+        """A group begins again, or skips what there is; its consumers are started anew, or they would go on."""
+        group = self.random.choice([*self.state.consumers.by_id.values()])
+        busy = any(consumer.group == group.name for consumer, _message, _committed in self.undecided.values())
+        if busy or not group.positions:
+            return
+        to, topic_id = self.random.choice(("first", "last")), self.random.choice([*group.positions])[0]
+        self.do(ResetPosition(group.name, self.topic_names[topic_id], to))
+        for consumer in [consumer for consumer in self.consumers if consumer.group == group.name]:
+            self.replace(consumer)
+        everything = {m for m in self.keys if m[0] == topic_id and m[:2] in group.positions}
+        if to == "last":
+            self.ledgers[group.name].skip(everything - moved_rows(self.state, group).keys())
+        else:
+            self.ledgers[group.name].forget(everything)
 
     def again(self) -> None:
         """A process of the same name takes over."""
@@ -115,9 +182,11 @@ class Sim(Clients):
         keep = self.random.randint(self.safe, len(self.log))
         for _place, event in self.log[keep:]:
             if isinstance(event, Delivered):
+                assert all(attempt == 1 for *_range, attempt in event.ranges), "a count was lost with the power"
                 name = self.state.consumers.by_id[event.group_id].name
                 self.never_seen(name, event.ranges)
         del self.log[keep:]
+        self.checked = min(self.checked, keep)
         self.state = self.replayed()
         self.boot()
         self.safe = len(self.log)
@@ -135,7 +204,7 @@ class Sim(Clients):
 
     def operate(self) -> None:
         """An operator looks at the dead letters."""
-        group = self.random.choice(self.groups)
+        group = self.random.choice(self.names_of_groups())
         letters = self.letters(group)
         if not letters:
             return
@@ -149,6 +218,10 @@ class Sim(Clients):
             assert self.do(AbandonLetters(group, named, "no use")).refused == ()
             self.ledgers[group].abandoned.update(some)
 
+    def names_of_groups(self) -> list[str]:
+        """Of those that were joined: the groups of broadcast members, not what they are members of."""
+        return [group.name for group in self.state.consumers.by_id.values() if group.positions]
+
     def letters(self, group: str) -> list[Message]:
         if group not in self.state.consumers.groups:
             return []
@@ -159,14 +232,17 @@ class Sim(Clients):
     def drain(self) -> None:
         """All faults end: everything must come to its end."""
         self.killers.clear()
+        self.outage = False
         while self.undecided:
             self.decide()
         while self.dead:
             self.lose()
+        for name in self.names_of_groups():
+            self.do(GroupPause(name, paused=False))
         for _ in range(400):
             self.now = next_due(self.state, self.now) or self.now
             self.tick()
-            for group in self.groups:
+            for group in self.names_of_groups():
                 for message in self.letters(group):
                     self.ledgers[group].deliveries[message] = 0
                     self.do(ReplayLetters(group, ((self.topic_names[message[0]], *message[1:]),)))
@@ -199,7 +275,8 @@ class Sim(Clients):
 
 STEPS = {
     "act": 100, "produce": 9, "tick": 4, "start": 1.5, "decide": 3, "operate": 2, "lose": 1, "reconnect": 0.7,
-    "die": 0.3, "leave": 0.3, "again": 0.3, "crash": 0.3,
+    "die": 0.5, "leave": 3, "again": 0.3, "crash": 0.6, "grow": 0.2, "pause": 0.2, "reset": 0.1,
+    "break_down": 0.15, "mend": 0.5,
 }  # fmt: skip
 
 

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.core.consumer_checks import check, moved_rows
+from tests.core.consumer_checks import moved_rows
 from tests.core.consumer_sim import Sim, replayed_equals
-from txmq.broker.core import consumer_actions, delivery, fences, moved, planning
+from tests.core.driver import SECOND
+from txmq.broker.core import consumer_actions, delivery, fences, growth, guard, letters, machine, moved, planning
 from txmq.broker.core.changes import Changes
+from txmq.broker.core.consumer_commands import Deliver
 from txmq.broker.core.members import active
 from txmq.broker.core.moved import Kind
 from txmq.broker.core.positions import Position
+from txmq.broker.core.state import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS = 400
 SEEDS = 60
+BUG_SEEDS = 150
 
 
 def run(seed: int) -> Sim:
     sim = Sim(seed)
     for number in range(STEPS):
-        sim.step()
         try:
-            check_all(sim)
+            sim.step()
+            sim.check()
         except AssertionError as wrong:
             raise AssertionError(f"seed {seed}, step {number}: {wrong}") from wrong
     replayed_equals(sim)
     sim.drain()
-    check_all(sim)
+    sim.check()
     return sim
 
 
-def check_all(sim: Sim) -> None:
-    for group in sim.state.consumers.by_id.values():
-        ledger = sim.ledgers[group.name]
-        check(sim.state, group, sim.keys, ledger.done | ledger.abandoned)
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Floods end in the time of a run."""
+    monkeypatch.setattr(guard, "FIRST_PROBE", SECOND // 2)
+    monkeypatch.setattr(guard, "LONGEST_PROBE", 2 * SECOND)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -103,9 +109,34 @@ def a_reboot_takes_reservations(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_actions, "_settle_ranges", lambda *_, **__: None)
 
 
+def growth_is_no_barrier(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(growth, "limit", lambda *_: None)
+
+
+def a_count_is_lost_with_the_power(patch: pytest.MonkeyPatch) -> None:
+    def decide(*args: Any) -> Any:
+        outcome = delivery.decide_deliver(*args)
+        return outcome._replace(early=True) if isinstance(outcome, Outcome) else outcome
+
+    patch.setitem(machine.DECIDERS, Deliver, decide)
+
+
+def a_flood_goes_through(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(guard, "may_deliver", lambda *_: True)
+
+
+def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
+    action = letters._action
+    patch.setattr(letters, "_action", lambda group, command: action(replace(group, flood=None), command))
+
+
 @pytest.mark.parametrize(
     "bug",
     [
+        growth_is_no_barrier,
+        a_count_is_lost_with_the_power,
+        a_flood_goes_through,
+        failures_in_a_flood_count,
         fence_of_the_partition_only,
         the_floor_passes_what_was_not_moved,
         expiry_forgets_the_attempt,
@@ -120,7 +151,7 @@ def a_reboot_takes_reservations(patch: pytest.MonkeyPatch) -> None:
 )
 def test_a_planted_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    for seed in range(SEEDS):
+    for seed in range(BUG_SEEDS):
         try:
             run(seed)
         except AssertionError:
