@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench import inbox, rebalancing, recovering, sends, starting, transactions, xa, yardsticks
+from tests.bench import consuming, inbox, rebalancing, recovering, sends, starting, transactions, xa, yardsticks
 from tests.bench.rows import Benchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
@@ -13,7 +13,11 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     yardsticks.plain_commit_rows,
     sends.send_one,
     sends.send_64,
+    sends.send_64_flushed,
+    sends.send_64_threads,
     sends.send_many,
+    sends.half_commit,
+    consuming.backlog,
     starting.start,
     starting.memory,
     transactions.row_and_message,
