@@ -49,7 +49,7 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
     }
     spoken.answer("consumer.join", **spoken.seat(0, generation=4))
     fetch = spoken.asked("fetch")
-    assert (fetch.group, fetch.member, fetch.generation, fetch.max_messages) == ("billing", "m-1", 4, 4_096)
+    assert (fetch.group, fetch.member, fetch.generation, fetch.max_messages) == ("billing", "m-1", 4, 16_384)
 
 
 def test_a_start_may_be_a_duration_by_the_brokers_clock() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LONGEST_MS = 60_000
 MOST_MESSAGES = 10_000
-MOST_BYTES = 8 << 20
+MOST_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
 NOTHING: frozenset[int] = frozenset()
 WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
 
@@ -170,7 +170,7 @@ class _Fetch:
         """Read what was planned and lease what of it may go out; from the second delivery on only once that is
         durable.
         """
-        batches = [bytes(b) for b in read(self._engine.store, [(c.batch.position, c.batch.length) for c in candidates])]
+        batches = read(self._engine.store, [(c.batch.position, c.batch.length) for c in candidates])
         now = self._engine.now()
         picks = tuple(
             Pick(c, _keys(c, b) if c.needs_keys else None, _expired(c, b, now))

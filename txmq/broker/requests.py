@@ -224,7 +224,7 @@ class Requests:
                 -1,
                 0,
                 p.entry.count,
-                bytes(data),
+                data,
             )
             for p, data in zip(places, datas, strict=True)
         ]

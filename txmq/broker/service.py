@@ -26,6 +26,7 @@ from txmq.broker.assembly import Assembly
 from txmq.broker.core import undecided
 from txmq.broker.disk import DiskWatch
 from txmq.broker.engine import Engine
+from txmq.broker.memory import keep_freed
 from txmq.broker.publishing import Publisher
 from txmq.broker.resolving import Resolving
 from txmq.broker.steady import SteadyClock
@@ -257,6 +258,7 @@ def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edg
     from txmq.errors import StoreClosed  # noqa: PLC0415
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed()
     the_reactor = _reactor()
     the_reactor.seconds = time.monotonic  # Twisted's timers go by the wall clock: put back, they would all stand still
     service = BrokerService(settings, the_reactor, edges)

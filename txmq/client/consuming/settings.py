@@ -75,7 +75,7 @@ class Settings:
     flood_keys: int | None = None
     lease_s: float | None = None
     session_s: float | None = None
-    prefetch_messages: int = 4_096
+    prefetch_messages: int = 16_384
     prefetch_bytes: int = 16 * MIB
     stuck_s: float = 900.0
 
