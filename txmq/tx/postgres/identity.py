@@ -16,8 +16,11 @@ from txmq.tx.postgres.translate import translated
 
 OLDEST: Final = 140000  # multiranges, xid8 and pg_current_xact_id
 
+# The control file learns of a promotion with the checkpoint after it, which may take minutes; the log's name tells now.
 _QUERY: Final = """
-SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT timeline_id FROM pg_control_checkpoint()),
+SELECT (SELECT system_identifier FROM pg_control_system()),
+       CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
+       ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
        (SELECT oid::int8 FROM pg_database WHERE datname = current_database()),
        pg_is_in_recovery(), current_setting('server_version_num')::int,
        current_setting('max_prepared_transactions')::int
