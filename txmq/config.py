@@ -115,6 +115,7 @@ class Alarms(Model):
     conflict_s: float = Field(default=3_600.0, gt=0)  # how long a contradiction or a refusal is told of
     resolver_s: float = Field(default=30.0, gt=0)  # a database could not be asked for longer
     fence_s: float = Field(default=86_400.0, gt=0)  # a key of an ordered group has been fenced for longer
+    slow_s: float = Field(default=900.0, gt=0)  # a member has had messages for longer (RocketMQ's consume timeout)
     cleanup_s: float = Field(default=21_600.0, gt=0)  # token rows could not be cleaned up for longer
 
 

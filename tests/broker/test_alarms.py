@@ -189,12 +189,27 @@ class Handler:
         wanted = Fetch(self._known["generation"], 0, 1 << 20, 100, "billing", "m")
         self._client.ask(Opcode.FETCH, pack_fetch(wanted))
 
+    def extend(self) -> None:
+        self._client.call("consumer.extend", **self._known)
+
     def abandon(self) -> None:
         args: dict[str, Any] = {"group": "billing", "letters": [["t", 0, 0]], "operator": "ada", "reason": "no use"}
         self._client.call("dlq.abandon", **args)
 
     def resume(self) -> None:
         self._client.call("group.resume", group="billing", operator="ada")
+
+
+def slow(desk: Desk) -> Iterator[str]:
+    handler = Handler(desk, session_ms=3_600_000)
+    yield ""
+    for _ in range(29):
+        desk.broker.pass_time(30)
+        handler.extend()
+    desk.broker.pass_time(29)
+    desk.broker.pass_time(2)
+    yield "member m of group billing has had messages for 0:15:"
+    handler.fail()
 
 
 def full_fence(desk: Desk) -> Iterator[str]:
@@ -287,6 +302,7 @@ STORIES = {
     "resolver.missing": no_resolver,
     "fence.full": full_fence,
     "group.guarded": flood,
+    "group.slow": slow,
     "fence.old": old_fence,
     "token.cleanup_stuck": cleanup,
 }

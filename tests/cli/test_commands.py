@@ -259,6 +259,7 @@ NOTHING: dict[str, object] = {
     "session_ms": None,
     "max_parked": None,
     "flood_keys": None,
+    "span": None,
 }
 
 
@@ -269,7 +270,7 @@ NOTHING: dict[str, object] = {
             "--on-exhausted block --lease 2.5 --session 9",
             {"on_exhausted": "block", "lease_ms": 2_500, "session_ms": 9_000},
         ),
-        ("--max-parked 5 --flood-keys 0", {"max_parked": 5, "flood_keys": 0}),
+        ("--max-parked 5 --flood-keys 0 --span 9", {"max_parked": 5, "flood_keys": 0, "span": 9}),
         ("--table 1,2.5", {"retry": {"delays": [1_000_000, 2_500_000], "attempts": None, "jitter": 0.1}}),
         (
             "--exponential 1,3,10 --attempts 9",

@@ -10,8 +10,10 @@ from txmq.broker.core import standstill
 from txmq.broker.core.consumer_commands import (
     Failure,
     GroupPause,
+    GroupSet,
     Leave,
     ResetPosition,
+    Wanted,
 )
 from txmq.broker.core.topics import DeleteTopic, GrowTopic
 from txmq.message import Decision
@@ -128,6 +130,20 @@ def test_handlers_may_have_all_of_it(world: World, after: int, what: str) -> Non
     world.fetch("a")
     world.now += after * SECOND
     assert why(world) == f"leased: everything is leased, to a for {after} s: {what}"
+
+
+def test_as_many_may_be_ahead_as_may_be() -> None:
+    world = World(t=1)
+    world.publish("t", *range(9))
+    world.join("a", span=4)
+    assert world.offsets("a") == [0, 1, 2, 3]
+    world.ack("a", (1, 4))
+    assert world.offsets("a") == []
+    assert why(world) == "span: message 0 is not done with, and 4 messages from there on were delivered (span)"
+    world.ack("a", (0, 1))
+    assert world.offsets("a") == [4, 5, 6, 7]
+    world.do(GroupSet("g", Wanted(span=0)))
+    assert world.offsets("a") == [8]
 
 
 def test_the_next_message_may_not_be_durable(world: World) -> None:

@@ -155,6 +155,15 @@ def _full(seen: Seen) -> str:
     return f"{len(stuck)} partitions stand still, as {place} for group {group.name}: {parked}"
 
 
+def _slow(seen: Seen) -> str:
+    groups = seen.state.consumers.by_id.values()
+    leases = ((lease.granted_at, group.name, lease.member) for group in groups for lease in group.leases.values())
+    oldest = min(leases, default=None)
+    if oldest is None or not seen.longer(oldest[0], seen.limits.slow_s):
+        return ""
+    return f"member {oldest[2]} of group {oldest[1]} has had messages for {seen.ago(oldest[0])}"
+
+
 def _fenced(seen: Seen) -> str:
     groups = (group for group in seen.state.consumers.by_id.values() if group.fences)
     oldest = min(((fence.since, group.name) for group in groups for fence in group.oldest_fences()), default=None)
@@ -200,6 +209,10 @@ RULES = (
     Rule(
         "group.guarded", "critical", _guarded,
         "mend what the handlers need: the group goes on by itself; or txmq group resume GROUP",
+    ),
+    Rule(
+        "group.slow", "warning", _slow,
+        "txmq group show GROUP says what stands still; its handlers hang, or take more ahead than they can do",
     ),
     Rule("fence.old", "warning", _fenced, "txmq dlq list GROUP; replay or abandon the letter"),
     Rule(

@@ -208,6 +208,7 @@ def _wanted(args: wire.Wanted) -> core.Wanted:
         session_us=None if args.session_ms is None else args.session_ms * MS,
         max_parked=args.max_parked,
         flood_keys=args.flood_keys,
+        span=args.span,
     )
 
 

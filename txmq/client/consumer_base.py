@@ -91,6 +91,23 @@ class ConsumerBase:
             self._thread.poke()
         return found
 
+    def pause(self) -> None:
+        """Hands out nothing until `resume`; what waits here goes back to the group, and its share stays its own.
+
+        Messages in hand may be settled. For others, while this member is away: `txmq group pause`, or `close`.
+        """
+        self._pause(paused=True)
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        self._pause(paused=False)
+
+    def _pause(self, *, paused: bool) -> None:
+        with self._changed:
+            self._member.pause(paused=paused)
+            self._changed.notify_all()
+            self._thread.poke()
+
     def take_no_more(self) -> None:
         """Hands out nothing more, and gives back what waits here."""
         with self._changed:

@@ -172,6 +172,16 @@ class Consumers:
         for message in messages:
             self.part_of(message).give_back([message])
 
+    def pause(self) -> None:
+        """Hands out nothing until `resume`; as `Consumer.pause`."""
+        for part in self.parts:
+            part.pause()
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        for part in self.parts:
+            part.resume()
+
     def holds(self, message: ReceivedMessage) -> bool:
         """Whether the message is in hand, neither acked nor nacked."""
         return self.part_of(message).holds(message)

@@ -128,6 +128,16 @@ class Consumer:
         self._hands.lent(delivered, self._reactor.seconds(), committed=committed)
         self._step()
 
+    def pause(self) -> None:
+        """Hands out nothing until `resume`; what waits here goes back to the group, and its share stays its own."""
+        self._member.pause(paused=True)
+        self._step()
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        self._member.pause(paused=False)
+        self._step()
+
     def close(self) -> Deferred[None]:
         """Leaves the group, once the broker has everything; fires when that is done, or takes too long."""
         return Deferred.fromCoroutine(self._close())

@@ -55,6 +55,7 @@ class Wanted(Args):
     session_ms: Ms | None = None
     max_parked: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
     flood_keys: Annotated[int, Field(ge=0, le=1_000)] | None = None
+    span: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
 
 
 class Join(Wanted):

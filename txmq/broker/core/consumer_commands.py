@@ -26,6 +26,7 @@ class Wanted(NamedTuple):
     strategy: str | None = None
     max_parked: int | None = None
     flood_keys: int | None = None
+    span: int | None = None
 
 
 class Join(NamedTuple):

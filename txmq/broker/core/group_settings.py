@@ -10,6 +10,7 @@ from txmq.errors import BadRequest
 
 SECOND = 1_000_000
 LEASES = (SECOND, 12 * 3_600 * SECOND)  # shorter ones run out in transit; the longest is what the field's proxies allow
+SPAN = 100_000_000
 PARKED, FLOOD = 100_000_000, 1_000
 SESSIONS = (SECOND, 3_600 * SECOND)
 
@@ -28,6 +29,7 @@ def settings_of(wanted: Wanted, base: Settings) -> Settings | Rejected:
         (settings.start in (FIRST, LAST) or isinstance(settings.start, int), "start: first, last or a time"),
         (0 <= settings.max_parked <= PARKED, f"max_parked is 0 to {PARKED}, not {settings.max_parked}"),
         (0 <= settings.flood_keys <= FLOOD, f"flood_keys is 0 to {FLOOD}, not {settings.flood_keys}"),
+        (0 <= settings.span <= SPAN, f"span is 0 to {SPAN}, not {settings.span}"),
         (settings.strategy in ("", *STRATEGIES), f"strategy {settings.strategy!r}: one of {', '.join(STRATEGIES)}"),
     )
     bad = next((message for good, message in checks if not good), None)

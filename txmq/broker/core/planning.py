@@ -226,7 +226,9 @@ class _Planner:
     def _end(self, spot: Spot) -> int:
         end = gates.end(self._state, *spot, self._durable)
         stop = growth.limit(self._state, self._group, spot) if self._group.ordered else None
-        return end if stop is None else min(end, stop)
+        span = self._group.settings.span
+        ahead = self._group.positions[spot].floor + span if span else end
+        return min(end, ahead) if stop is None else min(end, ahead, stop)
 
     def _given_back(self, spot: Spot, position: Position) -> bool:
         """What has come back; False = not all of it is in the plan."""

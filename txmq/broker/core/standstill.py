@@ -153,6 +153,14 @@ def _alone(look: Look) -> str:
     return f"message {back.start} may have killed its consumers and goes out alone, but another such one is out"
 
 
+def _span(look: Look) -> str:
+    """An operator or a member wants no more of it to be under way."""
+    span, floor = look.group.settings.span, look.position.floor
+    if not span or look.position.redeliver or not floor + span <= look.position.cursor < look.end:
+        return ""
+    return f"message {floor} is not done with, and {span} messages from there on were delivered (span)"
+
+
 def _leased(look: Look) -> str:
     """Handlers have it all: one that keeps it for longer than a lease is slow, or hangs."""
     numbers = {piece.value.lease for piece in look.position.leased}
@@ -207,5 +215,5 @@ def _parked(look: Look) -> str:
 
 RULES: tuple[Callable[[Look], str], ...] = (
     _deleted, _closed, _paused, _topic_paused, _being_reset, _guarded, _no_member, _held_before, _transaction,
-    _fence_full, _growth, _alone, _leased, _not_durable, _gate, _undecided, _retrying, _parked,
+    _fence_full, _growth, _alone, _span, _leased, _not_durable, _gate, _undecided, _retrying, _parked,
 )  # fmt: skip

@@ -63,7 +63,7 @@ class Member:
         self.failure: TxmqError | None = None  # why it cannot go on
         self.wants_reconnect = False
         self._instance, self._owner = instance, owner
-        self._closing = self._leaving = self._said_goodbye = False
+        self._closing = self._leaving = self._said_goodbye = self._paused = False
         self._fetching = self._beating = self._stale = False
         self._paused_until = self._beat_at = 0.0
         self._leases: dict[int, float] = {}  # since when, or extended when
@@ -95,6 +95,12 @@ class Member:
         """Hands out nothing more, and gives back what waits here."""
         self._closing = True
         self.settling.give_back(self.holdings.drop_ready())
+
+    def pause(self, *, paused: bool) -> None:
+        """Hands out nothing for a while and gives back what waits here, but stays a member; or goes on."""
+        self._paused = paused
+        if paused:
+            self.settling.give_back(self.holdings.drop_ready())
 
     def leave(self) -> None:
         """Goes, once the broker has confirmed everything. What is still in hand is delivered to others."""
@@ -162,7 +168,7 @@ class Member:
             *(frozenset(reply.assignment), reply.session_ms / 1_000, reply.lease_ms / 1_000),
         )
         self.phase = Phase.SERVING
-        self._beat_at = now + self._interval(self.seat)
+        self._beat_at = now + self.seat.beat_s
         log.info("consumer.joined", group=reply.group, member=reply.member, partitions=len(reply.assignment))
 
     def _join_refused(self, error: RequestRejected, now: float) -> None:
@@ -193,13 +199,9 @@ class Member:
         else:
             self.failure = error
 
-    @staticmethod
-    def _interval(seat: Seat) -> float:
-        return min(seat.session_s, seat.lease_s) / 3
-
     def _beat(self, seat: Seat, now: float) -> Iterator[Request]:
         self._beating = True
-        self._beat_at = now + self._interval(seat)
+        self._beat_at = now + seat.beat_s
         yield call("consumer.heartbeat", member_args(seat), self._beaten, self._beat_refused)
         alive = self.holdings.leases(now - self.settings.stuck_s)
         self._leases = {lease: since for lease, since in self._leases.items() if lease in alive}
@@ -238,7 +240,7 @@ class Member:
 
     def may_fetch(self) -> bool:
         """Whether half of what may wait here could be filled, and nobody is about to."""
-        if self._fetching or self._closing or self._stale:
+        if self._fetching or self._closing or self._paused or self._stale:
             return False
         holdings, settings = self.holdings, self.settings
         few = holdings.ready <= settings.prefetch_messages // 2
@@ -254,7 +256,7 @@ class Member:
         self._fetching = False
         for chunk in unpack_chunks(payload).chunks:
             self._take_in(chunk, now)
-        if self._closing:
+        if self._closing or self._paused:
             self.settling.give_back(self.holdings.drop_ready())
 
     def _take_in(self, chunk: Chunk, now: float) -> None:

@@ -26,6 +26,11 @@ class Seat(NamedTuple):
     session_s: float
     lease_s: float
 
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two heartbeats."""
+        return min(self.session_s, self.lease_s) / 3
+
 
 class Request(NamedTuple):
     """A request to send. Its answer goes to `reply` or `refused`, with the time; none where the connection is lost.

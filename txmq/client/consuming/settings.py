@@ -35,8 +35,9 @@ class Options(TypedDict, total=False):
     `static`: the named `member` keeps its partitions while it is away, for as long as its session: neither `close` nor
     a restart within that time moves anything.
     `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s; `session_s`: how long a member
-    may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most. `stuck_s`: a message in hand for
-    longer, without another one making progress, is left to others when its lease ends.
+    may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most. `span`: of a partition at most so
+    many messages go out, counted from the first that is not done with; 0 = any. `stuck_s`: a message in hand for longer,
+    without another one making progress, is left to others when its lease ends.
     """
 
     mode: Mode
@@ -50,6 +51,7 @@ class Options(TypedDict, total=False):
     strategy: Strategy | None
     max_parked: int | None
     flood_keys: int | None
+    span: int | None
     lease_s: float | None
     session_s: float | None
     prefetch_messages: int
@@ -73,6 +75,7 @@ class Settings:
     strategy: Strategy | None = None
     max_parked: int | None = None
     flood_keys: int | None = None
+    span: int | None = None
     lease_s: float | None = None
     session_s: float | None = None
     prefetch_messages: int = 16_384
@@ -99,6 +102,7 @@ class Settings:
             "strategy": self.strategy,
             "max_parked": self.max_parked,
             "flood_keys": self.flood_keys,
+            "span": self.span,
             "static": self.static,
         }
 
