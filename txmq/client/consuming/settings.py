@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
     a restart within that time moves anything.
     `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s; `session_s`: how long a member
     may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most. `span`: of a partition at most so
-    many messages go out, counted from the first that is not done with; 0 = any. `stuck_s`: a message in hand for longer,
+    many messages go out, from the first that is not done with on; 0 = any. `stuck_s`: a message in hand for longer,
     without another one making progress, is left to others when its lease ends.
     """
 
