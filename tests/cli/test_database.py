@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
+from tests.postgres.support import xid_of
 from txmq.client.tokens import new_token
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
@@ -83,7 +84,8 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(database:
             identity = tuple(read_server(connection).identity)
             connection.rollback()
             committed = new_token()
-            xid = insert_token(connection, committed, [shop.log_id]).xid
+            insert_token(connection, committed, [shop.log_id])
+            xid = xid_of(connection)
             proved = shop.half("orders", b"paid", ("postgres", *identity, xid), committed)
             connection.commit()
             absent = shop.half("orders", b"not paid", ("postgres", *identity, None))

@@ -32,6 +32,14 @@ def new_token(time_ms: int | None = None) -> UUID:
     return UUID(int=fields & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)
 
 
+def xid_of(connection: Connection) -> int:
+    """The id of the open transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_current_xact_id()::text::int8")
+        [(xid,)] = cursor.fetchall()
+        return int(xid)
+
+
 def rows(dsn: str, statement: str, *values: object) -> list[tuple[object, ...]]:
     """What `statement` gives on a connection of its own."""
     with closing(connect(dsn, application_name="test")) as connection, connection.cursor() as cursor:

@@ -20,6 +20,7 @@ from tests.postgres.support import (
     producer,
     rows,
     wait_for_backend,
+    xid_of,
 )
 from txmq.errors import DatabaseUnavailable, TokenFenced
 from txmq.message import Decision
@@ -93,7 +94,8 @@ def test_a_transaction_in_progress_is_waited_for(
     hint: bool,  # noqa: FBT001
 ) -> None:
     token = new_token()
-    xid = insert_token(connection, token, [LOG]).xid
+    insert_token(connection, token, [LOG])
+    xid = xid_of(connection)
     check = check_of(database, token, xid if hint else None)
     assert verdict(resolver, check) is Decision.UNKNOWN
     guarded_commit(connection, token)
@@ -126,7 +128,8 @@ def test_an_xid_is_no_more_than_a_hint(
 def test_the_xid_of_somebody_in_progress_only_delays(
     database: str, connection: Connection, resolver: TokenResolver
 ) -> None:
-    xid = insert_token(connection, new_token(), [LOG]).xid
+    insert_token(connection, new_token(), [LOG])
+    xid = xid_of(connection)
     reused = check_of(database, new_token(), xid)
     assert verdict(resolver, reused) is Decision.UNKNOWN
     connection.commit()
@@ -135,7 +138,8 @@ def test_the_xid_of_somebody_in_progress_only_delays(
 
 def test_a_stuck_transaction_is_ended_where_the_policy_says_so(database: str, connection: Connection) -> None:
     token = new_token()
-    xid = insert_token(connection, token, [LOG]).xid
+    insert_token(connection, token, [LOG])
+    xid = xid_of(connection)
     with closing(TokenResolver(database, policy=ResolverPolicy(end_stuck_after_s=0.0))) as impatient:
         check = check_of(database, token, xid)
         wait_until(lambda: verdict(impatient, check) is Decision.ROLLBACK)
@@ -145,7 +149,8 @@ def test_a_stuck_transaction_is_ended_where_the_policy_says_so(database: str, co
 
 def test_a_transaction_that_is_not_stuck_is_not_ended(database: str, connection: Connection) -> None:
     token = new_token()
-    xid = insert_token(connection, token, [LOG]).xid
+    insert_token(connection, token, [LOG])
+    xid = xid_of(connection)
     with closing(TokenResolver(database, policy=ResolverPolicy(end_stuck_after_s=3600.0))) as patient:
         assert verdict(patient, check_of(database, token, xid)) is Decision.UNKNOWN
     guarded_commit(connection, token)

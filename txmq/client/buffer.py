@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
+from txmq.batch import encode_one
 from txmq.client.rows import PART_ROWS, Columns, Messages, Rows, kept
 from txmq.client.topics import Shape, Topics
 from txmq.message import Message, Receipt, check_name
@@ -117,6 +118,8 @@ class Buffer:
         """The batches of at most `rows_each`, by what is known of the topics; the first message is number `sequence`
         of the group.
         """
+        if len(self.items) == 1 and isinstance(message := self.items[0].content, Message):
+            return self._build_one(message, token.bytes, sequence)
         built = Built([], [])
         for lane in self._lanes():
             at = 0
@@ -126,6 +129,14 @@ class Buffer:
                 built.places.append(lane.places[at : at + len(rows)])
                 at, sequence = at + len(rows), sequence + len(rows)
         return built
+
+    def _build_one(self, message: Message, origin: bytes, sequence: int) -> Built:
+        """A lone message, as most transactions have, at less cost."""
+        topic, _message, born_at, asked = self.items[0]
+        shape = self._topics.shape(topic)
+        partition = self._topics.choose(shape, message.key, asked)
+        batch = encode_one(message, producer_id=origin, epoch=0, sequence=sequence, born_at=born_at)
+        return Built([PartBatch(topic, partition, shape.epoch, batch)], [(0,)])
 
     def _lanes(self) -> Iterator[Lane]:
         lanes = Lanes(self._topics)

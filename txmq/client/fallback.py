@@ -24,7 +24,7 @@ It holds among transactions that use the outbox: one that fails without its brok
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -38,6 +38,7 @@ from txmq.tx.postgres.session import Connection
 
 AWAY = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
 NOBODY = Queue(fetched=False, waiting=False)
+NO_OTHER_WAY = nullcontext()
 log = get_logger()
 
 
@@ -62,18 +63,19 @@ class Fallback:
             if self._queues[share.core.log_id].waiting:
                 self._enter(share, BrokerUnavailable("earlier transactions wait for the broker"))
 
-    def sent(self, shares: Sequence[Share]) -> list[Share]:
+    def sent(self, shares: list[Share]) -> list[Share]:
         """Those that are not in the outbox."""
-        return [share for share in shares if share not in self._entering]
+        return [share for share in shares if share not in self._entering] if self._entering else shares
+
+    def reaching(self, share: Share) -> AbstractContextManager[None]:
+        """Around what the broker has to do: a share whose broker is away goes to the outbox instead."""
+        return self._entering_it(share) if self.allowed else NO_OTHER_WAY
 
     @contextmanager
-    def reaching(self, share: Share) -> Iterator[None]:
-        """Around what the broker has to do: a share whose broker is away goes to the outbox instead."""
+    def _entering_it(self, share: Share) -> Iterator[None]:
         try:
             yield
         except AWAY as error:
-            if not self.allowed:
-                raise
             share.give_up()
             self._enter(share, error)
 

@@ -39,6 +39,8 @@ def parts_of(token: UUID, description: Description, batches: Sequence[PartBatch]
 
 def chunks_of(batches: Sequence[PartBatch], most: int, rows_each: int = PART_ROWS) -> list[tuple[PartBatch, ...]]:
     """The batches in parts of at most that many bytes and rows; there is at least one part."""
+    if len(batches) < 2:
+        return [tuple(batches)]
     chunks: list[list[PartBatch]] = [[]]
     size = rows = 0
     for batch in batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from txmq.client.core import Core
@@ -15,6 +16,7 @@ from txmq.tx.xid import node_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from txmq.client.postgres import PostgresTransaction
     from txmq.client.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
@@ -41,7 +43,7 @@ class TransactionOptions(TypedDict, total=False):
 
 def begin(core: Core, connection: Connection | None, checker: str | None, options: TransactionOptions) -> Transaction:
     """The transaction asked for, yet to be entered. Raises ConfigError, LocalProtocolError."""
-    if unknown := options.keys() - TransactionOptions.__optional_keys__:
+    if options and (unknown := options.keys() - TransactionOptions.__optional_keys__):
         raise ConfigError("transaction", f"there is no option {min(unknown)!r}", hint="see TransactionOptions")
     check_after = _seconds("check_after", options.get("check_after", CHECK_AFTER_S))
     timeout = _seconds("timeout", options.get("timeout", core.settings.timeout if connection is None else GROUP_S))
@@ -58,9 +60,7 @@ def begin(core: Core, connection: Connection | None, checker: str | None, option
         return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
     if connection is None:
         return LocalTransaction(core, timeout=timeout)
-    from txmq.client.postgres import PostgresTransaction  # noqa: PLC0415  # loads psycopg2
-
-    return PostgresTransaction(
+    return _postgres()(
         core,
         connection,
         timeout=timeout,
@@ -68,6 +68,13 @@ def begin(core: Core, connection: Connection | None, checker: str | None, option
         allow_weak_commit=options.get("allow_weak_commit", False),
         outbox=policy == "outbox",
     )
+
+
+@cache
+def _postgres() -> type[PostgresTransaction]:
+    from txmq.client.postgres import PostgresTransaction  # noqa: PLC0415  # loads psycopg2
+
+    return PostgresTransaction
 
 
 class XaOptions(TypedDict, total=False):

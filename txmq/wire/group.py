@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ RECEIPT = struct.Struct("<Bq")
 NO_DIGEST = bytes(32)
 NO_DESCRIPTION = (None,) * 5
 MOST_PARTICIPANTS = 1_024
+KNOWN_BYTES = 512  # heads up to this length are remembered: those of small transactions come again and again
 DECIDED_AT_ONCE = frozenset({"local", "foreign"})  # by whoever stores it: one-phase commit
 ENTRY_LIMITS = ((1 << 32) - 1, (1 << 16) - 1, limits.BATCH)  # of partition, epoch of the topic and length
 
@@ -125,12 +127,25 @@ def unpack_group_receipt(payload: bytes) -> GroupReceipt:
 
 
 def _body(part: Part) -> list[bytes]:
-    entries = [(topic, partition, topic_epoch, len(batch)) for topic, partition, topic_epoch, batch in part.batches]
-    head = bytes(msgpack.packb((*(part.description or NO_DESCRIPTION), entries)))
-    return [HEAD_LENGTH.pack(len(head)), head, *(batch.batch for batch in part.batches)]
+    entries = tuple([(topic, partition, epoch, len(batch)) for topic, partition, epoch, batch in part.batches])
+    described = part.description or NO_DESCRIPTION
+    changes = described[2] or described[4]  # actions and participants: they differ each time, and may hold anything
+    head = _pack_head(described, entries) if changes or len(entries) > 1 else _known_head(described, entries)
+    return [HEAD_LENGTH.pack(len(head)), head, *[batch.batch for batch in part.batches]]
 
 
-def _unpack_head(head: bytes, part: int) -> tuple[Description | None, list[Entry]]:
+def _pack_head(described: tuple[object, ...], entries: tuple[Entry, ...]) -> bytes:
+    return bytes(msgpack.packb((*described, entries)))
+
+
+_known_head = lru_cache(maxsize=256)(_pack_head)  # those of small transactions are the same again and again
+
+
+def _unpack_head(head: bytes, part: int) -> tuple[Description | None, tuple[Entry, ...]]:
+    return _known_fields(head, part) if len(head) <= KNOWN_BYTES else _fields(head, part)
+
+
+def _fields(head: bytes, part: int) -> tuple[Description | None, tuple[Entry, ...]]:
     try:
         fields = msgpack.unpackb(head, use_list=False, max_ext_len=0)
     except ValueError as error:
@@ -143,8 +158,11 @@ def _unpack_head(head: bytes, part: int) -> tuple[Description | None, list[Entry
     if part:
         if tuple(described) != NO_DESCRIPTION:
             raise RemoteProtocolError(f"part {part} of a group describes it once more")
-        return None, list(entries)
-    return _description(*described), list(entries)
+        return None, entries
+    return _description(*described), entries
+
+
+_known_fields = lru_cache(maxsize=1024)(_fields)  # an error is not kept
 
 
 def _description(

@@ -41,11 +41,14 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     then no decision may be sent, the resolver finds out. The connection is ready for the next transaction, or broken.
     """
     _require_healthy(connection, token)
+    before, notices = connection.notices, list[str]()
+    connection.notices = notices
     try:
-        with noted(connection) as notices:
-            _commit(connection)
+        _commit(connection)
     except psycopg2.Error as error:
         raise _failure(connection, error, token) from None
+    finally:
+        _give_back(connection, before, notices)
     if connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
         raise InDoubt("COMMIT was sent, but the transaction is open", token=str(token), hint="the resolver finds out")
     return CommitOutcome(replicated=not any(_NOT_REPLICATED in notice for notice in notices))
@@ -77,9 +80,13 @@ def noted(connection: Connection) -> Iterator[list[str]]:
     try:
         yield notices
     finally:
-        for notice in notices:
-            before.append(notice)
-        connection.notices = before
+        _give_back(connection, before, notices)
+
+
+def _give_back(connection: Connection, before: list[str], notices: list[str]) -> None:
+    for notice in notices:
+        before.append(notice)  # noqa: PERF402 (psycopg2 takes anything that appends)
+    connection.notices = before
 
 
 def _require_healthy(connection: Connection, token: UUID) -> None:

@@ -7,7 +7,8 @@ need no order between them, row and fence alone decide.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from functools import cache
+from typing import Final
 from uuid import UUID
 
 import psycopg2
@@ -18,38 +19,34 @@ from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.translate import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
 
 WEAK: Final = ("off", "local")  # COMMIT returns before the row is on disk here, or on the standby it should be on
-# One query string, one round trip. `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
-# The settings are read back last, so that what counts is what the transaction will commit under.
+# What the transaction would commit under comes back, but for `on`: to have text decoded costs more than to write it.
 _INSERT: Final = """
-SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'remote_write';
-INSERT INTO public.txmq_token (tok, log_id) SELECT %s::uuid, unnest(%s::uuid[])
-RETURNING current_setting('synchronous_commit'), pg_current_xact_id()::text
+INSERT INTO public.txmq_token (tok, log_id) VALUES {} RETURNING nullif(current_setting('synchronous_commit'), 'on')
 """
-
-
-class TokenReceipt(NamedTuple):
-    """The transaction's id, a hint for the resolver, and the synchronous_commit that it will commit under."""
-
-    xid: int
-    synchronous_commit: str
+# `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
+_STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
 
 
 def insert_token(
     connection: Connection, token: UUID, log_ids: Sequence[UUID], *, allow_weak_commit: bool = False
-) -> TokenReceipt:
+) -> str:
     """Writes one row per participating broker's log into the open transaction, in one round trip.
 
-    It is the last statement before `guarded_commit`. After any error the transaction must be rolled back: TokenFenced
-    where a resolver was faster, SynchronousCommitOff under `off` or `local` unless `allow_weak_commit` takes the risk
-    that a crash undoes what was published, TransactionAborted where a statement had failed before, DatabaseError.
+    Gives the synchronous_commit that it will commit under. It is the last statement before `guarded_commit`. After any
+    error the transaction must be rolled back: TokenFenced where a resolver was faster, SynchronousCommitOff under `off`
+    or `local` unless `allow_weak_commit` takes the risk that a crash undoes what was published, TransactionAborted
+    where a statement had failed before, DatabaseError.
     """
     require_open(connection)
     # Sorted, so that no two writers of several rows can wait for one another.
-    logs = sorted(str(log_id) for log_id in log_ids)
+    values = [text for log_id in sorted(log_ids) for text in (str(token), str(log_id))]
     try:
         with connection.cursor() as cursor:
-            cursor.execute(_INSERT, (str(token), logs))
-            setting, xid = cursor.fetchall()[0]
+            cursor.execute(_insert(len(log_ids)), values)
+            [(setting,), *_] = cursor.fetchall()
+            if setting == "remote_write":
+                cursor.execute(_STRENGTHEN)
+                [(setting,)] = cursor.fetchall()
     except psycopg2.Error as error:
         raise _refusal(error, token) from None
     if setting in WEAK and not allow_weak_commit:
@@ -57,7 +54,12 @@ def insert_token(
             f"synchronous_commit is {setting}",
             hint="SET synchronous_commit = on for transactions with messages, or allow it and accept the risk",
         )
-    return TokenReceipt(int(xid), setting)
+    return setting or "on"
+
+
+@cache
+def _insert(rows: int) -> str:
+    return _INSERT.format(", ".join(["(%s, %s)"] * rows))
 
 
 def _refusal(error: psycopg2.Error, token: UUID) -> TokenFenced | DatabaseError:
