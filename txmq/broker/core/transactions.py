@@ -56,8 +56,8 @@ class Transaction(NamedTuple):
 def get(state: State, token: bytes) -> Transaction | None:
     """The transaction of a token."""
     row = state.transactions.get(token)
-    if row is None:
-        return None
+    if row is None or type(row) is Transaction:  # as it was put there; only what was read back from disk is to be made
+        return row
     found = Transaction._make(row)
     found = found._replace(state=GroupState(found.state), batches=tuple(holds.held(b) for b in found.batches))
     return found if found.large is None else found._replace(large=pieces.of_row(found.large))
