@@ -76,6 +76,7 @@ class Assembly:
         self.sessions = SessionFactory(requests.handle, self._welcome, clock)
         self._backlog = Backlog(engine, clock)
         self._delays = Delays(engine, clock)
+        engine.before_answers.append(self.sessions.gather)
         engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
         self._timers: list[tuple[float, Callable[[], None]]] = [
             (TICK_S, membership.tick),

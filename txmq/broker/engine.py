@@ -76,7 +76,8 @@ class Engine:
         self.reader_waits = False  # somebody waits at the tail: an asynchronous flush is brought forward
         self.failed: Failure | None = None
         self.disk = Disk()
-        self.on_durable: list[Callable[[], None]] = []
+        self.before_answers: list[Callable[[], None]] = []
+        self.on_durable: list[Callable[[], None]] = []  # called after them
         self.on_failure: Callable[[Failure], None] = _log_failure
         self._listeners: dict[type, list[Callable[[Any, Place], None]]] = {}
 
@@ -235,6 +236,8 @@ class Engine:
             self.store.settle()
         else:
             self.store.done(flush)
+        for listener in self.before_answers:
+            listener()
         self._answer_early(early)
         self._release()
 
@@ -259,7 +262,7 @@ class Engine:
     def settle(self) -> bool:
         """Whether everything decided is durable and answered; if not, it is brought forward."""
         if self.store.end > self.store.durable:
-            self.tell(_ignore, None)  # somebody waits for the disk, so that an asynchronous flush does not wait
+            self.tell(lambda _: None, None)  # somebody waits for the disk, so that an asynchronous flush does not wait
         return self.store.end == self.store.durable
 
     def flush_now(self) -> None:
@@ -285,15 +288,9 @@ class Engine:
         return isinstance(error, DiskFull) and self.store.read_only
 
     def _broken(self, failure: Failure) -> None:
-        """A write failed: what is on disk is not known any more. No reply is sent, nothing is tried again (PROTOCOLS
-        8).
-        """
+        """A write failed: nobody knows what is on disk. No reply is sent, nothing is tried again (PROTOCOLS 8)."""
         self.failed = failure
         self.on_failure(failure)
-
-
-def _ignore(reply: object) -> None:
-    """Only that it is given counts."""
 
 
 def _log_failure(failure: Failure) -> None:

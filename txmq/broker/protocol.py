@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,14 @@ RECEIVE_BYTES = 120 << 10  # Twisted's 64 KiB are not enough for 64 messages of 
 log = structlog.get_logger()
 
 
+@dataclass(slots=True)
+class Gathering:
+    """While it is `on`, replies are kept back, to be sent by the flush that ends it: all of a session's at once."""
+
+    on: bool = False
+    sessions: dict[Session, None] = field(default_factory=dict)
+
+
 class Session(Protocol):
     """One client connection. `reply` and `refuse` answer a request by its frame; late answers to a lost connection
     are dropped.
@@ -43,10 +52,9 @@ class Session(Protocol):
 
     transport: Any  # Twisted's, without types
 
-    def __init__(
-        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, replied: dict[Session, None]
-    ) -> None:
-        self._handle, self._welcome, self._clock, self._replied = handle, welcome, clock, replied
+    def __init__(self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, gathering: Gathering) -> None:
+        self._handle, self._welcome, self._clock, self._gathering = handle, welcome, clock, gathering
+        self._unsent: list[bytes] = []
         self._decoder = FrameDecoder(limits.FRAME_BEFORE_HELLO)
         self._deadline: Timer | None = None
         self._deaf = False
@@ -58,7 +66,7 @@ class Session(Protocol):
 
     def connectionMade(self) -> None:
         self._wire: Transport = self.transport
-        self._do_write: Callable[[], object] | None = getattr(self.transport, "doWrite", None)  # not all can
+        self._send: Callable[[bytes], object] | None = getattr(self.transport, "writeSomeData", None)  # not all can
         self._wire.setTcpNoDelay(True)
         self.transport.bufferSize = RECEIVE_BYTES
         # A client that does not read its replies is asked nothing more of, until it does.
@@ -98,23 +106,36 @@ class Session(Protocol):
     def reply(self, frame: Frame, payload: Sequence[bytes] | bytes = b"") -> None:
         """Answer a request."""
         if self._wire.connected:
-            self._wire.write(encode_frame(frame.opcode, frame.correlation, payload))
-            self._replied[self] = None
+            self._put(encode_frame(frame.opcode, frame.correlation, payload))
+
+    def _put(self, data: bytes) -> None:
+        if self._gathering.on:
+            self._unsent.append(data)
+            self._gathering.sessions[self] = None
+        else:
+            self._wire.write(data)
 
     def flush(self) -> None:
-        """Hand the kernel what was written, without waiting for the reactor's next turn.
+        """Hand the kernel what was gathered, without waiting for the reactor's next turn; the reactor gets the rest.
 
-        Not while the connection is being closed: what `doWrite` says then is for the reactor. An error stays, for it to
-        meet.
+        So it need not be told to look whether the socket takes something, and then not to look any more, which are two
+        system calls. Not while the connection is being closed, nor before what it has: an error is for it to meet.
         """
-        if self._do_write is not None and self._wire.connected and not self._wire.disconnecting:
-            self._do_write()
+        data, self._unsent = b"".join(self._unsent), []
+        sent = None
+        if self._send is not None and self._wire.connected and not self._wire.disconnecting and self._is_drained():
+            sent = self._send(data)
+        if sent != len(data):
+            self._wire.write(data[sent:] if isinstance(sent, int) else data)
+
+    def _is_drained(self) -> bool:
+        return not (self.transport.dataBuffer or self.transport._tempDataBuffer)  # noqa: SLF001  # it has no other word
 
     def refuse(self, frame: Frame, error: TxmqError) -> None:
         """Answer a request with a no."""
         status, payload = reply_for(error)
         if self._wire.connected:
-            self._wire.write(encode_frame(frame.opcode, frame.correlation, payload, status=status))
+            self._put(encode_frame(frame.opcode, frame.correlation, payload, status=status))
 
     def reject(self, frame: Frame, rejected: Rejected) -> None:
         """Answer a request with the core's no."""
@@ -178,8 +199,8 @@ class SessionFactory(Factory):
     noisy = False
 
     def __init__(self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock) -> None:
-        self._replied: dict[Session, None] = {}
-        self._make = partial(Session, handle, welcome, clock, self._replied)
+        self._gathering = Gathering()
+        self._make = partial(Session, handle, welcome, clock, self._gathering)
         self._open: dict[Session, None] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> Session:
@@ -203,10 +224,15 @@ class SessionFactory(Factory):
         for session in self._open:
             session.deafen()
 
+    def gather(self) -> None:
+        """Keep replies back until `flush`."""
+        self._gathering.on = True
+
     def flush(self) -> None:
-        """Send the replies given since the last time, all of a session's at once. Saves a turn of the reactor."""
-        sessions = list(self._replied)
-        self._replied.clear()
+        """Send the replies given since `gather`, all of a session's at once. Saves a turn of the reactor."""
+        sessions = list(self._gathering.sessions)
+        self._gathering.sessions.clear()
+        self._gathering.on = False
         for session in sessions:
             session.flush()
 
