@@ -14,24 +14,32 @@ import signal
 from itertools import count
 
 VARIABLE = "TXMQ_CRASHPOINT"
+UNREAD = ""
 _passed = count(1)
-_armed = os.environ.get(VARIABLE)  # read once: to look into the environment costs more than all else that is done here
+_armed: str | None = UNREAD  # read once in each process: to look there costs more than all else that is done here
 
 
 def crashpoint(name: str) -> None:
     """Kills this process with SIGKILL, or stops it, if the environment names this place."""
     if _armed is not None:
-        _meet(name, _armed)
+        _meet(name)
 
 
-def arm(wanted: str) -> None:
-    """Names a place as the environment would have; for a process that was forked."""
+def _meet(name: str) -> None:
     global _armed  # noqa: PLW0603 (as the environment, it is the process's)
-    _armed = wanted
-
-
-def _meet(name: str, wanted: str) -> None:
+    _armed = wanted = _armed or os.environ.get(VARIABLE)
+    if wanted is None:
+        return
     place, _, rest = wanted.partition(":")
     nth, _, how = rest.partition(":")
     if place == name and next(_passed) == int(nth or 1):
         os.kill(os.getpid(), signal.Signals[f"SIG{how or 'KILL'}"])
+
+
+def _forget() -> None:
+    """A child of a fork may be told something else."""
+    global _armed  # noqa: PLW0603 (as above)
+    _armed = UNREAD
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -46,12 +46,12 @@ CRASHES = {  # whether the transaction is committed there
 # Forks a coordinator for each crash point, for a start of Python takes longer than a transaction.
 COORDINATORS = """
 import os, sys, psycopg2, txmq, txmq.client.xa
-from txmq.crashpoints import arm
+from txmq.crashpoints import VARIABLE
 url, topic, round, first, last, *points = sys.argv[1:]
 for point in points:
     pid = os.fork()
     if not pid:
-        arm(point)
+        os.environ[VARIABLE] = point
         connections = [psycopg2.connect(first), psycopg2.connect(last)]
         client = txmq.connect(url, service="orders", timeout=20)
         with client.xa(*connections, timeout=20, check_after=60) as tx:

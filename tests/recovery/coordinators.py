@@ -14,12 +14,12 @@ from txmq.crashpoints import VARIABLE
 ROOT = Path(__file__).parents[2]
 COORDINATORS = """
 import os, sys, psycopg2, txmq, txmq.client.xa
-from txmq.crashpoints import arm
+from txmq.crashpoints import VARIABLE
 home, other, topic, first, last, *points = sys.argv[1:]
 for point in points:
     pid = os.fork()
     if not pid:
-        arm(point)
+        os.environ[VARIABLE] = point
         connections = [psycopg2.connect(first), psycopg2.connect(last)]
         client = txmq.connect(home, service="orders", timeout=20)
         second = txmq.connect(other, service="orders", timeout=20)

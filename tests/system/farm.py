@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from txmq.crashpoints import arm
+from txmq.crashpoints import VARIABLE
 
 MOST_PASSES = 3  # of a crash point, before the death there
 
@@ -109,7 +109,7 @@ class Farm:
         try:
             if lane.point:
                 exact = ":" in lane.point
-                arm(lane.point if exact else f"{lane.point}:{Random().randint(1, MOST_PASSES)}")
+                os.environ[VARIABLE] = lane.point if exact else f"{lane.point}:{Random().randint(1, MOST_PASSES)}"
             self._work(self._job, lane, lambda: os.getppid() == parent and not self._job.stop.exists())
             status = 0
         except BaseException:  # noqa: BLE001  # the parent's stack is not this process's to unwind

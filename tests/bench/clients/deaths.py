@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -19,14 +20,14 @@ import psycopg2
 import txmq
 from tests.bench.harness import latency_us
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
-from txmq.crashpoints import arm
+from txmq.crashpoints import VARIABLE
 
 WITHIN_S = 30.0
 
 
 def dying(url: str, dsn: str, check_after_s: float, told: Pipe) -> None:
     """One transaction, whose decision is never sent."""
-    arm("tx.after_commit")
+    os.environ[VARIABLE] = "tx.after_commit"
     client, connection = txmq.connect(url), psycopg2.connect(dsn)
     with client.transaction(connection, check_after=check_after_s) as transaction, connection.cursor() as cursor:
         told.send(transaction.token.hex)
