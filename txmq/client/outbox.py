@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from txmq.client.conversation import Payload
 from txmq.client.pool import closed
-from txmq.client.promise import Guard, Promise, fail, resolve
-from txmq.client.rows import kept, weight
+from txmq.client.promise import Guard, Promise, fail, promises, resolve
+from txmq.client.rows import taken, weight
 from txmq.client.topics import Topics
 from txmq.errors import Throttled, TxmqError
 from txmq.message import Message, Receipt
@@ -90,6 +90,7 @@ class Outbox:
         self._lock = Lock()
         self._changed = Condition(self._lock)  # a lock of its own would cost each message half a microsecond
         self.guard = Guard(RLock(), self.hurry)  # of all promises
+        self._promise = promises(self.guard)
         self._piles: dict[tuple[str, int, int, bool], Pile] = {}  # by their places
         self._errands: list[Errand] = []
         self._messages = self._bytes = self._waiting = 0
@@ -104,11 +105,10 @@ class Outbox:
         Raises Throttled where the window stays full for `timeout` seconds, ClientClosed, and what a send raises for a
         message that cannot be.
         """
-        message = kept(message)
-        size = weight(message)
-        place = self._place(topic, message.key, partition)
+        message, size = taken(message)
+        place = self._place(topic, message[1], partition)
         born_at, now = time.time_ns() // 1_000, time.monotonic()
-        future: Promise[Receipt] = Promise(self.guard)
+        future: Promise[Receipt] = self._promise()
         with self._lock:
             if self._messages >= self._most_messages or self._bytes >= self._most_bytes or self._closed:
                 self._wait_for_room(now + timeout)
@@ -131,7 +131,7 @@ class Outbox:
 
     def carry(self, opcode: int, payload: Payload) -> Future[bytes]:
         """Takes a request of another kind along; it is made again after a lost connection, so it must bear that."""
-        errand = Errand(opcode, payload, time.monotonic(), Promise(self.guard))
+        errand = Errand(opcode, payload, time.monotonic(), self._promise())
         with self._lock:
             if self._closed:
                 raise self._closed
