@@ -90,11 +90,9 @@ class Parcel:
 
     def runs(self, state: int) -> Iterator[Acked]:
         """The ranges of offsets in that state."""
-        at, end = 0, len(self.states)
+        at, own = 0, bytes((state,))
         while (low := self.states.find(state, at)) >= 0:
-            at = low + 1
-            while at < end and self.states[at] == state:
-                at += 1
+            at = len(self.states) - len(self.states[low:].lstrip(own))
             yield Acked(self.topic, self.partition, self.start + low, self.start + at)
 
     def offsets(self, state: int) -> Sequence[int]:
