@@ -20,6 +20,7 @@ from tests.client.telling import WAIT_S, Tell
 from tests.client.world import Broken, fail
 from txmq.client import branch, home, xa
 from txmq.client.blocking import Client
+from txmq.client.permits import Wanted, permits
 from txmq.client.share import Share
 from txmq.errors import (
     BrokerUnavailable,
@@ -560,6 +561,19 @@ def test_a_server_without_a_place_for_one_more_rolls_everything_back(
     with pytest.raises(TwoPhaseFull):
         tx.__exit__(None, None, None)
     assert ledgers.agree()
+
+
+def test_who_finds_all_places_taken_waits_for_one_and_is_rolled_back_in_the_end(ledgers: Ledgers) -> None:
+    tx = ledgers.begin("o-1", timeout=0.2)
+    for one in tx._branches:
+        one.look()
+    places = {server: Wanted(room, room) for server, (_, room) in tx._places().items()}
+    with permits().held(places, 0.0), pytest.raises(TwoPhaseFull, match="room"):
+        tx.__exit__(None, None, None)
+    assert ledgers.agree()
+    ledgers.begin("o-2").__exit__(None, None, None)
+    ledgers.await_published("o-2")
+    assert ledgers.agree("o-2")
 
 
 def test_a_second_broker_copies_the_decision(ledgers: Ledgers, also_deciding: RealBroker, connect: Connect) -> None:

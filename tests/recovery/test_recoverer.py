@@ -87,9 +87,13 @@ def test_a_decision_that_comes_within_the_safety_interval_is_followed(world: Wor
     world.audit()
 
 
-def test_a_branch_that_was_not_prepared_is_missed_by_nobody(world: World) -> None:
-    world.begin(prepared=("b",))
+def test_a_branch_that_was_not_prepared_is_missed_by_the_doctor_alone(world: World) -> None:
+    token = world.begin(prepared=("b",))
     recoverer = world.recoverer()
+    gid = world.gid(token, "a")
+    [missing] = [one for one in recoverer.look().findings if one.what == gid]
+    assert (missing.token, missing.action, missing.prepared, missing.needs_hand) == (token, Action.WAIT, None, False)
+    assert "not prepared" in missing.reason
     recoverer.go()
     pass_after_safety(world, recoverer)
     world.audit()

@@ -62,10 +62,11 @@ def _few(texts: list[str], most: int) -> str:
 
 def _detail(one: Finding) -> dict[str, Any]:
     prepared, hold = one.prepared, one.hold
+    is_branch = prepared is not None or "_" in one.what  # no token has one, and every gid of ours
     return {
         "where": one.where,
-        "gid": None if prepared is None else one.what,
-        "token": one.what if prepared is None else (None if one.token is None else one.token.hex),
+        "gid": one.what if is_branch else None,
+        "token": (None if one.token is None else one.token.hex) if is_branch else one.what,
         "age_s": round(one.age_s, 3),
         "owner": None if prepared is None else prepared.owner,
         "database": None if prepared is None else prepared.database,

@@ -56,6 +56,12 @@ class LentBranch:
         place = (identity.system_id, identity.database_oid, database, self._work.owner)
         return ("postgres", *place, self.branch.gid, self._work.xid)
 
+    @property
+    def room(self) -> tuple[int, int]:
+        """The system id of the server, and how many prepared transactions it holds at most."""
+        server = server_of(self._connection)
+        return server.identity.system_id, server.max_prepared_transactions
+
     def begin(self) -> None:
         """Opens the transaction, where the server is fit for it. Raises UnsupportedServer, TwoPhaseOff, as `begin`."""
         require_usable(self._connection)

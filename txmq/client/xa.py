@@ -18,6 +18,7 @@ from txmq.client.branch import LentBranch
 from txmq.client.core import Core
 from txmq.client.home import Verdict, ask, note_mixed
 from txmq.client.log import get_logger
+from txmq.client.permits import Wanted, permits
 from txmq.client.share import Share
 from txmq.client.together import together
 from txmq.client.transaction import Stage, Transaction
@@ -30,6 +31,7 @@ from txmq.errors import (
     LocalProtocolError,
     RequestTimeout,
     TransactionAborted,
+    TwoPhaseFull,
     TxmqError,
 )
 from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Decision
@@ -114,6 +116,20 @@ class XaTransaction(Transaction):
     def _commit_in_two_phases(self) -> None:
         others = [share for share in self._taking_part() if share is not self._share]
         shares = [self._share, *others]
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(permits().held(self._places(), time.monotonic() + self._timeout))
+            except TwoPhaseFull:
+                self._abort()
+                raise
+            self._coordinate(shares)
+
+    def _places(self) -> dict[int, Wanted]:
+        """How many branches are prepared at each server."""
+        rooms = [branch.room for branch in self._branches if branch.wrote]
+        return {server: Wanted(sum(other == server for other, _ in rooms), room) for server, room in rooms}
+
+    def _coordinate(self, shares: list[Share]) -> None:
         coordinator = Coordinator(tuple(range(len(self._branches))), len(shares))
         verdict: Verdict | None = None
         try:

@@ -5,7 +5,7 @@ home for too long is decided there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -36,13 +36,19 @@ class Groups:
         self._trust_clocks = trust_clocks
         self._now: Callable[[], int] = lambda: time.time_ns() // 1_000
 
-    def go_through(self, home: Home, *, act: bool) -> Iterator[Finding]:
-        """What a broker lists, and with `act` decides. A broker that fails meanwhile is left for the next pass."""
+    def go_through(self, home: Home, *, act: bool, standing: Collection[str] | None = None) -> Iterator[Finding]:
+        """What a broker lists, and with `act` decides. A broker that fails meanwhile is left for the next pass.
+
+        `standing`: the gids that stand prepared in the databases; the branches of undecided groups that do not are told
+        of, too.
+        """
         present = set[str]()
         try:
             for row in home.groups():
                 present.add(row["token"])
                 finding = self._judge(home, row, act=act)
+                if standing is not None and finding.word is Word.UNDECIDED:
+                    yield from _not_prepared(finding, row, standing)
                 yield self._finish(home, finding) if act else finding
         except TxmqError as error:
             home.trouble = str(error)
@@ -89,6 +95,16 @@ class Groups:
         log.info("xa.finished", where=home.url, token=finding.what, decision=word.decision.name)
         self._sightings.drop(finding.key)
         return replace(finding, done=True)
+
+
+def _not_prepared(group: Finding, row: dict[str, Any], standing: Collection[str]) -> Iterator[Finding]:
+    """What a group names as its branches and does not stand prepared: not yet, or never, or ended by hand."""
+    for participant in row["participants"]:
+        if participant[0] == "postgres" and participant[5] not in standing:
+            reason = "its group waits for it: it is not prepared, or its database was not looked at"
+            yield replace(
+                group, where=participant[3], what=participant[5], action=Action.WAIT, reason=reason, word=None
+            )
 
 
 def _mixed(home: Home, finding: Finding, word: Word, found: str) -> Finding:

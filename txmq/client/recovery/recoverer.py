@@ -109,9 +109,10 @@ class XaRecoverer:
     def _pass(self, *, act: bool) -> Report:
         self.homes.meet()
         findings = [*self._in_databases(act=act)]
+        standing = None if act else {one.what for one in findings if one.prepared is not None}
         for home in self.homes.all:
             if not home.trouble:
-                findings += self._groups.go_through(home, act=act)
+                findings += self._groups.go_through(home, act=act, standing=standing)
             if act and not home.trouble:
                 findings += self._committed.follow(home)
         return Report(tuple(findings), self._troubles())
