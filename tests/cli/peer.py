@@ -19,7 +19,7 @@ from txmq.wire.decider import Decider
 from txmq.wire.group import NO_DIGEST, Description, Part, PartBatch, group_digest, pack_part
 from txmq.wire.headers import Fetch, Opcode, pack_fetch
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Peer:
