@@ -169,9 +169,9 @@ def test_a_group_is_seen_paused_and_sent_back(broker: str) -> None:
     assert "paused" in run("group", "show", "billing", "--broker", broker).stdout
     reply("group", "resume", "billing", broker=broker)
     reset = ("group", "reset", "billing", "bills", "--to", "0=1", "--reason", "again")
-    before = {"positions": [{"partition": 0, "before": 3, "after": 1}]}
-    assert reply(*reset, "--dry-run", broker=broker) == before
-    assert reply(*reset, broker=broker) == before
+    for options in (("--dry-run",), ()):
+        [target] = reply(*reset, *options, broker=broker)["positions"]
+        assert (target["partition"], target["before"], target["after"]) == (0, 3, 1)
     assert reply(*reset, "--dry-run", broker=broker)["positions"][0]["before"] == 1
     assert reply("dlq", "stats", "billing", broker=broker)["letters"] == 1
 

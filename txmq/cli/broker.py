@@ -13,6 +13,7 @@ from txmq.cli.output import Output
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
+    from txmq.admin.edge import AdminEdge
     from txmq.config import Settings
 
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="The directory of its data; made if need be.")]
@@ -44,15 +45,13 @@ def serve(out: Output, settings: Settings, *, ready: Callable[[str, str], None])
     """Run a broker in this process, with its log on standard error; `ready` gets its URL and its console's, if any."""
     from twisted.internet.error import CannotListenError
 
-    from txmq.admin.edge import AdminEdge
     from txmq.broker.service import run
     from txmq.cli import logs
     from txmq.cli.xa_thread import recovering
-    from txmq.listen import listen_address
 
     logs.configure(as_json=out.as_json)
     logs.bridge_twisted()
-    edges = () if settings.broker.http is None else (AdminEdge(listen_address(settings.broker.http)),)
+    edges = _edges(settings.broker.http)
     try:
         with recovering(settings) as begin_recovery:
 
@@ -64,3 +63,12 @@ def serve(out: Output, settings: Settings, *, ready: Callable[[str, str], None])
     except CannotListenError as error:
         reason = f"cannot listen on {settings.broker.listen}: {error.socketError.strerror}"
         raise ConfigError("broker.listen", reason, hint="choose another address, or port 0 for any free one") from None
+
+
+def _edges(http: str | None) -> tuple[AdminEdge, ...]:
+    if http is None:
+        return ()  # and a start without a console does not import it
+    from txmq.admin.edge import AdminEdge
+    from txmq.listen import listen_address
+
+    return (AdminEdge(listen_address(http)),)
