@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import lost, machine
+from txmq.broker.core import jobs, lost, machine, undecided
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.events import Booted
-from txmq.broker.core.state import Rejected
+from txmq.broker.core.state import Rejected, State
+from txmq.broker.core.tables import MemoryTables
 from txmq.broker.core.transactions import get
 from txmq.broker.core.xa import AskOutcome, DecideByHand
 from txmq.errors import UnknownTransaction
@@ -71,3 +72,39 @@ def test_a_loss_is_remembered_in_the_tables(core: Driver) -> None:
     assert row is not None
     assert lost.may_be_decided(state, row)
     assert lost.may_be_known(state, token(core, 3))
+
+
+def busy(core: Driver) -> None:
+    """Sends, halves, a large group and a job, all of them decided, one behind the other on their keys."""
+    halves = [token(core, number) for number in (1, 2)]
+    for name in halves:
+        core.store(name, [("t", 0, "a", name.hex())], ("postgres", 1, 1, 5, 7))
+    core.send("t", "queued", key="a")
+    core.send("t", "plain")
+    for name in reversed(halves):
+        core.do(Decide(name, Decision.COMMIT, "producer"))
+    large, job, winner = token(core, 3), token(core, 50), token(core, 4)
+    for part in (0, 1):
+        core.store(large, [("t", 0, "b", str(part))], ("local",), part=part, sealed=part == 1, commit=part == 1)
+    core.work_off()
+    core.store(winner, [("t", 1, "c", "won")], ("job", job))
+    core.do(jobs.DecideJob(job, Decision.COMMIT, (winner,), "driver"))
+
+
+def test_whatever_record_is_lost_the_rest_is_folded_and_nothing_is_decided_that_was_not(core: Driver) -> None:
+    busy(core)
+    whole = {name for name, row in core.state.transactions.range(b"") if row[0] == GroupState.PUBLISHED}
+    assert len(whole) == 4
+    left_out = 0
+    for missing in range(len(core.log)):
+        state = State(MemoryTables())
+        for number, (place, event) in enumerate(core.log):
+            if number == missing:
+                lost.apply_lost(state, place.end)
+            else:
+                left_out += not machine.apply_beyond(state, event, place)
+        states = {name: row[0] for name, row in state.transactions.range(b"")}
+        assert GroupState.ROLLED_BACK not in states.values()
+        rows = [get(state, name) for name in undecided.tokens(state)]
+        assert all(row is not None and lost.may_be_decided(state, row) for row in rows)
+    assert 0 < left_out < len(core.log) ** 2 / 4

@@ -12,10 +12,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import structlog
 from twisted.python.failure import Failure
 
 from txmq.broker.core import lost, machine
-from txmq.broker.core.events import Place, decode
+from txmq.broker.core.events import Event, Place, decode
 from txmq.errors import DiskFull
 from txmq.store.archive import archive_segment
 from txmq.store.index import LmdbTables
@@ -108,9 +109,16 @@ def roll_forward(state: State, log: Scans, position: int, end: int | None = None
         else:
             body = split_body(record)
             place = Place(record.position, record.end, body.attachment_position, record.stored_at, record.boot_epoch)
-            machine.apply(state, decode(record.kind, body.head), place)
+            _roll(state, decode(record.kind, body.head), place)
             count += 1
     return count
+
+
+def _roll(state: State, event: Event, place: Place) -> None:
+    if not state.lost_to:
+        machine.apply(state, event, place)
+    elif not machine.apply_beyond(state, event, place):
+        structlog.get_logger().error("recover.left_out", event=type(event).__name__, position=place.position)
 
 
 class Keeper:

@@ -76,4 +76,18 @@ def apply(state: State, event: Event, place: Place) -> None:
     APPLIERS[type(event)](state, event, place)
 
 
+def apply_beyond(state: State, event: Event, place: Place) -> bool:
+    """As `apply`, in a log that has lost records: False = what the event builds on is among them.
+
+    Then it is left out, from there on where that is found out, and counts as lost, too. What it would have decided or
+    published stays as it is, for an operator; an event that builds on it is left out in its turn.
+    """
+    try:
+        apply(state, event, place)
+    except (AssertionError, LookupError):  # the rows that every event may take for granted, while nothing is lost
+        lost.apply_lost(state, place.end)
+        return False
+    return True
+
+
 save, load = persistence.save, persistence.load
