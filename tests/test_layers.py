@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = (  # by name below txmq; where several match, the longest decides
     "errors errors_xa limits message retry config config_storage crashpoints listen",
-    "keys wire batch store.record",
+    "keys wire batch selector store.record",
     "tx broker.core",
     "store tx.postgres* recover",
     "broker client twisted",

@@ -4,6 +4,7 @@
     ├─ ConfigError
     ├─ ProtocolError
     │  ├─ LocalProtocolError
+    │  │  └─ InvalidSelector
     │  └─ RemoteProtocolError
     ├─ BrokerUnavailable
     ├─ LogChanged
@@ -59,6 +60,14 @@ class ProtocolError(TxmqError):
 
 class LocalProtocolError(ProtocolError):
     """We tried something the protocol forbids: a bug on this side, or input out of range."""
+
+
+class InvalidSelector(LocalProtocolError):
+    """A selector that is none; `position` is where in its text, from 0."""
+
+    def __init__(self, message: str, position: int, *, hint: str = "") -> None:
+        super().__init__(f"in the selector, at {position}: {message}", hint=hint)
+        self.position = position
 
 
 class RemoteProtocolError(ProtocolError):

@@ -175,3 +175,29 @@ def test_what_is_over_by_the_brokers_clock_is_not_delivered_and_counted(broker: 
     assert fetched(client, joined) == [b"b"]
     assert broker.ask("group.show", group="g")["expired"] == 3
     assert bodies(client) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_fetch_finds_what_lies_behind_much_that_is_over(broker: Broker, client: Client) -> None:
+    for n in range(3_000):
+        send(client, Message(b"x", ttl=1), sequence=n)
+    send(client, Message(b"alive"), sequence=3_000)
+    broker.pass_time(2)
+    joined: Any = client.call("consumer.join", group="g", member="m", instance="i", topics=["t"])
+    wanted = headers.Fetch(joined["generation"], 10_000, 1 << 10, 10, "g", "m")
+    client.send(encode_frame(Opcode.FETCH, 9, headers.pack_fetch(wanted)))
+    for _ in range(400):
+        broker.clock.advance(0)
+    [reply] = client.replies()
+    assert BatchView(unpack_chunks(reply.payload).chunks[0].batch).bodies == [b"alive"]
+
+
+def test_a_connection_that_is_lost_meanwhile_fetches_nothing_more(broker: Broker, client: Client) -> None:
+    for n in range(20):
+        send(client, Message(b"x", ttl=1 if n < 19 else None), sequence=n)
+    broker.pass_time(2)
+    joined: Any = client.call("consumer.join", group="g", member="m", instance="i", topics=["t"])
+    wanted = headers.Fetch(joined["generation"], 10_000, 1 << 10, 3, "g", "m")
+    client.session.dataReceived(encode_frame(Opcode.FETCH, 9, headers.pack_fetch(wanted)))  # type: ignore[attr-defined]
+    client.session.connectionLost()  # type: ignore[attr-defined]
+    broker.clock.advance(0)
+    assert broker.ask("group.show", group="g")["leased"] == 0

@@ -174,6 +174,27 @@ def test_only_messages_with_a_wanted_tag_come_and_the_others_hold_up_nothing(
     wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
 
 
+def test_a_selector_leaves_out_the_rest_and_the_position_passes_it(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    headers = [{"region": "eu", "price": f"{n}"} if n % 2 else {"price": "8"} for n in range(10)]
+    client.send_batch(topic, [Message(b"%d" % n, "k", headers=pairs) for n, pairs in enumerate(headers)])
+    consumer = joined(group, topic, selector="region = 'eu' AND price BETWEEN 3 AND 7")
+    assert [message.body for message in receive(consumer, 3)] == [b"3", b"5", b"7"]
+    wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
+
+
+def test_batches_without_a_wanted_tag_do_not_leave_the_broker(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    for number in range(20):
+        client.send(topic, b"%d" % number, key="k", tag="paid" if number % 5 == 4 else "new")
+    consumer = joined(group, topic, tags={"paid"})
+    assert [message.body for message in receive(consumer, 4)] == [b"4", b"9", b"14", b"19"]
+    wait_until(lambda: floors(client, group) == 20, what="the position passes what is not wanted")
+    assert (consumer.stats.delivered, consumer.stats.filtered) == (4, 0)
+
+
 def test_a_failed_message_comes_again_and_says_so(client: Client, joined: Callable[..., Consumer]) -> None:
     topic = fresh("t")
     client.send(topic, b"x")

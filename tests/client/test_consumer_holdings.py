@@ -13,6 +13,7 @@ from txmq.client.consuming.holdings import Holdings
 from txmq.client.consuming.parcels import DeliveredMessage
 from txmq.errors import LocalProtocolError
 from txmq.message import Message, ReceivedMessage
+from txmq.selector import parse
 from txmq.wire.headers import Acked
 
 
@@ -108,6 +109,16 @@ def test_a_delivery_without_a_wanted_tag_leaves_nothing_behind() -> None:
     holdings = Holdings(ordered=False, tags=frozenset({"paid"}))
     assert holdings.add(parcel(chunk("x", "y", at=5))) == list(places((5, 7)))
     assert (take(holdings), holdings.ready, holdings.ready_bytes) == ([], 0, 0)
+
+
+def test_a_selector_chooses_by_headers_beside_the_tags() -> None:
+    holdings = Holdings(ordered=False, tags=frozenset({"paid"}), selector=parse("price > 9 AND $key <> 'k3'"))
+    rows = [
+        Message(b"", f"k{n}", "paid" if n != 2 else "new", {"price": price})
+        for n, price in enumerate(["9", "10", "20", "30", "40"])
+    ]
+    assert holdings.add(parcel(chunk(*rows, at=5))) == list(places((5, 6), (7, 9)))
+    assert [message.offset for message in take(holdings)] == [6, 9]
 
 
 def test_ordered_batches_come_one_at_a_time_from_each_partition() -> None:

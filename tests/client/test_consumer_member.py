@@ -64,6 +64,8 @@ def test_a_start_may_be_a_duration_by_the_brokers_clock() -> None:
     [
         {"mode": "queue"},
         {"tags": "paid"},
+        {"selector": 7},
+        {"selector": "price >"},
         {"start": "now"},
         {"start": timedelta(0)},
         {"on_exhausted": "drop"},

@@ -132,3 +132,25 @@ def test_in_random_work_each_message_is_delivered_or_over_and_keys_keep_their_or
     for state in (world.state, again):
         machine.save(state)
     assert rows(again) == rows(world.state)
+
+
+def test_unread_batches_that_nobody_wants_are_passed_even_behind_a_fence(world: Mortal) -> None:
+    for _ in range(4):
+        world.publish("t", 1, 2)
+    world.join("a", mode="ordered", retry=QUICK)
+    assert world.offsets("a", most=2) == [0, 1]
+    world.nack("a", 0)
+    world.ack("a", (1, 2))
+    candidates = world.plan("a").candidates
+    assert [c.needs_keys for c in candidates] == [True] * 3
+    keys = world.picks(candidates)
+    picks = tuple(Pick(c, unwanted=True) if c.base_offset < 6 else keys[n] for n, c in enumerate(candidates))
+    reply = world.do(Deliver("g", "a", world.generation(), picks))
+    assert [(d.start, d.end) for d in reply.deliveries] == [(7, 8)]
+    world.now += 10_000_000
+    assert world.offsets("a") == [0]
+    world.ack("a", (0, 1), (7, 8))
+    assert world.offsets("a") == [6]
+    world.ack("a", (6, 7))
+    assert world.floor == 8
+    assert world.group().expired == 0

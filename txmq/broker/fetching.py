@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 LONGEST_MS = 60_000
 MOST_MESSAGES = 10_000
 MOST_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
+FILTERED = frozenset({Source.LIVE, Source.REDELIVER})
 NOTHING: frozenset[int] = frozenset()
+NOT_READ = b""
 WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
 
 
@@ -68,6 +70,10 @@ class Fetching:
     def fetch(self, session: Session, frame: Frame, request: Fetch) -> None:
         """Lease messages to a member, now or when there are some."""
         _Fetch(self, self._engine, session, frame, request, self._clock.seconds()).start()
+
+    def soon(self, function: Callable[[], None]) -> Timer:
+        """In the next turn of the reactor."""
+        return self._clock.callLater(0, function)
 
     def milliseconds_to(self, time: float) -> int:
         """From now to a time of the clock's."""
@@ -170,11 +176,13 @@ class _Fetch:
         """Read what was planned and lease what of it may go out; from the second delivery on only once that is
         durable.
         """
-        batches = read(self._engine.store, [(c.batch.position, c.batch.length) for c in candidates])
+        wanted = [self._is_wanted(candidate) for candidate in candidates]
+        places = [(c.batch.position, c.batch.length) for c, here in zip(candidates, wanted, strict=True) if here]
+        found = iter(read(self._engine.store, places))
+        batches = [next(found) if here else NOT_READ for here in wanted]
         now = self._engine.now()
         picks = tuple(
-            Pick(c, _keys(c, b) if c.needs_keys else None, _expired(c, b, now))
-            for c, b in zip(candidates, batches, strict=True)
+            _pick(c, b, now) if b else Pick(c, unwanted=True) for c, b in zip(candidates, batches, strict=True)
         )
 
         def deliver(reply: DeliverReply | Rejected) -> None:
@@ -186,10 +194,24 @@ class _Fetch:
                     [self._chunk(d, reply.lease, candidates[d.pick], batches[d.pick]) for d in reply.deliveries]
                 )
             else:
-                self.start()
+                self._start_again()
 
         self._fetching.answering.add(self._member[:2])
         self._engine.submit(Deliver(*self._member, picks), deliver)
+
+    def _start_again(self) -> None:
+        """Nothing was to be delivered of what was planned, and there may be much more of that: not in this turn."""
+
+        def go_on() -> None:
+            self._session.lost.pop(self, None)
+            self.start()
+
+        self._session.lost[self] = self._fetching.soon(go_on).cancel
+
+    def _is_wanted(self, candidate: Candidate) -> bool:
+        """Whether it may have one of the tags that the member wants; exhausted and moved messages are not passed by."""
+        tags = self._request.tag_filter
+        return not tags or candidate.source not in FILTERED or bool(candidate.batch.tag_filter & tags)
 
     def _chunk(self, delivery: Delivery, lease: int, candidate: Candidate, batch: bytes) -> Chunk:
         first, rows = delivery.start - candidate.base_offset, delivery.end - delivery.start
@@ -205,6 +227,10 @@ class _Fetch:
 
     def _reply(self, chunks: list[Chunk]) -> None:
         self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
+
+
+def _pick(candidate: Candidate, batch: bytes, now: int) -> Pick:
+    return Pick(candidate, _keys(candidate, batch) if candidate.needs_keys else None, _expired(candidate, batch, now))
 
 
 def _expired(candidate: Candidate, batch: bytes, now: int) -> frozenset[int]:

@@ -84,7 +84,7 @@ class Keeper:
         consumer = self._consumer
         assigned = consumer.assignment
         fresh = assigned - self._checked
-        if fresh and consumer.settings.tags is None:
+        if fresh and consumer.settings.tags is None and consumer.settings.selector is None:
             shown = consumer.core.call("group.show", {"group": consumer.group}, repeat=True)
             for place in shown["positions"]:
                 if (place["topic"], place["partition"]) in fresh:

@@ -36,6 +36,7 @@ SEND_RECEIPT = struct.Struct("<qqB")
 DECIDE = struct.Struct("<B16sI")
 DECIDE_RECEIPT = struct.Struct("<BB")
 FETCH = struct.Struct("<IIII")
+TAGS = struct.Struct("<Q")
 ACK = struct.Struct("<I")
 RANGE = struct.Struct("<HHIqq")
 COUNT = struct.Struct("<I")
@@ -77,7 +78,10 @@ class DecideReceipt(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Lease messages to a member of a consumer group; waits up to `max_wait_ms` for the first."""
+    """Lease messages to a member of a consumer group; waits up to `max_wait_ms` for the first.
+
+    Batches that share no bit with `tag_filter` are not wanted; 0 = all are.
+    """
 
     generation: int
     max_wait_ms: int
@@ -85,6 +89,7 @@ class Fetch(NamedTuple):
     max_messages: int
     group: str
     member: str
+    tag_filter: int = 0
 
 
 class Acked(NamedTuple):
@@ -172,15 +177,17 @@ def unpack_decide_receipt(payload: bytes) -> DecideReceipt:
 
 
 def pack_fetch(request: Fetch) -> bytes:
-    return FETCH.pack(*request[:4]) + _string(request.group) + _string(request.member)
+    tags = TAGS.pack(request.tag_filter) if request.tag_filter else b""
+    return FETCH.pack(*request[:4]) + _string(request.group) + _string(request.member) + tags
 
 
 def unpack_fetch(payload: bytes) -> Fetch:
     reader = Reader(payload)
     generation, max_wait_ms, max_bytes, max_messages = reader.fields(FETCH)
     group, member = reader.group(), reader.name()
+    (tags,) = reader.fields(TAGS) if reader.left else (0,)
     reader.end()
-    return Fetch(generation, max_wait_ms, max_bytes, max_messages, group, member)
+    return Fetch(generation, max_wait_ms, max_bytes, max_messages, group, member, tags)
 
 
 def pack_ack(request: Ack) -> bytes:

@@ -37,6 +37,11 @@ class Reader:
         self.payload = payload
         self.at = 0
 
+    @property
+    def left(self) -> int:
+        """How many bytes are still there."""
+        return len(self.payload) - self.at
+
     def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The fields of a struct."""
         try:

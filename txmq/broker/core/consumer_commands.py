@@ -124,12 +124,14 @@ class ResetPosition(NamedTuple):
 class Pick(NamedTuple):
     """A candidate that the engine has read; `keys` are the key hashes of its rows where it `needs_keys`.
 
-    `expired` are the offsets of its messages whose time to live is over.
+    `expired` are the offsets of its messages whose time to live is over. It is not read where it is `unwanted`: it has
+    none of the tags that the member wants.
     """
 
     candidate: Candidate
     keys: tuple[int | None, ...] | None = None
     expired: frozenset[int] = frozenset()
+    unwanted: bool = False
 
 
 class Deliver(NamedTuple):

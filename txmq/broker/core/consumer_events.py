@@ -170,7 +170,7 @@ class Delivered(NamedTuple):
     """One fetch. `ranges` and `rows` are leased; what was found fenced or exhausted on the way has moved.
 
     Lease 0 = nothing is leased. `stops`: (topic id, partition, offset, key hash) where no more may be parked. The time
-    to live of `expired` and `expired_rows` is over: they are done with, and were not delivered.
+    to live of `expired` and `expired_rows` is over: they are done with, and were not delivered, like `unwanted`.
     """
 
     group_id: int
@@ -185,6 +185,7 @@ class Delivered(NamedTuple):
     stops: tuple[Range, ...] = ()
     expired: tuple[Range, ...] = ()
     expired_rows: tuple[Row, ...] = ()
+    unwanted: tuple[Range, ...] = ()
 
 
 @event(81)

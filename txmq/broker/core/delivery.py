@@ -73,6 +73,7 @@ class _Draft:
         self._stops: list[Range] = []
         self._expired: list[Range] = []
         self._expired_rows: list[Spotted] = []
+        self._unwanted: list[Range] = []
         self._cursors: dict[Spot, int] = {}  # where the live part of a partition begins after the picks so far
         self._passed: dict[Spot, int] = {}  # below this, what had come back is dealt with
         self._single = False
@@ -92,7 +93,8 @@ class _Draft:
         group = self._group
         if spot not in self._member.partitions:
             return False
-        if pick.keys is None and (candidate.needs_keys or (group.ordered and self.made.any_fence(spot[0]))):
+        keyless = pick.keys is None and not pick.unwanted
+        if keyless and (candidate.needs_keys or (group.ordered and self.made.any_fence(spot[0]))):
             return False
         if group.ordered and planning.blocked(group, self._member, spot):
             return False
@@ -128,6 +130,9 @@ class _Draft:
             self._cursors[spot] = end
         else:
             self._passed[spot] = end
+        if pick.unwanted:
+            self._unwanted.append((*spot, start, end))
+            return
         if pick.keys is None and not pick.expired:
             self._lease(number, spot, start, end, candidate.attempt)
             return
@@ -197,13 +202,14 @@ class _Draft:
         group, some = self._group, bool(self._deliveries)
         lease = group.next_lease if some else 0
         deadline = self._now + group.settings.lease_us if some else 0
-        passed = bool(self.made or self._expired or self._expired_rows)
+        passed = bool(self.made or self._expired or self._expired_rows or self._unwanted)
         reply = DeliverReply(lease, group.generation, deadline, tuple(self._deliveries), passed and not some)
         if not (some or passed or self._stops):
             return Outcome(reply=reply)
         event = Delivered(
             group.group_id, lease, self._member.name, deadline, self._single, tuple(self._ranges), tuple(self._rows),
             self.made.moves, self.made.fences, tuple(self._stops), tuple(self._expired), tuple(self._expired_rows),
+            tuple(self._unwanted),
         )  # fmt: skip
         first = all(delivery.attempt == 1 for delivery in self._deliveries) and not (self._rows or self._expired_rows)
         return Outcome((event,), reply, early=first and not (self.made or self._stops))
@@ -215,7 +221,7 @@ def apply_delivered(state: State, event: Delivered, place: Place) -> None:
     for topic_id, partition, offset, key_hash in event.stops:
         group.stops[topic_id, partition] = (offset, key_hash)
         state.consumers.dirty_groups.add(group.group_id)
-    _apply_expired(state, group, event)
+    _apply_passed(state, group, event)
     if not event.lease:
         return
     lease = Lease(event.member, group.generation, place.stored_at, event.deadline, event.single)
@@ -230,12 +236,12 @@ def apply_delivered(state: State, event: Delivered, place: Place) -> None:
         moved.put(state, group, spotted, row._replace(attempt=row.attempt + 1, consumer=event.member))
 
 
-def _apply_expired(state: State, group: Group, event: Delivered) -> None:
-    for topic_id, partition, start, end in event.expired:
+def _apply_passed(state: State, group: Group, event: Delivered) -> None:
+    for topic_id, partition, start, end in event.expired + event.unwanted:
         position = state.consumers.touch(group, (topic_id, partition))
         position.take(start, end)
         position.settle(start, end)
-        group.expired += end - start
+    group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
     for spotted in event.expired_rows:
         row = moved.drop(state, group, spotted)
         assert row is not None, "picked, so it is there"

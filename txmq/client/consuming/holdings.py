@@ -24,6 +24,7 @@ from txmq.client.consuming.parcels import (
 )
 from txmq.errors import LocalProtocolError
 from txmq.keys import key_hash
+from txmq.selector import Selector
 from txmq.wire.headers import Acked
 
 IN_HAND = (STARTED, NACKED, LENT)
@@ -43,8 +44,8 @@ class _Shelf:
 class Holdings:
     """The state of all messages here. Not thread-safe."""
 
-    def __init__(self, *, ordered: bool, tags: frozenset[str] | None = None) -> None:
-        self._ordered, self._tags = ordered, tags
+    def __init__(self, *, ordered: bool, tags: frozenset[str] | None = None, selector: Selector | None = None) -> None:
+        self._ordered, self._tags, self._selector = ordered, tags, selector
         self._shelves: dict[Spot, _Shelf] = {}
         self._new: list[Parcel] = []  # not in a line yet: how they line up is known when the first is taken
         self._line: Line | None = None
@@ -52,7 +53,7 @@ class Holdings:
         self.ready = self.ready_bytes = 0  # what waits to be taken
 
     def add(self, parcel: Parcel) -> list[Acked]:
-        """Takes in what was fetched. Returns what nobody here wants: the rows without one of the tags."""
+        """Takes in what was fetched. Returns what nobody here wants, by tags and selector."""
         shelf = self._shelves.setdefault(parcel.spot, _Shelf())
         self.ready += parcel.ready
         self.ready_bytes += parcel.size
@@ -70,16 +71,26 @@ class Holdings:
         return unwanted
 
     def _unwanted(self, parcel: Parcel) -> Iterator[Acked]:
-        if self._tags is None:
+        if self._tags is None and self._selector is None:
             return
-        wanted = {parcel.base + row for row in rows_tagged(parcel.view, self._tags)}
         at = parcel.start
-        for offset in sorted(offset for offset in wanted if parcel.start <= offset < parcel.end):
+        for offset in self._wanted(parcel):
             if at < offset:
                 yield Acked(*parcel.spot, at, offset)
             at = offset + 1
         if at < parcel.end:
             yield Acked(*parcel.spot, at, parcel.end)
+
+    def _wanted(self, parcel: Parcel) -> Iterator[int]:
+        view, base = parcel.view, parcel.base
+        rows = range(parcel.start - base, parcel.end - base)
+        tagged = rows if self._tags is None else (row for row in rows_tagged(view, self._tags) if row in rows)
+        for row in tagged:
+            key, tag = view.keys[row], view.tags[row]
+            if self._selector is None or self._selector.matches(
+                view.headers[row], key=key, tag=tag, topic=parcel.topic
+            ):
+                yield base + row
 
     def _overlap(self, shelf: _Shelf, parcel: Parcel) -> None:
         for other in list(shelf.parcels):

@@ -32,6 +32,7 @@ from txmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
+from txmq.keys import tag_filter
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.json import parse_as
 
@@ -56,7 +57,7 @@ class Member:
     def __init__(self, settings: Settings, instance: str, *, owner: object = None) -> None:
         self.settings = settings
         self.stats = Stats()
-        self.holdings = Holdings(ordered=settings.ordered, tags=settings.tags)
+        self.holdings = Holdings(ordered=settings.ordered, tags=settings.tags, selector=settings.selector)
         self.settling = Settling(self.holdings, self.stats, self._refused, ordered=settings.ordered)
         self.phase = Phase.AWAY
         self.seat: Seat | None = None
@@ -250,7 +251,8 @@ class Member:
         self._fetching = True
         messages = self.settings.prefetch_messages - self.holdings.ready
         size = self.settings.prefetch_bytes - self.holdings.ready_bytes
-        return fetch(seat, FETCH_WAIT_S, messages, size, self._fetched, self._fetch_refused)
+        tags = tag_filter(self.settings.tags or ())
+        return fetch(seat, FETCH_WAIT_S, messages, size, self._fetched, self._fetch_refused, tags=tags)
 
     def _fetched(self, payload: bytes, now: float) -> None:
         self._fetching = False

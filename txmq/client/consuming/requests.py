@@ -55,9 +55,11 @@ def member_args(seat: Seat) -> dict[str, Any]:
     return {"group": seat.group, "member": seat.member, "generation": seat.generation, "instance": seat.instance}
 
 
-def fetch(seat: Seat, wait_s: float, messages: int, size: int, reply: Reply, refused: Refusal) -> Request:
-    """A request for at most so many messages and bytes of batches."""
-    wanted = Fetch(seat.generation, round(wait_s * 1_000), size, messages, seat.group, seat.member)
+def fetch(
+    seat: Seat, wait_s: float, messages: int, size: int, reply: Reply, refused: Refusal, *, tags: int = 0
+) -> Request:
+    """A request for at most so many messages and bytes of batches, of those whose tag filter has a bit of `tags`."""
+    wanted = Fetch(seat.generation, round(wait_s * 1_000), size, messages, seat.group, seat.member, tags)
     return Request(Opcode.FETCH, pack_fetch(wanted), reply, refused, wait_s + REPLY_S)
 
 

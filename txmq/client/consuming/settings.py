@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from txmq.errors import LocalProtocolError
 from txmq.message import check_name, micros
 from txmq.retry import RetryPolicy
+from txmq.selector import Selector, parse
 
 Mode = Literal["concurrent", "ordered", "broadcast"]
 OnExhausted = Literal["park", "block", "skip"]
@@ -24,7 +25,9 @@ class Options(TypedDict, total=False):
     """The keyword arguments of `client.consumer`; what is left out is as the group has it, or by default.
 
     `mode`: "concurrent", "ordered" (one key strictly in order) or "broadcast" (every member gets everything; where it
-    is, is remembered by the name of the `member`). `tags`: only messages with one of them. `start`: where a topic new
+    is, is remembered by the name of the `member`). `tags`: only messages with one of them. `selector`: only
+    messages for which this condition over their headers is true, after SQL-92 (see `txmq.selector`); what a member does
+    not want is done with for its whole group, so that all members should want the same. `start`: where a topic new
     to the group begins: "first", "last", a time, or a timedelta ago. `on_exhausted`: what becomes of a message that
     failed for good, in an ordered group of its key: "park", "block" or "skip". `max_parked`: how many messages may wait
     behind a failed one of their key, 10,000; with
@@ -42,6 +45,7 @@ class Options(TypedDict, total=False):
 
     mode: Mode
     tags: Collection[str] | None
+    selector: str | None
     start: Start | datetime | timedelta | int | None
     on_exhausted: OnExhausted | None
     on_failure: Literal["broker"]
@@ -67,6 +71,7 @@ class Settings:
     topics: tuple[str, ...]
     mode: Mode = "concurrent"
     tags: frozenset[str] | None = None
+    selector: Selector | None = None
     start: Start | int | None = None
     on_exhausted: OnExhausted | None = None
     retry: RetryPolicy | None = None
@@ -133,6 +138,7 @@ def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Se
             raise LocalProtocolError(f"{name} is {value!r}", hint="more than 0 is needed")
     fields: dict[str, Any] = dict(options)
     fields["tags"] = _tags(fields.get("tags"))
+    fields["selector"] = _selector(fields.get("selector"))
     fields["start"] = _start(fields.get("start"))
     return Settings(group, names, **fields)
 
@@ -148,6 +154,14 @@ def _tags(tags: Collection[str] | None) -> frozenset[str] | None:
     if isinstance(tags, str) or not tags or not all(isinstance(tag, str) and tag for tag in tags):
         raise LocalProtocolError(f"{tags!r} are no tags", hint='a collection of texts: tags={"paid", "shipped"}')
     return frozenset(tags)
+
+
+def _selector(text: str | None) -> Selector | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise LocalProtocolError(f"{text!r:.80} is no selector", hint="selector=\"region = 'eu' AND price > 10\"")
+    return parse(text)
 
 
 def _start(start: Start | datetime | timedelta | int | None) -> Start | int | None:
