@@ -39,7 +39,7 @@ from pydantic import (
 )
 
 from txmq import limits
-from txmq.config_storage import DiskSpace, FlushEvery, Model, PositiveInt, Retention
+from txmq.config_storage import DiskSpace, FlushEvery, Model, PositiveInt, Retention, Scrub
 from txmq.errors import ConfigError
 from txmq.listen import is_loopback, listen_address
 from txmq.message import is_name
@@ -186,6 +186,7 @@ class Settings(Model):
     alarms: Alarms = Alarms()
     retention: Retention = Retention()
     disk: DiskSpace = DiskSpace()
+    scrub: Scrub = Scrub()
     resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
     xa: Xa = Xa()
     relay: Relay | None = None

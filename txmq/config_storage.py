@@ -40,6 +40,16 @@ class Retention(Model):
     every_s: float = Field(default=60.0, gt=0)
 
 
+class Scrub(Model):
+    """Reading the log again in the background: so many MiB a second, and all of it every so many hours; 0 = never.
+
+    A step of it is followed by a pause at least twenty times as long, whatever the rate.
+    """
+
+    mib_per_s: float = Field(default=8.0, gt=0)
+    every_hours: float = Field(default=168.0, ge=0)
+
+
 class DiskSpace(Model):
     """How much space, in MiB, must be free on the data directory's disk: an alarm, no more writes, writes again.
 

@@ -166,6 +166,10 @@ class TopicClosed(RequestRejected):
     """An operator has closed the topic for writing, or for reading."""
 
 
+class MessagesDamaged(RequestRejected):
+    """Messages that were stored cannot be read any more; `detail` tells which, and the `next` offset after them."""
+
+
 class MessageTooLarge(RequestRejected):
     """A message or frame exceeds the broker's limit."""
 

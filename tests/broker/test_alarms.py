@@ -25,6 +25,7 @@ from txmq.broker.resolving import ResolverStatus
 from txmq.config import Settings
 from txmq.config_storage import DiskSpace
 from txmq.message import Decision, Message
+from txmq.store.scan import Damage
 from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part
 from txmq.wire.headers import Fetch, Opcode, pack_fetch
 from txmq.wire.status import to_error
@@ -258,6 +259,13 @@ def low(desk: Desk) -> Iterator[str]:
     watch.tick()
 
 
+def damaged(desk: Desk) -> Iterator[str]:
+    yield ""
+    desk.broker.log.quarantine([Damage("/data/log/1.seg", 64, 128, "checksum mismatch")])
+    yield "1 spans of the log cannot be read; /data/log/1.seg, 64: checksum mismatch"
+    desk.broker.log.quarantined = ()
+
+
 def trouble(desk: Desk) -> Iterator[str]:
     yield ""
     desk.broker.engine.disk.troubles["snapshot"] = "no space"
@@ -290,6 +298,7 @@ def outbox(desk: Desk) -> Iterator[str]:
 STORIES = {
     "outbox.stuck": outbox,
     "disk.trouble": trouble,
+    "log.damaged": damaged,
     "disk.low": low,
     "retention.passed_group": passed,
     "disk.full": disk_full,

@@ -7,6 +7,9 @@ import pytest
 from tests.store.harness import DIRECTORY, entry, filled, flip, new_disk
 from txmq.errors import CorruptRecord, StoreError
 from txmq.store import reader, scan
+from txmq.store.log import Log
+from txmq.store.scan import Damage
+from txmq.store.scrub import scrub, spans
 
 
 @pytest.mark.parametrize("chunk", [128, 512, 1000, 1 << 20])
@@ -71,17 +74,37 @@ def test_only_so_many_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(log._reader._files) == 2
 
 
+def scrubbed(log: Log, size: int = 1 << 30) -> list[Damage]:
+    """What a scrub of all of it finds that is new; it is quarantined."""
+    position, found = 0, list[Damage]()
+    while position < log.durable:
+        before = position
+        position, some = scrub(log.reader, spans(log), position, size)
+        assert position > before
+        found += some
+    return log.quarantine(found)
+
+
+def test_a_scrub_in_parts_finds_the_same() -> None:
+    fs = new_disk()
+    log, history = filled(fs)
+    for place in (3, 9, 14):
+        flip(fs, history.entries[place].position + 50)
+    parts = scrubbed(log, 100)
+    assert [damage.position for damage in parts] == [history.entries[place].position for place in (3, 9, 14)]
+
+
 def test_a_scrub_names_and_quarantines_what_has_rotted() -> None:
     fs = new_disk()
     log, history = filled(fs)
     rotten = [history.entries[3], history.entries[9]]
     for victim in rotten:
         flip(fs, victim.position + 50)
-    found = log.scrub(0)
+    found = scrubbed(log)
     assert [(damage.position, damage.end) for damage in found] == [(victim.position, victim.end) for victim in rotten]
     assert [damage.reason for damage in found] == ["checksum mismatch"] * 2
     assert log.quarantined == tuple(found)
-    assert log.scrub(0) == []
+    assert scrubbed(log) == []
     assert [entry(record) for record in log.scan(0)] == [kept for kept in history.entries if kept not in rotten]
     for read in (log.record_at, lambda position: log.read(position, 10)):
         with pytest.raises(CorruptRecord, match=str(rotten[0].position)):

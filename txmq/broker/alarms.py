@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from txmq.broker.retaining import Retaining
     from txmq.broker.watching import Watching
     from txmq.config import Alarms as Limits
+    from txmq.store.scan import Damage
 
 log = structlog.get_logger()
 
@@ -39,6 +40,7 @@ class Seen(NamedTuple):
 
     state: State
     read_only: bool
+    quarantined: Sequence[Damage]
     disk: Disk
     passed: tuple[int, int]
     now: int
@@ -75,6 +77,13 @@ def _disk_low(seen: Seen) -> str:
 
 def _trouble(seen: Seen) -> str:
     return "; ".join(f"{what}: {why}" for what, why in sorted(seen.disk.troubles.items()))
+
+
+def _damaged(seen: Seen) -> str:
+    if not seen.quarantined:
+        return ""
+    worst = seen.quarantined[0]
+    return f"{len(seen.quarantined)} spans of the log cannot be read; {worst.path}, {worst.position}: {worst.reason}"
 
 
 def _passed(seen: Seen) -> str:
@@ -186,6 +195,10 @@ def _guarded(seen: Seen) -> str:
 RULES = (
     Rule("disk.full", "critical", _disk_full, "free space on the broker's disk: it goes on by itself"),
     Rule("disk.low", "warning", _disk_low, "free space on the broker's disk, or keep messages for less long"),
+    Rule(
+        "log.damaged", "critical", _damaged,
+        "stop the broker and restore the segment from a backup; what it holds is not delivered meanwhile",
+    ),
     Rule("disk.trouble", "critical", _trouble, "mend the disk, or free space on it: it is tried again by itself"),
     Rule("retention.passed_group", "critical", _passed, "txmq group show GROUP: passed; keep messages for longer"),
     Rule(
@@ -248,12 +261,12 @@ class Alarms:
         )
 
     def _look(self) -> Seen:
-        engine = self._engine
+        engine, store = self._engine, self._engine.store
         resolvers, unresolvable = self._resolving.status(), self._watching.unresolvable_at
         passed = (self._retaining.passed, self._retaining.passed_at)
         return Seen(
-            engine.state, engine.store.read_only, engine.disk, passed, engine.now(), resolvers, unresolvable,
-            self._limits,
+            engine.state, store.read_only, store.quarantined, engine.disk, passed, engine.now(), resolvers,
+            unresolvable, self._limits,
         )  # fmt: skip
 
     def _judge(self, rule: Rule, text: str, now: int) -> None:

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from txmq.batch import BatchView, expires, key_hashes, single_row
 from txmq.broker.core.consumer_commands import Deliver, Pick
-from txmq.broker.core.planning import Candidate, Source, plan
+from txmq.broker.core.planning import Candidate, Plan, Source, plan
 from txmq.broker.core.state import Rejected
-from txmq.broker.reading import read
+from txmq.broker.reading import read_batches
+from txmq.errors import CorruptRecord
 from txmq.message import at_time
 from txmq.wire.chunks import MOVED, Chunk, pack_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from txmq.broker.core.consumers import Spot
     from txmq.broker.core.delivery import DeliverReply, Delivery
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
@@ -159,27 +161,60 @@ class _Fetch:
             if last:
                 self._reply([])
             return last
-        engine, request = self._engine, self._request
+        request = self._request
         messages, size = min(request.max_messages, MOST_MESSAGES), min(request.max_bytes, MOST_BYTES)
-        found = plan(engine.state, *self._member, engine.store.durable, messages, size, engine.now())
+        found, batches = self._readable(messages, size)
         if isinstance(found, Rejected):
             self._session.reject(self._frame, found)
             return True
         if found.candidates or found.steps:
-            self._lease(found.candidates, last=last)
+            self._lease(found.candidates, batches, last=last)
             return True
         if last:
             self._reply([])
         return last
 
-    def _lease(self, candidates: tuple[Candidate, ...], *, last: bool) -> None:
-        """Read what was planned and lease what of it may go out; from the second delivery on only once that is
-        durable.
-        """
+    def _readable(self, messages: int, size: int) -> tuple[Plan | Rejected, list[bytes]]:
+        """What could go out, and its batches. No damaged one is passed over: its partition stands still before it."""
+        engine = self._engine
+        standing: set[Spot] = set()
+        while True:
+            durable, now = engine.store.durable, engine.now()
+            found = plan(engine.state, *self._member, durable, messages, size, now, standing)
+            if isinstance(found, Rejected):
+                return found, []
+            try:
+                return found, self._read(found.candidates)
+            except CorruptRecord:
+                good, batches = self._before_damage(found.candidates, standing)
+            if good:
+                return found._replace(candidates=good), batches
+
+    def _before_damage(
+        self, candidates: tuple[Candidate, ...], standing: set[Spot]
+    ) -> tuple[tuple[Candidate, ...], list[bytes]]:
+        """Those before the first damaged one of their partition, which is added to the ones that stand still."""
+        good: list[Candidate] = []
+        batches: list[bytes] = []
+        for candidate in candidates:
+            spot = (candidate.topic_id, candidate.partition)
+            if spot not in standing:
+                try:
+                    batches += self._read((candidate,))
+                    good.append(candidate)
+                except CorruptRecord:
+                    standing.add(spot)
+        return tuple(good), batches
+
+    def _read(self, candidates: tuple[Candidate, ...]) -> list[bytes]:
+        """Their batches; nothing of those that the member does not want. Raises CorruptRecord."""
         wanted = [self._is_wanted(candidate) for candidate in candidates]
-        places = [(c.batch.position, c.batch.length) for c, here in zip(candidates, wanted, strict=True) if here]
-        found = iter(read(self._engine.store, places))
-        batches = [next(found) if here else NOT_READ for here in wanted]
+        places = [(c.position, c.length) for c, here in zip(candidates, wanted, strict=True) if here]
+        found = iter(read_batches(self._engine.store, places))
+        return [next(found) if here else NOT_READ for here in wanted]
+
+    def _lease(self, candidates: tuple[Candidate, ...], batches: list[bytes], *, last: bool) -> None:
+        """Lease what may go out of what was read; from the second delivery on only once that is durable."""
         now = self._engine.now()
         picks = tuple(
             _pick(c, b, now) if b else Pick(c, unwanted=True) for c, b in zip(candidates, batches, strict=True)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import structlog
+from google_crc32c import value as crc32c
+
+from txmq.batch.header import PREFIX
 from txmq.broker.core import gates
 from txmq.broker.core import tables as t
 from txmq.broker.core.tables import ENTRY_KEY, Entry
+from txmq.errors import CorruptRecord
+from txmq.store.scan import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -14,6 +20,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.state import State
     from txmq.store.log import Log
 
+log = structlog.get_logger()
 GAP = 16 * 1024  # bytes of other partitions worth reading over to save a call
 SPAN = 128 << 10  # and the most that one call reads of several: to take that apart is to copy it
 
@@ -72,10 +79,41 @@ def read(store: Log, places: Iterable[tuple[int, int]]) -> list[bytes]:
     """The bytes at (position, length), in the order given; small neighbours in the log are read in one go."""
     out: list[bytes] = []
     for span in _spans(places):
-        start = span[0][0]
-        data = store.read(start, span[-1][0] + span[-1][1] - start)
-        out += [data[position - start : position - start + length] for position, length in span]
+        try:
+            out += _read_span(store, span)
+        except CorruptRecord:  # of which there may be some between them
+            for place in span:
+                out += _read_span(store, [place])
     return out
+
+
+def _read_span(store: Log, span: list[tuple[int, int]]) -> list[bytes]:
+    start = span[0][0]
+    data = store.read(start, span[-1][0] + span[-1][1] - start)
+    return [data[position - start : position - start + length] for position, length in span]
+
+
+def read_batches(store: Log, places: Iterable[tuple[int, int]]) -> list[bytes]:
+    """The batches at (position, length), in the order given, each checked: what was durable may have rotted since.
+
+    Raises CorruptRecord; what is damaged is quarantined by then.
+    """
+    wanted = list(places)
+    found = read(store, wanted)
+    for (position, length), data in zip(wanted, found, strict=True):
+        if crc32c(data[PREFIX.size :]) != PREFIX.unpack_from(data)[1]:
+            raise _rotten(store, Damage(_path(store, position), position, position + length, "a damaged batch"))
+    return found
+
+
+def _rotten(store: Log, damage: Damage) -> CorruptRecord:
+    store.quarantine([damage])
+    log.error("log.damaged", **damage._asdict())
+    return CorruptRecord(damage.path, damage.position, damage.reason)
+
+
+def _path(store: Log, position: int) -> str:
+    return next(segment.path for segment in reversed(store.segments()) if segment.first <= position)
 
 
 def _spans(places: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

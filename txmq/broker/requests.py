@@ -14,9 +14,9 @@ from txmq.broker.core.instances import fenced
 from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
-from txmq.broker.reading import Found, end_of, published, read
+from txmq.broker.reading import Found, end_of, published, read_batches
 from txmq.config_storage import FlushEvery
-from txmq.errors import BadRequest, NoResolver, OffsetOutOfRange, TxmqError
+from txmq.errors import BadRequest, CorruptRecord, MessagesDamaged, NoResolver, OffsetOutOfRange, TxmqError
 from txmq.wire import headers
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
 from txmq.wire.group import Description, GroupReceipt, Part, PartBatch, pack_group_receipt, unpack_part
@@ -211,7 +211,10 @@ class Requests:
             detail: dict[str, object] = {"first": topic.firsts[request.partition], "end": end}
             session.refuse(frame, OffsetOutOfRange(message, detail=detail))
             return None
-        datas = read(self._engine.store, [(p.entry.position, p.entry.length) for p in places])
+        places, datas = self._readable(places)
+        if places and not datas:
+            session.refuse(frame, _damaged(topic.name, request.partition, places[0]))
+            return None
         return [
             Chunk(
                 topic.name,
@@ -228,6 +231,26 @@ class Requests:
             )
             for p, data in zip(places, datas, strict=True)
         ]
+
+    def _readable(self, places: list[Found]) -> tuple[list[Found], list[bytes]]:
+        """The batches up to the first that is damaged; where that is the first, it alone and no batch."""
+        datas: list[bytes] = []
+        try:
+            return places, read_batches(self._engine.store, [(p.entry.position, p.entry.length) for p in places])
+        except CorruptRecord:
+            for place in places:
+                try:
+                    datas += read_batches(self._engine.store, [(place.entry.position, place.entry.length)])
+                except CorruptRecord:
+                    break
+        return places[: len(datas) or 1], datas
+
+
+def _damaged(topic: str, partition: int, place: Found) -> MessagesDamaged:
+    first, end = place.base, place.base + place.entry.count
+    message = f"messages {first} to {end - 1} of {topic}/{partition} are damaged on the broker's disk"
+    hint = "the broker's alarms name the file: restore it from a backup, or go on behind them"
+    return MessagesDamaged(message, hint=hint, detail={"first": first, "next": end})
 
 
 def _group_batches(batch: PartBatch) -> Iterator[GroupBatch]:

@@ -29,6 +29,7 @@ from txmq.broker.engine import Engine
 from txmq.broker.memory import keep_freed
 from txmq.broker.publishing import Publisher
 from txmq.broker.resolving import Resolving
+from txmq.broker.scrubbing import Scrubbing
 from txmq.broker.steady import SteadyClock
 from txmq.broker.storage import Keeper, Opened, open_directory
 from txmq.listen import ListenAddress, listen_address
@@ -122,7 +123,7 @@ class BrokerService:
         self.life = Life.OPENING
         self.drained = True  # but where it ended with records that never got to the disk
         self._ports: list[Any] = []  # IListeningPorts, the broker's own first
-        self._threads = {name: Threads(reactor, f"txmq-{name}") for name in ("log", "index")}
+        self._threads = {name: Threads(reactor, f"txmq-{name}") for name in ("log", "index", "scrub")}
         self._threads["resolver"] = Threads(reactor, "txmq-resolver", max(1, len(settings.resolver)))
 
     def open(self) -> None:
@@ -155,6 +156,7 @@ class BrokerService:
         self._keeper.remove_for(self._assembly.retaining, str(archive))
         self._assembly.every(CLOCK_S, clock.look)
         self._assembly.every(KEEP_S, self._keeper.tend)
+        self._scrubbing = Scrubbing(engine, self._settings.scrub, self._reactor, self._threads["scrub"])
         watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         watch.tick()
         self._assembly.every(DISK_S, watch.tick)
@@ -177,6 +179,7 @@ class BrokerService:
         main: Any = await endpoint.listen(self._assembly.sessions)
         self._ports.append(main)
         self._assembly.start(self._failed)
+        self._scrubbing.start()
         self._look_after_tokens()  # which also finds out to which databases the resolvers lead
         self._to(Life.SERVING)
         assembly = self._assembly
@@ -208,6 +211,7 @@ class BrokerService:
         for port in reversed(self._ports):
             yield port.stopListening()
         self._assembly.stop()
+        self._scrubbing.stop()
         sessions.deafen()
         deadline = self._reactor.seconds() + self._settings.broker.drain_s
         yield self._until(self._settled, deadline)

@@ -12,7 +12,7 @@ Positions are byte offsets over all segments; see `txmq.store.segment` and `txmq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Self
 from uuid import UUID, uuid4
 
@@ -213,10 +213,14 @@ class Log:
             elif not self._is_quarantined(item):
                 raise CorruptRecord(item.path, item.position, item.reason)
 
-    def scrub(self, start: int) -> list[Damage]:
-        """Read everything from a position to `durable`; blocks. Damage that is new is quarantined and returned."""
-        found = [item for item in self._walk(start, self._durable) if isinstance(item, Damage)]
-        new = [damage for damage in found if not self._is_quarantined(damage)]
+    @property
+    def reader(self) -> LogReader:
+        """For whoever reads in another thread what is durable (`txmq.store.scrub`)."""
+        return self._reader
+
+    def quarantine(self, found: Iterable[Damage]) -> list[Damage]:
+        """Read nothing of these spans any more, those of segments that are gone aside; returns what is new."""
+        new = [damage for damage in found if damage.position >= self.first and not self._is_quarantined(damage)]
         self.quarantined = (*self.quarantined, *new)
         return new
 

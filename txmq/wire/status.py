@@ -39,6 +39,7 @@ STATUSES = _table(
     (23, errors.ProducerFenced),
     (24, errors.RecallTooLate),
     (30, errors.TopicClosed),
+    (31, errors.MessagesDamaged),
     (32, errors.UnknownGroup),
     (33, errors.UnknownMember),
     (34, errors.StaleGeneration),

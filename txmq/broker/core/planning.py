@@ -18,7 +18,7 @@ from txmq.broker.core.members import current
 from txmq.broker.core.state import Rejected, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from txmq.broker.core.consumers import Group, Lease, Member, Spot
     from txmq.broker.core.moved import Moved
@@ -75,11 +75,19 @@ class Plan(NamedTuple):
     steps: bool = False
 
 
-def plan(
-    state: State, group: str, member: str, generation: int, durable: int, max_messages: int, max_bytes: int, now: int
+def plan(  # noqa: PLR0913, PLR0917  # all that a fetch says
+    state: State,
+    group: str,
+    member: str,
+    generation: int,
+    durable: int,
+    max_messages: int,
+    max_bytes: int,
+    now: int,
+    without: Collection[Spot] = (),
 ) -> Plan | Rejected:
     """What to read for one fetch: batches of at most so many bytes in all (or one), seen up to log position
-    `durable`.
+    `durable`; nothing of partitions `without` which it has to do.
     """
     found = current(state, group, member, generation)
     if isinstance(found, Rejected):
@@ -91,6 +99,7 @@ def plan(
         return Plan(steps=steps)
     guarded = found[0].flood is not None
     planner = _Planner(state, *found, durable, now, 1 if guarded else max_messages, max_bytes)
+    planner.without = without
     if guarded:
         planner.partitions()  # first what did not fail yet: it tells more
     planner.moved_rows(max(1, max_messages // 2))
@@ -170,6 +179,7 @@ class _Planner:
         self._durable, self._now = durable, now
         self._messages, self._bytes = messages, size
         self._single_out: bool | None = None
+        self.without: Collection[Spot] = ()
         self.candidates: list[Candidate] = []
 
     def _full(self, length: int = 0) -> bool:
@@ -190,7 +200,8 @@ class _Planner:
 
     def _stands(self, spot: Spot) -> bool:
         topic = self._state.topics_by_id[spot[0]]
-        return self._group.stands(spot) or topic.deleted or not topic.settings.readable
+        closed = topic.deleted or not topic.settings.readable or spot in self.without
+        return closed or self._group.stands(spot)
 
     def moved_rows(self, most: int) -> None:
         """Retries that are due."""

@@ -1,0 +1,156 @@
+"""Data that rots on the disk: found when it is read and by the scrub, named, never passed over, and the rest served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from tests.broker.support import Broker, Client, send_payload
+from txmq.batch import encode
+from txmq.broker.core import tables as t
+from txmq.broker.core.topics import CreateTopic
+from txmq.broker.scrubbing import HOUR_S, PART, Scrubbing
+from txmq.config_storage import Scrub
+from txmq.errors import MessagesDamaged
+from txmq.message import Message
+from txmq.store.segment import segment_path
+from txmq.wire import headers
+from txmq.wire.chunks import unpack_chunks
+from txmq.wire.headers import Fetch, Opcode, Read, pack_fetch, pack_read
+from txmq.wire.status import to_error
+
+
+class Rotten:
+    """A broker with a topic of two partitions, three messages in each."""
+
+    def __init__(self) -> None:
+        self.broker = Broker()
+        self.broker.do(CreateTopic("t", 2))
+        self.client: Client = self.broker.connect()
+        for sequence in range(6):
+            assert self.client.ask(Opcode.SEND, send_payload(sequence, partition=sequence % 2)).status == 0
+
+    def entry(self, partition: int, offset: int) -> t.Entry:
+        row = self.broker.engine.state.entries.get(t.ENTRY_KEY.pack(1, partition, offset))
+        assert row is not None
+        return t.Entry._make(row)
+
+    def rot(self, partition: int, offset: int) -> int:
+        """Flip a bit of a message's body; returns where its batch stands."""
+        position = self.entry(partition, offset).position
+        file = self.broker.fs.open(segment_path("/data", 0), write=True)
+        (byte,) = file.pread(1, position + 84)
+        file.pwrite([bytes([byte ^ 16])], position + 84)
+        return position
+
+    def read(self, partition: int, offset: int) -> Any:
+        reply = self.client.ask(Opcode.READ, pack_read(Read(partition, offset, 0, 1 << 20, "t")))
+        if reply.status:
+            return to_error(reply.status, reply.payload)
+        return [chunk.base_offset for chunk in unpack_chunks(reply.payload).chunks]
+
+    def join(self, mode: str) -> Any:
+        return self.client.call("consumer.join", group="g", member="a", instance="a", mode=mode, topics=["t"])
+
+    def fetch(self, joined: Any, messages: int = 100) -> list[tuple[int, int]]:
+        wanted = Fetch(joined["generation"], 0, 1 << 20, messages, "g", "a")
+        reply = self.client.ask(Opcode.FETCH, pack_fetch(wanted))
+        assert reply.status == 0
+        return [(chunk.partition, chunk.base_offset) for chunk in unpack_chunks(reply.payload).chunks]
+
+    def alarms(self) -> list[str]:
+        return [alarm["name"] for alarm in self.broker.ask("broker.alarms")["alarms"]]
+
+
+@pytest.fixture
+def rotten() -> Rotten:
+    return Rotten()
+
+
+def test_a_reader_gets_what_is_before_then_an_error_that_says_where_to_go_on(rotten: Rotten) -> None:
+    position = rotten.rot(0, 1)
+    assert rotten.read(0, 0) == [0]
+    error = rotten.read(0, 1)
+    assert isinstance(error, MessagesDamaged)
+    assert error.detail == {"first": 1, "next": 2}
+    assert rotten.read(0, 2) == [2]
+    assert rotten.read(1, 0) == [0, 1, 2]
+    [damage] = rotten.broker.log.quarantined
+    assert (damage.position, damage.end) == (position, position + rotten.entry(0, 1).length)
+    assert rotten.alarms() == ["log.damaged"]
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "ordered"])
+@pytest.mark.parametrize("messages", [1, 100])
+def test_a_group_passes_nothing_over_and_gets_the_other_partition(rotten: Rotten, mode: str, messages: int) -> None:
+    rotten.rot(0, 1)
+    joined = rotten.join(mode)
+    got: list[tuple[int, int]] = []
+    for _ in range(10):
+        got += rotten.fetch(joined, messages)
+    assert sorted(got) == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert rotten.alarms() == ["log.damaged"]
+    reset: dict[str, Any] = {"group": "g", "topic": "t", "to": {"0": 2}, "operator": "ada", "reason": "lost"}
+    rotten.client.call("group.reset", **reset)
+    assert rotten.fetch(joined) == [(0, 2)]
+
+
+class Thread:
+    """Works when it is told to."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Deferred[Any], Any, tuple[object, ...]]] = []
+
+    def __call__(self, function: Any, *args: object) -> Deferred[Any]:
+        done: Deferred[Any] = Deferred()
+        self.given.append((done, function, args))
+        return done
+
+    def work(self) -> None:
+        done, function, args = self.given.pop()
+        done.callback(function(*args))
+
+
+def test_the_scrub_finds_it_before_anybody_reads_it(rotten: Rotten) -> None:
+    position = rotten.rot(1, 2)
+    thread, clock = Thread(), rotten.broker.clock
+    scrubbing = Scrubbing(rotten.broker.engine, Scrub(mib_per_s=1.0, every_hours=2.0), clock, thread)
+    scrubbing.start()
+    assert rotten.alarms() == []
+    clock.advance(1)
+    assert scrubbing.busy
+    thread.work()
+    assert rotten.alarms() == ["log.damaged"]
+    [damage] = rotten.broker.log.quarantined
+    assert damage.position <= position < damage.end
+    assert scrubbing.rounds == 1
+    clock.advance(HOUR_S)
+    assert not thread.given, "a round every two hours"
+    clock.advance(HOUR_S)
+    thread.work()
+    assert (scrubbing.rounds, len(rotten.broker.log.quarantined)) == (2, 1)
+    scrubbing.stop()
+    clock.advance(3 * HOUR_S)
+    assert not thread.given
+
+
+def test_the_scrub_keeps_to_its_rate_and_to_what_is_durable(rotten: Rotten) -> None:
+    data = encode([Message(bytes(PART))], producer_id=b"q" * 16, epoch=0, sequence=0, born_at=1)
+    rotten.client.ask(Opcode.SEND, headers.send_header("t", 0, 0) + data)
+    thread, clock = Thread(), rotten.broker.clock
+    scrubbing = Scrubbing(rotten.broker.engine, Scrub(mib_per_s=0.5), clock, thread)
+    scrubbing.start()
+    clock.advance(2)
+    thread.work()
+    assert scrubbing.rounds == 1
+    assert scrubbing.position == 0
+    scrubbing.stop()
+
+
+def test_it_can_be_switched_off(rotten: Rotten) -> None:
+    thread = Thread()
+    Scrubbing(rotten.broker.engine, Scrub(every_hours=0.0), rotten.broker.clock, thread).start()
+    rotten.broker.clock.advance(1_000 * HOUR_S)
+    assert not thread.given
