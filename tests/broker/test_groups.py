@@ -52,6 +52,18 @@ def test_a_large_deletion_ends_by_itself_and_the_name_is_free_at_once(broker: Br
     assert broker.ask("group.show", group="again")["lag"] == 0
 
 
+def test_members_get_the_partitions_that_their_topic_has_grown(broker: Broker) -> None:
+    client = broker.connect()
+    client.call("consumer.join", group="late", topics=["t"], instance="i", member="m", start="last")
+    client.call("topic.grow", name="t", partitions=3)
+    broker.pass_time(1)
+    [member] = broker.ask("group.show", group="late")["member_list"]
+    assert [tuple(spot) for spot in member["assignment"]] == [("t", 0), ("t", 1), ("t", 2)]
+    client.call("topic.delete", name="t")
+    broker.pass_time(1)
+    assert broker.ask("group.show", group="late")["member_list"][0]["assignment"] == []
+
+
 def test_a_topic_is_paused_for_a_group_and_goes_on(broker: Broker) -> None:
     broker.ask("group.pause", group="billing", topic="t", **WHO)
     assert broker.ask("group.show", group="billing")["paused_topics"] == ["t"]

@@ -20,11 +20,15 @@ class Place:
 
     def __init__(self) -> None:
         self.world, self.clock, self.asked = World(t=2), Clock(), list[object]()
+        self.listeners: dict[type, Any] = {}
         self.membership = Membership(self, self.clock, grace_s=1.0)  # type: ignore[arg-type]  # what it needs of an engine
 
     @property
     def state(self) -> Any:
         return self.world.state
+
+    def listen(self, event: type, listener: Any) -> None:
+        self.listeners[event] = listener
 
     def submit(self, command: object, deliver: Any) -> None:
         self.asked.append(command)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from txmq.broker.core.consumer_commands import Leave, Rebalance
+from txmq.broker.core.events import TopicDeleted, TopicGrown
 from txmq.broker.core.state import Rejected
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class Membership:
         """`grace_s`: how long a member outlives its connection, for it may come back on another one."""
         self._engine, self._clock, self._grace = engine, clock, grace_s
         self._seen: dict[tuple[str, str], _Seen] = {}
+        self._reshaped: set[int] = set()  # topics that have more partitions, or none, than groups have shared out
+        for event in (TopicGrown, TopicDeleted):
+            engine.listen(event, lambda event, _place: self._reshaped.add(event.topic_id))
 
     def adopt(self) -> None:
         """The broker has started: static members of before have their session's time to come back.
@@ -80,8 +84,17 @@ class Membership:
         if seen is not None and seen.session is session and not seen.static:
             seen.until = min(seen.until, self._clock.seconds() + self._grace)
 
+    def _share_out(self) -> None:
+        reshaped, self._reshaped = self._reshaped, set()
+        if not reshaped:
+            return
+        for group in list(self._engine.state.consumers.by_id.values()):
+            if any(not reshaped.isdisjoint(member.topics) for member in group.members.values()):
+                self._engine.submit(Rebalance(group.name), _gone)
+
     def tick(self) -> None:
-        """Timer: whoever has not been heard of is gone."""
+        """Timer: whoever has not been heard of is gone; what topics have become is shared out."""
+        self._share_out()
         now = self._clock.seconds()
         for (group, member), seen in [item for item in self._seen.items() if item[1].until <= now]:
             del self._seen[group, member]
