@@ -23,6 +23,7 @@ from txmq.config_storage import FlushEvery
 from txmq.message import Message
 from txmq.store.log import Log
 from txmq.store.record import LOST
+from txmq.store.writer import Flush
 from txmq.testing.simfs import SimFS
 
 STEP = 4_096  # bytes of room made ahead
@@ -32,7 +33,7 @@ DATA = "/data"
 class Rig:
     """An engine on a simulated disk, with a thread that works only when it is told to."""
 
-    def __init__(self, fs: SimFS | None = None, flush: FlushEvery | None = None) -> None:
+    def __init__(self, fs: SimFS | None = None, flush: FlushEvery | None = None, quick_s: float = 0.0) -> None:
         self.fs = fs or SimFS()
         self.clock = Clock()
         self.thread: list[tuple[Deferred[Any], Callable[..., Any], tuple[object, ...]]] = []
@@ -42,8 +43,9 @@ class Rig:
         self.log, _ = Log.open(self.fs, DATA, now=1, segment_size=1 << 20, preallocate=STEP)
         state = machine.load(MemoryTables())
         self.engine = Engine(
-            self.log, state, clock=self.clock, now=lambda: 1_000, in_thread=self._in_thread, flush=flush
-        )
+            self.log, state, clock=self.clock, now=lambda: 1_000, in_thread=self._in_thread, flush=flush,
+            quick_s=quick_s,
+        )  # fmt: skip
         self.engine.on_failure = lambda failure: self.failures.append(failure.value)
         self.engine.boot("test")
         self.engine.submit(CreateTopic("t", 1), self.replies.append)
@@ -133,6 +135,32 @@ def test_what_comes_during_a_write_goes_with_the_next_one() -> None:
     rig.work()
     assert rig.offsets == [0, 1, 2]
     assert syncs(rig) == 2
+
+
+def test_no_thread_waits_for_a_quick_disk_until_it_turns_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(quick_s=0.001)
+    write, took_s = rig.log.write, [0.0005]
+
+    def timed(flush: Flush, *, sync: bool = True) -> None:
+        write(flush, sync=sync)
+        rig.clock.rightNow += took_s[0]
+
+    def turn_of_two() -> bool:
+        """Whether it was written inline."""
+        rig.send()
+        rig.send()
+        rig.turn()
+        inline = not rig.thread
+        rig.work()
+        return inline
+
+    monkeypatch.setattr(rig.log, "write", timed)
+    assert [turn_of_two() for _ in range(20)] == [True] * 20
+    took_s[0] = 0.1
+    assert [turn_of_two() for _ in range(3)] == [True, False, False]
+    took_s[0] = 0.0005
+    assert [turn_of_two() for _ in range(50)][-1]
+    assert rig.offsets == list(range(146))
 
 
 def test_a_lone_send_goes_to_the_thread_while_something_else_blocks_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,8 @@
     command ─► decide ─► append ─► apply          at once, in memory
     tick:  cut what is pending ─► write and fdatasync ─► replies go out, readers are woken
 
-One write is under way at a time; what arrives meanwhile goes with the next one (group commit). The write happens
-inline when exactly one reply waits for it, else in a thread: a hand-off to a thread and back costs about as much as
-the sync itself, and is worth it only when the reactor has other work (ARCHITECTURE 1).
+One write is under way at a time; what arrives meanwhile goes with the next one (group commit). It happens inline when
+exactly one reply waits for it or the disk is quick, else in a thread, which costs 140 µs of work for each hand-over.
 
 A full disk is no failure: the write that found it full is kept, together with all replies that wait for it, and made
 again until there is space; meanwhile new writes are refused, and reads go on.
@@ -25,6 +24,7 @@ from txmq.broker.core.events import KINDS, Booted, Place, encode
 from txmq.broker.core.state import Outcome, Rejected
 from txmq.broker.disk import Disk
 from txmq.broker.pacing import NEVER, Pace
+from txmq.broker.timed import Timed
 from txmq.errors import DiskFull, ReadOnly
 from txmq.store.writer import Flush
 
@@ -60,14 +60,14 @@ class Engine:
         in_thread: InThread,
         flush: FlushEvery | None = None,
         soon: Callable[[Callable[[], object]], object] | None = None,
+        quick_s: float = 0.0,
     ) -> None:
-        """`now` gives microseconds since the epoch; `flush` None = every reply waits for the disk.
-
-        `soon` calls a function when all that has come by now is received; without it, the clock does.
+        """`now` gives microseconds since the epoch; `flush` None = every reply waits for the disk. `soon` calls a
+        function when all that has come is received; without it, the clock does. No thread where writes take `quick_s`.
         """
         self.store, self.state = store, state
         self._clock, self._now, self._in_thread, self._pace = clock, now, in_thread, Pace(flush)
-        self._soon = soon or partial(clock.callLater, 0)
+        self._soon, self._timed = soon or partial(clock.callLater, 0), Timed(clock, quick_s)
         self._waiting: deque[_Waiting] = deque()
         self._written: list[_Waiting] = []  # early replies: they wait for the write, not for the disk
         self._ticking = self._writing = False
@@ -209,13 +209,13 @@ class Engine:
                 self._done(flush, early)
             return
         self._writing = True
-        work = self._in_thread(self.store.sync) if flush is None else self._in_thread(self.store.write, flush)
+        work = self._in_thread(self._timed, *((self.store.sync,) if flush is None else (self.store.write, flush)))
         work.addCallbacks(lambda _: self._thread_done(flush, early), lambda why: self._thread_failed(why, flush, early))
         work.addErrback(self._broken)  # an answer that could not be given is a bug
 
     def _is_quick(self, flush: Flush) -> bool:
         """Whether nobody gains by a thread. Where one makes room ahead, a write would wait for that."""
-        return len(self._waiting) == 1 and flush.size <= INLINE_BYTES and not self.store.busy
+        return (len(self._waiting) == 1 or self._timed.quick) and flush.size <= INLINE_BYTES and not self.store.busy
 
     def _thread_done(self, flush: Flush | None, early: list[_Waiting]) -> None:
         self._writing = False
@@ -275,7 +275,10 @@ class Engine:
     def _write(self, flush: Flush, *, sync: bool = True) -> bool:
         """Write here and now; False = there was no space, and it is kept."""
         try:
-            self.store.write(flush, sync=sync)
+            if sync:
+                self._timed(self.store.write, flush)
+            else:
+                self.store.write(flush, sync=False)
         except BaseException as error:
             if self._is_full(error):
                 self._keep(flush)

@@ -1,0 +1,43 @@
+"""The broker's threads: what blocks runs in them, and its result comes back to the reactor."""
+
+from __future__ import annotations
+
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.threadpool import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.internet.defer import Deferred
+
+
+class _Pool(ThreadPool):
+    """Its threads do not keep the process from ending."""
+
+    threadFactory = staticmethod(partial(Thread, daemon=True))  # type: ignore[assignment]  # whatever makes threads
+
+
+class Threads:
+    """A pool whose threads run one kind of blocking work."""
+
+    def __init__(self, reactor: Any, name: str, size: int = 1) -> None:  # noqa: ANN401  # several interfaces of Twisted's
+        self._reactor = reactor
+        self._pool = _Pool(minthreads=0, maxthreads=size, name=name)
+        self._pool.start()
+
+    def __call__(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
+        return deferToThreadPool(self._reactor, self._pool, function, *args)
+
+    def stop(self, within_s: float) -> bool:
+        """Takes nothing more and waits for what is under way, but no longer than that; whether it has come to its end.
+
+        What hangs in a call of the system cannot be interrupted. Its thread ends with the process.
+        """
+        waiting = Thread(target=self._pool.stop, name=f"{self._pool.name}-end", daemon=True)
+        waiting.start()
+        waiting.join(within_s)
+        return not waiting.is_alive()
