@@ -14,6 +14,7 @@ from tests.simulation.history import Broken
 from tests.simulation.planted import BUGS, Bug
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.timeout(900)  # it only calculates, and on a busy machine for long
 SEEDS = 2_000
 SOAK_FIRST, SOAK_SEEDS = 100_000, 10_000
 PIECE = 100  # seeds in one test: the tests of a run are shared out to the processor's cores
