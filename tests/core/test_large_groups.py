@@ -14,7 +14,7 @@ from txmq.broker.core.events import Booted
 from txmq.broker.core.holds import HeldBatch
 from txmq.broker.core.persistence import load, save
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import BACKLOG, HOLDS, NAMES, PIECES, UNDECIDED
+from txmq.broker.core.tables import BACKLOG, HOLDS, JOB_PARTS, JOB_WORK, NAMES, PIECES, UNDECIDED
 from txmq.broker.core.topics import CreateTopic, DeleteTopic
 from txmq.broker.core.transactions import KEPT, get
 from txmq.broker.reading import end_of, offset_at
@@ -345,3 +345,41 @@ def test_a_large_group_is_forgotten_with_all_its_pieces(core: Driver) -> None:
     core.sweep()
     assert get(core.state, name) is None
     assert not list(core.state.tables[PIECES].range(b""))
+
+
+def test_a_job_of_very_many_groups_is_carried_out_some_at_a_time(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "AT_ONCE", 3)
+    job, half = token(core, 900), token(core, 901)
+    core.store(half, [("t", 0, "k5", "half")], POSTGRES)
+    names = [token(core, number) for number in range(10)]
+    for number, name in enumerate(names):
+        core.store(name, [("t", 0, f"k{number}", str(number))], ("job", job))
+    several = large(core, 500, "k5", "x", "y", decider=("job", job))
+    command = jobs.DecideJob(job, Decision.COMMIT, (names[7], *names[:7], several), "driver")
+    assert [core.do(command).repeated for _ in range(2)] == [False, True]
+    assert core.store(token(core, 600), sends(6, "z"), ("job", job)).state is GroupState.ROLLED_BACK
+    refused = decide(core, names[2], Decision.ROLLBACK)
+    assert isinstance(refused, Rejected)
+    assert refused.error is Conflict
+    recorded = len(core.log)
+    core.work_off()
+    assert len(core.log) >= recorded + 4
+    assert core.bodies("t") == list("7012346")
+    assert [state_of(core, name) for name in names[8:]] == [GroupState.ROLLED_BACK] * 2
+    decide(core, half)
+    core.work_off()
+    assert core.bodies("t") == [*"7012346", "half", "5", "500:k5"]
+    assert nothing_left(core)
+    assert not any(list(core.state.tables[name].range(b"")) for name in (JOB_PARTS, JOB_WORK))
+
+
+def test_a_job_of_very_many_groups_is_given_up_some_at_a_time(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "AT_ONCE", 3)
+    job, names = token(core, 900), [token(core, number) for number in range(7)]
+    for number, name in enumerate(names):
+        core.store(name, [("t", 0, f"k{number}", str(number))], ("job", job))
+    core.do(jobs.DecideJob(job, Decision.ROLLBACK, (), "driver"))
+    core.work_off()
+    assert {state_of(core, name) for name in names} == {GroupState.ROLLED_BACK}
+    assert (core.bodies("t"), core.state.undecided) == ([], 0)
+    assert not any(list(core.state.tables[name].range(b"")) for name in (JOB_PARTS, JOB_WORK, BACKLOG))

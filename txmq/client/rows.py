@@ -21,7 +21,7 @@ from txmq.message import Message, time_or_span
 
 PIECE_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
 PIECE_ROWS = 1 << 16
-PART_ROWS = 1_024  # of a part of a group: to take so many keys holds a broker up for 2 to 4 ms; it would take 4,096
+PART_ROWS = 512  # of a part of a group: to take so many keys holds a broker up for 1 to 2 ms; it would take 4,096
 ROW_BYTES = 64  # offsets and times of a row
 BODY_ALONE = Message(b"")[1:]
 T = TypeVar("T")

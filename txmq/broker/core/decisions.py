@@ -54,6 +54,8 @@ def decide_decide(state: State, command: Decide, now: int) -> Outcome | Rejected
         return _contradiction(state, row, command)
     if decided(row.state):
         return Outcome(reply=DecideReceipt(row.state, repeated=True))
+    if row.decider[0] == "job" and state.tables[t.JOB_WORK].get(row.decider[1]) is not None:  # type: ignore[arg-type]  # bytes
+        return Rejected(Conflict, "its job was decided, and is being carried out", "see: txmq tx show")
     return decide_now(state, row, command)
 
 

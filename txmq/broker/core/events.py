@@ -272,6 +272,7 @@ class JobDecided(NamedTuple):
     losers: tuple[bytes, ...]
     released: tuple[Released, ...]
     later: tuple[tuple[int, bytes | None], ...] = ()
+    in_steps: bool = False  # the groups themselves are dealt with by `JobGroupsDone`, some at a time
 
 
 @event(21)
@@ -413,3 +414,13 @@ class InstancesForgotten(NamedTuple):
     """Producer instances (keys of table `instances`) of which nobody was connected for too long are forgotten."""
 
     keys: tuple[bytes, ...]
+
+
+@event(36)
+class JobGroupsDone(NamedTuple):
+    """So many more groups of a decided job were dealt with: first its winners in their order, then the others."""
+
+    token: bytes
+    groups: int
+    released: tuple[Released, ...]
+    later: tuple[tuple[int, bytes | None], ...] = ()

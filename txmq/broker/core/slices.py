@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import backlog, decisions, gates, holds, listed, pieces
+from txmq.broker.core import backlog, decisions, gates, holds, jobs, listed, pieces
 from txmq.broker.core.events import BacklogDone, GroupWaits, PieceDone, PublicationBegun
 from txmq.broker.core.holds import Release
 from txmq.broker.core.pieces import Phase
@@ -63,6 +63,9 @@ def decide_advance(state: State, command: Advance, now: int) -> Outcome:
         if first is None:
             return IDLE
         token = first[1]
+    work = None if token is None else jobs.under_way(state, token)
+    if work is not None and token is not None:
+        return Outcome((jobs.next_step(state, token, work),), Step(), early=True)
     row = None if token is None else get(state, token)
     if row is None or row.large is None or token is None:
         return _small_ones(state)
@@ -73,7 +76,7 @@ def _small_ones(state: State) -> Outcome:
     release = Release(state, lambda ticket, token: decisions.committed(state, ticket, token))
     looked_at: list[int] = []
     for ticket, token in backlog.rows(state):
-        if release.exhausted or (token is not None and is_large(state, token)):
+        if release.exhausted or (token is not None and (is_large(state, token) or jobs.under_way(state, token))):
             break
         looked_at.append(ticket)
         release.consider(ticket, token)
