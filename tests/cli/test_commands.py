@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,9 @@ def test_an_error_is_told_on_standard_error_with_status_1(client: ScriptedClient
         "send orders body --delay level:19",
         "send orders body --delay level:x",
         "message recall",
+        "message find",
+        "message find orders --from ever",
+        "message find orders --limit 0",
         "message delayed --after x",
         "send orders --file /does/not/exist",
         "tail orders --from -1",
@@ -342,6 +346,24 @@ def test_a_body_may_come_from_a_file(client: ScriptedClient, tmp_path: Path) -> 
 
 def letter(offset: int, **fields: object) -> dict[str, object]:
     return {"group": "billing", "topic": "orders", "partition": 3, "offset": offset, "state": "dead"} | fields
+
+
+def test_a_search_goes_on_until_it_has_what_it_may_and_shows_text_as_text(client: ScriptedClient) -> None:
+    row = {"message_id": "a-1", "topic": "orders", "partition": 0, "offset": 4, "body": b64encode(b"x").decode()}
+    client.replies = [{"messages": [], "next": [0, 9]}, {"messages": [row, dict(row)], "next": [1, 2]}]
+    result = run(
+        *["message", "find", "orders", "--key", "k", "--from", "2026-07-01T12:00:00Z", "--limit", "2", "--json"]
+    )
+    assert [args["after"] for _call, args in client.calls] == [None, [0, 9]]
+    assert client.calls[0][1]["start"] == 1_782_907_200_000_000
+    told = json.loads(result.stdout)
+    assert [message["body"] for message in told["messages"]] == ["x", "x"]
+    assert told["more"] is True
+
+
+def test_a_message_that_is_not_known_is_status_1(client: ScriptedClient) -> None:
+    client.replies = [{"message": None}]
+    assert run("message", "show", "a-1", "--json").exit_code == 1
 
 
 def test_letters_show_text_as_text_and_other_bodies_in_base64(client: ScriptedClient) -> None:

@@ -113,3 +113,43 @@ def test_twisteds_face_delays_and_recalls(real: RealBroker, tell: Tell, reactor:
     offset, detail = tell(use)
     assert offset is None
     assert "late" in detail
+
+
+def test_messages_are_found_by_key_id_and_time(real: RealBroker, connect: Connect) -> None:
+    client, topic = connect(real.url), "delays-find"
+    before = datetime.now(UTC) - timedelta(minutes=1)
+    receipts = [client.send(topic, b"%d" % n, key=f"k{n % 2}", headers={"n": f"{n}"}) for n in range(6)]
+    late = client.send(topic, b"late", key="k1", delay=HOUR)
+    assert sorted(found.body for found in client.find(topic, key="k1")) == [b"1", b"3", b"5"]
+    [by_id] = client.find(topic, message_id=receipts[4])
+    assert (by_id.message_id, by_id.offset, by_id.headers) == (receipts[4].message_id, receipts[4].offset, {"n": "4"})
+    assert len(list(client.find(topic, start=before))) == 6
+    assert list(client.find(topic, end=before)) == []
+    [waiting] = client.find(message_id=late.message_id)
+    assert (waiting.state, waiting.topic, waiting.offset, waiting.body) == ("delayed", topic, None, b"late")
+    assert list(client.find(message_id="ab" * 16 + "-0")) == []
+    with pytest.raises(LocalProtocolError, match="needs a topic"):
+        list(client.find(key="k1"))
+
+
+def test_a_delayed_message_of_a_transaction_is_found_where_it_was_published(real: RealBroker, connect: Connect) -> None:
+    client, topic = connect(real.url), "delays-find-tx"
+    with client.transaction() as tx:
+        tx.send(topic, b"soon", delay=0.05)
+    wait_until(lambda: bodies(real, topic) == [b"soon"], 30, what="the delayed message")
+    [found] = client.find(message_id=f"{tx.token.hex}-0")
+    assert (found.state, found.offset, found.body) == ("published", 0, b"soon")
+
+
+def test_twisteds_face_finds(real: RealBroker, tell: Tell, reactor: Any) -> None:
+    async def use() -> list[bytes]:
+        client = txmq.twisted.connect(reactor, real.url, service="s")
+        try:
+            receipt = await client.send("delays-find-twisted", b"x", key="k")
+            found = [message async for message in client.find("delays-find-twisted", key="k")]
+            found += [message async for message in client.find("delays-find-twisted", message_id=receipt)]
+            return [message.body for message in found]
+        finally:
+            await client.close()
+
+    assert tell(use) == [b"x", b"x"]

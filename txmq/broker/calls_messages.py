@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import Asking, Handler, then
 from txmq.broker.core import delayed, topics
+from txmq.broker.core.admission import unreadable
 from txmq.broker.core.delays import Recall
 from txmq.broker.core.state import Rejected
+from txmq.broker.finding import Search, Wanted, fitting, where_is
 from txmq.message import message_id
 
 if TYPE_CHECKING:
@@ -24,10 +26,33 @@ class MessageCalls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.handlers: dict[str, Handler] = {"message.recall": self.recall, "message.delayed": self.delayed}
+        self.handlers: dict[str, Handler] = {
+            "message.recall": self.recall,
+            "message.delayed": self.delayed,
+            "message.show": self.show,
+            "message.find": self.find,
+        }
 
     def recall(self, asking: Asking, args: wire.MessageIds) -> None:
         self._engine.submit(Recall(args.ids), then(asking.answer, lambda reply: {"recalled": reply.recalled}))
+
+    def show(self, asking: Asking, args: wire.MessageShow) -> None:
+        """What is not known by its id alone may still be in a topic: that is for `find`."""
+        found = where_is(self._engine.store, self._engine.state, args.id, bodies=args.bodies)
+        self._engine.tell(asking.answer, {"message": found})
+
+    def find(self, asking: Asking, args: wire.MessageFind) -> None:
+        state = self._engine.state
+        partition, offset = args.after or (args.partition or 0, args.offset)
+        topic = topics.find(state, args.topic, partition)
+        refused = topic if isinstance(topic, Rejected) else unreadable(topic)
+        if isinstance(topic, Rejected) or refused is not None:
+            asking.answer(refused)
+            return
+        last = len(topic.ends) if args.partition is None else args.partition + 1
+        wanted = Wanted(args.key, args.id, args.start, args.end, args.limit, args.bodies)
+        page = fitting(Search(self._engine.store, state, topic, wanted).page(range(partition, last), offset))
+        asking.answer({"messages": page.messages, "next": page.following})
 
     def delayed(self, asking: Asking, args: wire.DelayedList) -> None:
         """A page may be short of its limit, and even empty, where a topic is asked for that has few of many."""

@@ -138,6 +138,8 @@ CALLS: dict[str, type[Args]] = {
     "dlq.abandon": consumers.DlqAbandon,
     "message.recall": messages.MessageIds,
     "message.delayed": messages.DelayedList,
+    "message.show": messages.MessageShow,
+    "message.find": messages.MessageFind,
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
     "alarms.report": AlarmsReport,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, StringConstraints
 
+from txmq import limits
 from txmq.errors import LocalProtocolError
 from txmq.message import parse_message_id
 from txmq.wire.args import Args, Limit, Name
@@ -19,6 +20,7 @@ def _message_id(text: object) -> tuple[bytes, int]:
 
 
 MessageId = Annotated[tuple[bytes, int], BeforeValidator(_message_id)]
+Time = Annotated[int, Field(ge=0, le=limits.TIME)]
 Position = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 
 
@@ -26,6 +28,30 @@ class MessageIds(Args):
     """Messages, by their ids."""
 
     ids: Annotated[tuple[MessageId, ...], Field(min_length=1, max_length=1_000)]
+
+
+class MessageShow(Args):
+    """One message, by its id."""
+
+    id: MessageId
+    bodies: bool = False
+
+
+class MessageFind(Args):
+    """A page of a topic's messages: with that key, of that id, stored from `start` on and before `end`, in that
+    partition from `offset` on; `after` is `next` of the page before.
+    """
+
+    topic: Name
+    key: Annotated[str, StringConstraints(min_length=1, max_length=limits.KEY)] | None = None
+    id: MessageId | None = None
+    start: Time | None = None
+    end: Time | None = None
+    partition: Annotated[int, Field(ge=0, le=4_095)] | None = None
+    offset: Position = 0
+    after: tuple[Position, Position] | None = None
+    limit: Limit = 100
+    bodies: bool = False
 
 
 class DelayedList(Args):

@@ -1,0 +1,174 @@
+"""Messages looked up by id, key, time and place, page by page.
+
+There is no index of keys: a page looks at so much of a topic, and says where the next one begins. What narrows it down,
+a partition or a span of time, costs nothing; by id only the headers of batches are read.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.batch import BatchView
+from txmq.batch.header import FIELDS, LENGTH, PREFIX
+from txmq.broker.core import delayed
+from txmq.broker.core.transactions import every_batch, get
+from txmq.broker.reading import Found, offset_at, published, read
+from txmq.broker.telling import as_fit
+from txmq.message import message_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.broker.core.holds import HeldBatch
+    from txmq.broker.core.state import State, Topic
+    from txmq.broker.core.transactions import Transaction
+    from txmq.store.log import Log
+
+BATCHES = 4_096  # looked at for one page
+BYTES = 4 << 20
+TRANSACTION_BATCHES = 4_096
+Id = tuple[bytes, int]
+
+
+class Wanted(NamedTuple):
+    """What is looked for; None = anything. `start` and `end` are times, `end` excluded."""
+
+    key: str | None = None
+    found: Id | None = None
+    start: int | None = None
+    end: int | None = None
+    limit: int = 100
+    bodies: bool = False
+
+
+class Page(NamedTuple):
+    """Messages, and (partition, offset) to go on from; None = all were looked at."""
+
+    messages: list[dict[str, Any]]
+    following: tuple[int, int] | None
+
+
+class Search:
+    """One page of one topic, from a place on."""
+
+    def __init__(self, store: Log, state: State, topic: Topic, wanted: Wanted) -> None:
+        self._store, self._state, self._topic, self._wanted = store, state, topic, wanted
+        self._batches, self._bytes = BATCHES, BYTES
+        self._messages: list[dict[str, Any]] = []
+
+    def page(self, partitions: range, offset: int) -> Page:
+        """Through the partitions in turn; `offset` is where to begin in the first of them."""
+        for partition in partitions:
+            first = max(offset if partition == partitions.start else 0, self._first(partition))
+            stopped_at = self._partition(partition, first)
+            if stopped_at is not None:
+                return Page(self._messages, (partition, stopped_at))
+        return Page(self._messages, None)
+
+    def _first(self, partition: int) -> int:
+        start = self._wanted.start
+        return 0 if start is None else offset_at(self._state, self._topic.topic_id, partition, start)
+
+    def _partition(self, partition: int, first: int) -> int | None:
+        """Where to go on, None = at the end."""
+        end = self._wanted.end
+        for place in published(self._state, self._topic.topic_id, partition, first, self._store.durable):
+            at = max(first, place.base)
+            if end is not None and place.entry.stored_at >= end:
+                return None
+            if self._batches <= 0 or self._bytes <= 0:
+                return at
+            self._batches -= 1
+            for row in self._rows(partition, place, at):
+                if len(self._messages) == self._wanted.limit:
+                    return int(row["offset"])
+                self._messages.append(row)
+        return None
+
+    def _rows(self, partition: int, place: Found, at: int) -> Iterator[dict[str, Any]]:
+        entry, wanted = place.entry, self._wanted
+        if wanted.found is not None and not _may_have(self._store, entry.position, wanted.found):
+            return
+        view = view_of(self._store, entry.position, entry.length)
+        self._bytes -= entry.length
+        where = {"topic": self._topic.name, "partition": partition}
+        for row in range(at - place.base, entry.count):
+            if wanted.key is not None and view.keys[row] != wanted.key:
+                continue
+            if wanted.found is None or view.header.sequence + row == wanted.found[1]:
+                told = where | {"offset": place.base + row, "stored_at": entry.stored_at}
+                yield told | message(view, row, bodies=wanted.bodies)
+
+
+def _may_have(store: Log, position: int, found: Id) -> bool:
+    """Whether the batch there has the message of that id."""
+    [data] = read(store, [(position, LENGTH)])
+    fields = FIELDS.unpack_from(data, PREFIX.size)
+    count, producer_id, sequence = fields[3], fields[8], fields[11]
+    return bool(producer_id == found[0] and sequence <= found[1] < sequence + count)
+
+
+def view_of(store: Log, position: int, length: int) -> BatchView:
+    """The batch at that place."""
+    [data] = read(store, [(position, length)])
+    return BatchView(bytes(data))
+
+
+def message(view: BatchView, row: int, *, bodies: bool) -> dict[str, Any]:
+    """What is told of a message, wherever it is."""
+    told = {
+        "message_id": message_id(view.header.producer_id, view.header.sequence + row),
+        "key": view.keys[row],
+        "tag": view.tags[row],
+        "headers": dict(view.headers[row]),
+        "born_at": view.born_at[row],
+        "size": len(view.bodies[row]),
+    }
+    return told | {"body": b64encode(view.bodies[row]).decode()} if bodies else told
+
+
+def where_is(store: Log, state: State, found: Id, *, bodies: bool) -> dict[str, Any] | None:
+    """A message that is known by its id alone: delayed, recalled, or of a transaction. None = it is none of these."""
+    waiting = delayed.find(state, found)
+    if waiting is not None:
+        shape = waiting.message
+        view = view_of(store, waiting.position, shape.length)
+        told = {"state": "delayed", "due_at": waiting.due, **_place(state, shape.topic_id, shape.partition, None)}
+        return told | message(view, 0, bodies=bodies)
+    if delayed.was_recalled(state, found):
+        return {"state": "recalled", "message_id": message_id(*found)}
+    row = get(state, found[0])
+    return None if row is None else _in_transaction(store, state, found, row, bodies=bodies)
+
+
+def _in_transaction(store: Log, state: State, found: Id, row: Transaction, *, bodies: bool) -> dict[str, Any] | None:
+    """What was published with a delay has its place in no row of the transaction's."""
+    for batch, base in islice(every_batch(state, found[0], row), TRANSACTION_BATCHES):
+        if batch.position + batch.length <= store.durable and _may_have(store, batch.position, found):
+            return _of_batch(store, state, batch, base, found, row, bodies=bodies)
+    return None
+
+
+def _of_batch(
+    store: Log, state: State, batch: HeldBatch, base: int | None, found: Id, row: Transaction, *, bodies: bool
+) -> dict[str, Any]:
+    view = view_of(store, batch.position, batch.length)
+    number = found[1] - view.header.sequence
+    offset = None if base is None else base + number
+    told = {"state": row.state.name.lower(), **_place(state, batch.topic_id, batch.partition, offset)}
+    return told | message(view, number, bodies=bodies)
+
+
+def _place(state: State, topic_id: int, partition: int, offset: int | None) -> dict[str, Any]:
+    return {"topic": state.topics_by_id[topic_id].name, "partition": partition, "offset": offset}
+
+
+def fitting(page: Page) -> Page:
+    """As much of a page as fits in a reply."""
+    kept = list(as_fit(iter(page.messages)))
+    if len(kept) == len(page.messages):
+        return page
+    left = page.messages[len(kept)]
+    return Page(kept, (left["partition"], left["offset"]))
