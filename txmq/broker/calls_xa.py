@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import Asking, Handler, then
 from txmq.broker.core import branches
-from txmq.broker.core.events import Decided
 from txmq.broker.core.instances import RegisterInstance
 from txmq.broker.core.state import Rejected
+from txmq.broker.core.transaction_events import Decided
 from txmq.broker.core.transactions import Transaction, get
 from txmq.broker.core.xa import AskOutcome, ForgetHeuristics, NoteHeuristic
 from txmq.broker.telling import plain, told

@@ -18,9 +18,9 @@ import structlog
 from txmq.broker.core import branches, lost, undecided
 from txmq.broker.core import tables as t
 from txmq.broker.core.decisions import Decide
-from txmq.broker.core.events import Decided
 from txmq.broker.core.jobs import DecideJob
 from txmq.broker.core.state import Rejected
+from txmq.broker.core.transaction_events import Decided
 from txmq.broker.core.transactions import Transaction, get
 from txmq.broker.core.upkeep import PlanCheck
 from txmq.message import Decision

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from txmq.broker.core import consumer_events, events
+from txmq.broker.core import consumer_events, events, transaction_events
 from txmq.broker.core.events import EVENTS, TopicCreated
 from txmq.broker.core.tables import TICKET_KEY, TOPICS
 from txmq.store.record import LOST, split_body
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from txmq.store.verify import LogFiles
 
 assert consumer_events, "imported, so that its events are known"
+assert transaction_events, "likewise"
 TOPIC_FIELDS = "topic_id"
 
 

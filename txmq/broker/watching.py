@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from txmq.broker.core.events import ConflictSeen, Decided, JobDecided
+from txmq.broker.core.transaction_events import ConflictSeen, Decided, JobDecided
 from txmq.broker.core.transactions import Transaction
 from txmq.message import Decision
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.core import backlog, branches, holds, listed, undecided
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import ConflictSeen, ConflictsForgotten, Decided, Released
 from txmq.broker.core.holds import Release, Waiting
 from txmq.broker.core.pieces import Large, Phase
 from txmq.broker.core.state import Outcome, Rejected, State
+from txmq.broker.core.transaction_events import ConflictSeen, ConflictsForgotten, Decided, Released
 from txmq.broker.core.transactions import KEPT, Transaction, get, takes_early, token_time
 from txmq.errors import Conflict, HeuristicOutcome, UnknownTransaction
 from txmq.message import Decision

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.core import delayed, gates, pins
 from txmq.broker.core import tables as t
 from txmq.broker.core.delayed import Delayed
-from txmq.broker.core.events import Delay, Released
+from txmq.broker.core.events import Delay
+from txmq.broker.core.transaction_events import Released
 from txmq.message import at_time
 
 if TYPE_CHECKING:

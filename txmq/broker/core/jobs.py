@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.core import backlog
 from txmq.broker.core import decisions as tx
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import JobDecided, JobGroupsDone, JobsForgotten
 from txmq.broker.core.holds import Release
 from txmq.broker.core.state import Outcome, Rejected, State
+from txmq.broker.core.transaction_events import JobDecided, JobGroupsDone, JobsForgotten
 from txmq.broker.core.transactions import KEPT, get, is_timed, token_time
 from txmq.errors import UnknownTransaction
 from txmq.message import Decision
@@ -30,7 +30,8 @@ from txmq.message import Decision
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from txmq.broker.core.events import Place, Released
+    from txmq.broker.core.events import Place
+    from txmq.broker.core.transaction_events import Released
 
 
 AT_ONCE = 64  # groups in one record: 1 to 3 ms

@@ -10,11 +10,12 @@ from txmq.broker.core import backlog, branches, holds, jobs, listed, marks, piec
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
 from txmq.broker.core.admission import admitted
-from txmq.broker.core.events import Decided, Delay, GroupRefused, PartStored, StoredBatch
+from txmq.broker.core.events import Delay
 from txmq.broker.core.holds import HeldBatch, Release, Waiting
 from txmq.broker.core.pieces import Phase
 from txmq.broker.core.sends import distinct
 from txmq.broker.core.state import Outcome, Rejected, State
+from txmq.broker.core.transaction_events import Decided, GroupRefused, PartStored, StoredBatch
 from txmq.broker.core.transactions import KEPT, Transaction, get, takes_early, token_time
 from txmq.errors import BadRequest, DigestMismatch, MessageTooLarge, SequenceGap, UnknownTransaction
 from txmq.message import Decision

@@ -14,10 +14,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import backlog, decisions, gates, holds, jobs, listed, pieces
-from txmq.broker.core.events import BacklogDone, GroupWaits, PieceDone, PublicationBegun
 from txmq.broker.core.holds import Release
 from txmq.broker.core.pieces import Phase
 from txmq.broker.core.state import Outcome, State
+from txmq.broker.core.transaction_events import BacklogDone, GroupWaits, PieceDone, PublicationBegun
 from txmq.broker.core.transactions import Transaction, get, is_large
 from txmq.tx.group import GroupState
 

@@ -16,9 +16,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import branches, decisions, instances, jobs, listed, pieces
-from txmq.broker.core.events import ProducerForgotten, TransactionsForgotten
+from txmq.broker.core.events import ProducerForgotten
 from txmq.broker.core.pieces import Phase
 from txmq.broker.core.state import Outcome, State
+from txmq.broker.core.transaction_events import TransactionsForgotten
 from txmq.broker.core.transactions import KEPT, Transaction, get
 from txmq.tx.group import GroupState
 

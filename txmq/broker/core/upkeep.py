@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import listed
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import CheckPlanned
 from txmq.broker.core.state import Outcome, State
+from txmq.broker.core.transaction_events import CheckPlanned
 from txmq.broker.core.transactions import get
 from txmq.tx.group import decided
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.core import branches, listed, lost
 from txmq.broker.core.branches import Heuristic
 from txmq.broker.core.decisions import Decide, decide_decide, decide_now
-from txmq.broker.core.events import HeuristicForgotten, HeuristicSeen, TombstoneWritten
 from txmq.broker.core.state import Outcome, Rejected, State
+from txmq.broker.core.transaction_events import HeuristicForgotten, HeuristicSeen, TombstoneWritten
 from txmq.broker.core.transactions import KEPT, Transaction, get, token_time
 from txmq.errors import BadRequest, UnknownTransaction
 from txmq.message import Decision
