@@ -50,5 +50,5 @@ def memory(run: Run) -> Iterator[Row]:
             measured(python(f"{CLIENTS}.send_async", program.address, run.count(200_000), 10_000))
         yield row("store.rss_load", "RssAnon, most, 10,000 sends of 1 KiB outstanding", "MiB", max(samples) / MIB)
         with sampled(program.rss_anon) as samples:
-            measured(python(f"{CLIENTS}.send_many", program.address, run.seconds(4), 1_024))
+            measured(python(f"{CLIENTS}.send_many", program.address, run.seconds(4), 1_024, 0))
         yield row("store.rss_volumes", "RssAnon, most, columns of 1 KiB messages", "MiB", max(samples) / MIB)
