@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from threading import Event
 
+import psycopg2
 import pytest
 
 import txmq
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from txmq.client.cluster import Cluster
+from txmq.client.consumer import Consumer
 from txmq.client.consumers import Consumers
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, NotLeased, TxmqError, UnknownTopic
 from txmq.message import Message, ReceivedMessage
 from txmq.testing.ports import free_port
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.session import Connection
 
 WAIT_S = 30.0
 KEYS = [f"k{number}" for number in range(12)]
@@ -127,6 +131,38 @@ def test_offsets_of_several_brokers_are_told_apart_in_an_inbox(cluster: Cluster)
             client.send(topic, b"")
         names = {consumers.inbox_of(message) for message in drained(consumers, 2)}
     assert names == {f"{group}#{client.log_id}" for client in cluster.clients}
+
+
+def test_with_an_inbox_messages_at_the_same_place_of_two_brokers_both_take_effect(
+    cluster: Cluster, database: str
+) -> None:
+    topic, group = make(cluster, 1), fresh("g")
+    for number, client in enumerate(cluster.clients):
+        client.send_batch(topic, [Message(f"{number}{place}".encode()) for place in range(5)])
+    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE effects (body text)")
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
+
+    for _ in range(2):
+        with cluster.consumer(group, [topic]) as consumers:
+            consumers.run(handle, inbox=lambda: psycopg2.connect(database), threads=2, idle_exit=0.6)
+        for client in cluster.clients:  # as if the acks had been lost
+            client.call("group.reset", group=group, topic=topic, to="first")
+    with closing(psycopg2.connect(database)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT body FROM effects ORDER BY body")
+        assert [body for (body,) in cursor.fetchall()] == [f"{n}{place}" for n in range(2) for place in range(5)]
+
+
+OF_ONE_BROKER = {"ack_actions", "transaction_over", "assignment", "epoch", "group", "inbox_name", "member"}
+OF_A_PART = {"abandon", "failure", "parts", "serving", "start", "take_no_more", "taken", "trouble"}
+
+
+def test_consumers_of_several_brokers_do_all_that_one_of_a_single_broker_does() -> None:
+    one, several = ({name for name in dir(kind) if not name.startswith("_")} for kind in (Consumer, Consumers))
+    assert one - several - OF_ONE_BROKER - OF_A_PART == set()
 
 
 def test_what_is_not_its_own_is_refused(cluster: Cluster) -> None:
