@@ -74,7 +74,8 @@ class Clients(World):
     def enter(self, consumer: Consumer, held: tuple[Any, ...] | None = None) -> None:
         mode, wanted = GROUPS[consumer.kind]
         wanted = wanted._replace(retry=QUICK, lease_us=6 * SECOND)
-        reply = self.do(Join(consumer.kind, consumer.name, consumer.instance, mode, ("t", "u"), wanted, held=held))
+        command = Join(consumer.kind, consumer.name, consumer.instance, mode, ("t", "u"), wanted, held=held)
+        reply = self.do(command._replace(static=consumer.static))
         consumer.group, consumer.generation = reply.group, reply.generation
 
     def never_seen(self, group: str, ranges: Any, rows: Any = ()) -> None:

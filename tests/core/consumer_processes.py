@@ -36,6 +36,11 @@ class Consumer:
     broken: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
+    def static(self) -> bool:
+        """Every third one is."""
+        return self.kind != "cast" and int(self.name[1:]) % 3 == 0
+
+    @property
     def ordered(self) -> bool:
         return self.kind not in ("many", "cast")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.core.consumer_checks import check, moved_rows
 from tests.core.consumer_clients import GROUPS, LISTENERS, PARTITIONS, STRAY, Clients
@@ -27,6 +27,9 @@ from txmq.broker.core.leases import next_due
 from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.topics import GrowTopic
 from txmq.message import Decision
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 KEYS = 6
 MOST_PARTITIONS = 5
@@ -144,16 +147,20 @@ class Sim(Clients):
         """The connection breaks: replies on their way are lost, the process goes on."""
         consumer = self.some()
         if consumer is not None:
-            consumer.flight.clear()
-            consumer.back.clear()
-            held = [*consumer.hand, *consumer.acks]
-            ranges = tuple((self.topic_names[t], partition, offset, offset + 1) for t, partition, offset in held)
-            since = len(self.log)
-            self.enter(consumer, ranges)
-            for event in self.events(since):
-                if isinstance(event, Returned):
-                    assert not {row[:3] for row in event.rows} & set(held)
-                    self.never_seen(consumer.group, event.ranges, event.rows)
+            self.come_back(consumer)
+
+    def come_back(self, consumer: Consumer) -> None:
+        """It names what it holds."""
+        consumer.flight.clear()
+        consumer.back.clear()
+        held = [*consumer.hand, *consumer.acks]
+        ranges = tuple((self.topic_names[t], partition, offset, offset + 1) for t, partition, offset in held)
+        since = len(self.log)
+        self.enter(consumer, ranges)
+        for event in self.events(since):
+            if isinstance(event, Returned):
+                assert not {row[:3] for row in event.rows} & set(held)
+                self.never_seen(consumer.group, event.ranges, event.rows)
 
     def leave(self) -> None:
         consumer = self.some()
@@ -192,6 +199,13 @@ class Sim(Clients):
         self.safe = len(self.log)
         for consumer in self.consumers:
             consumer.flight.clear()
+            if consumer.static and consumer.name in self.members(consumer):
+                self.come_back(consumer)
+
+    def members(self, consumer: Consumer) -> Collection[str]:
+        """Those of its group, as the broker knows them."""
+        group = self.state.consumers.groups.get(consumer.group)
+        return () if group is None else group.members
 
     def decide(self) -> None:
         if not self.undecided:
