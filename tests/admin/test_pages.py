@@ -234,6 +234,7 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
     assert found["txmq_topic_partitions", ("topic", "orders")] == 3
     assert found["txmq_group_letters", ("group", "billing")] == 2
     assert found["txmq_group_lag", ("group", "billing")] == 3
+    assert found["txmq_group_lag_seconds", ("group", "billing")] >= 0
     assert found["txmq_transactions_undecided",] == 1
     assert 0 < found["txmq_transactions_oldest_undecided_seconds",] < 600
     assert found["txmq_log_durable_bytes",] == served.api("broker")["durable"]

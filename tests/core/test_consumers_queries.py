@@ -44,7 +44,8 @@ def test_a_group_tells_where_it_stands(world: World) -> None:
     assert (second["lag"], second["owners"]) == (5, ["a"])
     assert shown["member_list"][0]["assignment"] == [("t", 0), ("t", 1)]
     assert {fence["state"] for fence in shown["fence_list"]} == {"dead", "retrying"}
-    assert [group["group"] for group in queries.groups(world.state)] == ["g"]
+    told = queries.groups(world.state, world.now + 7_000_000)
+    assert [(group["group"], group["lag_ms"]) for group in told] == [("g", 7_000)]
 
 
 def test_a_heartbeat_tells_generation_and_share(world: World) -> None:

@@ -90,13 +90,23 @@ class _State(Collector):
         yield partitions
 
     def _groups(self) -> Iterator[Metric]:
-        groups = queries.groups(self._engine.state)
+        groups = queries.groups(self._engine.state, self._engine.now())
         yield GaugeMetricFamily("txmq_groups", "Consumer groups, members of broadcast groups included", len(groups))
         for field, meaning in GROUP_GAUGES.items():
             gauge = GaugeMetricFamily(f"txmq_group_{field}", meaning, labels=("group",))
             for name, value in list(_by_group(groups, field).items())[:MOST_NAMES]:
                 gauge.add_metric((name,), value)
             yield gauge
+        ages: dict[str, int] = {}
+        for group in groups:
+            name = group["group"].partition("@")[0]
+            ages[name] = max(ages.get(name, 0), group["lag_ms"])
+        oldest = GaugeMetricFamily(
+            "txmq_group_lag_seconds", "Age of the oldest message not done with", labels=("group",)
+        )
+        for name, age in list(ages.items())[:MOST_NAMES]:
+            oldest.add_metric((name,), age / 1_000)
+        yield oldest
 
 
 def _by_group(groups: Iterable[dict[str, Any]], field: str) -> Counter[str]:

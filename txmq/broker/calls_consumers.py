@@ -40,7 +40,7 @@ class ConsumerCalls:
             "consumer.nack": self.nack,
             "consumer.return": self.give_back,
             "consumer.extend": self.extend,
-            "group.list": lambda asking, _args: engine.tell(asking.answer, {"groups": queries.groups(engine.state)}),
+            "group.list": self.listed,
             "group.show": lambda asking, args: engine.tell(
                 asking.answer, queries.show(engine.state, args.group, engine.store.durable, engine.now())
             ),
@@ -60,6 +60,10 @@ class ConsumerCalls:
 
     def _pause(self, asking: Asking, args: wire.GroupPause, *, paused: bool) -> None:
         self._do(core.GroupPause(args.group, paused, _by(args), args.topic or ""), asking.answer)
+
+    def listed(self, asking: Asking, args: object) -> None:
+        del args
+        self._engine.tell(asking.answer, {"groups": queries.groups(self._engine.state, self._engine.now())})
 
     def join(self, asking: Asking, args: wire.Join) -> None:
         named = args.member is not None

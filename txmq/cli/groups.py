@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
 CLASSES = "A class of errors, one of its bases, or MODULE.*; may be given again."
 AGO = re.compile(r"\d+[a-z]+")
 CHANGES = ("partition", "before", "after", "again", "skipped", "back")
-COLUMNS = ("group", "mode", "state", "members", "topics", "lag", "leased", "retrying", "fences", "letters")
+COLUMNS = ("group", "mode", "state", "members", "topics", "lag", "lag_ms", "leased", "retrying", "fences", "letters")
 
 
 class Target(NamedTuple):

@@ -38,6 +38,7 @@ const GROUPS = [
   text("Topics", (row) => row.topics.join(", "), "long"),
   count("Members", "members"),
   count("Lag", "lag"),
+  text("Oldest", (row) => (row.lag_ms ? `${Math.round(row.lag_ms / 1000)} s` : "")),
   count("Leased", "leased"),
   count("Retrying", "retrying", "warn"),
   count("Parked", "parked", "warn"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.positions import Position
 
 FENCES_SHOWN = 100
+TIMED = 16  # partitions of a group whose oldest message is looked up for a list of all groups
 LETTERS_COUNTED = 100_000  # by `letter_stats`, newest last: what is beyond is only said to be there
 
 
@@ -34,12 +36,17 @@ class Letter(NamedTuple):
     fields: dict[str, Any]
 
 
-def groups(state: State) -> list[dict[str, Any]]:
-    """All groups, by name."""
-    return [_summary(state, group) for _name, group in sorted(state.consumers.groups.items())]
+def groups(state: State, now: int | None = None) -> list[dict[str, Any]]:
+    """All groups, by name. `now` None = as of the last record.
+
+    `lag_ms` is the age of the oldest message that is neither processed nor moved, in the partitions with most of them.
+    """
+    at = state.stored_at if now is None else now
+    return [_summary(state, group, at) for _name, group in sorted(state.consumers.groups.items())]
 
 
-def _summary(state: State, group: Group) -> dict[str, Any]:
+def _summary(state: State, group: Group, now: int) -> dict[str, Any]:
+    lags = {spot: _lag(state, spot, position) for spot, position in group.positions.items()}
     topics = sorted({state.topics_by_id[spot[0]].name for spot in group.positions})
     return {
         "group": group.name,
@@ -49,7 +56,10 @@ def _summary(state: State, group: Group) -> dict[str, Any]:
         "epoch": group.epoch,
         "members": len(group.members),
         "topics": topics,
-        "lag": sum(_lag(state, spot, position) for spot, position in group.positions.items()),
+        "lag": sum(lags.values()),
+        "lag_ms": max(
+            (_age_ms(state, group, spot, now) for spot in nlargest(TIMED, lags, lags.__getitem__)), default=0
+        ),
         "leased": sum(lease.left for lease in group.leases.values()),
         "retrying": sum(group.retrying.values()),
         "parked": sum(fence.parked for _topic, _key, fence in group.every_fence()),
@@ -58,6 +68,11 @@ def _summary(state: State, group: Group) -> dict[str, Any]:
         "floods": group.floods,
         "expired": group.expired,
     }
+
+
+def _age_ms(state: State, group: Group, spot: Spot, now: int) -> int:
+    oldest = standstill.oldest_waiting(state, group, spot)
+    return 0 if oldest is None else max(0, now - oldest) // 1_000
 
 
 def _state(group: Group) -> str:
@@ -81,7 +96,7 @@ def lag(state: State, name: str) -> int | Rejected:
     group = known(state, name)
     if isinstance(group, Rejected):
         return group
-    summary = _summary(state, group)
+    summary = _summary(state, group, state.stored_at)
     held = len(group.held_rows)
     return int(summary["lag"] + summary["retrying"] + summary["parked"] + held)
 
@@ -96,7 +111,7 @@ def show(state: State, name: str, durable: int, now: int | None = None) -> dict[
         return group
     at = state.stored_at if now is None else now
     positions = [_position(state, group, spot, durable, at) for spot in sorted(group.positions)]
-    return _summary(state, group) | {
+    return _summary(state, group, at) | {
         "settings": settings(group),
         "flood": None if group.flood is None else group.flood._asdict(),
         "member_list": [_member(state, group, member) for member in group.members.values()],
@@ -129,7 +144,7 @@ def _assignment(state: State, member: Member) -> list[tuple[str, int]]:
 
 def _position(state: State, group: Group, spot: Spot, durable: int, now: int) -> dict[str, Any]:
     position = group.positions[spot]
-    oldest, reason = standstill.oldest_waiting(state, group, spot), standstill.why(state, group, spot, durable, now)
+    reason = standstill.why(state, group, spot, durable, now)
     topic = state.topics_by_id[spot[0]]
     holders = sorted({group.leases[piece.value.lease].member for piece in position.leased})
     owners = [member.name for member in group.members.values() if spot in member.partitions]
@@ -147,7 +162,7 @@ def _position(state: State, group: Group, spot: Spot, durable: int, now: int) ->
         "retrying": group.retrying[spot],
         "owners": owners,
         "passed": _passed(state, group, spot),
-        "lag_ms": 0 if oldest is None else max(0, now - oldest) // 1_000,
+        "lag_ms": _age_ms(state, group, spot, now),
         "why": "" if reason is None else reason.text,
         "reason": "" if reason is None else reason.code,
     }
