@@ -19,6 +19,7 @@ from txmq.batch import (
     encode,
     encode_columns,
     encode_one,
+    key_hash_at,
     key_hashes,
     locate,
     read_header,
@@ -107,6 +108,19 @@ def test_key_hashes_are_those_of_the_keys_and_none_without_one() -> None:
     expected = [key_hash("o-1"), None, key_hash("Zürich"), key_hash("o-1"), None]
     assert key_hashes(encode_columns([b""] * 5, keys, **ORIGIN)) == expected
     assert key_hashes(encode_columns([b""] * 2, **ORIGIN)) == [None, None]
+
+
+@pytest.mark.parametrize("keys", [["a", None, "ö" * 9, "a", "z"], ["k"], None])
+def test_the_hash_of_one_key_is_read_from_a_few_bytes(keys: list[str | None] | None) -> None:
+    count = 5 if keys is None else len(keys)
+    batch, seen = encode_columns([b"x" * 1_000] * count, keys, **ORIGIN), []
+
+    def read(at: int, length: int) -> bytes:
+        seen.append(length)
+        return batch[at : at + length]
+
+    assert [key_hash_at(read, row) for row in range(count)] == key_hashes(batch)
+    assert max(seen) <= 72, "the header, and what tells where the key is"
 
 
 def test_rows_are_chosen_by_their_exact_tags() -> None:

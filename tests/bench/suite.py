@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.bench import consuming, inbox, rebalancing, recovering, sends, starting, transactions, xa, yardsticks
+from tests.bench import (
+    consuming,
+    handling,
+    inbox,
+    rebalancing,
+    recovering,
+    sends,
+    starting,
+    transactions,
+    xa,
+    yardsticks,
+)
 from tests.bench.rows import Benchmark
 
 BENCHMARKS: tuple[Benchmark, ...] = (
@@ -29,4 +40,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     transactions.relay,
     rebalancing.rebalance,
     inbox.inbox,
+    handling.ordered,
+    handling.inbox,
+    handling.gaps,
+    handling.retries,
 )

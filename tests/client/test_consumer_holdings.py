@@ -35,6 +35,10 @@ def take_singly(holdings: Holdings) -> list[DeliveredMessage]:
     return taken
 
 
+def place_of(message: DeliveredMessage) -> Acked:
+    return Acked(message.topic, message.partition, message.offset, message.offset + 1)
+
+
 def settle(holdings: Holdings, start: int, end: int) -> int:
     return holdings.settle(places((start, end))[0], now=2.0)
 
@@ -158,7 +162,7 @@ def test_what_comes_again_while_it_is_in_hand_is_settled_with_it() -> None:
     holdings.add(parcel(chunk(*keyed("aa"), lease=2, attempt=2)))
     assert take(holdings) == []
     assert holdings.leases(0.0) == {1, 2}
-    assert holdings.settle_one(first, now=2.0)
+    assert holdings.settle_one(first, place_of(first), now=2.0)
     assert [(message.body, message.attempt) for message in take(holdings)] == [(b"a1", 2)]
     settle(holdings, 1, 2)
     assert holdings.leases(0.0) == set()
@@ -186,7 +190,7 @@ def test_a_dropped_message_does_not_hold_back_those_behind_it() -> None:
     holdings.add(parcel(chunk(*keyed("a"), at=2, lease=6)))
     [first] = take(holdings, 1)
     assert holdings.drop_key("orders", "a", 6) == list(places((1, 2)))
-    holdings.settle_one(first, now=2.0)
+    holdings.settle_one(first, place_of(first), now=2.0)
     assert [message.offset for message in take(holdings)] == [2]
 
 
@@ -202,8 +206,8 @@ def test_a_lease_is_not_kept_for_a_message_that_makes_no_progress() -> None:
 def test_acking_twice_settles_once() -> None:
     holdings = holding("a", ordered=False)
     [message] = take(holdings)
-    assert holdings.settle_one(message, now=2.0)
-    assert not holdings.settle_one(message, now=2.0)
+    assert holdings.settle_one(message, place_of(message), now=2.0)
+    assert not holdings.settle_one(message, place_of(message), now=2.0)
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(("take", "settle", "add")), st.integers(0, 3)), max_size=60)

@@ -3,7 +3,7 @@
 docs/FORMATS.md 3 is the format. `encode` and its kin make batches, `verify` judges received ones, `BatchView` reads.
 """
 
-from txmq.batch.decode import BatchView, key_hashes, largest_body, rows_tagged, single_row
+from txmq.batch.decode import BatchView, key_hash_at, key_hashes, largest_body, rows_tagged, single_row
 from txmq.batch.encode import encode, encode_columns, encode_one
 from txmq.batch.header import BatchHeader, Codec, expires, read_header, with_producer
 from txmq.batch.layout import Column, Layout, locate
@@ -22,6 +22,7 @@ __all__ = [
     "encode_columns",
     "encode_one",
     "expires",
+    "key_hash_at",
     "key_hashes",
     "largest_body",
     "locate",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from itertools import pairwise
 
 from txmq.batch.cells import headers_of
 from txmq.batch.codecs import decompress
 from txmq.batch.encode import TIME, pack_row
-from txmq.batch.header import BatchHeader, read_header
-from txmq.batch.layout import Column, locate
+from txmq.batch.header import FIELDS, KEY, LENGTH, PREFIX, BatchHeader, read_header
+from txmq.batch.layout import Column, locate, padded
 from txmq.keys import key_hash, tag_bit, tag_filter
 from txmq.message import NO_HEADERS, message_id
 
@@ -120,6 +120,18 @@ def key_hashes(buffer: bytes) -> list[int | None]:
     if column is None:
         return [None] * header.count
     return [key_hash(cell) if cell else None for cell in cells_of(buffer, column, header.count)]
+
+
+def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:
+    """The hash of one row's key, None where it has none. `read(at, length)` gives bytes of the verified batch: of a
+    large one no more is needed than these few.
+    """
+    _version, _codec, columns, count, *_ = FIELDS.unpack_from(read(0, LENGTH), PREFIX.size)
+    if not columns & KEY:
+        return None
+    start, end = BOUNDS.unpack(read(LENGTH + 4 * row, BOUNDS.size))
+    data = padded(LENGTH + 4 * (count + 1))
+    return key_hash(read(data + start, end - start)) if start < end else None
 
 
 def single_row(buffer: bytes, row: int) -> bytes:

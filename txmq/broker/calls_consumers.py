@@ -6,7 +6,7 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from txmq.batch import BatchView, key_hashes, single_row
+from txmq.batch import BatchView, key_hash_at, single_row
 from txmq.broker import telling
 from txmq.broker.calls import Answer, Asking, Handler, then
 from txmq.broker.core import consumer_commands as core
@@ -124,8 +124,9 @@ class ConsumerCalls:
         )  # fmt: skip
         source = locate(self._engine.state, command)
         if source is not None:
-            (batch,) = read(self._engine.store, [(source.position, source.length)])
-            command = command._replace(key_hash=key_hashes(bytes(batch))[source.row])
+            begin, store = source.position, self._engine.store
+            key = key_hash_at(lambda at, length: store.read(begin + at, length), source.row)
+            command = command._replace(key_hash=key)
         self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))
 
     def give_back(self, asking: Asking, args: wire.Return) -> None:

@@ -207,11 +207,11 @@ class _Fetch:
         return tuple(good), batches
 
     def _read(self, candidates: tuple[Candidate, ...]) -> list[bytes]:
-        """Their batches; nothing of those that the member does not want. Raises CorruptRecord."""
-        wanted = [self._is_wanted(candidate) for candidate in candidates]
-        places = [(c.position, c.length) for c, here in zip(candidates, wanted, strict=True) if here]
-        found = iter(read_batches(self._engine.store, places))
-        return [next(found) if here else NOT_READ for here in wanted]
+        """Their batches, each read once; nothing of those that the member does not want. Raises CorruptRecord."""
+        places = [(c.position, c.length) if self._is_wanted(c) else None for c in candidates]
+        wanted = dict.fromkeys(place for place in places if place is not None)
+        found = dict(zip(wanted, read_batches(self._engine.store, wanted), strict=True))
+        return [NOT_READ if place is None else found[place] for place in places]
 
     def _lease(self, candidates: tuple[Candidate, ...], batches: list[bytes], *, last: bool) -> None:
         """Lease what may go out of what was read; from the second delivery on only once that is durable."""

@@ -62,7 +62,7 @@ class Hands:
         """The message is processed. Returns the number of its ack; `NO_ACK` where it is in nobody's hands any more."""
         member, done = self._member, _place_of(message)
         if isinstance(message, DeliveredMessage):
-            count = int(member.holdings.settle_one(message, now=now))
+            count = int(member.holdings.settle_one(message, done, now=now))
         else:
             count = member.holdings.settle(done, now=now)
         return self._acked(done, count, now)

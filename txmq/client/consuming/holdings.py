@@ -155,18 +155,21 @@ class Holdings:
                     line.put(parcel)
             self._new.clear()
 
-    def settle_one(self, message: DeliveredMessage, *, now: float) -> bool:
-        """The message is done with; whether it was in the user's hands. As `settle`, for the one case that is hot."""
-        parcel, offset = message.parcel, message.offset
+    def settle_one(self, message: DeliveredMessage, done: Acked, *, now: float) -> bool:
+        """The message, of this place, is done with; whether it was in the user's hands.
+
+        As `settle`, for the one case that is hot.
+        """
+        parcel = message.parcel
         if self._shelves[parcel.spot].overlapping:
-            return self.settle(Acked(*parcel.spot, offset, offset + 1), now=now) > 0
-        if not parcel.move(offset, STARTED, DONE):
+            return self.settle(done, now=now) > 0
+        if not parcel.move(done[2], STARTED, DONE):
             return False
         parcel.touched_at = now
         if not parcel.left:
             self._tidy(parcel)
         if self._ordered:
-            self._line_settled(Acked(*parcel.spot, offset, offset + 1), 1)
+            self._line_settled(done, 1)
         return True
 
     def settle(self, done: Acked, parcel: Parcel | None = None, *, now: float, old: int = STARTED) -> int:
