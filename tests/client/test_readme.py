@@ -1,0 +1,34 @@
+"""The README's first transaction, as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.client.real import RealBroker
+from tests.postgres.support import rows
+from txmq.testing.wait import wait_until
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def block(language: str) -> str:
+    """The first block of code in that language."""
+    found = re.search(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_first_transaction_does_what_it_says(deciding: RealBroker, shared_database: str) -> None:
+    rows(shared_database, "DROP TABLE IF EXISTS orders, lines, charges CASCADE")
+    rows(shared_database, block("sql"))
+    program = block("python").replace("txmq://127.0.0.1:7650", deciding.url)
+    with subprocess.Popen([sys.executable, "-c", f"DSN = {shared_database!r}\n{program}"]) as process:
+        try:
+            wait_until(lambda: rows(shared_database, "SELECT FROM charges"), 60, what="the order is charged")
+        finally:
+            process.kill()
+    assert rows(shared_database, "SELECT id, customer FROM orders") == [(1, "c-7")]
+    rows(shared_database, "DROP TABLE orders, charges")
