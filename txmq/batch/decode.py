@@ -116,7 +116,7 @@ def rows_tagged(view: BatchView, tags: Collection[str]) -> list[int]:
 def key_hashes(buffer: bytes) -> list[int | None]:
     """The hash of each row's key, None where it has none. Nothing but the keys is decoded."""
     header = read_header(buffer)
-    column = locate(buffer, header).key
+    column = locate(buffer, header).key if header.columns & KEY else None
     if column is None:
         return [None] * header.count
     return [key_hash(cell) if cell else None for cell in cells_of(buffer, column, header.count)]

@@ -19,6 +19,18 @@ def name_of(raw: bytes) -> str:
     return text
 
 
+@lru_cache(maxsize=1024)
+def text_of(raw: bytes) -> str:
+    """The words that these bytes are, fit for a line of a log. Remembered: most are of the same few producers."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError("a text that is not UTF-8") from error
+    if not text.isprintable():
+        raise RemoteProtocolError(f"a text with characters that do not print: {text!r}")
+    return text
+
+
 @lru_cache(maxsize=4096)
 def group_of(raw: bytes) -> str:
     """The name of a consumer group, or of a member's own one: `group@member`."""
@@ -70,13 +82,7 @@ class Reader:
 
     def text(self) -> str:
         """Some words, fit for a line of a log."""
-        try:
-            text = self._string().decode()
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError("a text that is not UTF-8") from error
-        if not text.isprintable():
-            raise RemoteProtocolError(f"a text with characters that do not print: {text!r}")
-        return text
+        return text_of(self._string())
 
     def rest(self) -> bytes:
         """Everything that is left."""

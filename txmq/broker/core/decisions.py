@@ -128,22 +128,21 @@ def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, 
     row = get(state, token)
     assert row is not None, "decided, so it is stored"
     _no_longer_undecided(state, token, row)
+    after = GroupState.COMMITTED if outcome is Decision.COMMIT else GroupState.ROLLED_BACK
+    row = row._replace(state=after, by=by, reason=reason, decided_at=place.stored_at, check_at=0)
     if row.large is not None:
         row = _settle_large(state, token, row, row.large, outcome, ticket)
     elif outcome is Decision.ROLLBACK:
         if makes_holds(row.decider):
             holds.drop(state, row.ticket, row.batches)
-        row = row._replace(state=GroupState.ROLLED_BACK, batches=())
+        row = row._replace(batches=())
         listed.ended(state, token)
-    else:
-        row = row._replace(state=GroupState.COMMITTED)
-        if not published:
-            listed.enter(state, listed.Kind.WAITING, token)
-        if not makes_holds(row.decider) and not published:
+    elif not published:
+        listed.enter(state, listed.Kind.WAITING, token)
+        if not makes_holds(row.decider):
             row = row._replace(ticket=ticket)
             holds.take(state, row.ticket, token, row.batches)
     actions.settle(state, token, row.actions, place, committed=outcome is Decision.COMMIT)
-    row = row._replace(by=by, reason=reason, decided_at=place.stored_at, check_at=0)
     state.transactions.put(token, row)
 
 
