@@ -40,6 +40,7 @@ WHY = ("--reason", "lost on 3 May")
             "topic.alter",
             {"name": "orders", "message_bytes": 65_536, "writable": False, "readable": True, "flush": "sync"},
         ),
+        ("stats --limit 5", "broker.stats", {"limit": 5}),
         ("topic list", "topic.list", {}),
         ("topic show orders", "topic.show", {"name": "orders"}),
         ("topic set orders --partitions 9", "topic.grow", {"name": "orders", "partitions": 9}),

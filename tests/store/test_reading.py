@@ -71,7 +71,7 @@ def test_only_so_many_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         for kept in history.entries:
             assert entry(log.record_at(kept.position)) == kept
-    assert len(log._reader._files) == 2
+    assert len(log.reader._files) == 2
 
 
 def scrubbed(log: Log, size: int = 1 << 30) -> list[Damage]:

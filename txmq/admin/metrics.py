@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from txmq.admin.transactions import Standing, Tallies
 from txmq.broker.core import consumer_queries as queries
 from txmq.broker.core import gates
+from txmq.store.latency import BOUNDS_US
 
 if TYPE_CHECKING:
     from txmq.broker.engine import Engine
@@ -69,6 +71,11 @@ class _State(Collector):
         yield GaugeMetricFamily("txmq_log_end_bytes", "Position after the last record", store.end)
         yield GaugeMetricFamily("txmq_log_durable_bytes", "Position up to which the log is on disk", store.durable)
         yield GaugeMetricFamily("txmq_log_segments", "Segments of the log", len(store.segments()))
+        latencies = store.latencies
+        buckets = zip([*(str(bound / 1e6) for bound in BOUNDS_US), "+Inf"], accumulate(latencies.counts), strict=True)
+        told_flushes = HistogramMetricFamily("txmq_flush_seconds", "How long writes took until they were on disk")
+        told_flushes.add_metric((), list(buckets), latencies.total_us / 1e6)
+        yield told_flushes
         disk = self._engine.disk
         yield GaugeMetricFamily(
             "txmq_log_read_only", "1 while writes are refused", int(store.read_only or disk.refusing)
@@ -82,12 +89,15 @@ class _State(Collector):
         yield GaugeMetricFamily("txmq_topics", "Topics", len(topics))
         messages = CounterMetricFamily("txmq_topic_messages", "Messages published", labels=("topic",))
         partitions = GaugeMetricFamily("txmq_topic_partitions", "Partitions", labels=("topic",))
+        kept = GaugeMetricFamily("txmq_topic_bytes", "Bytes of messages that are kept", labels=("topic",))
+        stored = CounterMetricFamily("txmq_topic_stored_bytes", "Bytes published since the start", labels=("topic",))
         for name, topic in list(topics.items())[:MOST_NAMES]:
             ends = (gates.end(self._engine.state, topic.topic_id, n) for n in range(len(topic.ends)))
             messages.add_metric((name,), sum(ends))
             partitions.add_metric((name,), len(topic.ends))
-        yield messages
-        yield partitions
+            kept.add_metric((name,), sum(topic.sizes))
+            stored.add_metric((name,), topic.stored)
+        yield from (messages, partitions, kept, stored)
 
     def _groups(self) -> Iterator[Metric]:
         groups = queries.groups(self._engine.state, self._engine.now())

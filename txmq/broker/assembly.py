@@ -26,6 +26,7 @@ from txmq.broker.membership import Membership
 from txmq.broker.protocol import SessionFactory
 from txmq.broker.requests import Requests
 from txmq.broker.retaining import Retaining
+from txmq.broker.statistics import Statistics
 from txmq.broker.watching import Watching
 from txmq.tx.checkback import CheckSchedule
 from txmq.wire.hello import Limits, Welcome
@@ -61,8 +62,9 @@ class Assembly:
         self._membership = membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
         self.retaining = Retaining(engine, settings.retention, clock)
         self.alarms = Alarms(engine, settings.alarms, resolving, self.watching, self.retaining)
+        self.statistics = Statistics(engine, clock)
         parts = (
-            TopicCalls(engine, settings, self.alarms, clock),
+            TopicCalls(engine, settings, self.alarms, clock, self.statistics),
             ConsumerCalls(engine, membership, fetching, chance),
             LetterCalls(engine),
             TransactionCalls(engine, checks, fetching),
@@ -91,6 +93,7 @@ class Assembly:
             (settings.retention.every_s, self.retaining.tick),
             (ALARMS_S, Doubts(engine, settings.checks.in_doubt_after_s).tick),
             (ALARMS_S, self.alarms.tick),
+            (ALARMS_S, self.statistics.tick),
         ]
         self._loops: list[LoopingCall] = []
         self._tidying = False

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
     from txmq.broker.seams import Clock
+    from txmq.broker.statistics import Statistics
     from txmq.config import Settings
     from txmq.wire import calls_topics as topics
     from txmq.wire.calls_alarms import AlarmsReport
@@ -82,8 +83,11 @@ def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:
 class TopicCalls:
     """Topics, and the broker itself."""
 
-    def __init__(self, engine: Engine, settings: Settings, alarms: Alarms, clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, alarms: Alarms, clock: Clock, statistics: Statistics
+    ) -> None:
         self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
+        self._statistics = statistics
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
             "topic.alter": self.alter,
@@ -94,6 +98,7 @@ class TopicCalls:
             "topic.delete": self.delete,
             "broker.show": self.broker,
             "broker.alarms": self.alarms,
+            "broker.stats": self.stats,
             "alarms.report": self.report,
         }
 
@@ -177,6 +182,9 @@ class TopicCalls:
 
     def report(self, asking: Asking, args: AlarmsReport) -> None:
         asking.answer(self._alarms.reported.report(args) or {})
+
+    def stats(self, asking: Asking, args: wire.Stats) -> None:
+        asking.answer(self._statistics.tell(args.limit))
 
     def broker(self, asking: Asking, args: wire.NoArgs) -> None:
         del args

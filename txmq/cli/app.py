@@ -20,6 +20,7 @@ from txmq.cli import (
     resolver,
     schema,
     send,
+    stats,
     tail,
     topics,
     transactions,
@@ -45,6 +46,7 @@ app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="tx")
 app.add_typer(xa.app, name="xa")
 alarms.add_to(app)
+stats.add_to(app)
 app.add_typer(letters.app, name="dlq")
 resolver.add_to(app)
 app.add_typer(relay.app, name="relay")

@@ -47,7 +47,7 @@ def lock_directory(fs: FileSystem, directory: str) -> Lock:
 
 
 class Log:
-    """One log, open. Only one thread may use it, apart from `write`, `sync`, `reserve`, `try_space` and reading.
+    """One log, open. Only one thread may use it, apart from `write`, `sync`, `reserve`, `try_space` and its `reader`.
 
     Once a write has failed, every further `append`, `write` and `sync` raises StoreClosed: state is ahead of the disk,
     and only a restart brings them together again.
@@ -63,8 +63,9 @@ class Log:
         self._lock = lock
         self._sizes = sizes
         self._begun = [(s.first, s.header.created_at if s.header else 0) for s in segments]
-        self._reader = LogReader(fs, directory, [segment.first for segment in segments])
+        self.reader = LogReader(fs, directory, [segment.first for segment in segments])
         self._writer = LogWriter(fs, directory, self.log_id, sizes, Tail(tail.first, report.end, tail.size))
+        self.latencies = self._writer.latencies  # of writes, until they were on disk
         self._limit = tail.first + sizes.segment
         self._runs: list[Run] = []
         self._run: Run | None = None
@@ -190,17 +191,17 @@ class Log:
     def read(self, position: int, length: int) -> bytes:
         """Bytes that were written, unchecked, such as an attachment. Raises CorruptRecord if they are quarantined."""
         self._check_written(position, length)
-        return self._reader.read(position, length)
+        return self.reader.read(position, length)
 
     def read_cached(self, position: int, length: int) -> bytes | None:
         """As `read`, but None where that would have to wait for the disk: then call `read` in a thread."""
         self._check_written(position, length)
-        return self._reader.read_cached(position, length)
+        return self.reader.read_cached(position, length)
 
     def record_at(self, position: int) -> Record:
         """The record at a position, its checksum verified. Raises CorruptRecord."""
         self._check_written(position, RECORD_HEADER_SIZE)
-        return self._reader.record_at(position)
+        return self.reader.record_at(position)
 
     def scan(self, start: int) -> Iterator[Record]:
         """The records from a position, where one begins, to what has been written by now; each checked.
@@ -212,11 +213,6 @@ class Log:
                 yield item
             elif not self._is_quarantined(item):
                 raise CorruptRecord(item.path, item.position, item.reason)
-
-    @property
-    def reader(self) -> LogReader:
-        """For whoever reads in another thread what is durable (`txmq.store.scrub`)."""
-        return self._reader
 
     def quarantine(self, found: Iterable[Damage]) -> list[Damage]:
         """Read nothing of these spans any more, those of segments that are gone aside; returns what is new."""
@@ -241,7 +237,7 @@ class Log:
         released = [segment for segment in self.segments()[:-1] if segment.end <= below]
         for segment in released:
             del self._begun[0]
-            self._reader.forget(segment.first)
+            self.reader.forget(segment.first)
         return released
 
     def remove(self, segment: SegmentInfo) -> None:
@@ -270,7 +266,7 @@ class Log:
             )
         if self._end + size > self._limit:
             self._begun.append((self._end, stored_at))
-            self._reader.add(self._end)
+            self.reader.add(self._end)
             self._limit = self._end + self._sizes.segment
             self._end += HEADER_SIZE
         first, created_at = self._begun[-1]
@@ -283,7 +279,7 @@ class Log:
         firsts = [first for first, _ in self._begun]
         for first, bound in zip(firsts, [*firsts[1:], end], strict=True):
             if start < bound and first < end:
-                yield from self._reader.scan(first).walk(start, min(bound, end))
+                yield from self.reader.scan(first).walk(start, min(bound, end))
 
     def _is_quarantined(self, damage: Damage) -> bool:
         return any(known.position <= damage.position and damage.end <= known.end for known in self.quarantined)

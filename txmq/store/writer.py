@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from txmq.errors import DiskFull, StoreClosed, StoreError
 from txmq.store.fs import Bytes, File, FileSystem
+from txmq.store.latency import Latencies
 from txmq.store.segment import HEADER_SIZE, SegmentHeader, create_segment, segment_path
 
 T = TypeVar("T")
@@ -81,6 +83,8 @@ class LogWriter:
         self.synced = tail.end
         self.accepting = True
         self.read_only = False
+        self.written = 0  # bytes, since the log was opened
+        self.latencies = Latencies()  # of writes that were synced
 
     @property
     def busy(self) -> bool:
@@ -112,11 +116,14 @@ class LogWriter:
         """
         with self._lock:
             self._check_fit()
+            began, before = perf_counter(), self.end
             for run in flush.runs:
                 if run.end > self.end:  # else written before there was no room for the rest
                     self._write_run(run)
+            self.written += self.end - before
             if sync:
                 self._sync()
+                self.latencies.observe(perf_counter() - began)
 
     def sync(self) -> None:
         """Return when all that was written is on disk."""

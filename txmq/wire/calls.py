@@ -21,6 +21,12 @@ class NoArgs(Args):
     """For calls that take none."""
 
 
+class Stats(Args):
+    """Statistics; of the topics and groups so many, the busiest first."""
+
+    limit: Limit = 100
+
+
 class TxList(Args):
     """Which transactions to list."""
 
@@ -142,6 +148,7 @@ CALLS: dict[str, type[Args]] = {
     "message.find": messages.MessageFind,
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
+    "broker.stats": Stats,
     "alarms.report": AlarmsReport,
 }
 

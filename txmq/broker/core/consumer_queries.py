@@ -45,6 +45,13 @@ def groups(state: State, now: int | None = None) -> list[dict[str, Any]]:
     return [_summary(state, group, at) for _name, group in sorted(state.consumers.groups.items())]
 
 
+def counts(state: State, group: Group, now: int) -> dict[str, Any]:
+    """What of a group can be counted."""
+    names = ("group", "members", "lag", "lag_ms", "leased", "retrying", "parked", "letters")
+    summary = _summary(state, group, now)
+    return {name: summary[name] for name in names}
+
+
 def _summary(state: State, group: Group, now: int) -> dict[str, Any]:
     lags = {spot: _lag(state, spot, position) for spot, position in group.positions.items()}
     topics = sorted({state.topics_by_id[spot[0]].name for spot in group.positions})

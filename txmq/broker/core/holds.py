@@ -267,7 +267,9 @@ def put_off(state: State, token: bytes, batch: HeldBatch, delay: Delay, place: P
 def point_at(state: State, batch: HeldBatch, base: int, place: Place) -> None:
     """Apply: the entry of one batch."""
     state.published.add(batch.topic_id)
-    state.topics_by_id[batch.topic_id].sizes[batch.partition] += batch.length
+    topic = state.topics_by_id[batch.topic_id]
+    topic.sizes[batch.partition] += batch.length
+    topic.stored += batch.length
     if batch.position < place.end - pins.SLACK:
         pins.put(state, batch.position, pins.ENTRY, batch.topic_id, batch.partition, base)
     state.entries.put(

@@ -99,6 +99,7 @@ def apply_stored(state: State, event: BatchStored, place: Place) -> None:
     topic = state.topics_by_id[event.topic_id]
     topic.ends[event.partition] = event.base_offset + event.count
     topic.sizes[event.partition] += event.length
+    topic.stored += event.length
     state.dirty_topics.add(event.topic_id)
     state.published.add(event.topic_id)
     state.entries.put(

@@ -81,6 +81,7 @@ class Topic:
     settings: TopicSettings = DEFAULTS
     firsts: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    stored: int = field(default=0, compare=False)  # bytes published since the start (not part of the fold)
 
     def __post_init__(self) -> None:
         self.grow(len(self.ends))
