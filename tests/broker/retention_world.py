@@ -17,7 +17,7 @@ from tests.broker.support import BEGAN, SECOND, Nobody
 from tests.simulation.node import recover
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.assembly import Assembly
-from txmq.broker.core import machine, retention
+from txmq.broker.core import delayed, machine, retention
 from txmq.broker.core import tables as t
 from txmq.broker.core.moved import Moved
 from txmq.broker.core.sends import Send
@@ -109,10 +109,10 @@ class World:
         [reply] = replies
         return reply
 
-    def send(self, body: bytes, topic: str = "t", key: str | None = None) -> Any:
+    def send(self, body: bytes, topic: str = "t", key: str | None = None, delay: float | None = None) -> Any:
         """The producer of a life is its own."""
         data = encode(
-            [Message(body, key)], producer_id=b"p" * 8 + self.engine.state.boot_epoch.to_bytes(8), epoch=0,
+            [Message(body, key, delay=delay)], producer_id=b"p" * 8 + self.engine.state.boot_epoch.to_bytes(8), epoch=0,
             sequence=self.sequence, born_at=1,
         )  # fmt: skip
         self.sequence += 1
@@ -165,6 +165,16 @@ def letters(read: Callable[[int, int], bytes], state: State) -> dict[int, bytes]
         data = read(row.position, row.length)
         verify(data)
         found[t.MOVED_KEY.unpack(key)[3]] = BatchView(data).bodies[row.row]
+    return found
+
+
+def waiting(read: Callable[[int, int], bytes], state: State) -> list[bytes]:
+    """What waits for its time."""
+    found = []
+    for one in delayed.rows(state):
+        data = read(one.place, one.message.length)
+        verify(data)
+        found += BatchView(data).bodies
     return found
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.broker.retention_world import ARCHIVE, DATA, World, bodies, letters, recount
+from tests.broker.retention_world import ARCHIVE, DATA, World, bodies, letters, recount, waiting
 from tests.broker.support import BEGAN, HELLO, Client
 from tests.simulation.node import recover
 from txmq.batch import encode, verify
-from txmq.broker.core import pins
+from txmq.broker.core import delayed, pins
 from txmq.broker.core.consumer_commands import Deliver, Failure, Join, Nack, Pick, Wanted
 from txmq.broker.core.decisions import Decide
+from txmq.broker.core.delays import PublishDue, Recall, RecallReply
 from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.planning import plan
 from txmq.broker.core.topics import AlterTopic, CreateTopic
@@ -117,6 +118,26 @@ def test_a_letter_outlives_its_segment_again_and_again() -> None:
     recount(world.state)
 
 
+def test_a_delayed_message_outlives_its_segment_and_comes_in_its_turn() -> None:
+    world = made()
+    for number in range(3):
+        world.send(body(100 + number), key="k", delay=9 * HOUR)
+    fill(world, 3)
+    for day in range(3):
+        world.turn(2 * HOUR)
+        fill(world, 6, 6 * (day + 1))
+        world.retain()
+        world.retain()
+        assert waiting(world.log.read, world.state) == [body(100), body(101), body(102)]
+    assert world.segments()[0] > 10 * LARGE, "what waits did not hold up the log"
+    second = list(delayed.rows(world.state))[1].message
+    assert world.do(Recall(((second.origin, second.sequence),))) == RecallReply(1)
+    world.turn(4 * HOUR)
+    world.do(PublishDue())
+    assert [data for _offset, data in sorted(world.bodies().items())][-2:] == [body(100), body(102)]
+    recount(world.state)
+
+
 def test_an_undecided_transaction_holds_up_the_log_and_is_published_whole() -> None:
     world = made()
     data = encode([Message(body(77), "k")], producer_id=TOKEN, epoch=0, sequence=0, born_at=1)
@@ -205,7 +226,7 @@ class Told:
     def __init__(self) -> None:
         self.sent: dict[int, bytes] = {}
         self.first = 0
-        self.letter = False
+        self.letter = self.delayed = False
 
 
 def life(fs: SimFS, told: Told) -> None:
@@ -219,6 +240,8 @@ def life(fs: SimFS, told: Told) -> None:
         if not turn:
             bury(world, 1)
             told.letter = True
+            world.send(body(99), delay=100 * HOUR)
+            told.delayed = True
         world.turn(2 * HOUR)
         told.first = len(told.sent)  # what a round may take, whether it has
         world.retain()
@@ -240,6 +263,8 @@ def test_no_power_cut_in_retention_loses_what_is_kept() -> None:
             assert min(found, default=first) == first
             kept = letters(log.read, state)
             assert kept == {1: body(1)} if told.letter else kept in ({}, {1: body(1)})
+            late = waiting(log.read, state)
+            assert late == [body(99)] if told.delayed else late in ([], [body(99)])
             segments = [s.first for s in list_segments(image, ARCHIVE)]
             whole = sorted({*segments, *(s.first for s in list_segments(image, DATA))})
             assert whole[0] == 0, "a segment is in the log until it is in the archive"

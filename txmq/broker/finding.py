@@ -134,7 +134,7 @@ def where_is(store: Log, state: State, found: Id, *, bodies: bool) -> dict[str, 
     waiting = delayed.find(state, found)
     if waiting is not None:
         shape = waiting.message
-        view = view_of(store, waiting.position, shape.length)
+        view = view_of(store, waiting.place, shape.length)
         told = {"state": "delayed", "due_at": waiting.due, **_place(state, shape.topic_id, shape.partition, None)}
         return told | message(view, 0, bodies=bodies)
     if delayed.was_recalled(state, found):

@@ -6,12 +6,14 @@ only as of the log's end at that time (`Free`), and is given up to the keeper.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from txmq.batch import single_row
-from txmq.broker.core import pins, retention
+from txmq.broker.core import delayed, pins, retention
+from txmq.broker.core.delays import MoveDelayed
 from txmq.broker.core.events import FirstsMoved, MessagesCopied
 from txmq.broker.core.letter_retention import ExpireLetters
 from txmq.broker.core.retention import CopyOut, Keep, Outlived, Repoint, Retain, keep_of
@@ -163,8 +165,11 @@ class Retaining:
     def _look_besides(self) -> None:
         """What is left are pins: those of messages are copied once more where that frees a segment."""
         state, store = self._engine.state, self._engine.store
-        lowest = min(self._lowest, max(0, self._began - pins.SLACK), retention.needed_besides(state))
+        lowest = min(self._lowest, max(0, self._began - pins.SLACK), retention.needed_besides(state, delayed_too=False))
         whole = max((segment.end for segment in store.segments()[:-1] if segment.end <= lowest), default=0)
+        if self._move_delayed(whole):
+            return
+        lowest = min(lowest, retention.needed_besides(state))
         stale, again = list[int](), list[Outlived]()
         for pin in pins.below(state, whole):
             if len(stale) + len(again) >= retention.COPIED_AT_ONCE:
@@ -180,6 +185,19 @@ class Retaining:
             self._do(Repoint((), tuple(stale)), self._look_besides)
         elif not again or not self._copy_out(again, self._look_besides):
             self._over(lowest)
+
+    def _move_delayed(self, whole: int) -> bool:
+        """Store messages again that wait for their time in segments that nobody else needs; False = there are none."""
+        waiting = tuple(islice(delayed.below(self._engine.state, whole), retention.COPIED_AT_ONCE))
+        try:
+            found = read(self._engine.store, [(one.place, one.message.length) for one in waiting])
+        except CorruptRecord as error:
+            log.exception("retention.unreadable", path=error.path, position=error.position)
+            return False
+        if waiting:
+            batches = zip(waiting, map(bytes, found), strict=True)
+            self._do(MoveDelayed(tuple(batches)), self._look_besides)
+        return bool(waiting)
 
     def _over(self, lowest: int) -> None:
         pinned = next((pin.position for pin in pins.below(self._engine.state, lowest)), lowest)

@@ -1,4 +1,4 @@
-"""Events of delayed messages; numbers 40 to 44 (see `events`)."""
+"""Events of delayed messages; numbers 40 to 45 (see `events`)."""
 
 from __future__ import annotations
 
@@ -57,3 +57,12 @@ class RecallsForgotten(NamedTuple):
     """Recalls older than the time they are kept were dropped: (recalled at, producer id or token, sequence)."""
 
     recalls: tuple[tuple[int, bytes, int], ...]
+
+
+@event(45)
+class DelayedMoved(NamedTuple):
+    """Messages that outlive their segment were stored once more: (due, first position, length). Attachment: the copies,
+    joined.
+    """
+
+    messages: tuple[tuple[int, int, int], ...]

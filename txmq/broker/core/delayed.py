@@ -21,7 +21,10 @@ Id = tuple[bytes, int]  # producer id or token, sequence
 
 
 class Delayed(NamedTuple):
-    """A row of table `delayed`, whose key has its time and its position in the log. Its id is origin and sequence."""
+    """A row of table `delayed`, whose key has its time and where it was stored first. Its id is origin and sequence.
+
+    `moved_to` is where it stands in the log since its segment had to go; 0 = where it was stored first.
+    """
 
     topic_id: int
     partition: int
@@ -30,21 +33,27 @@ class Delayed(NamedTuple):
     key_hash: int | None
     origin: bytes
     sequence: int
+    moved_to: int = 0
 
 
 class Waiting(NamedTuple):
-    """A delayed message and its place in the table."""
+    """A delayed message and its place in the table; `position` is where it was stored first."""
 
     due: int
     position: int
     message: Delayed
+
+    @property
+    def place(self) -> int:
+        """Where it stands in the log."""
+        return self.message.moved_to or self.position
 
 
 def put(state: State, due: int, position: int, message: Delayed) -> None:
     """Apply: the message waits for that time."""
     state.tables[t.DELAYED].put(t.DELAYED_KEY.pack(due, position), message)
     state.tables[t.DELAYED_IDS].put(t.MESSAGE_KEY.pack(message.origin, message.sequence), (due, position))
-    state.tables[t.DELAYED_AT].put(t.PIN_KEY.pack(position), ())
+    state.tables[t.DELAYED_AT].put(t.PIN_KEY.pack(position), (due, position))
     state.delayed += 1
 
 
@@ -53,9 +62,23 @@ def take(state: State, due: int, position: int) -> Delayed:
     message = _get(state, due, position)
     state.tables[t.DELAYED].delete(t.DELAYED_KEY.pack(due, position))
     state.tables[t.DELAYED_IDS].delete(t.MESSAGE_KEY.pack(message.origin, message.sequence))
-    state.tables[t.DELAYED_AT].delete(t.PIN_KEY.pack(position))
+    state.tables[t.DELAYED_AT].delete(t.PIN_KEY.pack(message.moved_to or position))
     state.delayed -= 1
     return message
+
+
+def move(state: State, due: int, position: int, to: int) -> None:
+    """Apply: the message stands elsewhere in the log now; its turn stays the same."""
+    message = _get(state, due, position)
+    state.tables[t.DELAYED_AT].delete(t.PIN_KEY.pack(message.moved_to or position))
+    state.tables[t.DELAYED_AT].put(t.PIN_KEY.pack(to), (due, position))
+    state.tables[t.DELAYED].put(t.DELAYED_KEY.pack(due, position), message._replace(moved_to=to))
+
+
+def below(state: State, place: int) -> Iterator[Waiting]:
+    """Messages that stand below that place in the log, the lowest first."""
+    for _key, (due, position) in state.tables[t.DELAYED_AT].range(b"", t.PIN_KEY.pack(place)):
+        yield Waiting(due, position, _get(state, due, position))
 
 
 def recall(state: State, found: Id, at: int) -> None:
@@ -81,6 +104,12 @@ def find(state: State, found: Id) -> Waiting | None:
     return Waiting(row[0], row[1], _get(state, row[0], row[1]))
 
 
+def still(state: State, waiting: Waiting) -> bool:
+    """Whether it waits, where it stood."""
+    row = state.tables[t.DELAYED].get(t.DELAYED_KEY.pack(waiting.due, waiting.position))
+    return row is not None and Delayed(*row) == waiting.message
+
+
 def was_recalled(state: State, found: Id) -> bool:
     """Whether the message was taken back, as far as that is remembered."""
     row = state.tables[t.DELAYED_IDS].get(t.MESSAGE_KEY.pack(*found))
@@ -92,7 +121,7 @@ def rows(state: State, start: int = 0, stop: int | None = None, position: int = 
     end = None if stop is None else t.DELAYED_KEY.pack(stop, 0)
     for key, row in state.tables[t.DELAYED].range(t.DELAYED_KEY.pack(start, position), end):
         due, at = t.DELAYED_KEY.unpack(key)
-        yield Waiting(due, at, Delayed._make(row))
+        yield Waiting(due, at, Delayed(*row))
 
 
 def lowest_place(state: State) -> int | None:
@@ -109,4 +138,4 @@ def recalls_before(state: State, at: int) -> Iterator[tuple[int, bytes, int]]:
 def _get(state: State, due: int, position: int) -> Delayed:
     row = state.tables[t.DELAYED].get(t.DELAYED_KEY.pack(due, position))
     assert row is not None, "its id is known, so it is there"
-    return Delayed._make(row)
+    return Delayed(*row)

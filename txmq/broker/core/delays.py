@@ -15,6 +15,7 @@ from txmq.broker.core import delayed, gates, holds
 from txmq.broker.core import tables as t
 from txmq.broker.core.delay_events import (
     BatchDelayed,
+    DelayedMoved,
     DelayedPublished,
     DelayedQueued,
     DelayedRecalled,
@@ -28,7 +29,7 @@ from txmq.message import at_time, message_id
 
 if TYPE_CHECKING:
     from txmq.batch import BatchHeader
-    from txmq.broker.core.delayed import Id
+    from txmq.broker.core.delayed import Id, Waiting
     from txmq.broker.core.events import Place
     from txmq.broker.core.state import Topic
 
@@ -51,6 +52,12 @@ class RecallReply(NamedTuple):
     """How many were taken back; the others had been already."""
 
     recalled: int
+
+
+class MoveDelayed(NamedTuple):
+    """Store messages again that outlive their segment: what waits, and its batch."""
+
+    messages: tuple[tuple[Waiting, bytes], ...]
 
 
 class ForgetRecalls(NamedTuple):
@@ -123,6 +130,14 @@ def decide_recall(state: State, command: Recall, now: int) -> Outcome | Rejected
     return Outcome((DelayedRecalled(tuple(ids)),) if ids else (), RecallReply(len(ids)))
 
 
+def decide_move(state: State, command: MoveDelayed, now: int) -> Outcome:
+    """What was published, recalled or moved meanwhile is left out."""
+    del now
+    there = [(waiting, data) for waiting, data in command.messages if delayed.still(state, waiting)]
+    event = DelayedMoved(tuple((waiting.due, waiting.position, len(data)) for waiting, data in there))
+    return Outcome((event,) if there else (), None, b"".join(data for _waiting, data in there))
+
+
 def decide_forget(state: State, command: ForgetRecalls, now: int) -> Outcome:
     del command
     old: list[tuple[int, bytes, int]] = []
@@ -148,6 +163,13 @@ def apply_published(state: State, event: DelayedPublished, place: Place) -> None
             holds.point_at(state, _held(position, message), offset, place)
 
 
+def apply_moved(state: State, event: DelayedMoved, place: Place) -> None:
+    to = place.attachment
+    for due, position, length in event.messages:
+        delayed.move(state, due, position, to)
+        to += length
+
+
 def apply_queued(state: State, event: DelayedQueued, place: Place) -> None:
     batch = _held(event.position, delayed.take(state, event.due, event.position))
     state.tables[t.QUEUED].put(t.TICKET_KEY.pack(place.position), batch)
@@ -157,7 +179,7 @@ def apply_queued(state: State, event: DelayedQueued, place: Place) -> None:
 def _held(position: int, message: Delayed) -> holds.HeldBatch:
     hashes = () if message.key_hash is None else (message.key_hash,)
     spot = (message.topic_id, message.partition)
-    return holds.HeldBatch(*spot, position, message.length, 1, message.tag_filter, hashes)
+    return holds.HeldBatch(*spot, message.moved_to or position, message.length, 1, message.tag_filter, hashes)
 
 
 def apply_recalled(state: State, event: DelayedRecalled, place: Place) -> None:
@@ -171,9 +193,15 @@ def apply_forgotten(state: State, event: RecallsForgotten, place: Place) -> None
         delayed.forget(state, at, (origin, sequence))
 
 
-DECIDERS: dict[type, Any] = {PublishDue: decide_due, Recall: decide_recall, ForgetRecalls: decide_forget}
+DECIDERS: dict[type, Any] = {
+    PublishDue: decide_due,
+    Recall: decide_recall,
+    MoveDelayed: decide_move,
+    ForgetRecalls: decide_forget,
+}
 APPLIERS: dict[type, Any] = {
     DelayedPublished: apply_published,
+    DelayedMoved: apply_moved,
     DelayedQueued: apply_queued,
     DelayedRecalled: apply_recalled,
     RecallsForgotten: apply_forgotten,

@@ -306,9 +306,12 @@ def needed_by(state: State, topic: Topic) -> int:
     return lowest
 
 
-def needed_besides(state: State) -> int:
-    """The lowest position that something other than published batches and copies of messages may stand at."""
-    return min((position for needed in NEEDED for position in needed(state)), default=t.SIGN)
+def needed_besides(state: State, *, delayed_too: bool = True) -> int:
+    """The lowest position that something other than published batches and copies of messages may stand at; without
+    delayed messages, which can be stored again, if they are not counted.
+    """
+    found = (position for needed in NEEDED if delayed_too or needed is not _delayed for position in needed(state))
+    return min(found, default=t.SIGN)
 
 
 def _undecided(state: State) -> Iterator[int]:
