@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from tests.core.consumer_checks import check
+from tests.core.consumer_checks import check, moved_rows
 from tests.core.consumer_world import World, rows
 from txmq.broker.core import clones, machine
 from txmq.broker.core.consumer_commands import (
+    ExpireLeases,
     GroupClone,
     GroupDelete,
     GroupPause,
@@ -146,3 +149,49 @@ def test_what_is_too_much_to_look_through_is_not_cloned(failed: World, monkeypat
     assert "h" in failed.state.consumers.groups
     failed.join("c", group="b", mode="broadcast")
     assert failed.do(GroupClone("b", "c")).error is BadRequest
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_members_do_meanwhile_a_reset_ends_as_it_was_asked_for(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("tidying", "resets"):
+        monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
+    random, world = Random(seed), World(t=1)
+    world.publish("t", *(random.randrange(4) for _ in range(14)))
+    world.join("a", mode=random.choice(("ordered", "concurrent")), lease_us=5_000_000)
+    for _ in range(20):
+        happens(world, random)
+    offset = random.randrange(14)
+    world.do(ResetPosition("g", "t", offsets=((0, offset),)))
+    while world.group().resets:
+        happens(world, random)
+        if random.random() < 0.3:
+            world.do(TidyGroups())
+    rows_left = moved_rows(world.state, world.group())
+    below = {(1, 0, number) for number in range(offset)}
+    assert rows_left.keys() <= below
+    check(world.state, world.group(), world.keys, below - rows_left.keys())
+    assert world.replayed().consumers == world.state.consumers
+    fresh = world.group().positions[1, 0]
+    assert (fresh.floor, fresh.cursor) == (offset, offset)
+
+
+def happens(world: World, random: Random) -> None:
+    """Something that a member does, or time."""
+    group = world.group()
+    leased = [number for piece in group.positions[1, 0].leased for number in range(piece.start, piece.end)]
+    held = leased + [spotted[2] for spotted in group.held_rows]
+    how = random.random()
+    if how < 0.3 or not held:
+        world.fetch("a", most=random.randint(1, 5))
+    elif how < 0.5:
+        one = random.choice(held)
+        world.ack("a", (one, one + 1))
+    elif how < 0.85:
+        world.nack("a", random.choice(held), dead=random.random() < 0.5)
+    elif how < 0.95:
+        world.now += 2_000_000
+        world.do(ExpireLeases())
+    else:
+        world.publish("t", random.randrange(4))
