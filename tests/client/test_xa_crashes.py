@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +11,12 @@ from typing import Any
 import psycopg2
 import pytest
 
+from tests.client import dying
 from tests.client.ledgers import Ledgers, asked
 from tests.client.real import RealBroker
 from txmq.client import branch, home, xa
 from txmq.client.blocking import Client
 from txmq.client.share import Share
-from txmq.crashpoints import VARIABLE
 from txmq.errors import HeuristicMixed, TransactionAborted
 from txmq.testing.postgres import OwnServer, PostgresServer
 from txmq.tx.postgres import prepared
@@ -43,25 +39,6 @@ CRASHES = {  # whether the transaction is committed there
     "xa.between_commits:2": True,
     "xa.after_commits": True,
 }
-# Forks a coordinator for each crash point, for a start of Python takes longer than a transaction.
-COORDINATORS = """
-import os, sys, psycopg2, txmq, txmq.client.xa
-from txmq.crashpoints import VARIABLE
-url, topic, round, first, last, *points = sys.argv[1:]
-for point in points:
-    pid = os.fork()
-    if not pid:
-        os.environ[VARIABLE] = point
-        connections = [psycopg2.connect(first), psycopg2.connect(last)]
-        client = txmq.connect(url, service="orders", timeout=20)
-        with client.xa(*connections, timeout=20, check_after=60) as tx:
-            for connection in connections:
-                with connection.cursor() as cursor:
-                    cursor.execute("INSERT INTO orders VALUES (%s)", (round + point,))
-            tx.send(topic, (round + point).encode(), key="k")
-        os._exit(0)
-    print(point, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
 
 
 @pytest.fixture
@@ -81,11 +58,8 @@ def ledgers(
 
 def die(ledgers: Ledgers, label: str = "") -> None:
     """A coordinator dies at each crash point."""
-    argv = [sys.executable, "-c", COORDINATORS, ledgers.broker.url, ledgers.topic, label, *ledgers.dsns, *CRASHES]
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    told = subprocess.run(argv, env=environment, cwd=ROOT, check=True, timeout=100, capture_output=True).stdout
-    died = dict(line.rsplit(" ", 1) for line in told.decode().splitlines())
-    assert died == dict.fromkeys(CRASHES, str(-signal.SIGKILL))
+    plan = dying.Plan([ledgers.broker.url], ledgers.dsns, ledgers.topic, "INSERT INTO orders VALUES (%s)", label)
+    assert dying.killed(plan, CRASHES).keys() == CRASHES.keys()
 
 
 def committed(label: str = "") -> list[str]:

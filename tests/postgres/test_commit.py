@@ -10,6 +10,7 @@ import pytest
 from psycopg2 import extensions
 
 import txmq.tx.postgres.commit as subject
+from tests.postgres.business import assert_ready, business, run
 from tests.postgres.support import LOG, backend, new_token, producer, rows
 from txmq.errors import DatabaseConflict, InDoubt, LocalProtocolError, TransactionAborted
 from txmq.testing.wait import wait_until
@@ -32,26 +33,6 @@ def connection(database: str, request: pytest.FixtureRequest) -> Iterator[Connec
             connection.tpc_begin("one phase")
         run(connection, "INSERT INTO business VALUES (1)")
         yield connection
-
-
-def run(connection: Connection, statement: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-
-
-def business(dsn: str) -> list[tuple[object, ...]]:
-    return rows(dsn, "SELECT n FROM business ORDER BY n")
-
-
-def assert_ready(connection: Connection, database: str) -> None:
-    """The next statement begins a transaction of its own; it is not committed by itself."""
-    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
-    before = business(database)
-    if connection.autocommit:
-        run(connection, "BEGIN")
-    run(connection, "INSERT INTO business VALUES (99)")
-    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS
-    assert business(database) == before
 
 
 def test_rows_are_there_when_it_returns(connection: Connection, database: str) -> None:

@@ -7,8 +7,8 @@ from contextlib import closing, suppress
 
 import psycopg2
 import pytest
-from psycopg2 import extensions
 
+from tests.postgres.business import assert_ready, business, run
 from tests.postgres.support import LOG, backend, new_token, poor_role, producer, rows
 from txmq.errors import (
     DatabaseError,
@@ -61,15 +61,6 @@ def new_branch() -> Branch:
     return branches("tests", LOG, new_token(), 1)[0]
 
 
-def run(connection: Connection, statement: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-
-
-def business(dsn: str) -> list[tuple[object, ...]]:
-    return rows(dsn, "SELECT n FROM business ORDER BY n")
-
-
 def gids(dsn: str) -> list[str]:
     return [str(gid) for (gid,) in rows(dsn, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")]
 
@@ -77,21 +68,6 @@ def gids(dsn: str) -> list[str]:
 def clear(dsn: str) -> None:
     for gid in gids(dsn):
         rows(dsn, f"ROLLBACK PREPARED '{gid}'")
-
-
-def assert_ready(connection: Connection, database: str) -> None:
-    """The next statement begins a transaction of its own; it is not committed by itself."""
-    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
-    assert connection.status == extensions.STATUS_READY
-    before = business(database)
-    if connection.autocommit:
-        run(connection, "BEGIN")
-    run(connection, "INSERT INTO business VALUES (99)")
-    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS
-    assert business(database) == before
-    if connection.autocommit:
-        run(connection, "ROLLBACK")
-    connection.rollback()
 
 
 def test_a_prepared_branch_is_committed_or_rolled_back(connection: Connection, database: str, branch: Branch) -> None:

@@ -1,0 +1,61 @@
+"""Coordinators of XA transactions that are killed on their way.
+
+One process forks them all, for a start of Python takes longer than a transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from txmq.crashpoints import VARIABLE
+
+ROOT = Path(__file__).parents[2]
+COORDINATORS = """
+import json, os, sys, psycopg2, txmq, txmq.client.xa
+from txmq.crashpoints import VARIABLE
+plan = json.loads(sys.argv[1])
+for point in plan["points"]:
+    pid = os.fork()
+    if not pid:
+        os.environ[VARIABLE] = point
+        connections = [psycopg2.connect(dsn) for dsn in plan["dsns"]]
+        client, *others = [txmq.connect(url, service="orders", timeout=20) for url in plan["urls"]]
+        with client.xa(*connections, timeout=20, check_after=60) as tx:
+            print(point, tx.token.hex, flush=True)
+            row = tx.token.hex if plan["label"] is None else plan["label"] + point
+            for connection in connections:
+                with connection.cursor() as cursor:
+                    cursor.execute(plan["insert"], (row,))
+            tx.send(plan["topic"], row.encode(), key="k")
+            for other in others:
+                tx.at(other).send(plan["topic"], row.encode(), key="k")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+"""
+
+
+class Plan(NamedTuple):
+    """What each coordinator does: `insert` a row in every database and a message at every broker, the first its home.
+
+    Row and message are `label` and the crash point, or the token where that is None.
+    """
+
+    urls: Sequence[str]
+    dsns: Sequence[str]
+    topic: str
+    insert: str
+    label: str | None = None
+
+
+def killed(plan: Plan, points: Iterable[str]) -> dict[str, str]:
+    """A coordinator is killed at each of these crash points; gives their tokens by the points."""
+    argv = [sys.executable, "-c", COORDINATORS, json.dumps(plan._asdict() | {"points": list(points)})]
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    told = subprocess.run(argv, env=environment, cwd=ROOT, check=True, timeout=100, capture_output=True).stdout
+    return dict(line.split() for line in told.decode().splitlines())
