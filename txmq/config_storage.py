@@ -57,9 +57,9 @@ class DiskSpace(Model):
     shares of it.
     """
 
-    warn_free_mib: int = Field(default=2_048, ge=0)
-    refuse_free_mib: int = Field(default=512, ge=0)
-    resume_free_mib: int = Field(default=768, ge=0)
+    warn_free_mib: int = Field(default=1_024, ge=0)
+    refuse_free_mib: int = Field(default=256, ge=0)
+    resume_free_mib: int = Field(default=384, ge=0)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -162,6 +162,23 @@ def test_an_undecided_transaction_holds_up_the_log_and_is_published_whole() -> N
     assert world.segments()[0] > 0
 
 
+def test_what_holds_up_the_log_is_told() -> None:
+    world = made()
+    world.do(CreateTopic("kept", 1))
+    world.do(AlterTopic("kept", {"retention_us": 0}))
+    world.send(body(1), "kept")
+    fill(world, 6)
+    world.turn(2 * HOUR)
+    world.retain()
+    told = world.ask("broker.stats")["log"]
+    assert told["held_by"] == "topic kept"
+    assert told["needed_from"] < LARGE
+    world.do(AlterTopic("kept", {"retention_us": 1}))
+    world.turn(1)
+    world.retain()
+    assert world.ask("broker.stats")["log"]["held_by"] == "what is new"
+
+
 def test_what_a_topic_says_goes_before_what_the_broker_says() -> None:
     world = made(hours=0.0)
     world.do(CreateTopic("short", 1))

@@ -62,7 +62,7 @@ class Assembly:
         self._membership = membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
         self.retaining = Retaining(engine, settings.retention, clock)
         self.alarms = Alarms(engine, settings.alarms, resolving, self.watching, self.retaining)
-        self.statistics = Statistics(engine, clock)
+        self.statistics = Statistics(engine, clock, self.retaining)
         parts = (
             TopicCalls(engine, settings, self.alarms, clock, self.statistics),
             ConsumerCalls(engine, membership, fetching, chance),

@@ -38,10 +38,14 @@ log = structlog.get_logger()
 
 
 class Free(NamedTuple):
-    """Nothing below the log position `below` is needed, once the log is durable up to `as_of`."""
+    """Nothing below the log position `below` is needed, once the log is durable up to `as_of`.
+
+    `held_by` is what is needed there: a topic, by its name, or what else.
+    """
 
     below: int = 0
     as_of: int = 0
+    held_by: str = ""
 
 
 class Retaining:
@@ -57,6 +61,7 @@ class Retaining:
         self._groups: list[int] = []
         self._began = self._copied_to = 0
         self._lowest = SIGN
+        self._held_by = ""
         self.free = Free()
         self.passed = 0  # messages that groups have missed, since the start
         self.passed_at = 0
@@ -69,7 +74,7 @@ class Retaining:
             return
         self._busy = True
         self._topics, self._groups = list(self._engine.state.topics_by_id), list(self._engine.state.consumers.by_id)
-        self._began, self._lowest = self._engine.store.end, SIGN
+        self._began, self._lowest, self._held_by = self._engine.store.end, SIGN, ""
         self._soon(self._look)
 
     def stop(self) -> None:
@@ -117,8 +122,12 @@ class Retaining:
         self._soon(self._look if self._topics else self._expire_letters)
 
     def _done_with(self, topic: Topic) -> None:
-        self._lowest = min(self._lowest, retention.needed_by(self._engine.state, topic))
+        self._need(retention.needed_by(self._engine.state, topic), f"topic {topic.name}")
         self._topics.pop()
+
+    def _need(self, position: int, by: str) -> None:
+        if position < self._lowest:
+            self._lowest, self._held_by = position, by
 
     def _copy_out(self, rows: Sequence[Outlived], following: Callable[[], None]) -> bool:
         """Copy messages, then point at the copies once they are durable; False = they cannot be read, and stay."""
@@ -165,11 +174,12 @@ class Retaining:
     def _look_besides(self) -> None:
         """What is left are pins: those of messages are copied once more where that frees a segment."""
         state, store = self._engine.state, self._engine.store
-        lowest = min(self._lowest, max(0, self._began - pins.SLACK), retention.needed_besides(state, delayed_too=False))
-        whole = max((segment.end for segment in store.segments()[:-1] if segment.end <= lowest), default=0)
+        self._need(retention.needed_besides(state, delayed_too=False), "undecided or waiting transactions")
+        self._need(max(0, self._began - pins.SLACK), "what is new")
+        whole = max((segment.end for segment in store.segments()[:-1] if segment.end <= self._lowest), default=0)
         if self._move_delayed(whole):
             return
-        lowest = min(lowest, retention.needed_besides(state))
+        self._need(retention.needed_besides(state), "messages that wait for their time")
         stale, again = list[int](), list[Outlived]()
         for pin in pins.below(state, whole):
             if len(stale) + len(again) >= retention.COPIED_AT_ONCE:
@@ -184,7 +194,7 @@ class Retaining:
         if stale:
             self._do(Repoint((), tuple(stale)), self._look_besides)
         elif not again or not self._copy_out(again, self._look_besides):
-            self._over(lowest)
+            self._over()
 
     def _move_delayed(self, whole: int) -> bool:
         """Store messages again that wait for their time in segments that nobody else needs; False = there are none."""
@@ -199,9 +209,10 @@ class Retaining:
             self._do(MoveDelayed(tuple(batches)), self._look_besides)
         return bool(waiting)
 
-    def _over(self, lowest: int) -> None:
-        pinned = next((pin.position for pin in pins.below(self._engine.state, lowest)), lowest)
-        self.free = Free(min(lowest, pinned), self._engine.store.end)
+    def _over(self) -> None:
+        for pin in islice(pins.below(self._engine.state, self._lowest), 1):
+            self._need(pin.position, f"a message of topic {self._engine.state.topics_by_id[pin.topic_id].name}")
+        self.free = Free(self._lowest, self._engine.store.end, self._held_by)
         self._busy = False
 
     def _moved(self, event: FirstsMoved, place: Place) -> None:

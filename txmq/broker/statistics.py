@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.consumers import Group
     from txmq.broker.core.state import Topic
     from txmq.broker.engine import Engine
+    from txmq.broker.retaining import Retaining
     from txmq.broker.seams import Clock
 
 EVERY_S = 5.0  # between two looks at one of them
@@ -42,8 +43,8 @@ class Rate:
 class Statistics:
     """See above. All methods belong to the reactor's thread."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
-        self._engine, self._clock = engine, clock
+    def __init__(self, engine: Engine, clock: Clock, retaining: Retaining) -> None:
+        self._engine, self._clock, self._retaining = engine, clock, retaining
         self._topics: dict[int, Rate] = {}
         self._groups: dict[int, Rate] = {}
         self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
@@ -109,6 +110,8 @@ class Statistics:
                 "segments": len(store.segments()),
                 "bytes_per_s": bytes_per_s,
                 "flushes_per_s": flushes_per_s,
+                "needed_from": self._retaining.free.below,
+                "held_by": self._retaining.free.held_by,
             },
             "flush": self.flushes(),
             "topics": _busiest(topics, limit),

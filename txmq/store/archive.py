@@ -9,6 +9,7 @@ may be on another disk: a segment is copied, made durable under its name, and on
 from __future__ import annotations
 
 from contextlib import closing, suppress
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from txmq.errors import StoreError
@@ -32,6 +33,7 @@ def archive_segment(fs: FileSystem, segment: SegmentInfo, archive: str) -> str:
     fs.makedirs(folder)
     names = fs.listdir(folder)
     if path.rpartition("/")[2] in names:
+        _sync_names(fs, archive)
         return path
     temporary = path + _TEMPORARY
     if temporary.rpartition("/")[2] in names:
@@ -43,9 +45,14 @@ def archive_segment(fs: FileSystem, segment: SegmentInfo, archive: str) -> str:
         with suppress(StoreError):  # the next try removes it
             fs.remove(temporary)
         raise
-    fs.sync_directory(folder)
-    fs.sync_directory(archive)
+    _sync_names(fs, archive)
     return path
+
+
+def _sync_names(fs: FileSystem, archive: str) -> None:
+    """The names of the copies, and of the folders that may have been made for the first of them."""
+    for directory in (log_directory(archive), archive, str(PurePosixPath(archive).parent)):
+        fs.sync_directory(directory)
 
 
 def _copy(fs: FileSystem, segment: SegmentInfo, path: str) -> None:

@@ -1,0 +1,86 @@
+"""Retention as an operator sees it: messages go by their time, segments to the archive, and a killed broker goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from tests.cli.support import run
+from txmq.errors import OffsetOutOfRange
+from txmq.testing.broker import OwnBroker
+from txmq.testing.wait import wait_until
+
+SETTINGS = """
+[broker]
+segment_bytes = 1048576
+snapshot_bytes = 1048576
+preallocate_bytes = 65536
+
+[retention]
+hours = 0.0005
+every_s = 0.1
+policy = "archive"
+"""
+LARGE = 900_000
+SENT = 12
+
+
+def verified(directory: Path, *options: str) -> Any:
+    ran = run("log", "verify", str(directory), *options, "--json")
+    assert ran.exit_code == 0, ran.stdout + ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Path) -> None:
+    archive = tmp_path / "own" / "data" / "archive"
+    with OwnBroker(tmp_path / "own", SETTINGS) as broker:
+        with txmq.connect(broker.url, service="s") as client:
+            client.call("topic.create", name="kept", partitions=1, retention_ms=0)
+            client.send("kept", b"for ever", partition=0)
+            client.call("topic.create", name="t", partitions=1)
+            for number in range(SENT):
+                client.send("t", bytes([number]) * LARGE, partition=0)
+
+            def firsts() -> int:
+                return int(client.call("topic.show", name="t")["firsts"][0])
+
+            wait_until(lambda: firsts() == SENT, what="all messages to be too old")
+            assert client.call("topic.show", name="kept")["firsts"] == [0]
+            assert not list(archive.glob("log/*.seg")), "a message that is kept keeps all that comes after it"
+            client.call("topic.alter", name="kept", retention_ms=1)
+            for number in range(SENT):
+                client.send("t", bytes([number]) * LARGE, partition=0)
+            wait_until(lambda: len(list(archive.glob("log/*.seg"))) > 5, what="segments in the archive")
+        broker.restart()
+        with txmq.connect(broker.url, service="s") as client:
+            shown = client.call("topic.show", name="t")
+            assert shown["ends"] == [2 * SENT]
+            assert shown["firsts"][0] >= SENT
+            receipt = client.send("t", b"after", partition=0)
+            assert receipt.offset == 2 * SENT
+            ran = run("tail", "t", "--from", "0", "--no-follow", "--json", "--broker", broker.url)
+            assert json.loads(ran.stdout.splitlines()[-1])["body"] == "after"
+        assert broker.stop() == 0
+    log, cold = verified(tmp_path / "own" / "data", "--deep"), verified(archive)
+    assert cold["first"] == 0
+    assert cold["end"] <= log["end"]
+    assert log["first"] > 5 << 20
+    assert cold["damaged"] == log["damaged"] == log["different"] == []
+
+
+def test_a_reader_from_the_beginning_is_told_that_it_is_gone(tmp_path: Path) -> None:
+    from contextlib import closing
+
+    from txmq.cli.tail import Reader, read
+
+    with OwnBroker(tmp_path / "own", SETTINGS) as broker, txmq.connect(broker.url, service="s") as client:
+        client.call("topic.create", name="t", partitions=1)
+        client.send("t", b"old", partition=0)
+        wait_until(lambda: client.call("topic.show", name="t")["firsts"] == [1], what="the message to be too old")
+        with closing(Reader(broker.url, "t")) as reader, pytest.raises(OffsetOutOfRange) as raised:
+            next(iter(read(reader, {0: 0}, {0: 1})))
+        assert raised.value.detail == {"first": 1, "end": 1}
