@@ -35,26 +35,26 @@ def ordered(run: Run) -> Iterator[Row]:
 def inbox(run: Run) -> Iterator[Row]:
     dsn = run.database.dsn()
 
-    def handled(batch: int, messages: int) -> float:
+    def handled(way: str, batch: int, messages: int) -> float:
         with broker(run) as server:
-            told = measured(python(f"{CLIENTS}.with_inbox", server.address, dsn, HANDLERS, batch, messages))
+            told = measured(python(f"{CLIENTS}.with_inbox", server.address, dsn, HANDLERS, way, batch, messages))
         return float(told["per_s"])
 
-    def plain() -> float:
-        return commits_per_s(dsn, HANDLERS, run.count(8_000))
-
-    def one() -> float:
-        return handled(0, run.count(8_000))
-
-    def several() -> float:
-        return handled(BATCH, run.count(80_000))
-
-    single, batches, yardstick = in_turn(3, one, several, plain)
+    single, batches, without, alone = in_turn(
+        3,
+        lambda: handled("inbox", 0, run.count(8_000)),
+        lambda: handled("inbox", BATCH, run.count(80_000)),
+        lambda: handled("plain", 0, run.count(8_000)),
+        lambda: commits_per_s(dsn, HANDLERS, run.count(8_000)),
+    )
     what = f"{HANDLERS} handlers in threads, each message an INSERT, with the inbox"
-    against = "against the same INSERTs and COMMITs alone"
-    yield row("consumer.inbox", f"{what}: {against}", "msg/s", single, yardstick=yardstick, goal=at_least(0.75))
-    what = f"{what}, {BATCH} messages in a transaction: against one in each, without it"
-    yield row("consumer.inbox_batches", what, "msg/s", batches, yardstick=yardstick, goal=at_least(5))
+    against = f"{what}: against the same transactions of handlers without it"
+    yield row("consumer.inbox", against, "msg/s", single, yardstick=without, goal=at_least(0.75))
+    against = f"{what}, {BATCH} messages in a transaction: against one in each, without it"
+    yield row("consumer.inbox_batches", against, "msg/s", batches, yardstick=without, goal=at_least(5))
+    yield row(
+        "consumer.inbox_alone", f"{what}: against the same commits by no consumer", "msg/s", single, yardstick=alone
+    )
 
 
 @benchmark("consumer.gaps", "what is known of a partition with gaps")

@@ -1,8 +1,8 @@
-"""Handlers in threads, each message an INSERT in a transaction that also remembers the message; or the INSERT alone.
+"""Handlers in threads, each message an INSERT in a transaction: with the inbox, that remembers messages, or without.
 
-python -m tests.bench.clients.with_inbox URL DSN HANDLERS BATCH MESSAGES         prints {"per_s"}
+python -m tests.bench.clients.with_inbox URL DSN HANDLERS inbox|plain BATCH MESSAGES       prints {"per_s", "cpu_us"}
 
-BATCH messages go into one transaction, 0 = a transaction each.
+BATCH messages go into one transaction, 0 = a transaction each. `cpu_us` is what the client computed for each.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from threading import local
 from uuid import uuid4
 
 import psycopg2
@@ -23,54 +24,65 @@ from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import Connection
 
 KEYS, IDLE_S = 10_000, 1.0
-
-
-def one(_message: txmq.ReceivedMessage, connection: Connection) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(INSERT)
-
-
-def several(messages: Sequence[txmq.ReceivedMessage], connection: Connection) -> None:
-    with connection.cursor() as cursor:
-        for _message in messages:
-            cursor.execute(INSERT)
+Taken = txmq.ReceivedMessage | Sequence[txmq.ReceivedMessage]
 
 
 class Clock:
-    """When the first transaction began and the last one ended, without the wait for more messages behind it."""
+    """When the first handler began and the last one did, without the wait for more messages behind it."""
 
     def __init__(self) -> None:
-        self.first = self.last = 0.0
+        self.first = self.last = self.first_cpu = self.last_cpu = 0.0
 
     def now(self) -> None:
-        self.last = time.perf_counter()
-        self.first = self.first or self.last
+        self.last, self.last_cpu = time.perf_counter(), time.process_time()
+        if not self.first:
+            self.first, self.first_cpu = self.last, self.last_cpu
 
 
-def measure(url: str, dsn: str, handlers: int, batch: int, messages: int) -> dict[str, float]:
+def insert(taken: Taken, connection: Connection) -> None:
+    with connection.cursor() as cursor:
+        for _ in range(1 if isinstance(taken, txmq.ReceivedMessage) else len(taken)):
+            cursor.execute(INSERT)
+
+
+def without(dsn: str, handle: Callable[[Taken, Connection], None]) -> Callable[[Taken], None]:
+    """The handler in a transaction of its own, on its thread's connection."""
+    threads = local()
+
+    def handled(taken: Taken) -> None:
+        if not hasattr(threads, "connection"):
+            threads.connection = psycopg2.connect(dsn)
+        handle(taken, threads.connection)
+        threads.connection.commit()
+
+    return handled
+
+
+def measure(url: str, dsn: str, handlers: int, way: str, batch: int, messages: int) -> dict[str, float]:
     topic, clock = f"bench-{uuid4().hex[:8]}", Clock()
     with closing(psycopg2.connect(dsn)) as connection:
         install(connection)
     run(dsn, DROP, CREATE)
 
-    def handle(taken: txmq.ReceivedMessage | Sequence[txmq.ReceivedMessage], connection: Connection) -> None:
+    def handle(taken: Taken, connection: Connection) -> None:
         clock.now()
-        if isinstance(taken, txmq.ReceivedMessage):
-            one(taken, connection)
-        else:
-            several(taken, connection)
+        insert(taken, connection)
 
     with txmq.connect(url, timeout=WITHIN_S) as client:
         fill(client, topic, KEYS, messages)
         with client.consumer(topic, [topic], prefetch_messages=messages) as consumer:
-            consumer.run(
-                handle, inbox=lambda: psycopg2.connect(dsn), threads=handlers, batch=batch or None, idle_exit=IDLE_S
-            )
+            if way == "inbox":
+                consumer.run(
+                    handle, inbox=lambda: psycopg2.connect(dsn), threads=handlers, batch=batch or None, idle_exit=IDLE_S
+                )
+            else:
+                consumer.run(without(dsn, handle), threads=handlers, batch=batch or None, idle_exit=IDLE_S)
             assert consumer.stats.acked == messages, consumer.stats
     run(dsn, DROP)
-    return {"per_s": messages / (clock.last - clock.first)}
+    cpu_us = (clock.last_cpu - clock.first_cpu) / messages * 1e6
+    return {"per_s": messages / (clock.last - clock.first), "cpu_us": cpu_us}
 
 
 if __name__ == "__main__":
-    url, dsn, *numbers = sys.argv[1:]
-    print(json.dumps(measure(url, dsn, *map(int, numbers))))
+    url, dsn, handlers, way, batch, messages = sys.argv[1:]
+    print(json.dumps(measure(url, dsn, int(handlers), way, int(batch), int(messages))))
