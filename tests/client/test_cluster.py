@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from threading import Event
+from threading import Event, Thread
 
 import psycopg2
 import pytest
@@ -81,25 +81,25 @@ def test_a_broker_that_is_away_stops_only_its_partitions(cluster: Cluster, secon
     with cluster.consumer(fresh("g"), [topic]) as consumers:
         drained(consumers, len(KEYS))
         second.kill()
-        wait_until(lambda: not consumers.parts[1].serving, what="the loss of the second broker")
+        wait_until(lambda: not consumers.parts[1].serving, timeout_s=WAIT_S, what="the loss of the second broker")
         with pytest.raises(TxmqError):  # connections from before break, and then nobody knows what became of a message
             cluster.clients[1].send(topic, b"", timeout=0.5)
-        keyless = [cluster.send(topic, b"anywhere", timeout=2.0) for _ in range(4)]
+        keyless = [cluster.send(topic, b"anywhere", timeout=12.0) for _ in range(4)]
         assert {message.message_id for message in drained(consumers, 4)} == {one.message_id for one in keyless}
         away = next(key for key in KEYS if cluster._map.chosen(topic, key)[0] == 1)  # type: ignore[index]
         with pytest.raises(BrokerUnavailable):
             cluster.send(topic, b"", key=away, timeout=0.1)
         second.start()
         sent = cluster.send(topic, b"", key=away).message_id  # others may come again: their acks may have been lost
-        wait_until(lambda: drained(consumers, 1)[0].message_id == sent, what="the second broker's message")
+        wait_until(lambda: drained(consumers, 1)[0].message_id == sent, WAIT_S, what="the second broker's message")
 
 
 def test_a_consumer_may_begin_while_a_broker_is_away(shared_broker: RealBroker) -> None:
     nobody = f"txmq://127.0.0.1:{free_port()}"
-    with txmq.connect([nobody, shared_broker.url], timeout=1.0) as cluster:
+    with txmq.connect([nobody, shared_broker.url], timeout=4.0) as cluster:
         topic = fresh("t")
         cluster.clients[1].call("topic.create", name=topic, partitions=1)
-        assert [cluster.send(topic, b"here", timeout=4.0).partition for _ in range(2)] == [0, 0]
+        assert [cluster.send(topic, b"here", timeout=12.0).partition for _ in range(2)] == [0, 0]
         with cluster.consumer(fresh("g"), [topic]) as consumers:
             assert [message.body for message in drained(consumers, 2)] == [b"here", b"here"]
     with txmq.connect([nobody], timeout=0.1) as cluster, pytest.raises(BrokerUnavailable):
@@ -148,7 +148,13 @@ def test_with_an_inbox_messages_at_the_same_place_of_two_brokers_both_take_effec
 
     for _ in range(2):
         with cluster.consumer(group, [topic]) as consumers:
-            consumers.run(handle, inbox=lambda: psycopg2.connect(database), threads=2, idle_exit=0.6)
+            stop = Event()
+            options = {"inbox": lambda: psycopg2.connect(database), "threads": 2, "stop": stop}
+            thread = Thread(target=consumers.run, args=(handle,), kwargs=options)
+            thread.start()
+            wait_until(lambda: consumers.stats.acked == 10, WAIT_S, what="all of both brokers")
+            stop.set()
+            thread.join()
         for client in cluster.clients:  # as if the acks had been lost
             client.call("group.reset", group=group, topic=topic, to="first")
     with closing(psycopg2.connect(database)) as connection, connection.cursor() as cursor:
