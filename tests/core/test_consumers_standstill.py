@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.core.consumer_world import QUICK, World
@@ -200,3 +203,11 @@ def test_the_lag_in_time_is_that_of_the_oldest_message_not_done_with(world: Worl
     assert standstill.oldest_waiting(world.state, group, (1, 0)) == oldest + SECOND
     world.ack("a", (2, 3))
     assert standstill.oldest_waiting(world.state, group, (1, 0)) is None
+
+
+def test_each_reason_is_explained() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "CONSUMERS.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*`) \|", page.partition("| code |")[2], re.MULTILINE)
+    explained = [code for row in rows for code in re.findall(r"`([a-z-]+)`", row)]
+    codes = [rule.__name__.strip("_").replace("_", "-") for rule in standstill.RULES]
+    assert sorted(explained) == sorted(codes)
