@@ -462,6 +462,30 @@ def test_a_dead_letter_parks_its_key_and_no_other(client: Client, joined: Callab
     wait_until(lambda: shown(client, group)["parked"] == 2, what="the key is parked")
 
 
+def test_an_outage_buries_nothing_and_what_waited_is_done_when_it_is_over(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group, messages = fresh("t"), fresh("g"), 200
+    back, stop, seen = threading.Event(), threading.Event(), set[int]()
+    client.send_many(topic, [b"%d" % number for number in range(messages)], keys=[f"k{n}" for n in range(messages)])
+    consumer = joined(group, topic, retry=RetryPolicy.table(0.01, attempts=1))
+
+    def handle(message: ReceivedMessage) -> None:
+        if not back.is_set():
+            raise ConnectionError("no database")
+        seen.add(int(message.body))
+
+    work = threading.Thread(target=consumer.run, args=(handle,), kwargs={"threads": 4, "stop": stop})
+    work.start()
+    wait_until(lambda: shown(client, group)["state"] == "guarded", what="the guard")
+    back.set()
+    wait_until(lambda: shown(client, group)["state"] == "active", WAIT_S, what="the probe")
+    wait_until(lambda: len(seen) == messages, WAIT_S, what="everything")
+    stop.set()
+    work.join()
+    assert (shown(client, group)["letters"], shown(client, group)["floods"]) == (0, 1)
+
+
 def test_handlers_get_lists_where_they_ask_for_them(client: Client, joined: Callable[..., Consumer]) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"%d" % number for number in range(30)])

@@ -33,6 +33,7 @@ GROUP_GAUGES = {
     "parked": "Messages that wait behind the fence of their key",
     "fences": "Keys with a fence",
     "letters": "Open dead letters",
+    "floods": "Times that the group was guarded, because many keys failed alike",
     "expired": "Messages whose time to live was over before they were delivered",
     "members": "Members",
 }
