@@ -55,6 +55,7 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
             for number in range(SENT):
                 client.send("t", bytes([number]) * LARGE, partition=0)
             wait_until(lambda: len(list(archive.glob("log/*.seg"))) > 5, what="segments in the archive")
+            client.call("topic.alter", name="t", retention_ms=0)  # what is read below stays while it is
         broker.restart()
         with txmq.connect(broker.url, service="s") as client:
             shown = client.call("topic.show", name="t")
@@ -63,6 +64,7 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
             receipt = client.send("t", b"after", partition=0)
             assert receipt.offset == 2 * SENT
             ran = run("tail", "t", "--from", "0", "--no-follow", "--json", "--broker", broker.url)
+            assert ran.exit_code == 0, ran.stderr
             assert json.loads(ran.stdout.splitlines()[-1])["body"] == "after"
         assert broker.stop() == 0
     log, cold = verified(tmp_path / "own" / "data", "--deep"), verified(archive)
