@@ -28,7 +28,7 @@ from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.postgres.tokens import insert_token
 
 ASKED_AT_ONCE = 20
-DRAIN_S = 20.0  # after the last producer's last word a resolver needs no time to speak of
+DRAIN_S = 60.0  # after the last producer's last word a resolver needs no time to speak of
 PAUSES_S = (0, 0, 0.003, 0.02)  # a slow producer, while a resolver may come between its steps
 
 
@@ -56,7 +56,7 @@ class Race:
     stop: threading.Event = field(default_factory=threading.Event)
     drained_by: float = 0.0
 
-    def run(self, seconds: float, *, at_least: Mapping[str, int] | None = None, limit: float = 30.0) -> None:
+    def run(self, seconds: float, *, at_least: Mapping[str, int] | None = None, limit: float = 120.0) -> None:
         """Producers work for `seconds` and until `counts` are `at_least` so many; no longer than `limit`.
 
         They stop as soon as something is wrong. Resolvers go on until every group is decided.

@@ -16,7 +16,7 @@ from txmq.tx.postgres.session import Connection, connect
 
 RUN_S = 4.0
 ENOUGH = {"COMMIT": 100, "ROLLBACK": 50, "UNKNOWN": 20, "TokenFenced": 5, "killed": 10}
-BUDGET_S = 15.0  # for a planted mistake to be found; it takes a second or two
+BUDGET_S = 60.0  # for a planted mistake to be found; it takes a second or two
 EAGER = ResolverPolicy(first_pause_s=0.01, longest_pause_s=0.05)
 
 
