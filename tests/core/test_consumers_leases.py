@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.consumer_world import Got, World
+from tests.core.consumer_world import QUICK, Got, World
+from tests.core.driver import SECOND
 from txmq.broker.core.consumer_commands import (
     ExpireLeases,
     ExtendLeases,
     Leave,
 )
 from txmq.broker.core.consumer_events import Delivered, LeasesExpired, LeasesExtended, MemberLeft, Returned
+from txmq.broker.core.consumer_queries import letters
 from txmq.broker.core.leases import ExpireReply, next_due
+from txmq.broker.core.state import Rejected
 from txmq.errors import BadRequest
 
 LEASE = 60_000_000
@@ -165,3 +168,35 @@ def test_in_a_concurrent_group_it_does_not(world: World) -> None:
     world.join("b")
     world.publish("t", 2, partition=1)
     assert world.fetch("b") == [Got("t", 1, 1, 1)]
+
+
+def test_what_takes_its_consumer_and_the_broker_with_it_each_time_is_a_letter_in_the_end() -> None:
+    world = World(t=1)
+    world.publish("t", 7)
+    for attempt in (1, 2, 3):
+        world.join(f"m{attempt}", retry=QUICK)
+        assert world.fetch(f"m{attempt}") == [Got("t", 0, 0, attempt)]
+        world.state = world.replayed()
+        world.boot()
+    world.join("m4", retry=QUICK)
+    assert world.fetch("m4") == []
+    found = letters(world.state, "g", 0, 10)
+    assert not isinstance(found, Rejected)
+    [letter] = found[0]
+    assert (letter.fields["attempts"], letter.fields["error_text"]) == (3, "the consumer died or its lease ran out")
+
+
+def test_what_kills_each_time_after_it_was_postponed_dies_as_well() -> None:
+    world = World(t=1)
+    world.publish("t", 7)
+    world.join("m0", retry=QUICK)
+    world.fetch("m0")
+    world.nack("m0", 0, postpone=True, delay=0)
+    for number in range(4):
+        name = f"m{number}"
+        world.join(name, retry=QUICK)
+        got = world.fetch(name)
+        assert bool(got) is (number < 3), number
+        world.do(Leave("g", name, name, lost=True))
+        world.now += 3 * SECOND
+    assert world.group().letters == 1
