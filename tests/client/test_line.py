@@ -63,7 +63,7 @@ def under_way(client: Client, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch)
         wait_until(lambda: client.core.pipeline._flights.awaits_receipts and line.stream)
         line._lent = True  # as if somebody had waited just now
         line._wake()
-        wait_until(lambda: line.stream and not line._listening)
+        wait_until(lambda: line.stream and not line.listening)
         return future, held
 
     return send

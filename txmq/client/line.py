@@ -30,7 +30,7 @@ class Line:
         self._guard = outbox.guard
         self._waiter = Lock()
         self._lent = False
-        self._listening = False  # the thread receives: never two, or one would wait for what the other has read
+        self.listening = False  # the thread receives: never two, or one would wait for what the other has read
         self.turn = Lock()
         self.stream: Stream | None = None
         self.heard = 0.0  # when the broker was last known to be there
@@ -48,13 +48,13 @@ class Line:
         Unless somebody looks at a promise and waits for it otherwise.
         """
         lent, self._lent = self._lent, False
-        self._listening = not self._waiter.locked() and (self._guard.watched > 0 or not lent)
-        return self._listening
+        self.listening = not self._waiter.locked() and (self._guard.watched > 0 or not lent)
+        return self.listening
 
     def looked_at(self) -> None:
         """Somebody looks at a promise: what there is shall go out, and the thread receive."""
         self._outbox.hurry()
-        if self.stream is not None and not (self._listening or self._waiter.locked()):
+        if self.stream is not None and not (self.listening or self._waiter.locked()):
             self._wake()
 
     def send(self) -> bool:
@@ -92,7 +92,7 @@ class Line:
             return False
         try:
             stream = self.stream
-            if stream is None or self._listening or not self._sent(stream):
+            if stream is None or self.listening or not self._sent(stream):
                 return False
         finally:
             self.turn.release()

@@ -118,8 +118,8 @@ class Pipeline:
 
     def _rouse(self) -> None:
         """Called by the outbox: the thread sleeps, and there is something to send."""
-        # Only while more is expected: then the thread looks about by itself before long, and sees what is under way.
-        if not (self._outbox.expectant and self._line.send()):
+        # Not where the thread might sleep for long: it has to see to what is under way.
+        if not ((self._outbox.expectant or not self._line.listening) and self._line.send()):
             self._wake()
 
     def _wake(self) -> None:
