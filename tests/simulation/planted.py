@@ -114,8 +114,8 @@ def _absent_is_rolled_back(state: Any, command: Any, now: int) -> Any:
 
 def _forgotten(state: Any, token: bytes, row: Any, large: Any, outcome: Decision, ticket: int) -> Any:
     """A group that was never complete is rolled back as if it held nothing."""
-    if row.state is GroupState.OPEN:
-        return row._replace(state=GroupState.ROLLED_BACK)
+    if not row.digest:
+        return row
     return _settle_large(state, token, row, large, outcome, ticket)
 
 
