@@ -5,6 +5,13 @@
     listen = "127.0.0.1:7650"
     flush = "sync"                       # or: flush = { every_ms = 10, messages = 1000 }
 
+    [retention]                          # where a topic says nothing: txmq topic alter --set retention=7d
+    hours = 168
+    policy = "delete"                    # or "archive"
+
+    [disk]
+    refuse_free_mib = 256                # below that no messages are taken
+
     [[resolver]]
     name = "shop"
     dsn = "postgresql://txmq@db/shop"
