@@ -28,10 +28,11 @@ class Call:
 
 
 class Clock:
-    """Seconds since the beginning of the simulation; calls of one time run in the order they were made."""
+    """Seconds since the beginning of the simulation, monotonic; calls of one time run in the order they were made."""
 
     def __init__(self) -> None:
         self._now = 0.0
+        self.put_back = 0  # microseconds by which the machine's wall clock is wrong
         self._calls: list[tuple[float, int, Call]] = []
         self._made = 0
 

@@ -13,6 +13,8 @@ from txmq.broker.assembly import Assembly
 from txmq.broker.core import machine
 from txmq.broker.core.tables import META, NAMES, MemoryTables
 from txmq.broker.engine import Engine
+from txmq.broker.service import CLOCK_S
+from txmq.broker.steady import SteadyClock
 from txmq.broker.storage import roll_forward
 from txmq.config import load
 from txmq.store.log import Log
@@ -58,7 +60,8 @@ class Node:
         self._links: list[Link] = []
         self._snapshot: tuple[int, list[tuple[str, bytes, bytes]]] | None = None
         self.log, state = recover(disk, self.now())
-        self.engine = Engine(self.log, state, clock=_Mortal(self, clock), now=self.now, in_thread=self._in_thread)
+        steady = SteadyClock(self.now, clock.seconds, state.stored_at)
+        self.engine = Engine(self.log, state, clock=_Mortal(self, clock), now=steady, in_thread=self._in_thread)
         self.engine.on_failure = self._failed
         if bug is not None:
             bug.plant(self.engine)
@@ -66,10 +69,12 @@ class Node:
         self._assembly = Assembly(self.engine, SETTINGS, _Mortal(self, clock), _MortalResolver(self, resolving), rng)
         self._assembly._backlog._clock = _Slow(self, clock, rng)
         self._assembly.every(0.1, self._upkeep)
+        self._assembly.every(CLOCK_S, steady.look)
         self._assembly.start(self._failed)
 
     def now(self) -> int:
-        return EPOCH_US + int(self._clock.seconds() * 1_000_000)
+        """The wall clock's."""
+        return EPOCH_US + int(self._clock.seconds() * 1_000_000) - self._clock.put_back
 
     def accept(self, peer: Peer) -> Link:
         session = self._assembly.sessions.buildProtocol(None)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 TROUBLE_S = 0.7  # after that nothing breaks any more,
 LIVELINESS_S = 60.0  # and then everything must come to its end
 STEPS = 200_000
+JUMPS_SHARE = 0.25  # of the seeds have a broker's machine whose clock is put back
+HOUR_US = 3_600_000_000
 XA_SHARE = 0.4  # of the seeds have XA and instances as well
 
 
@@ -69,6 +71,8 @@ class World:
         self.clock.callLater(rng.uniform(0.02, 0.4), self._power_cut)
         self.clock.callLater(rng.uniform(0.0, 0.1), self._break_a_connection)
         self.clock.callLater(TROUBLE_S, self._calm)
+        if rng.random() < JUMPS_SHARE:
+            self.clock.callLater(rng.uniform(0.0, TROUBLE_S), self._put_clock_back)
         self._go_on()
         return self.history
 
@@ -164,6 +168,13 @@ class World:
                 self.history.counts["connections cut"] += 1
                 self.node.cut_a_connection()
             self.clock.callLater(self.rng.uniform(0.01, 0.1), self._break_a_connection)
+
+    def _put_clock_back(self) -> None:
+        """And perhaps right again."""
+        self.history.counts["clocks put back"] += 1
+        self.clock.put_back = 0 if self.clock.put_back else self.rng.randrange(HOUR_US)
+        if self.trouble and self.rng.random() < 0.5:
+            self.clock.callLater(self.rng.uniform(0.0, 0.3), self._put_clock_back)
 
     def _calm(self) -> None:
         self.trouble = 0.0
