@@ -77,6 +77,8 @@ class _State(Collector):
         told_flushes = HistogramMetricFamily("txmq_flush_seconds", "How long writes took until they were on disk")
         told_flushes.add_metric((), list(buckets), latencies.total_us / 1e6)
         yield told_flushes
+        waiting = self._engine.state.delayed
+        yield GaugeMetricFamily("txmq_delayed_messages", "Messages that wait for their time of delivery", waiting)
         disk = self._engine.disk
         yield GaugeMetricFamily(
             "txmq_log_read_only", "1 while writes are refused", int(store.read_only or disk.refusing)
