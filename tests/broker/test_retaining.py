@@ -237,6 +237,30 @@ def test_an_archive_that_takes_nothing_is_an_alarm_and_is_tried_again() -> None:
     assert list_segments(world.fs, ARCHIVE)[0].first == 0
 
 
+def test_a_snapshot_that_finds_no_space_is_an_alarm_and_is_made_later() -> None:
+    world = made()
+    fill(world, 9)
+    world.turn(2 * HOUR)
+    fill(world, 3, 9)
+    create = world.fs.create
+
+    def refuse(path: str) -> Any:
+        if path.endswith(".tmp"):
+            world.fs.errors = {world.fs.calls + 1: errno.ENOSPC}
+        return create(path)
+
+    world.fs.create = refuse  # type: ignore[method-assign]
+    world.retain()
+    [alarm] = world.ask("broker.alarms")["alarms"]
+    assert (alarm["name"], alarm["text"][:9]) == ("disk.trouble", "snapshot:")
+    assert world.send(body(12)).offset == 12
+    world.fs.create = create  # type: ignore[method-assign]
+    for _ in range(4):
+        world.retain()
+    assert world.ask("broker.alarms")["alarms"] == []
+    assert world.fs.listdir(f"{DATA}/snapshot")
+
+
 class Told:
     """What a life has told its clients: bodies by offset, and from where on they have to be there."""
 
