@@ -158,7 +158,8 @@ def test_a_transaction_may_hold_keys_of_it(world: World) -> None:
     world.ack("a", (0, 2))
     held = token(world, 1)
     world.store(held, [("t", 0, "k", "x")], POSTGRES)
-    assert why(world) == f"undecided: undecided transactions hold 1 keys of it, such as {held.hex()}"
+    told = f"undecided transactions hold keys of it, such as {held.hex()}; in the queues of these keys: 1"
+    assert why(world) == f"undecided: {told}"
 
 
 def test_a_large_transaction_may_be_on_its_way(world: World) -> None:
@@ -188,7 +189,7 @@ def test_only_failed_messages_may_be_left(world: World) -> None:
     world.now += SECOND
     world.fetch("a")
     world.nack("a", 0, dead=True)
-    assert why(world) == "parked: 1 messages are parked behind 1 failed ones of their keys"
+    assert why(world) == "parked: parked behind failed messages of their keys: 1 (keys: 1)"
 
 
 def test_the_lag_in_time_is_that_of_the_oldest_message_not_done_with(world: World) -> None:

@@ -46,14 +46,17 @@ const GROUPS = [
   count("Dead letters", "letters", "bad"),
 ];
 
+// Of a traceback the line that says what went wrong; `txmq dlq show` has all of it.
+const lastLine = (text) => text.trim().split("\n").pop();
+
 const letters = (now) => [
   text("Group", (row) => row.group),
-  text("Died", (row) => age(now, row.dead_at) + " ago"),
+  text("Died", (row) => age(now, row.dead_at) + " ago", "short"),
   text("Message", (row) => `${row.topic}/${row.partition}/${row.offset}`, "code"),
   text("Key", (row) => row.key ?? ""),
   count("Attempts", "attempts"),
   text("Error", (row) => row.error_type, "bad"),
-  text("Reason", (row) => row.reason || row.error_text, "long"),
+  text("Reason", (row) => lastLine(row.reason || row.error_text), "long"),
   text("Fingerprint", (row) => row.fingerprint, "code"),
   count("Parked behind", "parked_behind", "warn"),
 ];
@@ -63,7 +66,7 @@ const still = [
   text("Partition", (row) => `${row.topic}/${row.partition}`, "code"),
   count("Lag", "lag"),
   text("Oldest", (row) => (row.lag_ms ? `${Math.round(row.lag_ms / 1000)} s` : "")),
-  text("Members", (row) => row.owners.join(", ")),
+  text("Members", (row) => row.owners.join(", "), "short"),
   text("Why", (row) => row.why, "long"),
 ];
 

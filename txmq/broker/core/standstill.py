@@ -195,7 +195,7 @@ def _undecided(look: Look) -> str:
     tokens = (token for _key, (token,) in rows if token is not None)
     token = next(tokens, None)
     of = "" if token is None else f", such as {token.hex()}"
-    return f"undecided transactions hold {look.state.holds[look.spot]} keys of it{of}"
+    return f"undecided transactions hold keys of it{of}; in the queues of these keys: {look.state.holds[look.spot]}"
 
 
 def _retrying(look: Look) -> str:
@@ -210,7 +210,7 @@ def _parked(look: Look) -> str:
     topic_id, partition = look.spot
     looked_at = islice(look.group.fences.get(topic_id, {}).values(), FENCES_LOOKED_AT)
     parked = [fence.parked for fence in looked_at if fence.partition == partition and fence.parked]
-    return f"{sum(parked)} messages are parked behind {len(parked)} failed ones of their keys" if parked else ""
+    return f"parked behind failed messages of their keys: {sum(parked)} (keys: {len(parked)})" if parked else ""
 
 
 RULES: tuple[Callable[[Look], str], ...] = (
