@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from txmq.client.consumer_base import ConsumerBase
-from txmq.client.consuming.hands import NO_ACK, Hands
-from txmq.client.consuming.parcels import DeliveredMessage, ReceivedBatch
+from txmq.client.consuming.hands import NO_ACK
+from txmq.client.consuming.parcels import ReceivedBatch
 from txmq.client.consuming.settings import Options, checked
 from txmq.client.core import Core
 from txmq.client.runner import run_handler
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 ACK_S = 10.0  # how long `wait=True` waits
 CLOSE_S = 10.0
-T = TypeVar("T")
 
 
 def consume(core: Core, group: str, topics: Iterable[str], **options: Unpack[Options]) -> Consumer:
@@ -46,61 +44,6 @@ class Consumer(ConsumerBase):
 
     In an ordered group the next message of a key comes only when the one before it was acked or nacked.
     """
-
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages, until the consumer is closed."""
-        while (message := self.receive()) is not None:
-            yield message
-
-    def batches(self) -> Iterator[ReceivedBatch]:
-        """Messages as they came together, until the consumer is closed; in an ordered group one batch a partition.
-
-        The fast path for volumes: the columns of a batch (`bodies`, `keys`, `offsets` ...) are decoded at once.
-        """
-        while (batch := self.receive_batch()) is not None:
-            yield batch
-
-    def receive(self, timeout: float | None = None) -> ReceivedMessage | None:
-        """The next message; None after `timeout` seconds without one, and once the consumer is closed.
-
-        Raises why the consumer cannot go on.
-        """
-        found = self.receive_many(1, timeout)
-        return found[0] if found else None
-
-    def receive_many(self, most: int, timeout: float | None = None) -> list[DeliveredMessage]:
-        """Waits as `receive` does for the first, and takes more, at most so many, if they are there.
-
-        In an ordered group they may be of one key, and are to be processed in their order.
-        """
-        return self._take(lambda hands, now: hands.take(most, now), timeout) or []
-
-    @contextmanager
-    def working(self, most: int, timeout: float) -> Iterator[list[DeliveredMessage]]:
-        """Messages for the block, as `receive_many` has them; `close` waits for the end of the block."""
-        with self._changed:
-            self._handlers += 1
-        try:
-            yield self.receive_many(most, timeout)
-        finally:
-            with self._changed:
-                self._handlers -= 1
-                self._changed.notify_all()
-
-    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
-        """The next batch; otherwise as `receive`."""
-        return self._take(Hands.take_batch, timeout)
-
-    def _take(self, take: Callable[[Hands, float], T], timeout: float | None) -> T | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while not self._member.closing:
-                if found := self.taken(take, time.monotonic()):
-                    return found
-                left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or not self._changed.wait(left):
-                    return None
-        return None
 
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> None:
         """The message is processed. Returns at once: acks go out together, within 10 ms.

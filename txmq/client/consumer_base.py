@@ -16,6 +16,7 @@ from txmq.client.consuming.parcels import DeliveredMessage
 from txmq.client.consuming.settings import Settings
 from txmq.client.consuming.settling import Stats
 from txmq.client.core import Core
+from txmq.client.taking import Taking
 from txmq.errors import BrokerUnavailable, TxmqError
 from txmq.message import ReceivedMessage
 
@@ -23,7 +24,7 @@ CLOSE_S = 10.0
 T = TypeVar("T")
 
 
-class ConsumerBase:
+class ConsumerBase(Taking):
     """A member of a consumer group. For any number of threads, and for use with `with`."""
 
     def __init__(self, core: Core, settings: Settings, changed: Condition | None = None) -> None:
@@ -34,7 +35,7 @@ class ConsumerBase:
         self._member = Member(settings, uuid4().hex, owner=self)
         self._hands = Hands(self._member)
         self._thread = ConsumerThread(self._member, core.dial, self._changed)
-        self._handlers = 0  # threads that have messages in their handlers
+        self._handlers = 0
 
     def join(self, timeout: float) -> None:
         """Becomes a member. Called once, by `consume`."""

@@ -6,8 +6,7 @@ Each broker shares out its own partitions. One that is away stops only these: it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from threading import Condition, Event
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from txmq.client.consumer import Consumer
 from txmq.client.consuming.hands import Hands
-from txmq.client.consuming.parcels import DeliveredMessage, ReceivedBatch
+from txmq.client.consuming.parcels import ReceivedBatch
 from txmq.client.consuming.settings import Settings
 from txmq.client.consuming.settling import Stats
 from txmq.client.core import Core
 from txmq.client.log import get_logger
 from txmq.client.runner import run_handler
+from txmq.client.taking import Taking
 from txmq.client.together import together
 from txmq.errors import BrokerUnavailable, LocalProtocolError
 from txmq.message import ReceivedMessage
@@ -33,7 +33,7 @@ T = TypeVar("T")
 log = get_logger()
 
 
-class Consumers:
+class Consumers(Taking):
     """Members of one group at several brokers. For any number of threads, and for use with `with`.
 
     Made by `consumer` of a client of several brokers; as a Consumer of one otherwise. `parts` are its members, in the
@@ -79,52 +79,10 @@ class Consumers:
         each = [part.stats for part in self.parts]
         return Stats(**{field.name: sum(getattr(one, field.name) for one in each) for field in fields(Stats)})
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages, until it is closed."""
-        while (message := self.receive()) is not None:
-            yield message
-
-    def batches(self) -> Iterator[ReceivedBatch]:
-        """Messages as they came together, until it is closed."""
-        while (batch := self.receive_batch()) is not None:
-            yield batch
-
-    def receive(self, timeout: float | None = None) -> ReceivedMessage | None:
-        """The next message; None after `timeout` seconds without one, and once it is closed."""
-        found = self.receive_many(1, timeout)
-        return found[0] if found else None
-
-    def receive_many(self, most: int, timeout: float | None = None) -> list[DeliveredMessage]:
-        """Waits as `receive` does for the first, and takes more of the same broker, at most so many."""
-        return self._take(lambda hands, now: hands.take(most, now), timeout) or []
-
-    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
-        """The next batch; otherwise as `receive`."""
-        return self._take(Hands.take_batch, timeout)
-
-    @contextmanager
-    def working(self, most: int, timeout: float) -> Iterator[list[DeliveredMessage]]:
-        """Messages for the block, as `receive_many` has them; `close` waits for the end of the block."""
-        with self._changed:
-            self._handlers += 1
-        try:
-            yield self.receive_many(most, timeout)
-        finally:
-            with self._changed:
-                self._handlers -= 1
-                self._changed.notify_all()
-
-    def _take(self, take: Callable[[Hands, float], T], timeout: float | None) -> T | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while not self.closed:
-                for part in self._in_turn():
-                    if found := part.taken(take, time.monotonic()):
-                        return found
-                left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or not self._changed.wait(left):
-                    return None
-        return None
+    def taken(self, take: Callable[[Hands, float], T], now: float) -> T | None:
+        """What `take` finds at the first of its members that has something."""
+        found = (part.taken(take, now) for part in self._in_turn())
+        return next(filter(None, found), None)
 
     def _in_turn(self) -> Iterable[Consumer]:
         """Its members, beginning with another one each time, so that a busy broker does not keep others waiting."""

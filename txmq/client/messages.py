@@ -44,38 +44,60 @@ class MessageCalls:
         is left is looked through. With a `message_id` alone: a message that waits for its time, or is of a transaction
         of the last seven days, wherever it is. Raises UnknownTopic, and what a call raises.
         """
+        search = Search(topic, message_id, key, partition, offset, start, end)
+        while (asked := search.asked()) is not None:
+            yield from search.found(self.call(asked[0], **asked[1]))
+
+
+class Search:
+    """What to ask for next, and what was found: for as long as `asked` names a call, `found` gets its reply."""
+
+    def __init__(
+        self,
+        topic: str | None,
+        message_id: Receipt | str | None,
+        key: str | None,
+        partition: int | None,
+        offset: int,
+        start: datetime | int | None,
+        end: datetime | int | None,
+    ) -> None:
+        """Raises LocalProtocolError where this is no search."""
         name = None if message_id is None else id_of(message_id)
-        if name is not None and (found := self.call("message.show", id=name, bodies=True)["message"]):
-            if found.get("offset") is not None or found["state"] != "published":
-                yield found_of(found)
-                return
-            topic, partition = found["topic"], found["partition"]
-        if topic is None:
-            if name is None:
-                raise LocalProtocolError("a search needs a topic, or the id of a message")
-            return
-        args = search_args(topic, name, key, partition, offset, start, end)
-        following: object = None
-        while True:
-            page = self.call("message.find", **args, after=following)
-            yield from map(found_of, page["messages"])
-            following = page["next"]
-            if following is None:
-                return
+        if name is None and topic is None:
+            raise LocalProtocolError("a search needs a topic, or the id of a message")
+        times = {"start": None if start is None else micros(start), "end": None if end is None else micros(end)}
+        self._args = {"topic": topic, "id": name, "key": key, "partition": partition, "offset": offset, **times}
+        self._by_id = name is not None
+        self._over = False
+        self._after: object = None
 
+    def asked(self) -> tuple[str, dict[str, object]] | None:
+        """The next call and its arguments; None = that was all."""
+        if self._over:
+            return None
+        if self._by_id:
+            return "message.show", {"id": self._args["id"], "bodies": True}
+        return "message.find", {**self._args, "bodies": True, "after": self._after}
 
-def search_args(
-    topic: str,
-    name: str | None,
-    key: str | None,
-    partition: int | None,
-    offset: int,
-    start: datetime | int | None,
-    end: datetime | int | None,
-) -> dict[str, object]:
-    """The arguments of `message.find`, but for the page. Raises LocalProtocolError."""
-    times = {"start": None if start is None else micros(start), "end": None if end is None else micros(end)}
-    return {"topic": topic, "id": name, "key": key, "partition": partition, "offset": offset, "bodies": True, **times}
+    def found(self, reply: Mapping[str, Any]) -> list[FoundMessage]:
+        """The messages in the reply to that call."""
+        if self._by_id:
+            return self._shown(reply["message"])
+        self._after = reply["next"]
+        self._over = self._after is None
+        return [found_of(told) for told in reply["messages"]]
+
+    def _shown(self, told: Mapping[str, Any] | None) -> list[FoundMessage]:
+        """What is known of the id; what is told without its place is then looked for, where it must be."""
+        self._by_id = False
+        if told:
+            if told.get("offset") is not None or told["state"] != "published":
+                self._over = True
+                return [found_of(told)]
+            self._args |= {"topic": told["topic"], "partition": told["partition"]}
+        self._over = self._args["topic"] is None
+        return []
 
 
 class FoundMessage(NamedTuple):

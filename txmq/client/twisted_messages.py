@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
-from txmq.client.messages import FoundMessage, found_of, id_of, search_args
-from txmq.errors import LocalProtocolError
+from txmq.client.messages import FoundMessage, Search, id_of
 from txmq.message import Receipt
 
 
@@ -38,22 +37,7 @@ class MessageCalls:
         end: datetime | int | None = None,
     ) -> AsyncIterator[FoundMessage]:
         """The messages of a topic that are all of this, for `async for`."""
-        name = None if message_id is None else id_of(message_id)
-        if name is not None and (found := (await self.call("message.show", id=name, bodies=True))["message"]):
-            if found.get("offset") is not None or found["state"] != "published":
-                yield found_of(found)
-                return
-            topic, partition = found["topic"], found["partition"]
-        if topic is None:
-            if name is None:
-                raise LocalProtocolError("a search needs a topic, or the id of a message")
-            return
-        args = search_args(topic, name, key, partition, offset, start, end)
-        following: object = None
-        while True:
-            page = await self.call("message.find", **args, after=following)
-            for told in page["messages"]:
-                yield found_of(told)
-            following = page["next"]
-            if following is None:
-                return
+        search = Search(topic, message_id, key, partition, offset, start, end)
+        while (asked := search.asked()) is not None:
+            for found in search.found(await self.call(asked[0], **asked[1])):
+                yield found

@@ -1,0 +1,87 @@
+"""How messages are taken, by any number of threads: from one broker's member, or from those of several."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition
+from typing import TypeVar
+
+from txmq.client.consuming.hands import Hands
+from txmq.client.consuming.parcels import DeliveredMessage, ReceivedBatch
+from txmq.message import ReceivedMessage
+
+T = TypeVar("T")
+
+
+class Taking(ABC):
+    """What messages come out of."""
+
+    _changed: Condition
+    _handlers: int  # threads that have messages in their handlers
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether it hands out nothing more."""
+
+    @abstractmethod
+    def taken(self, take: Callable[[Hands, float], T], now: float) -> T | None:
+        """What `take` finds, if anything. `_changed` is held."""
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Messages, until it is closed."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    def batches(self) -> Iterator[ReceivedBatch]:
+        """Messages as they came together, until it is closed; in an ordered group one batch a partition.
+
+        The fast path for volumes: the columns of a batch (`bodies`, `keys`, `offsets` ...) are decoded at once.
+        """
+        while (batch := self.receive_batch()) is not None:
+            yield batch
+
+    def receive(self, timeout: float | None = None) -> ReceivedMessage | None:
+        """The next message; None after `timeout` seconds without one, and once it is closed.
+
+        Raises why the consumer cannot go on.
+        """
+        found = self.receive_many(1, timeout)
+        return found[0] if found else None
+
+    def receive_many(self, most: int, timeout: float | None = None) -> list[DeliveredMessage]:
+        """Waits as `receive` does for the first, and takes more of the same broker, at most so many, if they are there.
+
+        In an ordered group they may be of one key, and are to be processed in their order.
+        """
+        return self._take(lambda hands, now: hands.take(most, now), timeout) or []
+
+    @contextmanager
+    def working(self, most: int, timeout: float) -> Iterator[list[DeliveredMessage]]:
+        """Messages for the block, as `receive_many` has them; `close` waits for the end of the block."""
+        with self._changed:
+            self._handlers += 1
+        try:
+            yield self.receive_many(most, timeout)
+        finally:
+            with self._changed:
+                self._handlers -= 1
+                self._changed.notify_all()
+
+    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
+        """The next batch; otherwise as `receive`."""
+        return self._take(Hands.take_batch, timeout)
+
+    def _take(self, take: Callable[[Hands, float], T], timeout: float | None) -> T | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self.closed:
+                if found := self.taken(take, time.monotonic()):
+                    return found
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or not self._changed.wait(left):
+                    return None
+        return None
