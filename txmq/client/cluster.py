@@ -24,9 +24,10 @@ from txmq.client.core import Core
 from txmq.client.log import get_logger
 from txmq.client.partition_map import PartitionMap, Slot
 from txmq.client.producer import NO_RECEIPT, Fields, StoredBatch, checked_messages
+from txmq.client.rows import check_columns
 from txmq.client.settings import Settings
 from txmq.client.together import together
-from txmq.errors import ConfigError, LocalProtocolError, TxmqError
+from txmq.errors import ConfigError, TxmqError
 from txmq.message import Message, Receipt
 
 AVOIDED_S = 30.0  # as RocketMQ leaves a broker alone that did not answer
@@ -156,9 +157,7 @@ class Cluster:
         timeout: float | None = None,
     ) -> list[StoredBatch]:
         """Sends messages given as columns; as the one of Client."""
-        for name, column in (("keys", keys), ("tags", tags)):
-            if column is not None and len(column) != len(bodies):
-                raise LocalProtocolError(f"{len(column)} {name} for {len(bodies)} bodies", hint="one for each")
+        check_columns(bodies, keys, tags)
         stored = []
         for slot, places in self._spread(topic, keys or [None] * len(bodies), None):
             pick = partial(_picked, places)

@@ -131,10 +131,17 @@ def columns(
     bodies: Sequence[bytes], keys: Sequence[str | None] | None, tags: Sequence[str | None] | None, born_at: int
 ) -> Columns:
     """The columns, if there is a key and a tag for each body. Raises LocalProtocolError."""
+    check_columns(bodies, keys, tags)
+    return Columns(bodies, keys, tags, born_at)
+
+
+def check_columns(
+    bodies: Sequence[bytes], keys: Sequence[str | None] | None, tags: Sequence[str | None] | None
+) -> None:
+    """Raises LocalProtocolError where there is not a key and a tag for each body."""
     for name, column in (("keys", keys), ("tags", tags)):
         if column is not None and len(column) != len(bodies):
             raise LocalProtocolError(f"{len(column)} {name} for {len(bodies)} bodies", hint="give each body its own")
-    return Columns(bodies, keys, tags, born_at)
 
 
 def weight(message: Message) -> int:
