@@ -4,6 +4,7 @@ bytes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from txmq import limits
@@ -119,7 +120,7 @@ class Requests:
         own = topic.settings.flush if topic is not None else ""
         if not own:
             return self._engine.flush
-        return None if isinstance(own, str) else FlushEvery(every_ms=own[0], messages=own[1])
+        return None if isinstance(own, str) else _flush_every(*own)
 
     def _ack(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_ack(frame.payload)
@@ -244,6 +245,11 @@ class Requests:
                 except CorruptRecord:
                     break
         return places[: len(datas) or 1], datas
+
+
+@lru_cache(maxsize=256)  # a model is checked as it is made, which each send would pay for
+def _flush_every(every_ms: int, messages: int) -> FlushEvery:
+    return FlushEvery(every_ms=every_ms, messages=messages)
 
 
 def _damaged(topic: str, partition: int, place: Found) -> MessagesDamaged:

@@ -94,12 +94,13 @@ class Reader:
         self._positions = {spot: self._positions.get(spot, self._done[spot]) for spot in chosen}
         self._dirty = self._dirty or bool(starts)
 
-    def _starts(self, spots: Iterable[Spot], known: Collection[str]) -> dict[Spot, int]:
+    def _starts(self, spots: Collection[Spot], known: Collection[str]) -> dict[Spot, int]:
         """`known`: topics that it has positions of, so that what they have more of now is new."""
         starts = {}
+        topics = dict.fromkeys(topic for topic, _partition in spots)
+        shown = {topic: self._core.call("topic.show", {"name": topic}, repeat=True) for topic in topics}
         for topic, partition in spots:
-            shown = self._core.call("topic.show", {"name": topic}, repeat=True)
-            first, end = shown["firsts"][partition], shown["ends"][partition]
+            first, end = shown[topic]["firsts"][partition], shown[topic]["ends"][partition]
             if self._start == "first" or topic in known:
                 starts[topic, partition] = first
             elif self._start == "last":
