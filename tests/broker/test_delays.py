@@ -24,13 +24,6 @@ PRODUCER = b"p" * 16
 
 
 @pytest.fixture
-def broker() -> Broker:
-    broker = Broker()
-    broker.start()
-    return broker
-
-
-@pytest.fixture
 def client(broker: Broker) -> Client:
     client = broker.connect()
     client.call("topic.create", name="t", partitions=1)

@@ -19,13 +19,6 @@ from txmq.wire.status import to_error
 
 
 @pytest.fixture
-def broker() -> Broker:
-    broker = Broker()
-    broker.start()
-    return broker
-
-
-@pytest.fixture
 def client(broker: Broker) -> Client:
     client = broker.connect()
     client.call("topic.create", name="t", partitions=2)
