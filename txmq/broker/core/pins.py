@@ -7,7 +7,7 @@ copy of a message that outlived its batch. A pin is a row of table `pins` by pos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import tables as t
 
@@ -40,9 +40,10 @@ def drop(state: State, position: int) -> None:
     state.tables[t.PINS].delete(t.PIN_KEY.pack(position))
 
 
-def at(state: State, position: int) -> bool:
-    """Whether something is pinned there."""
-    return state.tables[t.PINS].get(t.PIN_KEY.pack(position)) is not None
+def at(state: State, position: int) -> Pin | None:
+    """What is pinned there, if anything."""
+    row: Any = state.tables[t.PINS].get(t.PIN_KEY.pack(position))
+    return None if row is None else Pin(position, *row)
 
 
 def below(state: State, position: int) -> Iterator[Pin]:

@@ -253,12 +253,8 @@ def decide_repoint(state: State, command: Repoint, now: int) -> Outcome:
         for outlived, position, length in command.rows
         if _position(state, outlived[:4]) == outlived.position
     )
-    gone = tuple(pin.position for pin in (_pin(state, at) for at in command.stale) if pin and is_stale(state, pin))
+    gone = tuple(pin.position for pin in (pins.at(state, at) for at in command.stale) if pin and is_stale(state, pin))
     return Outcome((RowsRepointed(rows, gone),) if rows or gone else ())
-
-
-def _pin(state: State, position: int) -> pins.Pin | None:
-    return next((pin for pin in pins.below(state, position + 1) if pin.position == position), None)
 
 
 def _position(state: State, key: tuple[int, int, int, int]) -> int | None:
