@@ -29,8 +29,9 @@ from txmq.errors import (
     RequestTimeout,
     UnknownTopic,
 )
-from txmq.wire.frames import encode_frame
+from txmq.wire.frames import FrameDecoder, encode_frame
 from txmq.wire.headers import Opcode
+from txmq.wire.hello import Hello
 
 Connect = Callable[..., Client]
 
@@ -300,6 +301,30 @@ def test_a_conversation_takes_its_bytes_one_by_one() -> None:
     assert [(reply.correlation, reply.payload) for reply in one.receive(data)] == [(second, b"2"), (first, b"1")]
     with pytest.raises(RemoteProtocolError, match="not made"):
         one.receive(encode_frame(Opcode.PING, first, b"1"))
+
+
+def test_all_connections_of_a_process_name_it_and_those_of_a_child_name_the_child() -> None:
+    def process() -> str | None:
+        [frame] = FrameDecoder(1 << 16).feed(b"".join(Conversation("orders", LogPin()).hello()))
+        return Hello.parse(frame).process
+
+    assert process() == process() is not None
+    theirs, ours = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(ours, (process() or "").encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    told = os.read(theirs, 64).decode()
+    os.close(theirs)
+    os.close(ours)
+    assert len(told) == 32
+    assert told != process()
+
+
+def test_who_is_of_no_service_names_no_process() -> None:
+    [frame] = FrameDecoder(1 << 16).feed(b"".join(Conversation(None, LogPin()).hello()))
+    assert Hello.parse(frame).process is None
 
 
 def _closed_port() -> int:

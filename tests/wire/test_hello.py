@@ -80,6 +80,7 @@ def test_a_client_may_be_of_no_service() -> None:
         {"service": "../x"},
         {"service": 7},
         {"login": "secret"},
+        {"process": "orders"},
         {"more": 1},
     ],
     ids=str,

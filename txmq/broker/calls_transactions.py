@@ -14,6 +14,7 @@ from txmq.broker.core.jobs import DecideJob, members
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.transactions import Transaction, every_batch, get
 from txmq.broker.core.xa import DecideByHand
+from txmq.broker.offers import Taker
 from txmq.broker.reading import read
 from txmq.errors import UnknownTransaction
 from txmq.message import Decision
@@ -116,9 +117,11 @@ class TransactionCalls:
 
     def wait(self, asking: Asking, args: wire.ChecksWait) -> None:
         """A long poll: answered when a transaction of the service is due."""
+        taker = Taker(args.service, args.checkers, asking.session.origin)
+        self._checks.listen(asking.session, taker)
 
         def attempt(*, last: bool) -> bool:
-            offers = self._checks.take(args.service, args.max)
+            offers = self._checks.take(taker, args.max)
             if offers or last:
                 checks = [self._offered(offer) for offer in offers]
                 self._engine.tell(asking.answer, {"checks": checks})

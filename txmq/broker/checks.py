@@ -9,7 +9,6 @@ flag in time: a prepared branch is never rolled back by a clock.
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +22,7 @@ from txmq.broker.core.state import Rejected
 from txmq.broker.core.transaction_events import Decided
 from txmq.broker.core.transactions import Transaction, get
 from txmq.broker.core.upkeep import PlanCheck
+from txmq.broker.offers import Offers
 from txmq.message import Decision
 from txmq.tx.group import GroupState, decided
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from txmq.broker.core.events import Place
     from txmq.broker.engine import Engine
+    from txmq.broker.offers import Taker
+    from txmq.broker.protocol import Session
     from txmq.broker.resolving import Resolves
     from txmq.broker.watching import Watching
     from txmq.tx.checkback import CheckSchedule
@@ -72,7 +74,7 @@ class CheckBacks:
         self._asked: dict[bytes, bool] = {}  # whether the check was due
         self._given: dict[bytes, bool] = {}  # to a checker, which has yet to answer
         self._last: dict[bytes, LastCheck] = {}
-        self._offers: dict[str, deque[bytes]] = {}
+        self._offers = Offers()
         self._after = b""  # the last due row looked at: all before it are being asked about, but for those
         self._left: dict[str, bytes] = {}  # of services with too many offers: the row before the first one left
         engine.listen(Decided, self._forget)
@@ -85,12 +87,14 @@ class CheckBacks:
         del place
         self._given.pop(event.token, None)
         self._last.pop(event.token, None)
+        self._offers.forget(event.token)
 
     def tick(self) -> None:
         """Pass on what has become due. A service that does not answer leaves only its own transactions waiting."""
+        now = self._engine.now()
+        self._offers.tick(now)
         if self._asking >= ASKED_AT_ONCE:
             return
-        now = self._engine.now()
         stop = t.DUE_KEY.pack(now + 1, 0, 0)
         rows = self._engine.state.tables[t.DUE].range(self._after + b"\0", stop)
         due = [(key, row[0]) for (key, row), _ in zip(rows, range(SCANNED_AT_ONCE), strict=False)]
@@ -104,7 +108,7 @@ class CheckBacks:
     @property
     def _asking(self) -> int:
         """How many transactions databases are being asked about."""
-        return len(self._asked) - sum(map(len, self._offers.values()))
+        return len(self._asked) - len(self._offers)
 
     def _ask(self, token: bytes, *, due: bool) -> str | None:
         """Passes a check on; the name of the service, if there are too many for it already."""
@@ -124,13 +128,14 @@ class CheckBacks:
             if due:  # only time ends these, whoever asks: what is at work may be alive and well
                 self._end(token, row)
             return None
-        if kind != "postgres" and len(self._offers.get(row.service, ())) >= OFFERED_AT_ONCE:
+        if kind != "postgres" and self._offers.count(row.service) >= OFFERED_AT_ONCE:
             return row.service
         self._asked[token] = due
         if kind == "postgres":
             self._resolving.ask(token, row, self.answered)
         else:
-            self._offer(token, row.service)
+            self._offers.add(token, row, self._engine.now())
+            self._note(token, "broker", f"no process of service {row.service!r} has taken the check-back yet")
         return None
 
     def _end(self, token: bytes, row: Transaction) -> None:
@@ -162,31 +167,29 @@ class CheckBacks:
             self._note(token, "broker", "whoever decides it has not decided yet")
             self._plan(token, row, row.tries + 1)
 
-    def _offer(self, token: bytes, service: str) -> None:
-        """To whoever asks next for work of the service: its long polls look here now and then."""
-        self._offers.setdefault(service, deque()).append(token)
-        self._note(token, "broker", f"no process of service {service!r} has taken the check-back yet")
+    def listen(self, session: Session, taker: Taker) -> None:
+        """A process begins to ask for work of a service; it is one to ask until its connection is lost."""
+        self._offers.listen(session, taker)
 
-    def take(self, service: str, most: int) -> list[Offer]:
-        """Transactions for a checker of this service; each is given to one, and again later if that one does not
+    def take(self, taker: Taker, most: int) -> list[Offer]:
+        """Transactions for the checkers of this process; each is given to one, and again later if that one does not
         answer.
         """
-        queue = self._offers.get(service, deque())
         offers: list[Offer] = []
-        while queue and len(offers) < most:
-            token = queue.popleft()
+        for token in self._offers.take(taker):
             row = get(self._engine.state, token)
             due = self._asked.pop(token, False)
             if row is not None and row.state is GroupState.UNDECIDED:
                 offers.append(Offer(token, row))
                 self._given[token] = due
-                self._note(token, "broker", f"given to a process of service {service!r}, which has not answered yet")
+                by = f"given to a process of service {taker.service!r}, which has not answered yet"
+                self._note(token, "broker", by)
                 if due:
                     self._plan(token, row, row.tries)
-        if service in self._left and len(queue) <= OFFERED_AT_ONCE // 2:
-            self._after = min(self._after, self._left.pop(service))
-        if not queue:
-            self._offers.pop(service, None)
+            if len(offers) >= most:
+                break
+        if taker.service in self._left and self._offers.count(taker.service) <= OFFERED_AT_ONCE // 2:
+            self._after = min(self._after, self._left.pop(taker.service))
         return offers
 
     def answered(

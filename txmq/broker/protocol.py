@@ -61,6 +61,7 @@ class Session(Protocol):
         self.hello: Hello | None = None
         self.instance: tuple[str, str] | None = None  # service and name, where the client is an instance's process
         self.incarnation = 0
+        self.origin = b""  # the client's process, where it has told it
         self.lost: dict[object, Callable[[], None]] = {}  # called when the connection is gone, by who wants to know
         self.log = log.bind()
 
@@ -99,6 +100,7 @@ class Session(Protocol):
         self.hello = hello
         if hello.instance is not None and hello.service is not None:
             self.instance, self.incarnation = (hello.service, hello.instance), hello.incarnation
+        self.origin = bytes.fromhex(hello.process or "")
         self._decoder.limit = limits.FRAME
         self.log = self.log.bind(service=hello.service)
         self.reply(frame, welcome.encode())

@@ -151,7 +151,7 @@ class Requests:
         def encode(reply: parts.GroupReceipt) -> bytes:
             return pack_group_receipt(GroupReceipt(reply.state, reply.ticket))
 
-        command = store_part(part)
+        command = store_part(part, session.origin)
         if not self._refused_size(session, frame, [(batch.header, batch.data) for batch in command.batches]):
             self._submit(session, frame, command, encode)
 
@@ -270,8 +270,10 @@ def _group_batches(batch: PartBatch) -> Iterator[GroupBatch]:
         yield GroupBatch(*place, single.data, read_header(single.data))
 
 
-def store_part(part: Part) -> StorePart:
-    """The command that stores a part. Raises TxmqError where a batch of it is damaged or cannot be kept."""
+def store_part(part: Part, origin: bytes = b"") -> StorePart:
+    """The command that stores a part, sent by process `origin`. Raises TxmqError where a batch is damaged or cannot be
+    kept.
+    """
     batches = tuple(whole for batch in part.batches for whole in _group_batches(batch))
     decider, service, actions, check_after, participants = part.description or NO_DESCRIPTION
     return StorePart(
@@ -287,4 +289,5 @@ def store_part(part: Part) -> StorePart:
         actions,
         check_after,
         participants,
+        origin,
     )

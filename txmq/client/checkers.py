@@ -77,6 +77,7 @@ class Checkers:
         self._pid = os.getpid()
         self._stopped = Event()
         self._connection: Connection | None = None
+        self._polling = False  # whether the thread only waits for questions now
 
     def register(self, name: str, function: Checker) -> None:
         """Answers for transactions of that checker from now on. Raises ConfigError where the client has no service."""
@@ -86,7 +87,10 @@ class Checkers:
         if not callable(function):
             raise LocalProtocolError(f"checker {name} is no function")
         with self._lock:
+            new = name not in self._functions
             self._functions[check_name(name, "checker")] = function
+            if new and self._polling and self._connection is not None:
+                self._connection.abort()  # the broker was told of the others only
             if self._thread is None or self._pid != os.getpid():
                 self._pid = os.getpid()
                 self._thread = Thread(target=self._run, name="txmq-checkers", daemon=True)
@@ -114,7 +118,8 @@ class Checkers:
                 finally:
                     connection.close()
             except ClientClosed:
-                return
+                if self._core.closed:
+                    return
             except TxmqError as error:
                 log.warning("checkers.disconnected", error=error.message)
                 self._stopped.wait(pause)
@@ -127,8 +132,14 @@ class Checkers:
         return connection
 
     def _poll(self, connection: Connection) -> None:
-        args = {"service": self._core.settings.service, "max": AT_ONCE, "wait_ms": WAIT_MS}
-        reply = connection.call("checks.wait", args, timeout=WAIT_MS / 1_000 + ANSWER_S)
+        with self._lock:
+            checkers, self._polling = sorted(self._functions), True
+        try:
+            args = {"service": self._core.settings.service, "checkers": checkers, "max": AT_ONCE, "wait_ms": WAIT_MS}
+            reply = connection.call("checks.wait", args, timeout=WAIT_MS / 1_000 + ANSWER_S)
+        finally:
+            with self._lock:
+                self._polling = False
         for half in _halves(reply):
             answer = self._ask(half)
             if answer is not None:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from txmq import __version__, limits
 from txmq.client.incarnation import Incarnation
+from txmq.client.origin import origin
 from txmq.errors import BrokerUnavailable, ConnectionLost, LogChanged, MessageTooLarge, RemoteProtocolError
 from txmq.wire.calls import encode_call
 from txmq.wire.frames import Frame, FrameDecoder, frame_pieces
@@ -94,7 +95,14 @@ class Conversation:
         return [*hello, *self.request(Opcode.CALL, encode_call("producer.register", dict(args)))[1]]
 
     def _hello(self, instance: str | None, number: int) -> list[bytes]:
-        hello = Hello(versions=VERSIONS, client=CLIENT, service=self._service, instance=instance, incarnation=number)
+        hello = Hello(
+            versions=VERSIONS,
+            client=CLIENT,
+            service=self._service,
+            instance=instance,
+            incarnation=number,
+            process=origin() if self._service is not None else None,
+        )
         return self.request(Opcode.HELLO, hello.encode())[1]
 
     def end(self) -> None:

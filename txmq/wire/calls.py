@@ -73,9 +73,10 @@ class JobDecide(TokenArgs):
 
 
 class ChecksWait(Args):
-    """A long poll of a service's checker."""
+    """A long poll of a process of a service that has these checkers; none named = all."""
 
     service: Name
+    checkers: Annotated[tuple[Name, ...], Field(max_length=1_000)] = ()
     max: Limit = 16
     wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 20_000
 

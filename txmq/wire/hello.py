@@ -27,6 +27,7 @@ Name = Annotated[str, AfterValidator(_checked)]
 Version = Annotated[int, Field(ge=1, le=65_535)]
 Words = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,127}$")]  # printable ASCII, because it goes into logs
 Features = Annotated[tuple[Words, ...], Field(max_length=64)]
+Process = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Login = Annotated[dict[Words, str], Field(max_length=16)]
 
 
@@ -34,7 +35,8 @@ class Hello(WireModel):
     """A client's first request. A client that registers no checker needs no `service`.
 
     `instance` names a producer of the service that outlives its process, and `incarnation` is the number this process
-    got when it registered as that, 0 before.
+    got when it registered as that, 0 before. `process` is the same in all connections of a process, and in no other: it
+    is asked first about what it stored.
     """
 
     versions: tuple[Version, Version]
@@ -44,6 +46,7 @@ class Hello(WireModel):
     instance: Name | None = None
     incarnation: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = 0
     login: Login | None = None
+    process: Process | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
@@ -59,9 +62,9 @@ class Hello(WireModel):
         return self
 
     def encode(self) -> bytes:
-        """The payload of the request; without an instance it is that of clients before there were any."""
-        absent = {"instance", "incarnation"} if self.instance is None else None
-        return self.model_dump_json(exclude=absent).encode()
+        """The payload of the request; without an instance and a process it is that of clients before there were any."""
+        absent = {"instance", "incarnation"} if self.instance is None else set[str]()
+        return self.model_dump_json(exclude=absent | ({"process"} if self.process is None else set())).encode()
 
 
 class Limits(WireModel):

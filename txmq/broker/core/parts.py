@@ -39,9 +39,7 @@ class GroupBatch(NamedTuple):
 
 
 class StorePart(NamedTuple):
-    """Store a part of a group. Part 0 describes the group; the part with `sealed` completes it; `commit` decides it
-    at once (local).
-    """
+    """Store a part of a group: part 0 describes it, the `sealed` one completes it, `commit` decides it (local)."""
 
     token: bytes
     part: int
@@ -55,6 +53,7 @@ class StorePart(NamedTuple):
     actions: tuple[tuple[object, ...], ...]
     check_after: int  # microseconds to the first check-back; 0 = never
     participants: tuple[tuple[object, ...], ...] = ()
+    origin: bytes = b""  # the process that sends it
 
 
 class GroupReceipt(NamedTuple):
@@ -112,7 +111,7 @@ def _part(
         command.token, command.part, batches, command.sealed, command.digest if command.sealed else b"",
         command.epoch, command.decider, command.service, command.actions, now + wait if wait else 0, offsets,
         command.participants, command.commit, pieces.KEYS if large and offsets is None else 0,
-        0 if command.sealed else check_after,
+        0 if command.sealed else check_after, command.origin if _decider(command, known)[0] == "checker" else b"",
     )  # fmt: skip
 
 
@@ -235,7 +234,7 @@ def _first(state: State, event: PartStored, place: Place, batches: tuple[HeldBat
     row = Transaction(
         _state_after(event, event.decider), event.epoch, event.decider, event.service, event.part + 1, place.position,
         event.digest, place.stored_at, () if event.slice else batches, event.actions, event.check_at,
-        participants=event.participants, check_after=event.check_after,
+        participants=event.participants, check_after=event.check_after, origin=event.origin,
     )  # fmt: skip
     actions.pin(state, event.token, event.actions)
     branches.remember(state, event.token, event.decider)

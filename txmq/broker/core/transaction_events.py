@@ -50,6 +50,7 @@ class PartStored(NamedTuple):
     commit: bool = False  # decided as it was stored, by a foreign manager in one phase
     slice: int = 0  # of a large group: keys in a piece of it; 0 = its batches are kept in its row
     check_after: int = 0  # from the seal to the first check-back, where the seal is yet to come
+    origin: bytes = b""  # the process to ask first, where a checker decides; empty = unknown
 
 
 class Released(NamedTuple):

@@ -40,6 +40,7 @@ class Transaction(NamedTuple):
     participants: tuple[tuple[object, ...], ...] = ()
     check_after: int = 0  # of an open group: from the seal to the first check-back
     large: Large | None = None  # its batches are in table `pieces`, not here
+    origin: bytes = b""  # the process to ask first, where a checker decides; empty = unknown
 
     def waiting(self, token: bytes) -> Waiting:
         """This transaction as something that wants offsets. What made no holds has no key to wait for."""
@@ -58,7 +59,7 @@ def get(state: State, token: bytes) -> Transaction | None:
     row = state.transactions.get(token)
     if row is None or type(row) is Transaction:  # as it was put there; only what was read back from disk is to be made
         return row
-    found = Transaction._make(row)
+    found = Transaction(*row)
     found = found._replace(state=GroupState(found.state), batches=tuple(holds.held(b) for b in found.batches))
     return found if found.large is None else found._replace(large=pieces.of_row(found.large))
 
@@ -66,7 +67,7 @@ def get(state: State, token: bytes) -> Transaction | None:
 def is_large(state: State, token: bytes) -> bool:
     """Whether the batches of a transaction are kept in pieces."""
     row = state.transactions.get(token)
-    return row is not None and Transaction._make(row).large is not None
+    return row is not None and Transaction(*row).large is not None
 
 
 def every_batch(state: State, token: bytes, row: Transaction) -> Iterator[tuple[HeldBatch, int | None]]:
