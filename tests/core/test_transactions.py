@@ -76,6 +76,21 @@ def test_halves_of_one_key_are_published_in_the_order_they_were_stored(core: Dri
     assert core.bodies("t") == ["1:a", "2:a"]
 
 
+def test_a_producer_whose_clock_is_a_day_off_keeps_its_place(core: Driver) -> None:
+    day_ms = 24 * 3600 * 1_000
+    names = [
+        (core.now // 1_000 + off * day_ms).to_bytes(6, "big") + number.to_bytes(10, "big")
+        for number, off in enumerate((1, -1, 0))
+    ]
+    for number, name in enumerate(names):
+        core.store(name, [("t", 0, "a", str(number))], POSTGRES)
+    rows = [row for name in names if (row := get(core.state, name)) is not None]
+    assert [row.check_at - row.stored_at for row in rows] == [6 * SECOND] * 3
+    for name in reversed(names):
+        decide(core, name)
+    assert core.bodies("t") == ["0", "1", "2"]
+
+
 def test_a_rollback_sets_free_what_waited_behind_it(core: Driver) -> None:
     first, second = half(core, 1, "a"), half(core, 2, "a")
     decide(core, second)

@@ -1,0 +1,133 @@
+"""Which test shows that a fault is survived: the matrix of faults that transactions have to stand, by number.
+
+A fault is what happens from outside, and its tests are named here, so that none can be lost when tests are renamed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+KILLED_PRODUCER = "test_a_producer_that_dies_anywhere_leaves_rows_and_messages_in_agreement"
+KILLED_SERVICES = "test_services_killed_at_every_crash_point"
+KILLED_IN_COMMIT = "test_clients_backends_and_servers_killed_in_a_commit"
+KILLED_COORDINATOR = "test_a_coordinator_that_dies_anywhere_leaves_rows_and_messages_that_recovery_makes_agree"
+FAULTS: dict[int, tuple[str, ...]] = {
+    # the producer dies: before the group is sent, behind it, before COMMIT, in it, behind it; or is only frozen
+    1: (KILLED_PRODUCER, KILLED_SERVICES),
+    2: (KILLED_PRODUCER, KILLED_SERVICES, "test_a_service_frozen_before_its_token_is_rolled_back"),
+    3: (KILLED_PRODUCER, KILLED_SERVICES),
+    4: (KILLED_IN_COMMIT,),
+    5: (KILLED_PRODUCER, KILLED_SERVICES),
+    6: (
+        "test_a_service_frozen_before_its_commit_is_waited_for",
+        "test_a_service_frozen_before_its_commit_loses_its_backend",
+    ),
+    # it makes mistakes: swallowed errors, savepoints, decisions twice, contrary, the token for something else
+    7: ("test_a_swallowed_error_is_an_abort", "test_a_swallowed_sql_error_is_an_abort_and_nothing_is_sent"),
+    8: (
+        "test_a_token_inside_a_savepoint_that_is_taken_back_is_gone",
+        "test_a_savepoint_takes_back_rows_and_messages_together",
+    ),
+    9: ("test_the_same_decision_again_changes_nothing", "test_a_decision_whose_answer_is_lost_is_told_again"),
+    10: ("test_the_other_decision_is_refused_and_kept",),
+    11: ("test_the_same_token_again_gets_the_same_answer_and_other_contents_are_refused",),
+    12: ("test_a_repeated_send_gets_its_first_receipt", "test_a_lost_connection_loses_and_doubles_nothing"),
+    13: (
+        "test_a_producer_whose_clock_is_a_day_off_keeps_its_place",
+        "test_a_token_of_the_future_waits_in_the_default_partition_and_moves",
+    ),
+    14: ("test_a_child_after_a_fork_has_connections_of_its_own",),
+    15: (
+        "test_fault_20_a_commit_in_a_black_hole_is_waited_for",
+        "test_a_stuck_transaction_is_ended_where_the_policy_says_so",
+    ),
+    # the network: lost answers, late decisions, black holes, partitions, loss
+    16: ("test_a_group_whose_answer_is_lost_is_stored_once",),
+    17: ("test_fault_20_a_decision_that_does_not_reach_the_broker_is_read_off_the_row",),
+    18: (
+        "test_fault_18_a_send_into_a_black_hole_is_stored_once_when_it_heals",
+        "test_fault_18_on_a_half_open_connection_a_send_is_made_again_on_another",
+        "test_fault_18_byte_by_byte_a_conversation_goes_on",
+        "test_fault_18_a_consumer_in_a_black_hole_is_missed_and_its_messages_go_to_another",
+        "test_a_reply_that_drips_in_ends_with_the_time_out",
+        "test_a_connection_that_never_greets_is_cut",
+    ),
+    19: ("test_an_older_incarnation_is_fenced_and_decides_what_it_stored",),
+    20: (
+        "test_fault_20_without_the_broker_nothing_is_committed",
+        "test_fault_20_a_broker_without_the_database_decides_nothing",
+        "test_fault_20_a_commit_in_a_black_hole_is_waited_for",
+    ),
+    21: ("test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message",),
+    # the resolver and its database
+    47: ("test_a_mistaken_resolver_is_found_out",),
+    48: ("test_one_token_in_the_way_does_not_hold_up_the_others",),
+    49: ("test_another_database_decides_nothing", "test_a_standby_decides_nothing_and_a_promoted_one_does"),
+    50: (KILLED_IN_COMMIT, "test_a_crash_in_the_middle_of_commit_is_in_doubt_and_then_decided"),
+    51: ("test_the_row_decides_and_not_the_xid_of_a_lost_commit", KILLED_IN_COMMIT),
+    52: (
+        "test_an_answer_makes_the_commit_last_that_it_is_about",
+        "test_a_commit_that_does_not_wait_for_the_disk_is_refused_unless_allowed",
+    ),
+    53: ("test_a_promoted_standby_decides_by_what_it_has",),
+    54: ("test_nothing_is_decided_that_a_synchronous_standby_has_not_confirmed",),
+    55: (
+        "test_fault_55_a_transaction_that_finds_the_disk_full_is_rolled_back_whole",
+        "test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards",
+    ),
+    56: (
+        "test_a_server_that_is_away_is_asked_less_and_less_often",
+        "test_a_database_that_cannot_be_reached_leaves_everything_as_it_is",
+    ),
+    57: (
+        "test_a_serialization_failure_at_commit_may_be_tried_again",
+        "test_a_deadlock_ends_one_transaction_and_it_may_be_tried_again",
+    ),
+    58: ("test_what_cannot_be_read_is_unknown_and_heals", "test_missing_tables_and_rights_are_told_with_the_remedy"),
+    59: (
+        "test_a_partition_that_may_be_asked_for_stays",
+        "test_one_silent_broker_of_two_keeps_the_rows_of_both_until_it_is_forgotten",
+    ),
+    60: ("test_an_xid_is_no_more_than_a_hint",),
+    61: ("test_transactions_with_messages", "test_transactions_over_two_databases", "test_a_resolver_behind_a_pool"),
+    # two-phase commit
+    62: (KILLED_COORDINATOR, "test_a_server_that_dies_with_them_changes_nothing"),
+    63: (KILLED_COORDINATOR,),
+    64: (KILLED_COORDINATOR, "test_a_server_that_dies_after_the_decision_finds_it_carried_out"),
+    65: (
+        "test_a_failed_statement_is_never_prepared",
+        "test_a_rollback_in_the_place_of_prepare_is_seen_even_without_the_guard",
+    ),
+    66: (
+        "test_a_connection_that_is_lost_in_prepare_rolls_everything_back",
+        "test_a_database_that_is_lost_after_the_decision_is_left_to_recovery",
+    ),
+    67: (
+        "test_a_branch_that_a_hand_rolled_back_is_told_and_journalled",
+        "test_a_branch_ended_the_other_way_between_two_passes_is_mixed",
+    ),
+    68: (
+        "test_a_server_that_prepares_nothing_is_refused_at_the_beginning",
+        "test_a_server_without_a_place_for_one_more_rolls_everything_back",
+    ),
+    69: (
+        "test_a_branch_of_a_log_that_nobody_has_is_left_alone_with_an_alarm",
+        "test_foreign_branches_are_left_alone_for_ever",
+    ),
+    70: ("test_two_recoverers_at_once_agree_in_every_round", "test_two_recovering_processes_agree_in_every_round"),
+    71: (
+        "test_a_branch_of_another_owner_is_finished_by_a_member_of_the_role",
+        "test_a_branch_of_another_database_is_finished_there_or_told_of",
+    ),
+    72: ("test_an_orphan_is_told_of_with_its_locks_once_it_is_old",),
+    # the operator
+    86: ("test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted",),
+}
+
+
+def test_every_fault_of_transactions_has_a_test() -> None:
+    assert FAULTS.keys() == {*range(1, 22), *range(47, 73), 86}
+    files = Path(__file__).parent.rglob("test_*.py")
+    there = {name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE)}
+    assert {fault: name for fault, names in FAULTS.items() for name in names if name not in there} == {}
