@@ -6,9 +6,9 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
+from tests.simulation import crowds, node
 from tests.simulation import delays as scheduling
-from tests.simulation import node
-from txmq.broker import checks, requests
+from txmq.broker import checks, grouping
 from txmq.broker.core import (
     decisions,
     delayed,
@@ -19,14 +19,16 @@ from txmq.broker.core import (
     machine,
     persistence,
     sends,
+    together,
     transactions,
     xa,
 )
 from txmq.broker.core.decisions import Decide
-from txmq.broker.core.state import Outcome
+from txmq.broker.core.state import Outcome, Rejected
 from txmq.message import Decision
 from txmq.store.snapshot import write_snapshot
 from txmq.tx.group import GroupState
+from txmq.wire.together import pack_answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,6 +147,43 @@ def _with_delays(module: object, name: str, bug: object) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _with_crowds(module: object, name: str, bug: object) -> Iterator[None]:
+    """In worlds where transactions share frames, all of them."""
+    with patch.object(crowds, "SHARE", 1.0), patch.object(module, name, bug):
+        yield
+
+
+@contextmanager
+def _with_all_or_none() -> Iterator[None]:
+    with (
+        patch.object(crowds, "SHARE", 1.0),
+        patch.dict(machine.DECIDERS, {together.StoreTogether: _all_or_none}),
+    ):
+        yield
+
+
+def _all_or_none(state: Any, command: Any, now: int) -> Any:
+    made = together.decide_store(state, command, now)
+    replies: Any = made.reply
+    refused = any(isinstance(reply, Rejected) for reply in replies)
+    return made._replace(events=()) if refused else made
+
+
+def _other_way_round(answers: Any) -> Any:
+    return _answers(answers[::-1])
+
+
+def _without_mine(self: Any, ticket: int, token: bytes | None) -> Any:
+    return decisions.committed(self._state, ticket, token)
+
+
+def _one_ticket(event: Any, place: Any) -> Any:
+    for one, its_place in _groups(event, place):
+        yield one, its_place._replace(position=place.position)
+
+
+_answers, _groups = pack_answers, together._groups
 _rows = delayed.rows
 _settle_large = decisions._settle_large
 _publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
@@ -172,13 +211,20 @@ BUGS = (
         around=lambda: patch.dict(machine.DECIDERS, {xa.AskOutcome: _absent_is_rolled_back}),
     ),
     Bug("a decision by hand is not kept", around=lambda: patch.object(xa, "_is_anothers", lambda *_args: False)),
-    Bug("an older incarnation is accepted", around=lambda: patch.object(requests, "fenced", lambda *_args: None)),
+    Bug("an older incarnation is accepted", around=lambda: patch.object(grouping, "fenced", lambda *_args: None)),
     Bug("a slice becomes visible early", around=lambda: patch.object(gates, "end", _no_gate)),
     Bug("an open group's holds are forgotten", around=lambda: patch.object(decisions, "_settle_large", _forgotten)),
     Bug("slices are not gone on with after a start", around=lambda: patch.object(machine, "save", _not_gone_on)),
     Bug("what waits for its time comes early", around=lambda: _with_delays(delayed, "rows", _all_rows)),
     Bug("a recalled message is published", around=lambda: _with_delays(delayed, "recall", _only_told)),
     Bug("a due message passes held keys", around=lambda: _with_delays(delays, "_meets_a_hold", lambda *_args: False)),
+    Bug("one refused group drops its neighbours", around=_with_all_or_none),
+    Bug("replies are swapped", around=lambda: _with_crowds(grouping, "pack_answers", _other_way_round)),
+    Bug("groups of one record share a ticket", around=lambda: _with_crowds(together, "_groups", _one_ticket)),
+    Bug(
+        "a decision does not see those before it in its record",
+        around=lambda: _with_crowds(together._Made, "_committed", _without_mine),
+    ),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
     Bug("a snapshot leads the log", _snapshot_at_once),
 )

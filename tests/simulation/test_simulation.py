@@ -32,6 +32,8 @@ ENOUGH = {
     "by hand": 0.05,
     "fenced": 0.5,
     "large": 3,
+    "committed together": 0.5,
+    "decided together": 0.5,
     "delayed": 0.2,
     "recalled": 0.02,
     "recalled too late": 0.005,

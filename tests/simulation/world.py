@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
 
-from tests.simulation import actors, branches, delays
+from tests.simulation import actors, branches, crowds, delays
 from tests.simulation.clock import Clock
 from tests.simulation.database import Database
 from tests.simulation.history import Broken, History
@@ -89,6 +89,8 @@ class World:
             self._do(actors.Local(self, "l").run(3))
             if self.rng.random() < XA_SHARE:
                 self._xa()
+            if self.rng.random() < crowds.SHARE:
+                self._do(crowds.Crowd(self, "w").run(2))
             if self.rng.random() < delays.SHARE:
                 self._do(delays.Scheduler(self, "d").run(4))
             self._always(actors.Consumer(self, "m0").run())

@@ -30,6 +30,7 @@ from txmq.broker.statistics import Statistics
 from txmq.broker.watching import Watching
 from txmq.tx.checkback import CheckSchedule
 from txmq.wire.hello import Limits, Welcome
+from txmq.wire.together import FEATURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +159,10 @@ class Assembly:
         store, state = self._engine.store, self._engine.state
         sizes = Limits(frame=limits.FRAME, message=self._settings.broker.message_bytes)
         name = self._settings.broker.name
-        return Welcome(version=version, broker=name, log_id=store.log_id, boot_epoch=state.boot_epoch, limits=sizes)
+        return Welcome(
+            version=version, features=(FEATURE,), broker=name, log_id=store.log_id, boot_epoch=state.boot_epoch,
+            limits=sizes,
+        )  # fmt: skip
 
 
 def _schedule(settings: Checks) -> CheckSchedule:

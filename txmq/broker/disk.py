@@ -14,6 +14,7 @@ import structlog
 from txmq.broker.core.parts import StorePart
 from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected
+from txmq.broker.core.together import StoreTogether
 from txmq.errors import ReadOnly, StoreError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from txmq.store.fs import FileSystem, Space
 
 MIB = 1 << 20
-WRITES = (Send, StorePart)
+WRITES = (Send, StorePart, StoreTogether)
 log = structlog.get_logger()
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 from twisted.python.failure import Failure
 
-from txmq.broker.core import machine
+from txmq.broker.core import machine, together
 from txmq.broker.core.events import KINDS, Booted, Place, encode
 from txmq.broker.core.state import Outcome, Rejected
 from txmq.broker.disk import Disk
@@ -132,10 +132,6 @@ class Engine:
         """Have every event of that type told as it is applied; it may not be durable yet."""
         self._listeners.setdefault(event, []).append(listener)
 
-    def fail(self, failure: Failure) -> None:
-        """Something the broker cannot go on without has failed."""
-        self._broken(failure)
-
     def _record(self, outcome: Outcome, now: int) -> None:
         """All events or none. Raises DiskFull, and nothing was recorded."""
         epoch, attachment, more = self.state.boot_epoch, outcome.attachment, False
@@ -144,8 +140,9 @@ class Engine:
             at = self.store.append(kind, head, attachment, stored_at=now, boot_epoch=epoch, more=more)
             place = Place(at.position, at.end, at.attachment_position, now, epoch)
             machine.apply(self.state, event, place)
-            for listener in self._listeners.get(type(event), ()):
-                listener(event, place)
+            for one, its_place in together.members(event, place):
+                for listener in self._listeners.get(type(one), ()):
+                    listener(one, its_place)
             attachment, more = b"", True
 
     def _answer_later(self, deliver: Callable[[Any], None], reply: object) -> None:
@@ -211,7 +208,7 @@ class Engine:
         self._writing = True
         work = self._in_thread(self._timed, *((self.store.sync,) if flush is None else (self.store.write, flush)))
         work.addCallbacks(lambda _: self._thread_done(flush, early), lambda why: self._thread_failed(why, flush, early))
-        work.addErrback(self._broken)  # an answer that could not be given is a bug
+        work.addErrback(self.fail)  # an answer that could not be given is a bug
 
     def _is_quick(self, flush: Flush) -> bool:
         """Whether nobody gains by a thread. Where one makes room ahead, a write would wait for that."""
@@ -226,7 +223,7 @@ class Engine:
     def _thread_failed(self, failure: Failure, flush: Flush | None, early: list[_Waiting]) -> None:
         self._writing = False
         if flush is None or not self._is_full(failure.value):
-            self._broken(failure)
+            self.fail(failure)
             return
         self._written[:0] = early
         self._keep(flush)
@@ -283,15 +280,18 @@ class Engine:
             if self._is_full(error):
                 self._keep(flush)
                 return False
-            self._broken(Failure(error))
+            self.fail(Failure(error))
             raise
         return True
 
     def _is_full(self, error: BaseException | None) -> bool:
         return isinstance(error, DiskFull) and self.store.read_only
 
-    def _broken(self, failure: Failure) -> None:
-        """A write failed: nobody knows what is on disk. No reply is sent, nothing is tried again (PROTOCOLS 8)."""
+    def fail(self, failure: Failure) -> None:
+        """Something the broker cannot go on without has failed.
+
+        A write: nobody knows what is on disk. No reply is sent, nothing is tried again (PROTOCOLS 8).
+        """
         self.failed = failure
         self.on_failure(failure)
 

@@ -13,7 +13,7 @@ import structlog
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import CreateTopic, find
 from txmq.broker.core.transactions import get
-from txmq.broker.requests import store_part
+from txmq.broker.grouping import store_part
 from txmq.errors import RequestRejected, TxmqError
 from txmq.tx.outbox import Shape, group_of, unpack
 

@@ -8,23 +8,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from txmq import limits
-from txmq.batch import BatchHeader, read_header, split, verify
-from txmq.batch.header import DELIVER_AT
-from txmq.broker.core import admission, consumer_commands, decisions, parts, sends, topics
-from txmq.broker.core.instances import fenced
-from txmq.broker.core.parts import GroupBatch, StorePart
+from txmq.batch import verify
+from txmq.broker.core import admission, consumer_commands, sends, topics
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
+from txmq.broker.grouping import Grouping, fence, too_large
 from txmq.broker.reading import Found, end_of, published, read_batches
 from txmq.config_storage import FlushEvery
-from txmq.errors import BadRequest, CorruptRecord, MessagesDamaged, NoResolver, OffsetOutOfRange, TxmqError
+from txmq.errors import BadRequest, CorruptRecord, MessagesDamaged, OffsetOutOfRange, TxmqError
 from txmq.wire import headers
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
-from txmq.wire.group import Description, GroupReceipt, Part, PartBatch, pack_group_receipt, unpack_part
 from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from txmq.broker.calls import Calls
     from txmq.broker.engine import Engine
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
     from txmq.broker.resolving import Resolves
     from txmq.broker.watching import Watching
     from txmq.wire.frames import Frame
-
-NO_DESCRIPTION = Description(())  # of the parts after the first
 
 
 class Requests:
@@ -50,15 +45,17 @@ class Requests:
         *,
         message_bytes: int = limits.MESSAGE,
     ) -> None:
-        self._engine, self._fetching, self._calls, self._resolving = engine, fetching, calls, resolving
+        self._engine, self._fetching, self._calls = engine, fetching, calls
         self._message_bytes = message_bytes
-        self._watching = watching
+        grouping = Grouping(engine, resolving, watching, message_bytes)
         self._handlers: dict[int, Callable[[Session, Frame], None]] = {
             Opcode.SEND: self._send,
             Opcode.ACK: self._ack,
             Opcode.FETCH: self._fetch,
-            Opcode.GROUP: self._group,
-            Opcode.DECIDE: self._decide,
+            Opcode.GROUP: grouping.group,
+            Opcode.DECIDE: grouping.decide,
+            Opcode.GROUPS: grouping.groups,
+            Opcode.DECISIONS: grouping.decisions,
             Opcode.READ: self._read,
             Opcode.CALL: self._calls.handle,
             Opcode.PING: lambda session, frame: session.reply(frame),
@@ -94,23 +91,16 @@ class Requests:
 
         self._engine.submit(command, deliver, early=early)
 
-    def _is_fenced(self, session: Session, frame: Frame) -> bool:
-        """Refuses what an older incarnation of a producer instance sends."""
-        assert session.instance is not None, "asked of instances only"
-        rejected = fenced(self._engine.state, *session.instance, session.incarnation)
-        if rejected is not None:
-            self._engine.tell(lambda reply: session.reject(frame, reply), rejected)
-        return rejected is not None
-
     def _send(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_send(frame.payload)
         command = sends.Send(
             request.topic, request.topic_epoch, request.partition, request.batch, verify(request.batch)
         )
-        if self._refused_size(session, frame, [(command.header, command.batch)]):
-            return
-        known = session.instance is None or sends.is_known(self._engine.state, command.header)
-        if not known and self._is_fenced(session, frame):
+        no = too_large([(command.header, command.batch)], self._message_bytes)
+        if no is None and session.instance is not None and not sends.is_known(self._engine.state, command.header):
+            no = fence(self._engine, session)
+        if no is not None:
+            self._engine.tell(lambda no: session.reject(frame, no), no)
             return
         self._submit(session, frame, command, headers.pack_send_receipt, early=self._flush_of(request.topic))
 
@@ -129,44 +119,6 @@ class Requests:
 
     def _fetch(self, session: Session, frame: Frame) -> None:
         self._fetching.fetch(session, frame, headers.unpack_fetch(frame.payload))
-
-    def _group(self, session: Session, frame: Frame) -> None:
-        part = unpack_part(frame.payload)
-        known = session.instance is None or self._engine.state.transactions.get(part.token) is not None
-        if not known and self._is_fenced(session, frame):
-            return
-        described = part.description
-        if (
-            described is not None
-            and described.decider[0] == "postgres"
-            and not self._resolving.knows(described.decider)
-        ):
-            self._watching.unresolvable()
-            hint = "name its database under [[resolver]] in the broker's settings"
-            session.refuse(
-                frame, NoResolver("no resolver of this broker leads to the database that decides", hint=hint)
-            )
-            return
-
-        def encode(reply: parts.GroupReceipt) -> bytes:
-            return pack_group_receipt(GroupReceipt(reply.state, reply.ticket))
-
-        command = store_part(part, session.origin)
-        if not self._refused_size(session, frame, [(batch.header, batch.data) for batch in command.batches]):
-            self._submit(session, frame, command, encode)
-
-    def _refused_size(self, session: Session, frame: Frame, batches: list[tuple[BatchHeader, bytes]]) -> bool:
-        """Refuses messages that are larger than this broker takes."""
-        for header, batch in batches:
-            if no := admission.too_large(header, batch, self._message_bytes, "the broker"):
-                session.reject(frame, no)
-                return True
-        return False
-
-    def _decide(self, session: Session, frame: Frame) -> None:
-        request = headers.unpack_decide(frame.payload)
-        command = decisions.Decide(request.token, request.outcome, request.by)
-        self._submit(session, frame, command, lambda reply: headers.pack_decide_receipt(headers.DecideReceipt(*reply)))
 
     def _read(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_read(frame.payload)
@@ -257,37 +209,3 @@ def _damaged(topic: str, partition: int, place: Found) -> MessagesDamaged:
     message = f"messages {first} to {end - 1} of {topic}/{partition} are damaged on the broker's disk"
     hint = "the broker's alarms name the file: restore it from a backup, or go on behind them"
     return MessagesDamaged(message, hint=hint, detail={"first": first, "next": end})
-
-
-def _group_batches(batch: PartBatch) -> Iterator[GroupBatch]:
-    """The batch; or its messages one by one, if any is delayed."""
-    header = verify(batch.batch)
-    place = (batch.topic, batch.topic_epoch, batch.partition)
-    if not header.columns & DELIVER_AT:
-        yield GroupBatch(*place, batch.batch, header)
-        return
-    for single in split(batch.batch, header):
-        yield GroupBatch(*place, single.data, read_header(single.data))
-
-
-def store_part(part: Part, origin: bytes = b"") -> StorePart:
-    """The command that stores a part, sent by process `origin`. Raises TxmqError where a batch is damaged or cannot be
-    kept.
-    """
-    batches = tuple(whole for batch in part.batches for whole in _group_batches(batch))
-    decider, service, actions, check_after, participants = part.description or NO_DESCRIPTION
-    return StorePart(
-        part.token,
-        part.part,
-        batches,
-        part.sealed,
-        part.commit,
-        part.digest,
-        part.epoch,
-        decider,
-        service,
-        actions,
-        check_after,
-        participants,
-        origin,
-    )

@@ -29,6 +29,8 @@ class Opcode(IntEnum):
     FETCH = 19
     ACK = 20
     READ = 21
+    GROUPS = 22
+    DECISIONS = 23
 
 
 SEND = struct.Struct("<HHIB")

@@ -44,6 +44,12 @@ class DecideReceipt(NamedTuple):
 
 
 def decide_decide(state: State, command: Decide, now: int) -> Outcome | Rejected:
+    judged = judge(state, command, now)
+    return judged if isinstance(judged, Outcome | Rejected) else decide_now(state, judged, command)
+
+
+def judge(state: State, command: Decide, now: int) -> Transaction | Outcome | Rejected:
+    """What there is to be decided; or the answer, where there is nothing."""
     row = get(state, command.token)
     if row is None:
         late = token_time(command.token) < now - KEPT
@@ -56,7 +62,7 @@ def decide_decide(state: State, command: Decide, now: int) -> Outcome | Rejected
         return Outcome(reply=DecideReceipt(row.state, repeated=True))
     if row.decider[0] == "job" and state.tables[t.JOB_WORK].get(row.decider[1]) is not None:  # type: ignore[arg-type]  # bytes
         return Rejected(Conflict, "its job was decided, and is being carried out", "see: txmq tx show")
-    return decide_now(state, row, command)
+    return row
 
 
 def _contradiction(state: State, row: Transaction, command: Decide) -> Outcome | Rejected:
@@ -76,16 +82,18 @@ def _contradiction(state: State, row: Transaction, command: Decide) -> Outcome |
 def decide_now(state: State, row: Transaction, command: Decide) -> Outcome:
     """The decision itself, and all that it sets free."""
     release = Release(state, lambda ticket, token: committed(state, ticket, token))
-    waiting = row.waiting(command.token)
-    if command.outcome is Decision.ROLLBACK:
-        if makes_holds(row.decider):
-            release.withdraw(waiting)
-        after = GroupState.ROLLED_BACK
-    else:
-        after = commit_into(state, release, row, waiting)
-    released = tuple(release.released)
-    event = Decided(command.token, int(command.outcome), command.by, command.reason, released, release.rest)
+    after = settle_into(state, release, row, row.waiting(command.token), command.outcome)
+    event = Decided(command.token, int(command.outcome), command.by, command.reason, *release.taken())
     return Outcome((event,), DecideReceipt(after, repeated=False))
+
+
+def settle_into(state: State, release: Release, row: Transaction, waiting: Waiting, outcome: Decision) -> GroupState:
+    """What becomes of a group that is decided so; and in `release`, what that sets free."""
+    if outcome is Decision.COMMIT:
+        return commit_into(state, release, row, waiting)
+    if makes_holds(row.decider):
+        release.withdraw(waiting)
+    return GroupState.ROLLED_BACK
 
 
 def commit_into(state: State, release: Release, row: Transaction, waiting: Waiting) -> GroupState:

@@ -9,6 +9,7 @@ waits as if it were committed.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import delayed, gates, pins
@@ -150,6 +151,7 @@ class Release:
         self._ends: dict[tuple[int, int], int] = {}
         self._gone: set[tuple[Key, int]] = set()
         self._next: list[tuple[int, bytes]] = []
+        self._told = 0  # of `later`
         self.released: list[Released] = []
 
     def offer(self, waiting: Waiting) -> bool:
@@ -166,6 +168,13 @@ class Release:
         """This will never be published: whatever waited only for it is."""
         self._let_go(waiting)
         self._cascade()
+
+    def taken(self) -> tuple[tuple[Released, ...], tuple[tuple[int, bytes | None], ...]]:
+        """What was set free since this was last asked, in its order, and (ticket, token) of those for the backlog."""
+        released, self.released = tuple(self.released), []
+        later = tuple(sorted(islice(self.later.items(), self._told, None))) if len(self.later) > self._told else ()
+        self._told = len(self.later)
+        return released, later
 
     @property
     def rest(self) -> tuple[tuple[int, bytes | None], ...]:

@@ -19,6 +19,7 @@ from txmq.broker.core import (
     sends,
     slices,
     sweeping,
+    together,
     topics,
     upkeep,
     xa,
@@ -36,6 +37,7 @@ RULES = (
     delays,
     parts,
     decisions,
+    together,
     jobs,
     slices,
     xa,
@@ -80,14 +82,17 @@ def apply_beyond(state: State, event: Event, place: Place) -> bool:
     """As `apply`, in a log that has lost records: False = what the event builds on is among them.
 
     Then it is left out, from there on where that is found out, and counts as lost, too. What it would have decided or
-    published stays as it is, for an operator; an event that builds on it is left out in its turn.
+    published stays as it is, for an operator; an event that builds on it is left out in its turn. Of what stands in one
+    record because it came together, only that one is left out.
     """
-    try:
-        apply(state, event, place)
-    except (AssertionError, LookupError):  # the rows that every event may take for granted, while nothing is lost
-        lost.apply_lost(state, place.end)
-        return False
-    return True
+    whole = True
+    for one, at in together.members(event, place):
+        try:
+            apply(state, one, at)
+        except (AssertionError, LookupError):  # the rows that every event may take for granted, while nothing is lost
+            lost.apply_lost(state, place.end)
+            whole = False
+    return whole
 
 
 save, load = persistence.save, persistence.load

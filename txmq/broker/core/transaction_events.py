@@ -81,6 +81,23 @@ class Decided(NamedTuple):
     ] = ()  # (ticket, token): perhaps free now, too many or too large for here
 
 
+@event(11)
+class GroupsStored(NamedTuple):
+    """Several groups were stored by one request, each whole, undecided, and of a token of its own: `PartStored`s.
+
+    Attachment: the batches of all, joined. A group's ticket is the record's position plus its place among them.
+    """
+
+    groups: tuple[PartStored, ...]
+
+
+@event(12)
+class GroupsDecided(NamedTuple):
+    """Several transactions were decided by one request: `Decided`s, each as if those before it stood in the log."""
+
+    decisions: tuple[Decided, ...]
+
+
 @event(18)
 class CheckPlanned(NamedTuple):
     """The next check-back of an undecided transaction; `answered` counts the checks that a checker answered or

@@ -1,0 +1,205 @@
+"""Groups stored together and decisions made together: one record, and each for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.driver import SECOND, Driver, token
+from txmq.batch import encode, verify
+from txmq.broker.core import decisions, events, machine, together
+from txmq.broker.core.parts import GroupBatch, GroupReceipt, StorePart
+from txmq.broker.core.state import Rejected
+from txmq.broker.core.tables import HOLDS, UNDECIDED
+from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.transaction_events import Decided, GroupsDecided, GroupsStored, PartStored
+from txmq.broker.core.transactions import get
+from txmq.errors import Conflict, UnknownTopic, UnknownTransaction
+from txmq.message import Decision, Message
+from txmq.tx.group import GroupState
+
+POSTGRES = ("postgres", 1, 1, 5, 7)
+C, R = Decision.COMMIT, Decision.ROLLBACK
+
+
+def group(core: Driver, number: int, *keys: str, topic: str = "t", decider: Any = POSTGRES, **fields: Any) -> StorePart:
+    name, batches = token(core, number), []
+    for place, key in enumerate(keys):
+        body = Message(f"{number}:{key}".encode(), key)
+        data = encode([body], producer_id=name, epoch=0, sequence=place, born_at=core.now)
+        batches.append(GroupBatch(topic, 0, 0, data, verify(data)))
+    known: dict[str, Any] = {"sealed": True, "commit": False, "digest": b"d" * 32, "epoch": 0, "service": "s"}
+    return StorePart(
+        token=name, part=0, batches=tuple(batches), decider=decider,
+        **{**known, "actions": (), "check_after": 6 * SECOND, **fields},
+    )  # fmt: skip
+
+
+def store(core: Driver, *groups: StorePart) -> Any:
+    return core.do(together.StoreTogether(groups))
+
+
+def decide(core: Driver, *verdicts: tuple[int, Decision]) -> Any:
+    chosen = tuple(decisions.Decide(token(core, number), outcome, "producer") for number, outcome in verdicts)
+    return core.do(together.DecideTogether(chosen))
+
+
+def kinds(core: Driver) -> list[type]:
+    return [type(event) for _place, event in core.log[1:]]
+
+
+def states(core: Driver, *numbers: int) -> list[GroupState]:
+    rows = [get(core.state, token(core, number)) for number in numbers]
+    return [row.state for row in rows if row is not None]
+
+
+def rows(core: Driver) -> dict[str, list[Any]]:
+    """The state, as recovery makes it of the log."""
+    state = core.replayed()
+    machine.save(state)
+    return {name: list(state.tables[name].range(b"")) for name in ("transactions", "holds", "entries", "due", "listed")}
+
+
+def alone(core: Driver, command: together.StoreTogether | together.DecideTogether) -> list[Any]:
+    """The replies to the same commands one by one."""
+    return [core.do(one) for one in command[0]]
+
+
+def test_groups_that_come_together_are_one_record_and_hold_their_keys_in_their_order(core: Driver) -> None:
+    receipts = store(core, group(core, 1, "a", "b"), group(core, 2, "a"), group(core, 3, "c"))
+    assert receipts == [GroupReceipt(GroupState.UNDECIDED, 0)] * 3
+    assert kinds(core) == [GroupsStored]
+    assert [row for _key, (row,) in core.state.tables[UNDECIDED].range(b"")] == [token(core, n) for n in (1, 2, 3)]
+    assert decide(core, (2, C)) == [decisions.DecideReceipt(GroupState.COMMITTED, repeated=False)]
+    assert core.bodies("t") == []
+    decide(core, (1, C), (3, R))
+    assert core.bodies("t") == ["1:a", "1:b", "2:a"]
+    assert not list(core.state.tables[HOLDS].range(b""))
+
+
+def test_a_group_alone_is_recorded_as_ever(core: Driver) -> None:
+    store(core, group(core, 1, "a"))
+    decide(core, (1, C))
+    assert kinds(core) == [PartStored, Decided]
+
+
+def test_what_is_wrong_with_one_group_is_told_of_it_alone(core: Driver) -> None:
+    store(core, group(core, 1, "a"))
+    other = group(core, 1, "x", digest=b"o" * 32)
+    refused, again, mismatch, stored = store(
+        core, group(core, 2, "a", topic="none"), group(core, 1, "a"), other, group(core, 3, "a")
+    )
+    assert (refused.error, mismatch.error.__name__) == (UnknownTopic, "DigestMismatch")
+    assert (again.state, stored) == (GroupState.UNDECIDED, GroupReceipt(GroupState.UNDECIDED, 0))
+    assert core.state.undecided == 2
+    assert get(core.state, token(core, 2)) is None
+
+
+def test_decisions_made_together_are_one_record_and_each_has_its_answer(core: Driver) -> None:
+    store(core, *(group(core, number, "a") for number in (1, 2, 3)))
+    answers = decide(core, (3, C), (9, C), (2, R), (1, C))
+    published = decisions.DecideReceipt(GroupState.PUBLISHED, repeated=False)
+    assert [answers[0], answers[3]] == [published, published]
+    assert answers[1].error is UnknownTransaction
+    assert answers[2] == decisions.DecideReceipt(GroupState.ROLLED_BACK, repeated=False)
+    assert core.bodies("t") == ["1:a", "3:a"]
+    assert kinds(core) == [GroupsStored, GroupsDecided]
+
+
+def test_a_contradiction_among_decisions_is_kept_and_stops_nobody(core: Driver) -> None:
+    store(core, group(core, 1, "a"), group(core, 2, "b"), group(core, 3, "c"))
+    decide(core, (1, R))
+    refused, repeated, *_rest = decide(core, (1, C), (1, R), (2, C), (3, C))
+    assert isinstance(refused, Rejected)
+    assert refused.error is Conflict
+    assert repeated == decisions.DecideReceipt(GroupState.ROLLED_BACK, repeated=True)
+    assert core.bodies("t") == ["2:b", "3:c"]
+    assert len(list(core.state.tables["conflicts"].range(b""))) == 1
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3)])
+def test_together_comes_to_the_same_as_one_by_one(order: tuple[int, ...]) -> None:
+    """Keys in common, a plain send queued in between, an earlier half that stays undecided."""
+    worlds = []
+    for one_by_one in (False, True):
+        core = Driver()
+        core.do(CreateTopic("t", 1))
+        store(core, group(core, 7, "z"))
+        commands = (
+            together.StoreTogether((group(core, 1, "a", "b"), group(core, 2, "a"))),
+            together.StoreTogether((group(core, 3, "b", "c"), group(core, 4, "c", "z"))),
+        )
+        for command in commands:
+            alone(core, command) if one_by_one else core.do(command)
+            core.send("t", "plain", key="b")
+        verdicts = tuple(decisions.Decide(token(core, n), R if n == 3 else C, "producer") for n in order)
+        decision = together.DecideTogether(verdicts)
+        final = alone(core, decision) if one_by_one else core.do(decision)
+        worlds.append((core.bodies("t"), states(core, 1, 2, 3, 4), {type(reply) for reply in final}))
+    assert worlds[0] == worlds[1]
+    assert worlds[0][1] == [GroupState.PUBLISHED, GroupState.PUBLISHED, GroupState.ROLLED_BACK, GroupState.COMMITTED]
+
+
+def test_what_recovery_makes_of_the_log_is_what_was_in_memory(core: Driver) -> None:
+    store(core, group(core, 1, "a", "b"), group(core, 2, "a"), group(core, 3, "c"))
+    decide(core, (2, C), (3, R))
+    machine.save(core.state)
+    for name, found in rows(core).items():
+        assert found == list(core.state.tables[name].range(b"")), name
+    assert get(core.replayed(), token(core, 1)) == get(core.state, token(core, 1))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decider": ("local",), "commit": True},
+        {"decider": ("job", b"j" * 16)},
+        {"decider": ("foreign", 1, b"g", b"b")},
+        {"actions": (("ack", "g", "m", 1, "t", 0, 0, 1),)},
+        {"part": 1},
+        {"sealed": False},
+    ],
+)
+def test_what_others_depend_on_is_stored_alone(core: Driver, fields: dict[str, Any]) -> None:
+    decider = fields.pop("decider", POSTGRES)
+    assert not together.shares_store(group(core, 1, "a", decider=decider)._replace(**fields))
+    assert together.shares_store(group(core, 1, "a"))
+
+
+def test_what_takes_its_place_only_now_is_decided_alone(core: Driver) -> None:
+    core.do(group(core, 1, "a", decider=("foreign", 1, b"g", b"b")))
+    store(core, group(core, 2, "a"))
+    assert not together.shares_decision(core.state, token(core, 1))
+    assert together.shares_decision(core.state, token(core, 2))
+    assert together.shares_decision(core.state, token(core, 3))
+
+
+def test_a_decision_whose_group_was_lost_does_not_take_its_neighbours_along(core: Driver) -> None:
+    store(core, group(core, 1, "a"), group(core, 2, "b"))
+    stored: Any
+    [(created_at, created), (place, stored)] = core.log
+    decide(core, (1, C), (2, C))
+    decided_at, decided = core.log[-1]
+    core.state = Driver().state
+    machine.apply(core.state, created, created_at)
+    machine.apply(core.state, GroupsStored(stored.groups[1:]), place)
+    assert not machine.apply_beyond(core.state, decided, decided_at)
+    row = get(core.state, token(core, 2))
+    assert row is not None
+    assert row.state is GroupState.PUBLISHED
+    assert core.state.lost_to == decided_at.end
+
+
+def test_the_events_are_those_of_the_format() -> None:
+    assert (events.KINDS[GroupsStored], events.KINDS[GroupsDecided]) == (11, 12)
+
+
+def test_groups_recorded_before_an_event_had_all_its_fields_are_read(core: Driver) -> None:
+    store(core, group(core, 1, "a"), group(core, 2, "b"))
+    place, event = core.log[-1]
+    older: Any = [tuple(part[:10]) for part in event[0]]
+    state = Driver().state
+    machine.apply(state, core.log[0][1], core.log[0][0])
+    machine.apply(state, GroupsStored(tuple(older)), place)
+    assert state.transactions.get(token(core, 2)) == core.state.transactions.get(token(core, 2))

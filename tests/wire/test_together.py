@@ -1,0 +1,85 @@
+"""Several requests in one frame: they are taken apart as they were put together, or not at all."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.wire.test_golden import HOME, PART, TOKEN
+from txmq import limits
+from txmq.errors import RemoteProtocolError, UnknownTransaction
+from txmq.message import COMMIT, ROLLBACK
+from txmq.wire import headers as h
+from txmq.wire.frames import Frame, FrameDecoder, encode_frame
+from txmq.wire.group import GroupReceipt, pack_group_receipt, pack_part, unpack_part
+from txmq.wire.headers import Opcode
+from txmq.wire.status import reply_for, to_error
+from txmq.wire.together import MOST, Answer, pack_answers, pack_requests, unpack_answers, unpack_requests
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "together-v1.bin"
+PAYLOADS = st.lists(st.binary(max_size=60), min_size=1, max_size=20)
+GROUPS = [b"".join(pack_part(part)) for part in (HOME, PART)]
+DECISIONS = [h.pack_decide(h.Decide(outcome, TOKEN, 7, "orders")) for outcome in (COMMIT, ROLLBACK)]
+NO = Answer(*reply_for(UnknownTransaction("transaction x was never stored at this broker")))
+CONVERSATION = [
+    (Opcode.GROUPS, pack_requests(GROUPS)),
+    (Opcode.GROUPS, pack_answers([Answer(0, pack_group_receipt(GroupReceipt(1, 4_096))), NO])),
+    (Opcode.DECISIONS, pack_requests(DECISIONS)),
+    (Opcode.DECISIONS, pack_answers([NO, Answer(0, h.pack_decide_receipt(h.DecideReceipt(3, repeated=True)))])),
+]
+
+
+def test_they_are_written_as_ever() -> None:
+    written = [encode_frame(opcode, number, payload) for number, (opcode, payload) in enumerate(CONVERSATION)]
+    assert b"".join(written) == GOLDEN.read_bytes()
+
+
+def test_those_of_version_1_are_read() -> None:
+    frames = FrameDecoder(limits.FRAME).feed(GOLDEN.read_bytes())
+    assert frames == [Frame(op, 0, number, b"".join(pieces)) for number, (op, pieces) in enumerate(CONVERSATION)]
+    groups, receipts, decisions, answers = [frame.payload for frame in frames]
+    assert [unpack_part(payload) for payload in unpack_requests(groups)] == [HOME, PART]
+    assert unpack_answers(receipts)[0].payload == pack_group_receipt(GroupReceipt(1, 4_096))
+    assert [h.unpack_decide(payload).outcome for payload in unpack_requests(decisions)] == [COMMIT, ROLLBACK]
+    no, yes = unpack_answers(answers)
+    assert type(to_error(*no)) is UnknownTransaction
+    assert h.unpack_decide_receipt(yes.payload) == h.DecideReceipt(3, repeated=True)
+
+
+@given(PAYLOADS)
+def test_requests_come_out_as_they_went_in(payloads: list[bytes]) -> None:
+    assert unpack_requests(b"".join(pack_requests(payloads))) == payloads
+
+
+@given(st.lists(st.builds(Answer, st.integers(0, 65_535), st.binary(max_size=60)), min_size=1, max_size=20))
+def test_answers_come_out_as_they_went_in(answers: list[Answer]) -> None:
+    assert unpack_answers(b"".join(pack_answers(answers))) == answers
+
+
+@given(PAYLOADS, st.data())
+def test_what_is_cut_off_or_goes_on_is_refused(payloads: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(pack_requests(payloads))
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    for broken in (whole[:cut], whole + b"\0"):
+        with pytest.raises(RemoteProtocolError):
+            unpack_requests(broken)
+
+
+@pytest.mark.parametrize("count", [0, MOST + 1, 1 << 31])
+def test_there_are_neither_none_nor_too_many(count: int) -> None:
+    for unpack in (unpack_requests, unpack_answers):
+        with pytest.raises(RemoteProtocolError, match="in one frame"):
+            unpack(struct.pack("<I", count) + bytes(8))
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_refused_or_read(payload: bytes) -> None:
+    for unpack in (unpack_requests, unpack_answers):
+        try:
+            assert unpack(payload)
+        except RemoteProtocolError:
+            continue
