@@ -17,6 +17,7 @@ CONSUMERS: Final = {"payment": 2, "shipping": 2, "analytics": 1}  # processes
 OUTAGE_S: Final = 2.5  # less than the retries last
 STUCK_S: Final = 60.0
 PAUSE_S: Final = 0.3
+LOOKS: Final = 0.2  # of the time at most: counting a million rows is work, too
 NAMES: Final = ("placed", "charged", "shipped", "counted")
 COUNTS: Final = """
 SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM charges), (SELECT count(*) FROM shipments),
@@ -119,7 +120,9 @@ def watch(stage: Stage, screen: Screen, orders: int, done: Callable[[Standing], 
     with screen.bars(dict.fromkeys(NAMES, orders)) as update:
         while True:
             tend(stage, screen)
+            began = time.monotonic()
             now = standing(stage)
+            took = time.monotonic() - began
             update(now.counts)
             if done(now):
                 return now
@@ -127,7 +130,7 @@ def watch(stage: Stage, screen: Screen, orders: int, done: Callable[[Standing], 
                 before, moved_at = now, time.monotonic()
             elif time.monotonic() > moved_at + STUCK_S:
                 raise Stuck(f"nothing moved for {STUCK_S:.0f} s: {now.left()}", hint="the logs may tell why")
-            time.sleep(PAUSE_S)
+            time.sleep(max(PAUSE_S, took / LOOKS - took))
 
 
 def tend(stage: Stage, screen: Screen) -> None:
