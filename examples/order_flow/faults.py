@@ -12,6 +12,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from examples.order_flow.data import Facts
+from examples.order_flow.services.setting import AT_ONCE
 
 ORDERS_PER_BAD_PART: Final = 7_500  # a part is in about 30 orders
 REFUSED_SHARE: Final = 0.003  # of the customers
@@ -73,9 +74,10 @@ def _deaths(random: Random, orders: int) -> dict[str, list[str]]:
         deaths[f"orders-{number}"] = [
             _point(random, places[number + death], life // 2, life) for death in range(DEATHS_OF_ORDERS)
         ]
-    deaths["payment-0"] = [_point(random, MID_CHARGE, orders // 20, orders // 8)]
-    deaths["payment-1"] = [_point(random, BEFORE_ACK, orders // 20, orders // 8)]
-    deaths["shipping-0"] = [_point(random, MID_SHIPMENT, orders // 20, orders // 8)]
+    batches = max(8, orders // AT_ONCE)  # of both processes of a service, at least: many are not full
+    deaths["payment-0"] = [_point(random, MID_CHARGE, batches // 8, batches // 4)]
+    deaths["payment-1"] = [_point(random, BEFORE_ACK, batches // 8, batches // 4)]
+    deaths["shipping-0"] = [_point(random, MID_SHIPMENT, batches // 8, batches // 4)]
     return deaths
 
 

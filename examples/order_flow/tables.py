@@ -16,7 +16,7 @@ MEANINGS: Final = {
     "committed": "orders in the table",
     "checked back, committed": "the producer never told; the broker found the token's row",
     "checked back, rolled back": "the producer never told; the broker found no row and fenced the token",
-    "delivered": "messages handed to payment and shipping",
+    "delivered": "messages handed to the handlers of payment and shipping, after a rollback once more",
     "retried": "of them: again, after a failure or a crash",
     "dead": "messages that failed for good",
     "replayed": "of them: delivered again once the cause was fixed",

@@ -16,6 +16,7 @@ from tests.client.real import RealBroker
 from txmq.client.blocking import Client
 from txmq.client.consumer import Consumer
 from txmq.client.inbox_keeper import Keeper
+from txmq.errors import LocalProtocolError
 from txmq.message import Message, ReceivedMessage
 from txmq.retry import RetryPolicy
 from txmq.testing.wait import wait_until
@@ -269,21 +270,33 @@ def test_a_dead_letter_takes_no_effect_until_it_is_replayed(client: Client, conn
     assert effects(connect) == bodies
 
 
-def test_a_list_with_a_message_that_its_handler_nacks_is_taken_apart(
+@pytest.mark.parametrize(
+    "options", [{"batch": 0}, {"threads": 0}, {"batch_wait": 1.0}, {"batch": 5, "batch_wait": -1.0}], ids=str
+)
+def test_what_cannot_be_meant_is_refused_with_a_hint(client: Client, options: dict[str, Any]) -> None:
+    with consumer_of(client, fresh("g"), fresh("t")) as consumer, pytest.raises(LocalProtocolError) as refusal:
+        consumer.run(print, **options)
+    assert refusal.value.hint
+
+
+def test_the_rest_of_a_list_is_applied_without_what_its_handler_nacked_and_later_ones_of_its_key(
     client: Client, connect: Callable[[], Connection]
 ) -> None:
-    topic, group = fresh("t"), fresh("g")
+    topic, group, sizes = fresh("t"), fresh("g"), []
     bodies = send(client, topic, 6)
 
     def handle(messages: list[ReceivedMessage], connection: Connection) -> None:
+        sizes.append(len(messages))
         for message in messages:
             take_effect(message, connection)
             if message.body == b"m02":
                 consumer.dead_letter(message, "poison")
 
-    with consumer_of(client, group, topic) as consumer:
-        consumer.run(handle, inbox=connect, batch=6, idle_exit=IDLE_S)
-    assert effects(connect) == [body for body in bodies if body != "m02"]
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
+    assert sizes == [6, 4]
+    assert effects(connect) == [body for body in bodies if body not in {"m02", "m05"}]  # both are of key k2
+    assert client.call("group.show", group=group)["parked"] == 1
 
 
 def test_the_inbox_is_folded_to_ranges_when_the_work_ends(client: Client, connect: Callable[[], Connection]) -> None:

@@ -163,11 +163,21 @@ class Consumers(Taking):
         inbox: Callable[[], Connection] | None = None,
         threads: int = 1,
         batch: int | None = None,
+        batch_wait: float = 0.0,
         idle_exit: float | None = None,
         stop: Event | None = None,
     ) -> None:
         """Calls the handler for each message, of whatever broker; as `Consumer.run`."""
-        run_handler(self, handler, inbox, threads=threads, batch=batch, idle_exit=idle_exit, stop=stop)
+        run_handler(
+            self,
+            handler,
+            inbox,
+            threads=threads,
+            batch=batch,
+            batch_wait=batch_wait,
+            idle_exit=idle_exit,
+            stop=stop,
+        )
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Leaves the group everywhere, as `Consumer.close` does."""

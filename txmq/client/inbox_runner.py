@@ -76,7 +76,7 @@ class InboxWork:
             if len(messages) == 1:
                 nack_all(self._consumer, messages, error)
             else:
-                self._take_apart(messages)
+                self._take_apart(filter(self._consumer.holds, messages))
         except Stopped:
             self._consumer.give_back(message for message in messages if self._consumer.holds(message))
 
@@ -85,7 +85,7 @@ class InboxWork:
         if self._connection is not None:
             self._connection.close()
 
-    def _take_apart(self, messages: Sequence[ReceivedMessage]) -> None:
+    def _take_apart(self, messages: Iterable[ReceivedMessage]) -> None:
         """Each in a transaction of its own; once one has failed, the later ones of its key go back with it."""
         ordered, failed = self._consumer.settings.ordered, set[tuple[str, str]]()
         for message in messages:
@@ -107,8 +107,8 @@ class InboxWork:
             except _Failed as failed:
                 return failed.error
             except _Settled:
-                self._take_apart([message for message in messages if self._consumer.holds(message)])
-                return None
+                rest = self._rest(messages)
+                return self._try(rest) if rest else None
             except TransactionAborted as error:  # a statement failed, and the handler passed over it
                 return error
             else:
@@ -120,6 +120,19 @@ class InboxWork:
             self._consumer.count(retried=len(messages))
             self._pause(FIRST_PAUSE_S * 2**attempt)
         return trouble
+
+    def _rest(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Those that the handler did not nack; in an ordered group later ones of the same keys go back with them."""
+        ordered, failed, rest = self._consumer.settings.ordered, set[tuple[str, str]](), list[ReceivedMessage]()
+        for message in messages:
+            place = (message.topic, message.key or "")
+            if not self._consumer.holds(message):
+                failed.add(place)
+            elif ordered and message.key and place in failed:
+                self._consumer.give_back([message])
+            else:
+                rest.append(message)
+        return rest
 
     def _transaction(self, connection: Connection, messages: Sequence[ReceivedMessage]) -> int:
         """One attempt; returns how many messages were not duplicates. Raises _Failed with what the handler raised."""

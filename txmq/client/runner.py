@@ -32,7 +32,9 @@ class Source(Protocol):
     def closed(self) -> bool: ...
     @property
     def parts(self) -> Sequence[ConsumerBase]: ...
-    def working(self, most: int, timeout: float) -> AbstractContextManager[Sequence[ReceivedMessage]]: ...
+    def working(
+        self, most: int, timeout: float, batch_wait: float
+    ) -> AbstractContextManager[Sequence[ReceivedMessage]]: ...
     def holds(self, message: ReceivedMessage) -> bool: ...
     def ack(self, message: ReceivedMessage) -> None: ...
     def nack(self, message: ReceivedMessage, *, error: BaseException) -> None: ...
@@ -57,6 +59,7 @@ class Limits(NamedTuple):
 
     threads: int
     batch: int | None
+    batch_wait: float
     idle_exit: float | None
     stop: Event
 
@@ -99,6 +102,7 @@ def run_handler(  # the options of `run`
     *,
     threads: int,
     batch: int | None,
+    batch_wait: float,
     idle_exit: float | None,
     stop: Event | None,
 ) -> None:
@@ -107,7 +111,11 @@ def run_handler(  # the options of `run`
         raise LocalProtocolError(f"batches of {batch}", hint="at least 1")
     if threads < 1:
         raise LocalProtocolError(f"{threads} threads", hint="at least 1")
-    limits = Limits(threads, batch, idle_exit, stop or Event())
+    if batch_wait < 0 or (batch_wait and batch is None):
+        raise LocalProtocolError(
+            f"batch_wait={batch_wait}", hint="seconds to wait for a batch: batch=50, batch_wait=0.1"
+        )
+    limits = Limits(threads, batch, batch_wait, idle_exit, stop or Event())
     if inbox is None:
         run_plain(consumer, handler, limits)
     else:
@@ -162,10 +170,10 @@ class Runner:
             self._ended.set()
 
     def _work(self) -> None:
-        work = self._make()
+        work, limits = self._make(), self._limits
         try:
             while not self._is_over():
-                with self._consumer.working(self._limits.batch or 1, LOOK_EVERY_S) as messages:
+                with self._consumer.working(limits.batch or 1, LOOK_EVERY_S, limits.batch_wait) as messages:
                     self._step(work, messages)
         finally:
             work.close()

@@ -52,20 +52,33 @@ class Taking(ABC):
         found = self.receive_many(1, timeout)
         return found[0] if found else None
 
-    def receive_many(self, most: int, timeout: float | None = None) -> list[DeliveredMessage]:
-        """Waits as `receive` does for the first, and takes more of the same broker, at most so many, if they are there.
+    def receive_many(
+        self, most: int, timeout: float | None = None, *, batch_wait: float = 0.0
+    ) -> list[DeliveredMessage]:
+        """Waits as `receive` does for the first, and takes more, at most so many, if they are there.
 
-        In an ordered group they may be of one key, and are to be processed in their order.
+        `batch_wait`: seconds to wait for those that are not there yet. In an ordered group they may be of one key, and
+        are to be processed in their order.
         """
-        return self._take(lambda hands, now: hands.take(most, now), timeout) or []
+
+        def take(hands: Hands, now: float) -> list[DeliveredMessage]:
+            return hands.take(most - len(found), now)
+
+        found: list[DeliveredMessage] = []
+        found += self._take(take, timeout) or []
+        if found and batch_wait:
+            deadline = time.monotonic() + batch_wait
+            while len(found) < most and (more := self._take(take, deadline - time.monotonic())):
+                found += more
+        return found
 
     @contextmanager
-    def working(self, most: int, timeout: float) -> Iterator[list[DeliveredMessage]]:
+    def working(self, most: int, timeout: float, batch_wait: float) -> Iterator[list[DeliveredMessage]]:
         """Messages for the block, as `receive_many` has them; `close` waits for the end of the block."""
         with self._changed:
             self._handlers += 1
         try:
-            yield self.receive_many(most, timeout)
+            yield self.receive_many(most, timeout, batch_wait=batch_wait)
         finally:
             with self._changed:
                 self._handlers -= 1

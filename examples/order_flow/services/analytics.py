@@ -16,7 +16,7 @@ from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
 from examples.order_flow.services.setting import PATIENCE_S, RETRY, Setting, on_term
 
 GROUP = "analytics"
-AT_ONCE = 500
+AT_ONCE, BATCH_WAIT_S = 500, 0.2
 
 
 def count(messages: Sequence[txmq.ReceivedMessage], connection: Connection) -> None:
@@ -41,5 +41,5 @@ def run(setting: Setting) -> None:
             GROUP, topics=[ORDER_PLACED], mode="broadcast", member="sales", start="first", retry=RETRY
         )
         on_term(consumer.close)
-        consumer.run(count, inbox=setting.connect, batch=AT_ONCE)
+        consumer.run(count, inbox=setting.connect, batch=AT_ONCE, batch_wait=BATCH_WAIT_S)
         setting.journal.note("duplicates", consumer.stats.duplicates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -14,10 +14,13 @@ from psycopg2.extensions import connection as Connection  # noqa: N812  # a clas
 
 from examples.order_flow.journal import Journal
 from txmq import ReceivedMessage, RetryPolicy
+from txmq.client.consumer import Consumer
 
-Handler = Callable[[ReceivedMessage, Connection], None]
+Batch = Sequence[ReceivedMessage]
+Handler = Callable[[Batch, Connection, Callable[[ReceivedMessage, Exception], None]], None]
 
 PATIENCE_S, PAUSE_S = 30.0, 0.2
+AT_ONCE, BATCH_WAIT_S = 50, 0.1  # orders in a transaction, and how long one waits for so many
 RETRY = RetryPolicy.table(0.1, 0.3, 1, 3)  # a demonstration cannot wait for the hours of the default
 
 
@@ -43,14 +46,17 @@ class Setting:
                     raise
                 time.sleep(PAUSE_S)
 
-    def noted(self, handler: Handler) -> Handler:
-        """The handler, its calls noted before they begin."""
+    def handler(self, function: Handler, consumer: Consumer) -> Callable[[Batch, Connection], None]:
+        """What the consumer runs: the function, its calls noted before they begin."""
 
-        def handle(message: ReceivedMessage, connection: Connection) -> None:
-            self.journal.note("deliveries")
-            if message.attempt > 1:
-                self.journal.note("retries")
-            handler(message, connection)
+        def refuse(message: ReceivedMessage, error: Exception) -> None:
+            consumer.nack(message, error=error)
+
+        def handle(messages: Batch, connection: Connection) -> None:
+            self.journal.note("deliveries", len(messages))
+            if retries := sum(message.attempt > 1 for message in messages):
+                self.journal.note("retries", retries)
+            function(messages, connection, refuse)
 
         return handle
 

@@ -5,14 +5,16 @@ When an order cannot be shipped, the later ones of its customer wait behind it, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+from psycopg2.extras import execute_values
 
 import txmq
 from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import PATIENCE_S, RETRY, Setting, on_term
+from examples.order_flow.services.setting import AT_ONCE, BATCH_WAIT_S, PATIENCE_S, RETRY, Setting, on_term
 from txmq.crashpoints import crashpoint
 
-THREADS = 2
 GROUP = "shipping"
 
 
@@ -24,23 +26,31 @@ class CustomsCodeMissing(Exception):
     """A part has no customs code: nobody can ship it until somebody enters one."""
 
 
-def ship(message: txmq.ReceivedMessage, connection: Connection) -> None:
-    """Ship one order."""
-    order = OrderPlaced.decode(message.body)
+def ship(
+    messages: Sequence[txmq.ReceivedMessage],
+    connection: Connection,
+    refuse: Callable[[txmq.ReceivedMessage, Exception], None],
+) -> None:
+    """Ship some orders, in their order. One that cannot be shipped holds up its own customer's."""
+    orders = [OrderPlaced.decode(message.body) for message in messages]
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT part_id FROM order_lines JOIN parts USING (part_id) WHERE order_id = %s AND customs_code IS NULL",
-            (order.order_id,),
+            "SELECT order_id, part_id FROM order_lines JOIN parts USING (part_id)"
+            " WHERE order_id = ANY(%s) AND customs_code IS NULL",
+            ([order.order_id for order in orders],),
         )
-        if incomplete := cursor.fetchone():
-            raise CustomsCodeMissing(f"part {incomplete[0]} has no customs code")
-        cursor.execute("SELECT available FROM carriers WHERE carrier = %s", (order.carrier,))
-        if cursor.fetchone() != (True,):
-            raise CarrierUnavailable(f"{order.carrier} is not available")
-        cursor.execute(
-            "INSERT INTO shipments (order_id, customer_id, version, carrier)"
-            " VALUES (%(order_id)s, %(customer_id)s, %(version)s, %(carrier)s)",
-            order.model_dump(),
+        incomplete = dict(cursor.fetchall())
+        cursor.execute("SELECT carrier FROM carriers WHERE available")
+        available = {carrier for (carrier,) in cursor}
+        for message, order in zip(messages, orders, strict=True):
+            if order.order_id in incomplete:
+                refuse(message, CustomsCodeMissing(f"part {incomplete[order.order_id]} has no customs code"))
+            elif order.carrier not in available:
+                refuse(message, CarrierUnavailable(f"{order.carrier} is not available"))
+        execute_values(
+            cursor,
+            "INSERT INTO shipments (order_id, customer_id, version, carrier) VALUES %s",
+            [(order.order_id, order.customer_id, order.version, order.carrier) for order in orders],
         )
     crashpoint("order_flow.shipping")  # as in payment
 
@@ -51,5 +61,6 @@ def run(setting: Setting) -> None:
             GROUP, topics=[ORDER_PLACED], mode="ordered", on_exhausted="park", start="first", retry=RETRY
         )
         on_term(consumer.close)
-        consumer.run(setting.noted(ship), inbox=setting.connect, threads=THREADS)
+        handler = setting.handler(ship, consumer)
+        consumer.run(handler, inbox=setting.connect, batch=AT_ONCE, batch_wait=BATCH_WAIT_S)
         setting.journal.note("duplicates", consumer.stats.duplicates)
