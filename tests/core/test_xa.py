@@ -11,7 +11,7 @@ from txmq.broker.core import branches
 from txmq.broker.core.decisions import Decide, DecideReceipt
 from txmq.broker.core.instances import RegisterInstance, fenced
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import CONFLICTS, XA, XIDS
+from txmq.broker.core.tables import CONFLICTS, DEALT, XA, XIDS
 from txmq.broker.core.transactions import KEPT, get
 from txmq.broker.core.xa import AskOutcome, DecideByHand, ForgetHeuristics, NoteHeuristic
 from txmq.errors import (
@@ -238,6 +238,24 @@ def test_what_recoverers_find_is_written_down_once(core: Driver) -> None:
     assert listed(core, heuristic=True) == [name]
     assert refusal(core.do(Decide(name, ROLLBACK, "x"))) is Conflict  # decided by its manager, whatever a branch did
     assert refusal(core.do(note._replace(token=token(core, 9)))) is UnknownTransaction
+
+
+def test_what_was_dealt_with_is_not_written_down_again(core: Driver) -> None:
+    name = home(core, 1)
+    core.do(Decide(name, COMMIT, "home"))
+    seen = NoteHeuristic(name, "1_YQ==_Yg==", COMMIT, "rolled back", "recovery", "found")
+    assert [core.do(seen) for _ in range(2)] == [False, False]
+    core.do(ForgetHeuristics(name, "ada", "row written again"))
+    recorded = len(core.log)
+    assert core.do(seen) is True
+    assert (len(core.log), listed(core, heuristic=True)) == (recorded, [])
+    other = seen._replace(branch="1_YQ==_Yw==")
+    assert core.do(other) is False
+    core.do(ForgetHeuristics(name, "ada", "that one, too"))
+    assert (core.do(seen), core.do(other)) == (True, True)
+    core.now += KEPT + SECOND
+    core.sweep()
+    assert not list(core.state.tables[DEALT].range(b""))
 
 
 def test_an_undecided_branch_stays_listed_when_its_heuristics_are_forgotten(core: Driver) -> None:

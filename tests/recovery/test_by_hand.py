@@ -221,6 +221,11 @@ def test_a_branch_that_no_recoverer_ever_saw_is_found_by_comparing(world: World)
     assert mixed(logs) == [gid] * 2
     assert [entry["branch"] for entry in world.journal(decided)] == [gid]
     assert world.journal(finished) == world.journal(undecided) == []
+    world.clients[0].call("xa.forget", token=decided.hex, operator="ada", reason="row written again")
+    with capture_logs() as logs:
+        again = [one for one in world.recoverer().go().findings if one.what == gid]  # started anew, it finds it again
+    assert ([(one.needs_hand, one.action) for one in again], mixed(logs)) == ([(False, Action.LEAVE)], [])
+    assert world.journal(decided) == []
     later = world.recoverer().verify(first_token(time.time_ns() // 1_000 + 1_000_000))
     assert later == ((), ())
     recoverer.go()

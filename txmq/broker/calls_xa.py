@@ -152,7 +152,7 @@ class XaCalls:
     def heuristic(self, asking: Asking, args: wire.XaHeuristic) -> None:
         token, decided = bytes.fromhex(args.token), Decision[args.decided]
         command = NoteHeuristic(token, args.branch, decided, args.found, args.operator, args.reason)
-        self._engine.submit(command, then(asking.answer, _nothing))
+        self._engine.submit(command, then(asking.answer, lambda dealt: {"dealt": dealt}))
 
     def forget(self, asking: Asking, args: wire.XaForget) -> None:
         command = ForgetHeuristics(bytes.fromhex(args.token), args.operator, args.reason)

@@ -2,7 +2,9 @@
 latter, and what somebody decided over their heads.
 
 Table `xa` lists by token what a recovering manager asks about: what is stored and undecided, and what has heuristics
-that nobody has dealt with; its rows are those heuristics. Table `xids` leads from a foreign Xid to its token.
+that nobody has dealt with; its rows are those heuristics. What was dealt with moves to table `dealt`, as long as the
+transaction is known: a recoverer that finds it once more is told so. Table `xids` leads from a foreign Xid to its
+token.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ def forget(state: State, token: bytes, decider: tuple[object, ...]) -> None:
     xid = xid_of(decider)
     if xid is not None and find(state, xid) == token:
         state.tables[t.XIDS].delete(_key(xid))
+    state.tables[t.DEALT].delete(token)
 
 
 def put(state: State, token: bytes, decider: tuple[object, ...]) -> None:
@@ -99,6 +102,12 @@ def has_heuristics(state: State, token: bytes) -> bool:
     return bool(state.tables[t.XA].get(token))
 
 
+def was_dealt_with(state: State, token: bytes, branch: str, decided: int, found: str) -> bool:
+    """Whether somebody has dealt with just this before."""
+    known: Any = state.tables[t.DEALT].get(token) or ()
+    return any(tuple(entry[:3]) == (branch, decided, found) for entry in known)
+
+
 def by_hand(state: State, token: bytes) -> bool:
     """Whether the broker's own branch was decided by somebody else than its manager."""
     return any(not entry.branch for entry in heuristics(state, token))
@@ -114,6 +123,8 @@ def add(state: State, token: bytes, seen: Heuristic) -> None:
 
 def dealt_with(state: State, token: bytes, after: GroupState) -> None:
     """Apply: nothing is left to be dealt with at the transaction, which is in the state `after`."""
+    before: Any = state.tables[t.DEALT].get(token) or ()
+    state.tables[t.DEALT].put(token, (*before, *heuristics(state, token)))
     listing.leave(state, listing.Kind.HEURISTIC, token)
     if after is GroupState.UNDECIDED:
         state.tables[t.XA].put(token, ())

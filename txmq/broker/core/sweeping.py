@@ -98,7 +98,7 @@ def _old_ones(state: State, rows: Iterable[tuple[bytes, Any]]) -> tuple[tuple[by
     for looked, (token, row) in enumerate(rows):
         if max(looked, touched) >= AT_ONCE:
             return tuple(old), token
-        found = Transaction._make(row)
+        found = Transaction(*row)
         large = pieces.of_row(found.large)
         idle = large is None or large.phase is Phase.NONE
         if found.state in FORGETTABLE and idle and not branches.has_heuristics(state, token):

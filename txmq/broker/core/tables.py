@@ -30,12 +30,13 @@ XA, XIDS = "xa", "xids"  # keys: token; Xid (`branches`)
 INSTANCES = "instances"  # key: service, 0, instance
 PINS, PASSED = "pins", "passed"  # keys: position in the log; group id, topic id, partition (`retention`)
 DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED = "delayed", "delayed_ids", "delayed_at", "recalled"
+DEALT = "dealt"  # key: token; heuristics that somebody has dealt with (`branches`)
 META = "meta"
 
 NAMES = (
     TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, JOB_WORK,
     PIECES, BACKLOG, GATES, CONFLICTS, LISTED, MARKS, DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS,
-    RETRIES, WAKES, XA, XIDS, INSTANCES, PINS, PASSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META,
+    RETRIES, WAKES, XA, XIDS, INSTANCES, PINS, PASSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, DEALT,
 )  # fmt: skip
 
 RANGED = frozenset({HOLDS, DELAYED})  # gets thousands of rows before it is first asked for a range

@@ -110,17 +110,21 @@ def _is_anothers(row: Transaction, log_id: bytes) -> bool:
 
 
 def decide_note(state: State, command: NoteHeuristic, now: int) -> Outcome | Rejected:
-    """The same finding again, which several recoverers make, is no further entry."""
+    """The same finding again, which several recoverers make, is no further entry, nor one that was dealt with before.
+    The reply tells whether it was.
+    """
     del now
     if get(state, command.token) is None:
         return _unknown(command.token)
     known = branches.heuristics(state, command.token)
     seen = HeuristicSeen(*command._replace(decided=int(command.decided)))  # type: ignore[arg-type]  # plain in the log
+    if branches.was_dealt_with(state, command.token, *seen[1:4]):
+        return Outcome(reply=True)
     if any(entry[:3] == seen[1:4] for entry in known):
-        return Outcome()
+        return Outcome(reply=False)
     if len(known) >= MOST_HEURISTICS:
         return Rejected(BadRequest, f"transaction {command.token.hex()} has {len(known)} entries in its journal")
-    return Outcome((seen,))
+    return Outcome((seen,), reply=False)
 
 
 def decide_forget(state: State, command: ForgetHeuristics, now: int) -> Outcome | Rejected:

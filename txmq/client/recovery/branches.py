@@ -93,14 +93,14 @@ class Branches:
     def mixed(self, key: Key, branch: Branch, word: Word) -> Finding:
         """A branch has ended otherwise than `word` says: kept in the home broker's journal until that is dealt with.
 
-        What could not be noted is found, and noted, by the next pass.
+        What could not be noted is found, and noted, by the next pass. What somebody has dealt with needs no hand.
         """
         where, gid = key
         found, decided = FOUND[word], word.decision.name
-        log.error("xa.mixed", where=where, gid=gid, token=branch.token.hex, decided=decided, found=found)
+        dealt = False
         reason = f"mixed: decided {decided}, and {found} by somebody else"
         try:
-            self._homes.note(
+            dealt = self._homes.note(
                 branch.log, branch.token, branch=gid, decided=decided, found=found, operator=BY,
                 reason=f"found in database {where}",
             )  # fmt: skip
@@ -108,6 +108,9 @@ class Branches:
             log.warning("xa.not_journalled", gid=gid, error=str(error))
         else:
             self._sightings.drop(key)
+        if dealt:
+            return Finding(where, gid, branch.token, 0.0, Action.LEAVE, f"{reason}, and dealt with", word)
+        log.error("xa.mixed", where=where, gid=gid, token=branch.token.hex, decided=decided, found=found)
         return Finding(where, gid, branch.token, 0.0, Action.HEURISTIC, reason, word, needs_hand=True)
 
 

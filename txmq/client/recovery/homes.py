@@ -137,12 +137,15 @@ class Homes:
         met = [one for one in self.all if one.log_id is not None and one.log_id.hex.startswith(log)]
         return met[0] if len({one.log_id for one in met}) == 1 else None
 
-    def note(self, log: str, token: UUID, **entry: str) -> None:
-        """Writes a heuristic outcome into the journal of the home broker (`xa.heuristic`). Raises TxmqError."""
+    def note(self, log: str, token: UUID, **entry: str) -> bool:
+        """Writes a heuristic outcome into the journal of the home broker (`xa.heuristic`). Raises TxmqError.
+
+        True where somebody has dealt with it before.
+        """
         home = self.find(log)
         if home is None:
             raise UnknownTransaction(f"no broker that is configured has log {log}")
-        home.call("xa.heuristic", token=token.hex, **entry)
+        return bool(home.call("xa.heuristic", token=token.hex, **entry)["dealt"])
 
     def close(self) -> None:
         for home in self.all:
