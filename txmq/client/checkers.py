@@ -19,6 +19,7 @@ from txmq.batch import BatchView
 from txmq.client.connection import Connection
 from txmq.client.core import Core
 from txmq.client.log import get_logger
+from txmq.crashpoints import crashpoint
 from txmq.errors import ClientClosed, ConfigError, LocalProtocolError, RemoteProtocolError, RequestRejected, TxmqError
 from txmq.message import UNKNOWN, Decision, check_name
 
@@ -144,8 +145,10 @@ class Checkers:
             answer = self._ask(half)
             if answer is not None:
                 told = {"token": half.token.hex, "answer": answer.decision.name, "reason": answer.reason}
+                crashpoint("checker.before_answer")
                 try:
                     connection.call("checks.answer", told, timeout=ANSWER_S)
+                    crashpoint("checker.after_answer")
                 except RequestRejected as refused:  # decided meanwhile, perhaps otherwise: the broker has recorded it
                     log.warning("checkers.answer_refused", token=str(half.token), error=refused.message)
 

@@ -11,6 +11,7 @@ from txmq.client.core import Core
 from txmq.client.decisions import decide
 from txmq.client.log import get_logger
 from txmq.client.transaction import Stage, Transaction
+from txmq.crashpoints import crashpoint
 from txmq.errors import (
     ConfigError,
     Conflict,
@@ -56,18 +57,21 @@ class HalfTransaction(Transaction):
         share.prepare(self._description(share, ("checker", self._checker)), time.monotonic() + self._timeout)
         share.send()
         share.receipt()
+        crashpoint("half.after_group")
 
     def _commit(self) -> None:
         if self._stage is Stage.OPEN:
             self._store()
         if self._share.empty:
             return
+        crashpoint("half.before_decide")
         try:
             receipt = decide(self._core, self.token, COMMIT, timeout=self._timeout)
         except Conflict as conflict:
             raise TransactionAborted(conflict.message, hint="its checker or an operator was faster") from conflict
         except TxmqError as error:
             raise InDoubt(f"not decided: {error.message}", token=str(self.token), hint=CHECKED) from error
+        crashpoint("half.after_decide")
         self._share.published = receipt.state == GroupState.PUBLISHED
 
     def _abort(self) -> None:

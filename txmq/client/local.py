@@ -8,6 +8,7 @@ from txmq.client.decisions import await_state, decide
 from txmq.client.groups import PART_BYTES
 from txmq.client.share import Share
 from txmq.client.transaction import Transaction
+from txmq.crashpoints import crashpoint
 from txmq.errors import Conflict, ConnectionLost, InDoubt, RequestTimeout, TransactionAborted, TxmqError
 from txmq.message import ROLLBACK
 from txmq.tx.group import GroupState
@@ -37,7 +38,9 @@ class LocalTransaction(Transaction):
         share.prepare(self._description(share, ("local",)), time.monotonic() + self._timeout)
         try:
             share.send()
+            crashpoint("local.after_send")
             state = GroupState(share.receipt().state)
+            crashpoint("local.after_group")
         except (ConnectionLost, RequestTimeout) as lost:
             state = self._find_out(lost)
         except TxmqError:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Self
 from uuid import UUID, uuid4
 
+from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord, StoreError
 from txmq.store.fs import Bytes, FileSystem, Lock
 from txmq.store.reader import LogReader
@@ -164,10 +165,12 @@ class Log:
 
     def write(self, flush: Flush, *, sync: bool = True) -> None:
         """Bring a flush to disk; see `LogWriter.write` for DiskFull, after which the same flush may be given again."""
+        crashpoint("log.before_write")
         self._writer.write(flush, sync=sync)
 
     def done(self, flush: Flush) -> int:
         """Move `durable` to the end of a flush that was written, if it was synced; returns `durable`."""
+        crashpoint("log.after_write")
         self._durable = max(self._durable, min(flush.end, self._writer.synced))
         return self._durable
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from txmq.client.log import get_logger
 from txmq.client.recovery.findings import Finding, Sightings
 from txmq.client.recovery.homes import BY
+from txmq.crashpoints import crashpoint
 from txmq.errors import DatabaseError, TxmqError
 from txmq.message import UNKNOWN
 from txmq.tx.orphans import FOREIGN, Action, Verdict, Word, contradiction, judge
@@ -56,7 +57,9 @@ class Branches:
         word = self._homes.word(of_log, token)
         verdict = judge(word, age_s, self._safety_s)
         if verdict.ask and act:
+            crashpoint("recovery.before_outcome")
             word = self._homes.word(of_log, token, decide=True)
+            crashpoint("recovery.after_outcome")
             verdict = judge(word, age_s, self._safety_s)
         return word, verdict
 
@@ -66,7 +69,9 @@ class Branches:
         if one is None or one.branch is None or word is None or word.decision is UNKNOWN:
             return finding
         try:
+            crashpoint("recovery.before_finish")
             ending = database.finish(one, word.decision)
+            crashpoint("recovery.after_finish")
         except DatabaseError as error:
             return _unfinished(finding, error)
         log.info("xa.finished", where=database.name, gid=one.gid, decision=word.decision.name, ending=ending.name)

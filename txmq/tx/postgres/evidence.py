@@ -14,6 +14,7 @@ from uuid import UUID
 
 import psycopg2
 
+from txmq.crashpoints import crashpoint
 from txmq.tx.postgres.commit import noted
 from txmq.tx.postgres.session import Connection, bounded
 from txmq.tx.postgres.translate import CHECK_VIOLATION, CONFLICTS, describe, translate, translated
@@ -79,6 +80,7 @@ def end_stuck(connection: Connection, xids: Sequence[int], older_than_s: float) 
 
 def write(connection: Connection, statement: str, log_id: UUID, tokens: Sequence[UUID], limits: Limits) -> Written:
     """Carries out and commits PROVE or FENCE for `tokens`. Raises DatabaseError where it failed as a whole."""
+    crashpoint("resolver.before_write")
     values = {"lock_timeout_ms": limits.lock_timeout_ms, "log_id": str(log_id), "tokens": [str(t) for t in tokens]}
     try:
         with bounded(connection, limits.deadline_s), noted(connection) as notices, connection.cursor() as cursor:
@@ -92,6 +94,7 @@ def write(connection: Connection, statement: str, log_id: UUID, tokens: Sequence
         middle = len(tokens) // 2
         halves = [write(connection, statement, log_id, half, limits) for half in (tokens[:middle], tokens[middle:])]
         return Written(halves[0].done | halves[1].done, halves[0].blocked | halves[1].blocked)
+    crashpoint("resolver.after_write")
     if notices:  # nothing here is noticed but a cancelled wait for a synchronous standby: a failover could undo it
         return Written(frozenset(), dict.fromkeys(tokens, "no synchronous standby has confirmed it"))
     return Written(done, {})

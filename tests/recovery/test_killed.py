@@ -1,0 +1,54 @@
+"""A recoverer that dies at each of its crash points leaves what the next one can finish."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.recovery.world import World
+from txmq.crashpoints import VARIABLE
+
+ROOT = Path(__file__).parents[2]
+POINTS = ("recovery.before_outcome", "recovery.after_outcome", "recovery.before_finish", "recovery.after_finish")
+RECOVERERS = """
+import json, os, sys
+from uuid import UUID
+from txmq.client.recovery.recoverer import XaRecoverer
+from txmq.config import Xa, XaDatabase
+from txmq.crashpoints import VARIABLE
+plan = json.loads(sys.argv[1])
+databases = tuple(XaDatabase(name=name, dsn=dsn) for name, dsn in plan["dsns"].items())
+for point in plan["points"]:
+    pid = os.fork()
+    if not pid:
+        os.environ[VARIABLE] = point
+        recoverer = XaRecoverer(Xa(database=databases, safety_s=0.001), plan["urls"], since=UUID(plan["since"]))
+        while True:
+            recoverer.go()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9, point
+"""
+
+
+def test_a_recoverer_that_dies_anywhere_leaves_the_rest_to_the_next(world: World) -> None:
+    tokens = [world.begin() for _ in POINTS]
+    plan = {
+        "points": POINTS,
+        "dsns": world.dsns,
+        "urls": [broker.url for broker in world.brokers],
+        "since": str(world.since),
+    }
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    subprocess.run(
+        [sys.executable, "-c", RECOVERERS, json.dumps(plan)], env=environment, cwd=ROOT, check=True, timeout=120
+    )
+    assert "ROLLED_BACK" in {world.state(token) for token in tokens}
+    recoverer = world.recoverer(safety_s=0.001)
+    recoverer.go()
+    world.clock.now += 1.0
+    recoverer.go()
+    assert {world.state(token) for token in tokens} == {"ROLLED_BACK"}
+    assert world.standing("a") == world.standing("b") == []
+    world.audit()
