@@ -140,10 +140,10 @@ def test_what_retention_took_is_counted_and_passed(client: Client, topic: str, t
     from txmq.errors import OffsetOutOfRange
 
     with open_reader(client, topic, tmp_path) as reader:
-        reader._passed((topic, 0), OffsetOutOfRange("gone", detail={"first": 3, "end": 4}))
+        reader._reading.passed((topic, 0), OffsetOutOfRange("gone", detail={"first": 3, "end": 4}))
         assert (reader.missed, reader.positions[topic, 0]) == (3, 3)
         with pytest.raises(OffsetOutOfRange):
-            reader._passed((topic, 0), OffsetOutOfRange("beyond", detail={"first": 0, "end": 4}))
+            reader._reading.passed((topic, 0), OffsetOutOfRange("beyond", detail={"first": 0, "end": 4}))
 
 
 def test_what_cannot_be_meant_is_refused(client: Client, topic: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
 from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
 from txmq.client.reader import Reader
-from txmq.client.reader import Start as ReaderStart
+from txmq.client.reading import Start as ReaderStart
 from txmq.client.resource import XaResource
 from txmq.client.settings import Options, Settings
 from txmq.client.tokens import as_token, new_token
@@ -163,8 +163,9 @@ class Client(Producer, MessageCalls):
     def reader(self, name: str, topics: Iterable[str], offsets: OffsetStore, *, start: ReaderStart = "first") -> Reader:
         """Reads all messages of topics without a group, from positions that `offsets` keeps for the `name`.
 
-        `txmq.FileOffsets(directory)` keeps them in files. `start` is for partitions without a position: "first", "last"
-        or a time. Raises UnknownTopic, ConfigError where another process reads by that name, LogChanged.
+        `txmq.FileOffsets(directory)` keeps them in files. `start` is for partitions without a position: "first",
+        "last", a time, or a timedelta ago. Raises UnknownTopic, LogChanged, ConfigError where another process reads by
+        that name.
         """
         reader = Reader(self.core, name, topics, offsets, start)
         try:

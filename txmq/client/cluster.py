@@ -1,18 +1,12 @@
-"""A client of several brokers that have topics in common, each of them with a log of its own.
-
-Messages with a key go to the partition that the map of all partitions says, and wait for its broker; others go to
-whatever broker answers, and one that failed is left alone for a while.
-"""
+"""A client of several brokers that have topics in common, each of them with a log of its own: see `routing`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from txmq.client.blocking import Client
@@ -21,19 +15,17 @@ from txmq.client.consumers import Consumers
 from txmq.client.consuming.settings import Options as ConsumerOptions
 from txmq.client.consuming.settings import checked
 from txmq.client.core import Core
-from txmq.client.log import get_logger
-from txmq.client.partition_map import PartitionMap, Slot
-from txmq.client.producer import NO_RECEIPT, Fields, StoredBatch, checked_messages
+from txmq.client.producer import Fields, StoredBatch, checked_messages
+from txmq.client.routing import Routing, Spread, Way, in_order, may_go_elsewhere, picked
 from txmq.client.rows import check_columns
 from txmq.client.settings import Settings
 from txmq.client.together import together
-from txmq.errors import ConfigError, TxmqError
+from txmq.errors import TxmqError
 from txmq.message import Message, Receipt
 
-AVOIDED_S = 30.0  # as RocketMQ leaves a broker alone that did not answer
 CLOSE_S = 10.0
 T = TypeVar("T")
-log = get_logger()
+Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, in so many seconds
 
 
 class Cluster:
@@ -46,16 +38,9 @@ class Cluster:
     def __init__(
         self, urls: Sequence[str], settings: Settings, partition_map: Mapping[str, Sequence[int]] | None = None
     ) -> None:
-        if not urls:
-            raise ConfigError("url", "no broker is named", hint='["txmq://a:7650", "txmq://b:7650"]')
-        if settings.log_id is not None:
-            raise ConfigError("log_id", "each broker has its own", hint="leave it out")
-        single = replace(settings, partitioner=None)  # partitions are chosen here
-        self.clients = tuple(Client(Core(url, single)) for url in urls)
         self._settings = settings
-        self._map = PartitionMap(len(urls), self._partitions, partition_map, settings.partitioner)
-        self._turns = count()
-        self._avoided: dict[int, float] = {}
+        self._routing = Routing(urls, settings, self._partitions, partition_map)
+        self.clients = tuple(Client(Core(url, self._routing.single)) for url in urls)
         self._consumers = WeakSet[Consumers]()
 
     def _partitions(self, broker: int, topic: str) -> int:
@@ -75,39 +60,34 @@ class Cluster:
         Without key and partition, it goes to another broker where one certainly did not take it. The receipt has the
         number that the partition has at its broker.
         """
-        patience = self._settings.timeout if timeout is None else timeout
-        slot = self._map.chosen(topic, fields.get("key"), partition)
-        if slot is not None:
-            client = self.clients[slot.broker]
-            return client.send(topic, body, partition=slot.partition, timeout=patience, **fields)
-        share = patience / len(self.clients)
-        return self._wherever(lambda client: client.send(topic, body, timeout=share, **fields))
+        fixed = self._routing.fixed(topic, fields.get("key"), partition)
+        return self._sent(
+            fixed,
+            timeout,
+            lambda client, number, left: client.send(topic, body, partition=number, timeout=left, **fields),
+        )
 
-    def _wherever(self, send: Callable[[Client], T]) -> T:
-        """Sends at the first broker that takes it. Raises the last refusal; at once where the outcome is unknown."""
+    def _sent(self, fixed: Way | None, timeout: float | None, send: Send[T]) -> T:
+        """Sends where it has to be, or else at the first broker that takes it, each of which has its share of the time.
+
+        Raises the last refusal; at once where the outcome is unknown.
+        """
+        patience = self._settings.timeout if timeout is None else timeout
+        ways = [fixed] if fixed else [Way(broker, None) for broker in self._routing.in_turn(time.monotonic())]
         failed: TxmqError | None = None
-        for broker in self._in_turn():
+        for broker, number in ways:
             try:
-                return send(self.clients[broker])
+                return send(self.clients[broker], number, patience / len(ways))
             except TxmqError as error:
                 self._avoid(broker, error)
-                if not error.retriable or error.outcome == "unknown":
+                if not may_go_elsewhere(error):
                     raise
                 failed = error
         assert failed is not None, "there is at least one broker"
         raise failed
 
-    def _in_turn(self) -> list[int]:
-        """All brokers in turn, those last that are to be left alone."""
-        now, brokers = time.monotonic(), len(self.clients)
-        first = next(self._turns)
-        turn = [(first + step) % brokers for step in range(brokers)]
-        return sorted(turn, key=lambda broker: self._avoided.get(broker, 0.0) > now)
-
     def _avoid(self, broker: int, error: BaseException | None) -> None:
-        if isinstance(error, TxmqError) and error.retriable:
-            self._avoided[broker] = time.monotonic() + AVOIDED_S
-            log.warning("broker.avoided", broker=broker, error=str(error))
+        self._routing.avoid(broker, error, time.monotonic())
 
     def send_async(
         self,
@@ -122,30 +102,28 @@ class Cluster:
 
         Where its broker fails, the future does; messages without a key then go elsewhere for a while.
         """
-        slot = self._map.chosen(topic, fields.get("key"), partition)
-        broker, number = slot or (self._in_turn()[0], None)
+        broker, number = self._routing.way(topic, fields.get("key"), partition, time.monotonic())
         future = self.clients[broker].send_async(topic, body, partition=number, timeout=timeout, **fields)
         future.add_done_callback(lambda done: None if done.cancelled() else self._avoid(broker, done.exception()))
         return future
 
-    def send_one_way(self, topic: str, body: bytes, **fields: Unpack[Fields]) -> None:
+    def send_one_way(self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]) -> None:
         """Sends one message and forgets it; as the one of Client."""
-        slot = self._map.chosen(topic, fields.get("key"))
-        broker, number = slot or (self._in_turn()[0], None)
+        broker, number = self._routing.way(topic, fields.get("key"), partition, time.monotonic())
         self.clients[broker].send_one_way(topic, body, partition=number, **fields)
 
     def send_batch(
         self, topic: str, messages: Iterable[Message], *, partition: int | None = None, timeout: float | None = None
     ) -> list[Receipt]:
-        """Sends messages and returns their receipts, in their order, once all are stored. It is not all or nothing."""
+        """Sends messages and returns their receipts, in their order, once all are stored. It is not all or nothing.
+
+        Those without a key go to one broker together.
+        """
         listed = checked_messages(messages)
-        receipts = [NO_RECEIPT] * len(listed)
-        for slot, places in self._spread(topic, [message.key for message in listed], partition):
-            client, mine = self.clients[slot[0]], [listed[place] for place in places]
-            stored = client.send_batch(topic, mine, partition=slot[1], timeout=timeout)
-            for place, receipt in zip(places, stored, strict=True):
-                receipts[place] = receipt
-        return receipts
+        spread = self._routing.spread(topic, [message.key for message in listed], partition)
+        return in_order(
+            self._sent_apart(spread, timeout, lambda mine: partial(_send_batch, topic, [listed[at] for at in mine]))
+        )
 
     def send_many(
         self,
@@ -154,26 +132,29 @@ class Cluster:
         keys: Sequence[str | None] | None = None,
         tags: Sequence[str | None] | None = None,
         *,
+        partition: int | None = None,
         timeout: float | None = None,
     ) -> list[StoredBatch]:
-        """Sends messages given as columns; as the one of Client."""
+        """Sends messages given as columns; as the one of Client, and as `send_batch`."""
         check_columns(bodies, keys, tags)
-        stored = []
-        for slot, places in self._spread(topic, keys or [None] * len(bodies), None):
-            pick = partial(_picked, places)
-            columns = (pick(bodies), None if keys is None else pick(keys), None if tags is None else pick(tags))
-            stored += self.clients[slot[0]].send_many(topic, *columns, partition=slot[1], timeout=timeout)
-        return stored
+        spread = self._routing.spread(topic, keys or [None] * len(bodies), partition)
+        columns = (bodies, keys, tags)
+        parts = self._sent_apart(spread, timeout, lambda mine: partial(_send_many, topic, picked(mine, columns)))
+        return [batch for _places, batches in parts for batch in batches]
 
-    def _spread(
-        self, topic: str, keys: Sequence[str | None], partition: int | None
-    ) -> Iterator[tuple[tuple[int, int | None], list[int]]]:
-        """Where rows go, and which: those that may go anywhere all to one broker, whose turn it is."""
-        places: dict[Slot | None, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(self._map.chosen(topic, key, partition), []).append(place)
-        for slot, mine in places.items():
-            yield slot or (self._in_turn()[0], None), mine
+    def _sent_apart(
+        self, spread: Spread, timeout: float | None, sending: Callable[[Sequence[int]], Send[T]]
+    ) -> list[tuple[Sequence[int], T]]:
+        """What each broker says to its rows, with their places. `sending` makes what sends the rows at some places."""
+        done: list[tuple[Sequence[int], T]] = []
+        try:
+            for fixed, places in spread.items():
+                done.append((places, self._sent(fixed, timeout, sending(places))))
+        except TxmqError as error:
+            if done:  # sent again as a whole, these would be there twice
+                error.outcome = "unknown"
+            raise
+        return done
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns once everything sent with `send_async` has its receipt, or has failed. Raises RequestTimeout."""
@@ -207,5 +188,13 @@ class Cluster:
         self.close()
 
 
-def _picked(places: Iterable[int], column: Sequence[T]) -> list[T]:
-    return [column[place] for place in places]
+def _send_batch(
+    topic: str, messages: list[Message], client: Client, partition: int | None, timeout: float
+) -> list[Receipt]:
+    return client.send_batch(topic, messages, partition=partition, timeout=timeout)
+
+
+def _send_many(
+    topic: str, columns: Sequence[Any], client: Client, partition: int | None, timeout: float
+) -> list[StoredBatch]:
+    return client.send_many(topic, *columns, partition=partition, timeout=timeout)

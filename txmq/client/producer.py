@@ -148,6 +148,8 @@ class Producer:
                 yield stored
         except TxmqError as error:
             error.add_note(f"{done} of {len(rows)} messages are stored")
+            if done:  # sent again as a whole, these would be there twice
+                error.outcome = "unknown"
             raise
         finally:
             self._pool.give(session)

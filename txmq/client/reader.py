@@ -1,38 +1,25 @@
-"""Reading without a group: nothing is leased or acked, and the reader keeps its own positions.
-
-It reads every message of its partitions, in the order of each. Its positions are saved every few seconds, before it
-begins to read other partitions, and when it is closed: never ahead of what was processed, so after a crash messages may
-come again, and none is missed.
-"""
+"""Reading without a group, blocking: nothing is leased or acked, the reader keeps its own positions. See `reading`."""
 
 from __future__ import annotations
 
 import select
 import time
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from datetime import datetime
-from typing import Literal, Self
+from typing import Self, TypeVar
 
 from txmq.client.connection import Connection
-from txmq.client.consuming.parcels import Parcel
 from txmq.client.conversation import result
 from txmq.client.core import Core
 from txmq.client.log import get_logger
 from txmq.client.offsets import OffsetStore, Spot
-from txmq.errors import ConnectionLost, LocalProtocolError, OffsetOutOfRange, TxmqError
-from txmq.message import ReceivedMessage, check_name, micros
-from txmq.wire.chunks import Chunk, unpack_chunks
+from txmq.client.reading import LOOK_S, POLL_S, SAVE_S, Plan, Reading, Start
+from txmq.errors import ConnectionLost, OffsetOutOfRange, TxmqError
+from txmq.message import ReceivedMessage
 from txmq.wire.frames import Frame
-from txmq.wire.headers import Opcode, Read, pack_read
 
-SAVE_S = 5.0  # between two times that positions are saved, as MetaQ and RocketMQ do it
-LOOK_S = 30.0  # between two looks for partitions that a topic has grown
-POLL_S = 20.0
 DIAL_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between two connections
-READ_BYTES = 1 << 20  # of one answer, which is what waits here of each partition
-Start = Literal["first", "last"] | datetime
+T = TypeVar("T")
 log = get_logger()
 
 
@@ -40,85 +27,59 @@ class Reader:
     """For one thread, and for use with `with`. Made by `client.reader`."""
 
     def __init__(self, core: Core, name: str, topics: Iterable[str], store: OffsetStore, start: Start) -> None:
-        """`start`: where partitions begin that have no position yet; those that a topic has grown, at the first."""
-        if isinstance(topics, str):
-            raise LocalProtocolError(f"{topics!r} are no topics", hint='a sequence of names: topics=["orders"]')
-        self._core, self._store, self._start = core, store, start
-        self.name = check_name(name, "reader")
-        self._topics = [check_name(topic, "topic") for topic in topics]
-        self._positions: dict[Spot, int] = {}  # the next message to hand out
-        self._done: dict[Spot, int] = {}  # the next message to process
-        self._ready: deque[ReceivedMessage] = deque()
-        self._chosen: frozenset[Spot] | None = None
+        """Raises LocalProtocolError for a name, topics or a start that cannot be meant."""
+        self._core, self._store = core, store
+        self._reading = Reading(name, topics, start)
         self._connection: Connection | None = None
         self._asked: dict[int, Spot] = {}
-        self._last: ReceivedMessage | None = None
         self._saved_at = self._looked_at = 0.0
         self._pause, self._paused_until = FIRST_PAUSE_S, 0.0
-        self._dirty = self.closed = False
-        self.missed = 0  # messages that retention had dropped before they were read
+        self.closed = False
+
+    @property
+    def name(self) -> str:
+        """What its positions are kept under."""
+        return self._reading.name
 
     @property
     def positions(self) -> dict[Spot, int]:
         """The next message to process of each partition."""
-        return dict(self._done)
+        return self._reading.positions
+
+    @property
+    def missed(self) -> int:
+        """Messages that retention had dropped before they were read."""
+        return self._reading.missed
 
     def open(self) -> None:
         """Finds its positions. Called once, by `client.reader`. Raises UnknownTopic, LogChanged, as a call does."""
-        self._done = dict(self._store.load(self.name, self._core.log_id))
-        self._look(fresh=True)
+        self._reading.load(self._store.load(self.name, self._core.log_id))
+        self._look()
         self._saved_at = time.monotonic()
 
     def assign(self, partitions: Collection[Spot] | None) -> None:
         """Reads only these partitions from now on, or (None) all. What was handed out before counts as processed."""
         self.commit()
-        self._chosen = None if partitions is None else frozenset(partitions)
-        self._forget()
-        self._look(fresh=True)
+        self._disconnect()
+        self._reading.choose(partitions)
+        self._look()
 
-    def _look(self, *, fresh: bool) -> None:
+    def _look(self) -> None:
         """Which partitions there are, and where new ones begin."""
         self._looked_at = time.monotonic()
-        wanted: list[Spot] = []
-        for topic in self._topics:
-            shape = self._core.topics.refresh(topic)
-            wanted += [(topic, partition) for partition in range(shape.partitions)]
-        chosen = [spot for spot in wanted if self._chosen is None or spot in self._chosen]
-        if chosen == list(self._positions):
-            return
-        if not fresh:
-            self.commit()
-        known = {topic for topic, _partition in self._done}
-        starts = self._starts([spot for spot in chosen if spot not in self._done], known)
-        self._done.update(starts)
-        self._positions = {spot: self._positions.get(spot, self._done[spot]) for spot in chosen}
-        self._dirty = self._dirty or bool(starts)
+        look = self._carried_out(self._reading.look())
+        if look is not None:
+            self._save()
+            self._reading.adopt(look)
 
-    def _starts(self, spots: Collection[Spot], known: Collection[str]) -> dict[Spot, int]:
-        """`known`: topics that it has positions of, so that what they have more of now is new."""
-        starts = {}
-        topics = dict.fromkeys(topic for topic, _partition in spots)
-        shown = {topic: self._core.call("topic.show", {"name": topic}, repeat=True) for topic in topics}
-        for topic, partition in spots:
-            first, end = shown[topic]["firsts"][partition], shown[topic]["ends"][partition]
-            if self._start == "first" or topic in known:
-                starts[topic, partition] = first
-            elif self._start == "last":
-                starts[topic, partition] = end
-            else:
-                starts[topic, partition] = self._at(topic, partition, first, end, micros(self._start))
-        return starts
-
-    def _at(self, topic: str, partition: int, first: int, end: int, at: int) -> int:
-        """The first offset that was stored at that time or later."""
-        while first < end:
-            middle = (first + end) // 2
-            chunks = unpack_chunks(self._core.request(Opcode.READ, _read((topic, partition), middle, 0, 1))).chunks
-            if chunks and chunks[0].stored_at < at:
-                first = max(middle, chunks[0].base_offset + chunks[0].first_row + chunks[0].rows - 1) + 1
-            else:
-                end = middle
-        return end
+    def _carried_out(self, plan: Plan[T]) -> T:
+        try:
+            ask = next(plan)
+            while True:
+                ask = plan.send(self._core.request(*ask, repeat=True))
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Messages, until it is closed. One is processed when the next one is asked for."""
@@ -132,12 +93,12 @@ class Reader:
 
         The message before it counts as processed. Lost connections are survived silently. Raises why it cannot go on.
         """
-        self._processed()
+        self._reading.processed()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.closed:
             self._save_now_and_then()
-            if self._ready:
-                message = self._last = self._ready.popleft()
+            message = self._reading.take()
+            if message is not None:
                 return message
             left = POLL_S if deadline is None else deadline - time.monotonic()
             if left <= 0 and deadline is not None:
@@ -147,14 +108,8 @@ class Reader:
 
     def commit(self) -> None:
         """Saves the positions now; the message handed out last counts as processed."""
-        self._processed()
+        self._reading.processed()
         self._save()
-
-    def _processed(self) -> None:
-        message, self._last = self._last, None
-        if message is not None:
-            self._done[message.topic, message.partition] = message.offset + 1
-            self._dirty = True
 
     def _save_now_and_then(self) -> None:
         now = time.monotonic()
@@ -162,7 +117,7 @@ class Reader:
             self._save()
         if now - self._looked_at >= LOOK_S:
             try:
-                self._look(fresh=False)
+                self._look()
             except TxmqError as error:
                 if not error.retriable:
                     raise
@@ -170,9 +125,9 @@ class Reader:
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
-        if self._dirty:
-            self._store.save(self.name, self._core.log_id, self._done)
-            self._dirty = False
+        if self._reading.dirty:
+            self._store.save(self.name, self._core.log_id, self.positions)
+            self._reading.dirty = False
 
     def _fetch(self, patience: float) -> None:
         """Asks for what nobody has asked for, and waits for an answer."""
@@ -182,10 +137,8 @@ class Reader:
             return
         try:
             connection = self._connection or self._connect()
-            for spot, offset in self._positions.items():
-                if spot not in self._asked.values():
-                    payload = _read(spot, offset, round(POLL_S * 1_000), READ_BYTES)
-                    self._asked[connection.write(Opcode.READ, payload, now + DIAL_S)] = spot
+            for spot, ask in self._reading.asks():
+                self._asked[connection.write(*ask, now + DIAL_S)] = spot
             if select.select([connection.socket], [], [], patience)[0]:
                 for frame in connection.receive(now + patience + DIAL_S):
                     self._take(frame)
@@ -209,32 +162,13 @@ class Reader:
     def _take(self, frame: Frame) -> None:
         spot = self._asked.pop(frame.correlation)
         try:
-            found = unpack_chunks(result(frame))
+            self._reading.answered(spot, result(frame))
         except OffsetOutOfRange as error:
-            self._passed(spot, error)
-            return
-        for chunk in found.chunks:
-            self._ready.extend(_messages(chunk, self._positions[spot]))
-        self._positions[spot] = max(found.next_offset, self._positions[spot])
-
-    def _passed(self, spot: Spot, error: OffsetOutOfRange) -> None:
-        """Retention was faster: it goes on with the first message that is kept."""
-        first = error.detail.get("first")
-        if not isinstance(first, int) or first <= self._positions[spot]:
-            raise error
-        self.missed += first - self._positions[spot]
-        log.warning("reader.passed", reader=self.name, topic=spot[0], partition=spot[1], missed=self.missed)
-        self._positions[spot] = self._done[spot] = first
-        self._dirty = True
-
-    def _forget(self) -> None:
-        """What waits here is read again if need be."""
-        self._disconnect()
-        self._ready.clear()
-        self._positions.clear()
+            self._reading.passed(spot, error)
 
     def _disconnect(self) -> None:
         self._asked.clear()
+        self._reading.lost()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -244,7 +178,7 @@ class Reader:
         if self.closed:
             return
         self.closed = True
-        self._last = None
+        self._reading.give_up()
         self._disconnect()
         try:
             self._save()
@@ -256,14 +190,3 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _read(spot: Spot, offset: int, wait_ms: int, size: int) -> bytes:
-    return pack_read(Read(spot[1], offset, wait_ms, size, spot[0]))
-
-
-def _messages(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
-    """Of a chunk, whose batch may begin before the offset that was asked for."""
-    parcel = Parcel(chunk, owner=None, epoch=0, now=0.0)
-    for offset in range(max(start, parcel.start), parcel.end):
-        yield ReceivedMessage(*parcel.message(offset))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -23,6 +23,15 @@ class Shape(NamedTuple):
     epoch: int
 
 
+def shape_of(topic: str, described: Mapping[str, Any]) -> Shape:
+    """A topic as the broker described it. Raises RemoteProtocolError for a description that is none."""
+    try:
+        [fields] = described["topics"]
+        return Shape(topic, int(fields["partitions"]), int(fields["epoch"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"a description of topic {topic} that is none: {described!r:.200}") from error
+
+
 class Topics:
     """The topics that a client knows, and its choice of partitions. For any number of threads."""
 
@@ -39,13 +48,7 @@ class Topics:
 
     def refresh(self, topic: str) -> Shape:
         """The topic as it is now."""
-        found = self._describe(check_name(topic, "topic"))
-        try:
-            [fields] = found["topics"]
-            shape = Shape(topic, int(fields["partitions"]), int(fields["epoch"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RemoteProtocolError(f"a description of topic {topic} that is none: {found!r:.200}") from error
-        self._shapes[topic] = shape
+        shape = self._shapes[topic] = shape_of(topic, self._describe(check_name(topic, "topic")))
         return shape
 
     def known(self, topic: str) -> Shape | None:

@@ -166,13 +166,18 @@ def _selector(text: str | None) -> Selector | None:
 
 def _start(start: Start | datetime | timedelta | int | None) -> Start | int | None:
     if isinstance(start, timedelta):
-        if not timedelta(0) < start < timedelta(days=36_500):
-            raise LocalProtocolError(f"start is {start!r}", hint="how long ago: timedelta(hours=2)")
-        return -(start // timedelta(microseconds=1))
+        return -microseconds_ago(start)
     if start is None or isinstance(start, int | datetime):
         return None if start is None else micros(start)
     _one_of("start", start, STARTS)
     return start
+
+
+def microseconds_ago(start: timedelta) -> int:
+    """How long ago a start is. Raises LocalProtocolError for a span that cannot be meant."""
+    if not timedelta(0) < start < timedelta(days=36_500):
+        raise LocalProtocolError(f"start is {start!r}", hint="how long ago: timedelta(hours=2)")
+    return start // timedelta(microseconds=1)
 
 
 def _milliseconds(seconds: float | None) -> int | None:
