@@ -8,6 +8,9 @@
         ...
         consumer.ack(message)
 
+    reader = await client.reader("audit", ["orders"], txmq.FileOffsets("offsets"))
+    cluster = txmq.twisted.connect(reactor, ["txmq://a:7650", "txmq://b:7650"])
+
 Every call gives a Deferred, which coroutines of Deferreds can await. On asyncio, with AsyncioSelectorReactor installed,
 hand such a coroutine over as a whole: `await Deferred.fromCoroutine(work()).asFuture(loop)`.
 
@@ -20,21 +23,65 @@ A transaction together with a database runs its statements in threads of the cli
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from typing import Unpack, overload
 
 from txmq.client.settings import Options, Settings
 from txmq.client.twisted_client import Client, Found
+from txmq.client.twisted_cluster import Cluster
 from txmq.client.twisted_consumer import Consumer
+from txmq.client.twisted_consumers import Consumers
+from txmq.client.twisted_reader import Reader
 from txmq.client.twisted_seams import Reactor
 from txmq.client.twisted_threads import ThreadedHalf, ThreadedTransaction
 from txmq.client.twisted_transaction import Transaction
+from txmq.errors import ConfigError
 
-__all__ = ["Client", "Consumer", "Found", "ThreadedHalf", "ThreadedTransaction", "Transaction", "connect"]
+__all__ = [
+    "Client",
+    "Cluster",
+    "Consumer",
+    "Consumers",
+    "Found",
+    "Reader",
+    "ThreadedHalf",
+    "ThreadedTransaction",
+    "Transaction",
+    "connect",
+]
 
 
-def connect(reactor: Reactor, url: str, *, service: str | None = None, **options: Unpack[Options]) -> Client:
-    """A client of the broker at `url`, on this reactor. Nothing is connected before it is needed.
+@overload
+def connect(reactor: Reactor, url: str, *, service: str | None = None, **options: Unpack[Options]) -> Client: ...
 
-    For the `options` see `txmq.client.settings.Options`. Raises ConfigError.
+
+@overload
+def connect(
+    reactor: Reactor,
+    url: list[str] | tuple[str, ...],
+    *,
+    service: str | None = None,
+    partition_map: Mapping[str, Sequence[int]] | None = None,
+    **options: Unpack[Options],
+) -> Cluster: ...
+
+
+def connect(
+    reactor: Reactor,
+    url: str | list[str] | tuple[str, ...],
+    *,
+    service: str | None = None,
+    partition_map: Mapping[str, Sequence[int]] | None = None,
+    **options: Unpack[Options],
+) -> Client | Cluster:
+    """A client of the broker at `url`, on this reactor; of several brokers for a sequence of URLs: see Cluster.
+
+    Nothing is connected before it is needed. For `partition_map` see `txmq.connect`, for the `options`
+    `txmq.client.settings.Options`. Raises ConfigError.
     """
-    return Client(reactor, url, Settings.of(service, **options))
+    settings = Settings.of(service, **options)
+    if not isinstance(url, str):
+        return Cluster(reactor, url, settings, partition_map)
+    if partition_map is not None:
+        raise ConfigError("partition_map", "one broker knows its partitions", hint="it is for a sequence of URLs")
+    return Client(reactor, url, settings)

@@ -165,7 +165,7 @@ def test_with_an_inbox_messages_at_the_same_place_of_two_brokers_both_take_effec
         assert [body for (body,) in cursor.fetchall()] == [f"{n}{place}" for n in range(2) for place in range(5)]
 
 
-OF_ONE_BROKER = {"ack_actions", "transaction_over", "assignment", "epoch", "group", "inbox_name", "member"}
+OF_ONE_BROKER = {"ack_actions", "transaction_over", "assignment", "epoch", "group", "inbox_name", "log_id", "member"}
 OF_A_PART = {"abandon", "failure", "parts", "serving", "start", "take_no_more", "taken", "trouble"}
 
 

@@ -74,7 +74,7 @@ def test_what_is_sent_in_one_turn_keeps_its_order_and_shares_frames(client: Clie
         offsets = [(await receipt).offset for receipt in receipts]
         assert offsets == list(range(1, 101))
         assert await bodies(client, topic) == [b"first", *(b"%d" % number for number in range(100))]
-        assert client._sending._flights.stats.frames <= 3
+        assert client.core.sending._flights.stats.frames <= 3
 
     tell(story)
 

@@ -13,7 +13,6 @@ from txmq.client.checkers import Checker, Checkers
 from txmq.client.consumer import Consumer, consume
 from txmq.client.consuming.settings import Options as ConsumerOptions
 from txmq.client.core import Core
-from txmq.client.flights import Stats
 from txmq.client.foreign import ForeignBranch
 from txmq.client.half import HalfTransaction
 from txmq.client.jobs import Job
@@ -21,6 +20,7 @@ from txmq.client.log import get_logger
 from txmq.client.messages import MessageCalls
 from txmq.client.offsets import OffsetStore
 from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
+from txmq.client.pipeline_stats import Stats
 from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
 from txmq.client.reader import Reader

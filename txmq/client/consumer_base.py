@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Condition
 from typing import Self, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from txmq.client.consumer_thread import ConsumerThread
 from txmq.client.consuming.hands import AckAction, Delivered, Hands
@@ -75,6 +75,11 @@ class ConsumerBase(Taking):
     def parts(self) -> Sequence[Self]:
         """The members that it is, one at each broker."""
         return (self,)
+
+    @property
+    def log_id(self) -> UUID:
+        """The broker's log that its messages are of; asks for it if need be."""
+        return self.core.log_id
 
     @property
     def inbox_name(self) -> str:

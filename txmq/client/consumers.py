@@ -66,6 +66,14 @@ class Consumers(Several[Consumer], Taking):
         """All messages of the batch are processed, but for those that were acked or nacked alone."""
         self.part_of(batch).ack_batch(batch, wait=wait)
 
+    def inbox_of(self, message: ReceivedMessage) -> str:
+        """The group that the inbox counts the message in: offsets of several brokers are told apart."""
+        return self.part_of(message).inbox_name
+
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
+        """Adds to the stats what only handlers know."""
+        self.parts[0].count(duplicates=duplicates, retried=retried)
+
     def run(
         self,
         handler: Callable[..., object],

@@ -14,9 +14,9 @@ from weakref import WeakSet
 from txmq.client.address import parse_url
 from txmq.client.connection import Connection, dial
 from txmq.client.conversation import Conversation, LogPin, Payload, returned
-from txmq.client.flights import Stats
 from txmq.client.incarnation import Incarnation
 from txmq.client.pipeline import Pipeline
+from txmq.client.pipeline_stats import Stats
 from txmq.client.pool import Pool, closed
 from txmq.client.settings import Settings
 from txmq.client.telling import Teller

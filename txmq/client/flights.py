@@ -13,12 +13,12 @@ import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from txmq.client.conversation import Conversation, result
 from txmq.client.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of, receipts_from
 from txmq.client.loader import Flight, Loader
-from txmq.client.outbox import Errand, Outbox, Pile
+from txmq.client.outbox import IN_TURN, Errand, Outbox, Pile
+from txmq.client.pipeline_stats import Stats
 from txmq.client.topics import Topics
 from txmq.errors import (
     BrokerUnavailable,
@@ -37,19 +37,6 @@ from txmq.wire.headers import SendReceipt
 
 FRAMES_AHEAD = 256  # sends under way: of so many the broker remembers the receipts
 WRITE_BYTES = 1 << 20  # handed to the kernel at once; meanwhile the next frames fill up
-
-
-@dataclass(slots=True)
-class Stats:
-    """What a pipeline has done so far."""
-
-    messages: int = 0  # stored
-    frames: int = 0  # sent, repetitions not counted
-    coalesced: int = 0  # messages that shared their frame with others
-    resent: int = 0  # frames sent again
-    refused: int = 0  # frames refused, those behind another refused one included
-    connections: int = 0
-    failed: int = 0  # messages without a receipt
 
 
 class Flights:
@@ -263,6 +250,16 @@ class Flights:
             self._fail(errand, _too_late(trouble))
         young = [pile for old in self._loader.queue if (pile := self._young(old, before, trouble))]
         self._loader.queue = deque(young)
+
+    def give_back(self, before: float) -> None:
+        """Fails what was put in before that moment, was never sent, and could go to any broker as well."""
+        if self._outbox.has_older(before):
+            self._loader.queue.extend(self._outbox.take_piles())
+        queue, self._loader.queue = self._loader.queue, deque()
+        for pile in queue:
+            left = self._young(pile, before, "no connection") if pile.place.partition == IN_TURN else pile
+            if left is not None:
+                self._loader.queue.append(left)
 
     def _young(self, pile: Pile, before: float, trouble: str) -> Pile | None:
         """The part of a pile that may still wait; the rest fails, and was never sent."""

@@ -54,6 +54,11 @@ class PartitionMap:
             counts = self._counts[topic] = tuple(self._count(broker, topic) for broker in range(self._brokers))
         return counts
 
+    def has_to_ask(self, topic: str, key: str | None, partition: int | None = None) -> bool:
+        """Whether brokers are asked about the topic before the partition of such a message can be chosen."""
+        free = partition is None and self._partitioner is None and not key
+        return not free and topic not in self._counts
+
     def chosen(self, topic: str, key: str | None, partition: int | None = None) -> Slot | None:
         """The partition of a message: asked for (numbered through), the partitioner's, or its key's; None = any.
 

@@ -19,10 +19,11 @@ from threading import Lock, Thread, get_ident
 
 from txmq.client.connection import Connection
 from txmq.client.conversation import Payload
-from txmq.client.flights import Flights, Stats
+from txmq.client.flights import Flights
 from txmq.client.line import Line
 from txmq.client.log import get_logger
 from txmq.client.outbox import Outbox
+from txmq.client.pipeline_stats import Stats
 from txmq.client.promise import Promise
 from txmq.client.stream import Stream
 from txmq.client.topics import Topics

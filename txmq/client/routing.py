@@ -90,12 +90,12 @@ def may_go_elsewhere(error: TxmqError) -> bool:
     return error.retriable and error.outcome != "unknown"
 
 
-def picked(places: Iterable[int], columns: Iterable[Sequence[Any] | None]) -> list[list[Any] | None]:
+def picked(places: Iterable[int], columns: Iterable[Sequence[Any] | None]) -> list[Any]:
     """These rows of each column that there is."""
     return [None if column is None else [column[place] for place in places] for column in columns]
 
 
-def in_order(parts: Sequence[tuple[Sequence[int], Sequence[Receipt]]]) -> list[Receipt]:
+def in_order(parts: Sequence[tuple[Sequence[int], list[Receipt]]]) -> list[Receipt]:
     """The receipts of messages that went several ways, by their places among all."""
     receipts = [NO_RECEIPT] * sum(len(places) for places, _receipts in parts)
     for places, mine in parts:

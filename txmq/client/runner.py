@@ -23,7 +23,14 @@ LOOK_EVERY_S = 0.25  # at `stop` and `idle_exit`, while there are no messages
 log = get_logger()
 
 
-class Source(Protocol):
+class Holder(Protocol):
+    """Whoever has messages in hand that may fail."""
+
+    def holds(self, message: ReceivedMessage) -> bool: ...
+    def nack(self, message: ReceivedMessage, *, error: BaseException) -> None: ...
+
+
+class Source(Holder, Protocol):
     """What handlers need of a consumer, be it of one broker or of several."""
 
     @property
@@ -35,9 +42,7 @@ class Source(Protocol):
     def working(
         self, most: int, timeout: float, batch_wait: float
     ) -> AbstractContextManager[Sequence[ReceivedMessage]]: ...
-    def holds(self, message: ReceivedMessage) -> bool: ...
     def ack(self, message: ReceivedMessage) -> None: ...
-    def nack(self, message: ReceivedMessage, *, error: BaseException) -> None: ...
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
     def epoch_of(self, message: ReceivedMessage) -> int: ...
@@ -84,7 +89,7 @@ class PlainWork:
         """Nothing is held."""
 
 
-def nack_all(consumer: Source, messages: Sequence[ReceivedMessage], error: BaseException) -> None:
+def nack_all(consumer: Holder, messages: Sequence[ReceivedMessage], error: BaseException) -> None:
     """The messages failed, in this order: later ones of a key find themselves parked behind the first.
 
     Those that their handler has nacked itself are done with.
@@ -107,14 +112,7 @@ def run_handler(  # the options of `run`
     stop: Event | None,
 ) -> None:
     """What `Consumer.run` does. Raises LocalProtocolError for numbers that cannot be meant."""
-    if batch is not None and batch < 1:
-        raise LocalProtocolError(f"batches of {batch}", hint="at least 1")
-    if threads < 1:
-        raise LocalProtocolError(f"{threads} threads", hint="at least 1")
-    if batch_wait < 0 or (batch_wait and batch is None):
-        raise LocalProtocolError(
-            f"batch_wait={batch_wait}", hint="seconds to wait for a batch: batch=50, batch_wait=0.1"
-        )
+    check_limits(threads, "threads", batch, batch_wait)
     limits = Limits(threads, batch, batch_wait, idle_exit, stop or Event())
     if inbox is None:
         run_plain(consumer, handler, limits)
@@ -122,6 +120,18 @@ def run_handler(  # the options of `run`
         from txmq.client.inbox_runner import run_with_inbox  # noqa: PLC0415  # psycopg2 only for those who need it
 
         run_with_inbox(consumer, handler, inbox, limits)
+
+
+def check_limits(count: int, what: str, batch: int | None, batch_wait: float) -> None:
+    """Raises LocalProtocolError for numbers that cannot be meant."""
+    if batch is not None and batch < 1:
+        raise LocalProtocolError(f"batches of {batch}", hint="at least 1")
+    if count < 1:
+        raise LocalProtocolError(f"{count} {what}", hint="at least 1")
+    if batch_wait < 0 or (batch_wait and batch is None):
+        raise LocalProtocolError(
+            f"batch_wait={batch_wait}", hint="seconds to wait for a batch: batch=50, batch_wait=0.1"
+        )
 
 
 def run_plain(consumer: Source, handler: Callable[[Any], object], limits: Limits) -> None:

@@ -32,8 +32,6 @@ class Part(Protocol):
     def failure(self) -> TxmqError | None: ...
     @property
     def trouble(self) -> TxmqError | OSError | None: ...
-    @property
-    def inbox_name(self) -> str: ...
 
     def nack(
         self, message: ReceivedMessage, delay: float | None = None, error: BaseException | str | None = None
@@ -48,7 +46,6 @@ class Part(Protocol):
     def resume(self) -> None: ...
     def holds(self, message: ReceivedMessage) -> bool: ...
     def epoch_of(self, message: ReceivedMessage) -> int: ...
-    def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
 
 
 P = TypeVar("P", bound=Part)
@@ -122,14 +119,6 @@ class Several(Generic[P]):
     def epoch_of(self, message: ReceivedMessage) -> int:
         """The group's epoch when the message came."""
         return self.part_of(message).epoch_of(message)
-
-    def inbox_of(self, message: ReceivedMessage) -> str:
-        """The group that the inbox counts the message in: offsets of several brokers are told apart."""
-        return self.part_of(message).inbox_name
-
-    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
-        """Adds to the stats what only handlers know."""
-        self.parts[0].count(duplicates=duplicates, retried=retried)
 
     def _in_turn(self) -> Sequence[P]:
         """Its members, beginning with another one each time, so that a busy broker does not keep others waiting."""

@@ -36,11 +36,22 @@ from txmq.wire.headers import unpack_decide_receipt
 class AckOwner(Protocol):
     """A consumer, as a transaction sees it: `delivered` is a message or batch of its own, whose parcel names it."""
 
+    @property
+    def log_id(self) -> UUID | None:
+        """The broker's log that its messages are of; None = not known yet."""
+
     def ack_actions(self, delivered: object) -> Sequence[Action]:
         """The actions that ack it if the transaction commits. From here on it is the transaction's. May raise."""
 
     def transaction_over(self, delivered: object, *, committed: bool | None) -> None:
         """It was acked, or is in hand again; None = nobody knows, the broker will deliver it again if it was not."""
+
+
+def require_same_log(owner: AckOwner, log_id: UUID | None) -> None:
+    """Raises LocalProtocolError where the consumer is known to be of another broker."""
+    if owner.log_id is not None and log_id is not None and owner.log_id != log_id:
+        hint = "tx.at(client).ack(...), with the client that the consumer belongs to"
+        raise LocalProtocolError("a message of another broker cannot be acked at this one", hint=hint)
 
 
 class ShareMark(NamedTuple):
@@ -80,10 +91,8 @@ class Share:
         if not isinstance(owner, AckOwner):
             hint = "ack what a consumer of this process delivered, as it delivered it"
             raise LocalProtocolError(f"{type(delivered).__name__} cannot be acked in a transaction", hint=hint)
-        core = getattr(owner, "core", self.core)
-        if core is not self.core and core.log_id != self.core.log_id:
-            hint = "tx.at(client).ack(...), with the client that the consumer belongs to"
-            raise LocalProtocolError("a message of another broker cannot be acked at this one", hint=hint)
+        if getattr(owner, "core", None) is not self.core:
+            require_same_log(owner, self.core.log_id)
         self.buffer.actions += owner.ack_actions(delivered)
         self._acked.append((owner, delivered))
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from twisted.application.internet import ClientService, backoffPolicy
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IPushProducer, IStreamClientEndpoint
@@ -19,7 +19,7 @@ from zope.interface import implementer
 from txmq.client.address import Address
 from txmq.client.conversation import Conversation, Payload, result
 from txmq.client.twisted_seams import Reactor, Timer, Transport
-from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout, TxmqError
+from txmq.errors import BrokerUnavailable, ConnectionLost, ProtocolError, RequestTimeout, TxmqError
 from txmq.wire.frames import Frame
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HELLO_S = 5.0
 CONNECT_S = 5.0
 T = TypeVar("T")
-RETRY = backoffPolicy(initialDelay=0.05, maxDelay=1.0, factor=2.0)
+RETRY = backoffPolicy(initialDelay=0.05, maxDelay=1.0, factor=2.0, jitter=lambda: 0.0)  # by default up to a second
 
 
 @implementer(IPushProducer)
@@ -170,16 +170,20 @@ class _Links(Factory):
 
 
 class Connected:
-    """A connection that is made again whenever it is lost. `attach` is told of each, once it is welcomed."""
+    """A connection that is made again whenever it is lost. `attach` is told of each, once it is welcomed.
+
+    `refused` is told why the broker there will never do, such as another log: no other attempt will do better.
+    """
 
     def __init__(
         self,
         reactor: Reactor,
         addresses: Sequence[Address],
         make: Callable[[], Link],
-        attach: Callable[[Link], None],  # as above
+        attach: Callable[[Link], None],
+        refused: Callable[[TxmqError], None] | None = None,
     ) -> None:
-        self._reactor, self._attach = reactor, attach
+        self._reactor, self._attach, self._refused = reactor, attach, refused
         self.trouble: TxmqError | None = None  # what the last welcome failed with
         endpoint = cast("IStreamClientEndpoint", AnyOf(reactor, addresses))  # zope's interfaces are not mypy's
         factory = cast("IProtocolFactory", _Links(make))
@@ -193,7 +197,9 @@ class Connected:
             return link
 
         def refused(failure: Failure) -> Failure:
-            self.trouble = failure.value if isinstance(failure.value, TxmqError) else None
+            self.trouble = error = failure.value if isinstance(failure.value, TxmqError) else None
+            if self._refused is not None and error is not None and will_never_do(error):
+                self._refused(error)
             return failure
 
         return link.welcomed.addCallbacks(welcomed, refused)
@@ -215,6 +221,16 @@ def timed(reactor: Reactor, waiting: Deferred[T], seconds: float, error: TxmqErr
     """`waiting`, which fails with `error` if it takes longer."""
     waiting.addTimeout(max(seconds, 0.001), reactor, lambda _result, _seconds: Failure(error))
     return waiting
+
+
+def nothing(result: object, _seconds: float) -> object:
+    """For `addTimeout`: None once the time is over; what came in the same moment is kept."""
+    return None if isinstance(result, Failure) and result.check(CancelledError) else result
+
+
+def will_never_do(error: TxmqError) -> bool:
+    """Whether no other connection will do better; one that broke a rule of the protocol may be a mishap."""
+    return not error.retriable and not isinstance(error, ProtocolError)
 
 
 def too_late(seconds: float) -> RequestTimeout:

@@ -1,9 +1,13 @@
-"""What the client asks of Twisted, as types."""
+"""What the client asks of Twisted, as types, and what it gives back to programs on Twisted."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias
+
+from twisted.internet.defer import Deferred
 
 Reactor: TypeAlias = Any  # several interfaces of Twisted's at once: time, TCP, names
 
@@ -22,3 +26,19 @@ class Transport(Protocol):
     def abortConnection(self) -> None: ...
     def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001  # Twisted's
     def registerProducer(self, producer: object, streaming: bool) -> None: ...  # noqa: FBT001  # Twisted's
+
+
+class Closing(ABC):
+    """For use with `async with`: it is closed at the end of the block."""
+
+    @abstractmethod
+    def close(self) -> Deferred[None]:
+        """Ends it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -41,7 +41,12 @@ class Sending:
         topics: Topics,
         settings: Settings,
         refresh: Callable[[str], Awaitable[object]],  # several interfaces of Twisted's
+        elsewhere_after: float | None = None,
     ) -> None:
+        """`elsewhere_after`: where there are other brokers, so many seconds may a message wait for the first connection
+        that could go to any of them; nor does it wait for a lost one.
+        """
+        self._elsewhere_after = elsewhere_after
         self._reactor, self._topics, self._settings, self._refresh = reactor, topics, settings, refresh
         self._outbox = Outbox(topics, messages=settings.window, size=settings.window_bytes, wake=_nobody_sleeps)
         self._flights = Flights(topics, self._outbox)
@@ -55,6 +60,11 @@ class Sending:
     def idle(self) -> bool:
         """Whether everything has its answer."""
         return self._outbox.empty
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._link is not None
 
     def put(self, topic: str, message: Message, partition: int | None) -> Deferred[Receipt]:
         """Sends a message whose topic is known, for its receipt. Raises Throttled, and as `send` does."""
@@ -96,6 +106,8 @@ class Sending:
         if self._link is link:
             self._link = None
             self._flights.lost()
+            if self._elsewhere_after is not None:
+                self._flights.give_back(time.monotonic())
 
     def received(self, frames: Sequence[Frame]) -> None:
         """Replies to what was sent here."""
@@ -143,6 +155,8 @@ class Sending:
         link, now = self._link, self._reactor.seconds()
         if link is not None and self._flights.awaits_replies and now - link.heard > self._settings.timeout:
             link.abort()
+        if link is None and self._elsewhere_after is not None:
+            self._flights.give_back(time.monotonic() - self._elsewhere_after)
         self._flights.expire(time.monotonic() - self._settings.delivery_timeout, "")
         if self._outbox.empty:
             self._loop.stop()

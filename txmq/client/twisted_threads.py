@@ -72,6 +72,7 @@ class Lent:
     def __init__(self, reactor: Reactor, owner: AckOwner, delivered: object) -> None:
         self._reactor, self._owner, self._delivered = reactor, owner, delivered
         self.parcel = self.owner = self  # where a transaction looks for the owner
+        self.log_id = owner.log_id
 
     def ack_actions(self, delivered: object) -> Sequence[Action]:
         """Called on the reactor's thread, by `ack` below."""
@@ -151,7 +152,7 @@ class ThreadedTransaction(ThreadedFace, Generic[K]):
 
     async def at(self, client: Client) -> ThreadedFace:
         """The same transaction at another client's broker: what is sent and acked there is part of it."""
-        return ThreadedFace(self._reactor, await self.run(self._transaction.at, client.blocking))
+        return ThreadedFace(self._reactor, await self.run(self._transaction.at, client.core.blocking))
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from txmq.client.buffer import Action, Buffer
 from txmq.client.groups import parts_of
 from txmq.client.producer import Fields, micros_now
-from txmq.client.share import AckOwner
+from txmq.client.share import AckOwner, require_same_log
 from txmq.client.tokens import new_token
 from txmq.client.transaction import Stage
 from txmq.errors import ClientClosed, InDoubt, LocalProtocolError, TransactionAborted, TxmqError
@@ -18,15 +18,15 @@ from txmq.wire.group import Description, pack_part, unpack_group_receipt
 from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:
-    from txmq.client.twisted_client import Client
+    from txmq.client.twisted_core import Core
 
 
 class Transaction:
     """An `async with` block whose sends and acks take effect together, or not at all; if it raises, nothing is sent."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._buffer = Buffer(client.topics)
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._buffer = Buffer(core.topics)
         self._topics: dict[str, None] = {}
         self._acked: list[tuple[AckOwner, object]] = []
         self._stage = Stage.NEW
@@ -46,6 +46,7 @@ class Transaction:
         if not isinstance(owner, AckOwner):
             hint = "ack what a consumer of this process delivered, as it delivered it"
             raise LocalProtocolError(f"{type(delivered).__name__} cannot be acked in a transaction", hint=hint)
+        require_same_log(owner, self._core.known_log_id)
         actions: list[Action] = list(owner.ack_actions(delivered))
         self._buffer.actions += actions
         self._acked.append((owner, delivered))
@@ -74,15 +75,15 @@ class Transaction:
 
     async def _commit(self) -> None:
         for topic in self._topics:
-            await self._client.shape(topic)
+            await self._core.shape(topic)
         built = self._buffer.build(self.token)
-        service = self._client.settings.service or ""
+        service = self._core.settings.service or ""
         described = Description(("local",), service, tuple(self._buffer.actions), 0)
         *parts, last = parts_of(self.token, described, built.batches)
         receipt = None
         try:
             for part in (*parts, last._replace(commit=True)):
-                receipt = unpack_group_receipt(await self._client.carried(Opcode.GROUP, pack_part(part)))
+                receipt = unpack_group_receipt(await self._core.carried(Opcode.GROUP, pack_part(part)))
         except TxmqError as error:
             if error.outcome == "unknown":
                 raise InDoubt(f"no answer came: {error.message}", token=str(self.token)) from error
