@@ -9,6 +9,9 @@
     hours = 168
     policy = "delete"                    # or "archive"
 
+    [catalogue]                          # of keys and ids, for txmq message find
+    mib = 16                             # made after so much of log; 0 = never
+
     [disk]
     refuse_free_mib = 256                # below that no messages are taken
 
@@ -46,7 +49,7 @@ from pydantic import (
 )
 
 from txmq import limits
-from txmq.config_storage import DiskSpace, FlushEvery, Model, PositiveInt, Retention, Scrub
+from txmq.config_storage import Catalogues, DiskSpace, FlushEvery, Model, PositiveInt, Retention, Scrub
 from txmq.errors import ConfigError
 from txmq.listen import is_loopback, listen_address
 from txmq.message import is_name
@@ -141,8 +144,6 @@ class Broker(Model):
     create_topics: bool = True
     partitions: int = Field(default=8, ge=1, le=4_096)  # of a topic created on first use (RocketMQ: 8)
     snapshot_bytes: int = Field(default=256 * MIB, ge=MIB)  # of log between two snapshots
-    index_ms: PositiveInt = 1_000  # how far the tables on disk may lag behind the log
-    index_rows: PositiveInt = 50_000
 
 
 class XaDatabase(Model):
@@ -194,6 +195,7 @@ class Settings(Model):
     retention: Retention = Retention()
     disk: DiskSpace = DiskSpace()
     scrub: Scrub = Scrub()
+    catalogue: Catalogues = Catalogues()
     resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
     xa: Xa = Xa()
     relay: Relay | None = None

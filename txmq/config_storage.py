@@ -50,6 +50,15 @@ class Scrub(Model):
     every_hours: float = Field(default=168.0, ge=0)
 
 
+class Catalogues(Model):
+    """When keys and ids of new messages are catalogued, by a process beside the broker: after so many MiB of log, and
+    of less after so many seconds. 0 MiB = never: whoever looks for a key then looks through all messages of a topic.
+    """
+
+    mib: float = Field(default=16.0, ge=0)
+    every_s: float = Field(default=30.0, gt=0)
+
+
 class DiskSpace(Model):
     """How much space, in MiB, must be free on the data directory's disk: an alarm, no more writes, writes again.
 

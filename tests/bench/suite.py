@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.bench import (
     consuming,
+    finding,
     handling,
     inbox,
     rebalancing,
@@ -31,6 +32,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     consuming.backlog,
     starting.start,
     starting.memory,
+    finding.find,
     transactions.row_and_message,
     transactions.commit_to_consumer,
     transactions.outbox,

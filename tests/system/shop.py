@@ -29,7 +29,6 @@ PATIENCE_S = 60.0
 SETTINGS = """
 [broker]
 partitions = 4
-index_ms = 100
 
 [checks]
 first_s = 0.2

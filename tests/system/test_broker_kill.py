@@ -28,7 +28,6 @@ partitions = 4
 segment_bytes = 1048576
 preallocate_bytes = 262144
 snapshot_bytes = 1048576
-index_ms = 100
 """
 
 

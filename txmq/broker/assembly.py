@@ -14,6 +14,7 @@ from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
 from txmq.broker.calls_messages import MessageCalls
 from txmq.broker.calls_transactions import TransactionCalls
 from txmq.broker.calls_xa import XaCalls
+from txmq.broker.cataloguing import Cataloguing
 from txmq.broker.checks import CheckBacks
 from txmq.broker.core.consumer_commands import ExpireLeases, TidyGroups
 from txmq.broker.core.instances import key_of
@@ -63,14 +64,15 @@ class Assembly:
         self._membership = membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
         self.retaining = Retaining(engine, settings.retention, clock)
         self.alarms = Alarms(engine, settings.alarms, resolving, self.watching, self.retaining)
-        self.statistics = Statistics(engine, clock, self.retaining)
+        self.cataloguing = Cataloguing(engine, settings.catalogue, clock)
+        self.statistics = Statistics(engine, clock, self.retaining, self.cataloguing)
         parts = (
             TopicCalls(engine, settings, self.alarms, clock, self.statistics),
             ConsumerCalls(engine, membership, fetching, chance),
             LetterCalls(engine),
             TransactionCalls(engine, checks, fetching),
             XaCalls(engine),
-            MessageCalls(engine),
+            MessageCalls(engine, self.cataloguing),
         )
         self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
         requests = Requests(
@@ -95,6 +97,7 @@ class Assembly:
             (ALARMS_S, Doubts(engine, settings.checks.in_doubt_after_s).tick),
             (ALARMS_S, self.alarms.tick),
             (ALARMS_S, self.statistics.tick),
+            (ALARMS_S, self.cataloguing.tick),
         ]
         self._loops: list[LoopingCall] = []
         self._tidying = False

@@ -10,10 +10,11 @@ from txmq.broker.core import delayed, topics
 from txmq.broker.core.admission import unreadable
 from txmq.broker.core.delays import Recall
 from txmq.broker.core.state import Rejected
-from txmq.broker.finding import Search, Wanted, fitting, where_is
+from txmq.broker.finding import Wanted, fitting, where_is
 from txmq.message import message_id
 
 if TYPE_CHECKING:
+    from txmq.broker.cataloguing import Cataloguing
     from txmq.broker.core.delayed import Waiting
     from txmq.broker.engine import Engine
     from txmq.wire import calls_messages as wire
@@ -24,8 +25,8 @@ LOOKED_AT = 10_000  # rows, for one page of a topic's
 class MessageCalls:
     """What is asked about messages by their ids."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, cataloguing: Cataloguing) -> None:
+        self._engine, self._cataloguing = engine, cataloguing
         self.handlers: dict[str, Handler] = {
             "message.recall": self.recall,
             "message.delayed": self.delayed,
@@ -51,7 +52,7 @@ class MessageCalls:
             return
         last = len(topic.ends) if args.partition is None else args.partition + 1
         wanted = Wanted(args.key, args.id, args.start, args.end, args.limit, args.bodies)
-        page = fitting(Search(self._engine.store, state, topic, wanted).page(range(partition, last), offset))
+        page = fitting(self._cataloguing.search(topic, wanted, range(partition, last), offset))
         asking.answer({"messages": page.messages, "next": page.following})
 
     def delayed(self, asking: Asking, args: wire.DelayedList) -> None:

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 class Disk:
     """`space` is what was last seen, None = nothing yet; `low`: less than an operator wants.
 
-    `troubles` tells by its name ("index", "snapshot", "retention") what is tried again and again, and why.
+    `troubles` tells by its name ("index", "snapshot", "retention", "catalogue") what is tried again and again, and why.
     """
 
     space: Space | None = None

@@ -1,7 +1,7 @@
 """Messages looked up by id, key, time and place, page by page.
 
-There is no index of keys: a page looks at so much of a topic, and says where the next one begins. What narrows it down,
-a partition or a span of time, costs nothing; by id only the headers of batches are read.
+Keys and ids are looked up in catalogues (`candidates`); what has been published since the newest of them, and all where
+only a time or place is given, is looked through: a page looks at so much, and says where the next one begins.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView
 from txmq.batch.header import FIELDS, LENGTH, PREFIX
+from txmq.broker.candidates import Candidates, Id, Where
 from txmq.broker.core import delayed
 from txmq.broker.core.transactions import every_batch, get
-from txmq.broker.reading import Found, offset_at, published, read
+from txmq.broker.reading import Found, offset_at, read
 from txmq.broker.telling import as_fit
 from txmq.message import message_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from txmq.broker.core.holds import HeldBatch
     from txmq.broker.core.state import State, Topic
     from txmq.broker.core.transactions import Transaction
+    from txmq.store.catalogue import Catalogue
     from txmq.store.log import Log
 
 BATCHES = 4_096  # looked at for one page
 BYTES = 4 << 20
 TRANSACTION_BATCHES = 4_096
-Id = tuple[bytes, int]
 
 
 class Wanted(NamedTuple):
@@ -51,10 +52,14 @@ class Page(NamedTuple):
 
 
 class Search:
-    """One page of one topic, from a place on."""
+    """One page of one topic, from a place on. Raises DamagedPage of a catalogue."""
 
-    def __init__(self, store: Log, state: State, topic: Topic, wanted: Wanted) -> None:
+    def __init__(
+        self, store: Log, state: State, topic: Topic, wanted: Wanted, catalogues: Sequence[Catalogue] = ()
+    ) -> None:
         self._store, self._state, self._topic, self._wanted = store, state, topic, wanted
+        where = Where(state, topic.topic_id, store.durable)
+        self._candidates = Candidates(where, catalogues, wanted.key, wanted.found)
         self._batches, self._bytes = BATCHES, BYTES
         self._messages: list[dict[str, Any]] = []
 
@@ -74,7 +79,7 @@ class Search:
     def _partition(self, partition: int, first: int) -> int | None:
         """Where to go on, None = at the end."""
         end = self._wanted.end
-        for place in published(self._state, self._topic.topic_id, partition, first, self._store.durable):
+        for place in self._candidates.within(partition, first):
             at = max(first, place.base)
             if end is not None and place.entry.stored_at >= end:
                 return None

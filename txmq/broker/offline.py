@@ -10,6 +10,7 @@ import msgpack
 from txmq.broker.core import machine
 from txmq.broker.core.tables import NAMES, MemoryTables
 from txmq.broker.storage import open_directory, roll_forward
+from txmq.store.catalogue import remove_catalogues
 from txmq.store.environment import remove_environment
 from txmq.store.index import LmdbTables
 from txmq.store.log import lock_directory
@@ -118,13 +119,14 @@ def _plain(row: object) -> bytes:
 
 
 def rebuild(fs: FileSystem, settings: Broker, now: int) -> Rebuilt:
-    """Throw the index away and make it anew from the newest snapshot and the log.
+    """Throw the index away and make it anew from the newest snapshot and the log; catalogues are made by the broker.
 
     Raises DirectoryInUse while a broker runs, and what opening the directory raises.
     """
     lock = lock_directory(fs, str(settings.data))
     try:
         remove_environment(settings.data / "index")
+        remove_catalogues(fs, str(settings.data))
     finally:
         lock.release()
     opened = open_directory(fs, settings, now)

@@ -19,6 +19,7 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import deferLater
 
 from txmq.broker.assembly import Assembly
+from txmq.broker.cataloguing import catalogue_beside
 from txmq.broker.core import undecided
 from txmq.broker.disk import DiskWatch
 from txmq.broker.engine import Engine
@@ -93,7 +94,7 @@ class BrokerService:
         self.life = Life.OPENING
         self.drained = True  # but where it ended with records that never got to the disk
         self._ports: list[Any] = []  # IListeningPorts, the broker's own first
-        self._threads = {name: Threads(reactor, f"txmq-{name}") for name in ("log", "index", "scrub")}
+        self._threads = {name: Threads(reactor, f"txmq-{name}") for name in ("log", "index", "scrub", "catalogue")}
         self._threads["resolver"] = Threads(reactor, "txmq-resolver", max(1, len(settings.resolver)))
 
     def open(self) -> None:
@@ -126,6 +127,9 @@ class BrokerService:
         self._keeper.remove_for(self._assembly.retaining, str(archive))
         self._assembly.every(CLOCK_S, clock.look)
         self._assembly.every(KEEP_S, self._keeper.tend)
+        self._making = catalogue_beside(
+            fs, str(settings.data), opened, self._assembly.cataloguing, self._threads["catalogue"]
+        )
         self._scrubbing = Scrubbing(engine, self._settings.scrub, self._reactor, self._threads["scrub"])
         watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         watch.tick()
@@ -182,6 +186,7 @@ class BrokerService:
             yield port.stopListening()
         self._assembly.stop()
         self._scrubbing.stop()
+        self._making.stop()
         sessions.deafen()
         deadline = self._reactor.seconds() + self._settings.broker.drain_s
         yield self._until(self._settled, deadline)

@@ -14,6 +14,7 @@ from txmq.broker.core import consumer_queries as queries
 from txmq.store.latency import BOUNDS_US
 
 if TYPE_CHECKING:
+    from txmq.broker.cataloguing import Cataloguing
     from txmq.broker.core.consumers import Group
     from txmq.broker.core.state import Topic
     from txmq.broker.engine import Engine
@@ -43,8 +44,8 @@ class Rate:
 class Statistics:
     """See above. All methods belong to the reactor's thread."""
 
-    def __init__(self, engine: Engine, clock: Clock, retaining: Retaining) -> None:
-        self._engine, self._clock, self._retaining = engine, clock, retaining
+    def __init__(self, engine: Engine, clock: Clock, retaining: Retaining, cataloguing: Cataloguing) -> None:
+        self._engine, self._clock, self._retaining, self._cataloguing = engine, clock, retaining, cataloguing
         self._topics: dict[int, Rate] = {}
         self._groups: dict[int, Rate] = {}
         self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
@@ -112,6 +113,7 @@ class Statistics:
                 "flushes_per_s": flushes_per_s,
                 "needed_from": self._retaining.free.below,
                 "held_by": self._retaining.free.held_by,
+                "uncatalogued": self._cataloguing.waiting,
             },
             "flush": self.flushes(),
             "topics": _busiest(topics, limit),

@@ -105,6 +105,25 @@ def read_position(txn: Transaction[bytes], databases: Databases) -> int:
     return position
 
 
+@contextmanager
+def reading(path: Path, log_id: UUID) -> Iterator[tuple[Transaction[bytes], Databases]]:
+    """A transaction on the environment of a broker that may be running, from another process.
+
+    Raises StoreError where there is none, or one of no use.
+    """
+    with translated(path):
+        env = lmdb.open(str(path), readonly=True, create=False, max_dbs=len(NAMES), map_size=0)
+        try:
+            reason = _unfit(env, log_id, None)
+            if reason:
+                raise StoreError(f"{path}: {reason}")
+            databases = {name: env.open_db(name.encode(), create=False) for name in NAMES}
+            with env.begin() as txn:
+                yield txn, databases
+        finally:
+            env.close()
+
+
 def remove_environment(path: Path) -> None:
     """Delete the environment, if there is one; nobody may have it open."""
     with translated(path):

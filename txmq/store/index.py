@@ -125,6 +125,7 @@ class LmdbTables:
         """
         if durable < frozen.position:
             raise StoreError(f"{self._path}: {frozen.position} would lead the log, which is durable up to {durable}")
+        self._env.reader_check()  # a reader that was killed would keep all pages from being used again
         with writing(self._env) as txn:
             for name, overlay in frozen.overlays.items():
                 _write(txn, self._databases[name], overlay.rows)

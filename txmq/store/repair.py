@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
+from txmq.store.catalogue import remove_catalogues
 from txmq.store.fs import File, FileSystem
 from txmq.store.log import lock_directory
 from txmq.store.record import LOST, MAX_BODY, encode_start, record_size, start_size
@@ -55,6 +56,8 @@ def _repair(fs: FileSystem, directory: str, found: Found, known: Known) -> list[
             else:
                 _write_lost(file, first, damage)
             file.fsync()
+    if damages:
+        remove_catalogues(fs, directory)  # what takes the place of what is lost may get the same offsets
     sync_names(fs, directory)
     return damages
 

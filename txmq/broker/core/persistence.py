@@ -57,7 +57,7 @@ def load(tables: t.Tables) -> State:
         state.swept, state.last_forgotten_epoch, state.lost_to, state.lost_before = upkeep
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
-        topic = _topic(topic_id, row)
+        topic = topic_of(topic_id, row)
         state.topics_by_id[topic_id] = topic
         if not topic.deleted:
             state.topics[topic.name] = topic
@@ -81,7 +81,7 @@ def _rows(tables: t.Tables, name: str) -> Iterator[tuple[bytes, Any]]:
     yield from tables[name].range(b"")
 
 
-def _topic(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows are untyped tuples
+def topic_of(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows are untyped tuples
     growths, settings, firsts, sizes = (*row[GROWTHS:], (), (), (), ())[:4]
     topic = Topic(topic_id, row[0], list(row[3]), row[1], deleted=row[2], growths=[tuple(ends) for ends in growths])
     topic.settings = TopicSettings(*settings)
