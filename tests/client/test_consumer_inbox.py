@@ -131,6 +131,29 @@ def test_a_conflict_is_run_again_in_place(client: Client, connect: Callable[[], 
     assert effects(connect) == bodies
 
 
+@pytest.mark.parametrize("fails", [1, 2])
+def test_what_fails_in_commit_is_no_trouble_to_the_message_that_was_taken_with_it(
+    client: Client, connect: Callable[[], Connection], fails: int
+) -> None:
+    """Once it is in doubt, and run again in place; the second time it has certainly failed."""
+    topic, group, runs = fresh("t"), fresh("g"), [0]
+    with closing(connect()) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE effects ADD UNIQUE (body) DEFERRABLE INITIALLY DEFERRED")
+    bodies = send(client, topic, 6)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.body == b"m01" and runs[0] < fails:
+            runs[0] += 1
+            take_effect(message, connection)
+
+    with consumer_of(client, group, topic) as consumer:
+        wait_until(lambda: consumer._member.holdings.ready == 6, WAIT_S, what="all wait here, to be taken ahead")
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert (consumer.stats.retried, consumer.stats.nacked, consumer.stats.acked) == (1, fails - 1, 6)
+    assert effects(connect) == bodies
+
+
 def test_a_connection_lost_in_a_handler_is_replaced(client: Client, connect: Callable[[], Connection]) -> None:
     topic, group, tries = fresh("t"), fresh("g"), []
     bodies = send(client, topic, 1)

@@ -19,11 +19,12 @@ from tests.postgres.support import producer
 from txmq.client.blocking import Client
 from txmq.client.tokens import new_token
 from txmq.errors import TransactionAborted
-from txmq.message import COMMIT, ROLLBACK, UNKNOWN
+from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Message, ReceivedMessage
 from txmq.testing.postgres import PostgresServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.resolver import Check, TokenResolver
+from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.session import connect as connect_to
 from txmq.tx.postgres.tokens import insert_token
 
@@ -103,3 +104,18 @@ def test_a_resolver_behind_a_pool(shared_database: str, pool: Pooler) -> None:
         other.commit()
         assert [answer.verdict for answer in resolver.resolve(checks)] == [COMMIT, COMMIT, ROLLBACK]
         resolver.close()
+
+
+def test_handlers_with_an_inbox(real: RealBroker, connect: Connect, pool: Pooler) -> None:
+    asked(pool.dsn, "CREATE TABLE effects (body text UNIQUE)")
+    client, topic = connect(real.url), fresh("pooled")
+    client.send_batch(topic, [Message(b"%d" % number, f"k{number}") for number in range(30)])
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
+
+    with client.consumer(fresh("g"), [topic]) as consumer:
+        consumer.run(handle, inbox=lambda: psycopg2.connect(pool.dsn), threads=2, idle_exit=0.5)
+        assert (consumer.stats.acked, consumer.stats.nacked, consumer.stats.retried) == (30, 0, 0)
+    assert asked(pool.dsn, "SELECT count(*) FROM effects") == [(30,)]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from importlib import resources
 
 import psycopg2
 import pytest
@@ -111,7 +112,9 @@ def test_every_effect_exactly_once_beside_folds(database: str, isolation: str) -
 
 
 def test_a_fold_without_the_locks_is_found_out(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "_CLAIM", inbox._CLAIM.replace("pg_advisory_xact_lock_shared", "abs"))
+    schema = resources.files("txmq.tx.postgres").joinpath("schema_3.sql").read_text("utf-8")
+    function = schema.replace("pg_advisory_xact_lock_shared", "abs").replace("CREATE", "CREATE OR REPLACE")
+    rows(database, function)
     naive = folding._FOLD.replace("pg_advisory_xact_lock", "abs").replace(folding._OLDEST_SNAPSHOT, "NULL")
     monkeypatch.setattr(folding, "_FOLD", naive)
     for _ in range(RUNS):

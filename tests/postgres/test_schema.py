@@ -45,7 +45,7 @@ def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(empty
     rows(empty_database, "INSERT INTO txmq_schema (version) VALUES (1)")
     token = new_token()
     rows(empty_database, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), str(LOG))
-    with pytest.raises(SchemaMissing, match=r"no txmq tables of version 2, but of 1 .*txmq schema install"):
+    with pytest.raises(SchemaMissing, match=r"no txmq tables of version 3, but of 1 .*txmq schema install"):
         run_check(empty_database)
     run_install(empty_database)
     assert run_check(empty_database) == []
@@ -96,8 +96,10 @@ def test_missing_rights_and_weak_defaults_are_pointed_out(database: str) -> None
     )
     with poor_role(database) as (role, dsn):
         rows(database, f"GRANT SELECT ON txmq_schema, txmq_token, txmq_token_default, txmq_inbox TO {role}")
+        rows(database, "REVOKE EXECUTE ON FUNCTION txmq_claim FROM public")
         remarks = run_check(dsn)
     assert "the role may not INSERT on txmq_token: GRANT INSERT ON public.txmq_token TO the role" in remarks
+    assert any("may not EXECUTE txmq_claim" in remark for remark in remarks)
     assert any("DELETE on txmq_inbox_recent" in remark for remark in remarks)
     assert any("without a partition" in remark for remark in remarks)
     assert any("synchronous_commit is off" in remark for remark in remarks)

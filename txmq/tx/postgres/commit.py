@@ -11,21 +11,22 @@ saves the round trips that the command tag would cost (tests/postgres/test_commi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg2
 from psycopg2 import extensions
 
-from txmq.errors import DatabaseConflict, InDoubt, LocalProtocolError, TransactionAborted
+from txmq.errors import DatabaseConflict, DatabaseError, InDoubt, LocalProtocolError, TransactionAborted
 from txmq.tx.postgres.caller import end
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import BEGIN, Connection, Cursor
 from txmq.tx.postgres.translate import CONFLICTS, describe, translate
 
 # The server's words where lc_messages is English. In another language the warning goes unseen, the commit stands.
 _NOT_REPLICATED: Final = "synchronous replication"
+T = TypeVar("T")
 
 
 class CommitOutcome(NamedTuple):
@@ -52,6 +53,24 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     if connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
         raise InDoubt("COMMIT was sent, but the transaction is open", token=str(token), hint="the resolver finds out")
     return CommitOutcome(replicated=not any(_NOT_REPLICATED in notice for notice in notices))
+
+
+def commit_and(connection: Connection, token: UUID, begin_next: Callable[[Cursor, str], T]) -> T:
+    """Commits the open transaction of a connection in autocommit mode, and begins the next one in the same round trip:
+    `begin_next` executes its first statement behind what it is given; its result is returned.
+
+    Returns only if the one is committed and the other open. Raises as `guarded_commit` before anything is sent. Then
+    every DatabaseError is InDoubt: none tells which side of COMMIT it came from, since a cancellation may meet both.
+    """
+    _require_healthy(connection, token)
+    try:
+        with connection.cursor() as cursor:
+            result = begin_next(cursor, f"COMMIT; {BEGIN}")
+    except DatabaseError as error:
+        raise InDoubt(f"COMMIT was sent, and then {error}", token=str(token), hint="ask what it left") from None
+    if connection.info.transaction_status != extensions.TRANSACTION_STATUS_INTRANS:
+        raise InDoubt("COMMIT was sent, but no transaction is open behind it", token=str(token))
+    return result
 
 
 def _commit(connection: Connection) -> None:

@@ -9,27 +9,16 @@ ranges after the look at the ranges and before the look at the rows, and the eff
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from txmq.tx.postgres.session import Connection, Cursor
+from txmq.tx.postgres.session import BEGIN, Connection, Cursor
 from txmq.tx.postgres.translate import translated
 
+# The claim itself is in schema_3.sql.
 _HERE: Final = "grp = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND epoch = %(epoch)s"
-_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
-# One query string, yet the INSERT has a snapshot of its own, taken when the lock is held. Under REPEATABLE READ it has
-# not: what was applied after the transaction's snapshot is then still among the recent rows, since the folder leaves
-# rows alone that somebody may not see yet, and the conflict with it raises 40001. In order, so that batches queue up
-# instead of blocking one another.
-_CLAIM: Final = f"""
-SELECT pg_advisory_xact_lock_shared(%(lock)s);
-INSERT INTO public.txmq_inbox_recent (grp, topic, partition, epoch, "offset")
-SELECT %(group)s, %(topic)s, %(partition)s, %(epoch)s, o FROM unnest(%(offsets)s::int8[]) o
-WHERE NOT EXISTS (SELECT FROM public.txmq_inbox WHERE {_HERE} AND applied @> o)
-  AND NOT EXISTS (SELECT FROM public.txmq_inbox_recent WHERE {_HERE} AND "offset" = o)
-ORDER BY o ON CONFLICT DO NOTHING RETURNING "offset"
-"""  # noqa: S608 (constants)
 _APPLIED: Final = f"""
 SELECT lower(r), upper(r) FROM unnest(
     coalesce((SELECT applied FROM public.txmq_inbox WHERE {_HERE}), '{{}}'::int8multirange)
@@ -62,6 +51,11 @@ class AppliedRanges(NamedTuple):
         return start
 
 
+Wanted = Mapping[Position, Iterable[int]]
+Claims = frozenset[tuple[Position, int]]
+
+
+@lru_cache(maxsize=4_096)
 def lock_key(position: Position) -> int:
     """The advisory lock of a position. It shares the database's 64-bit keys with the service's own locks."""
     name = f"txmq.inbox/{position.group}/{position.topic}/{position.partition}"
@@ -76,15 +70,27 @@ def apply_once(cursor: Cursor, position: Position, offset: int, *, begin: bool =
     connection in autocommit mode; `guarded_commit` ends it.
     Raises DatabaseConflict where the whole transaction is to be run again (REPEATABLE READ and higher), DatabaseError.
     """
-    return bool(apply_batch(cursor, position, [offset], begin=begin))
+    return bool(claim(cursor, {position: [offset]}, first=BEGIN if begin else ""))
 
 
-def apply_batch(cursor: Cursor, position: Position, offsets: Sequence[int], *, begin: bool = False) -> set[int]:
+def apply_batch(cursor: Cursor, position: Position, offsets: Iterable[int], *, begin: bool = False) -> set[int]:
     """Those of `offsets` that this transaction is to apply; otherwise as `apply_once`, for one round trip in all."""
-    values = {**position._asdict(), "lock": lock_key(position), "offsets": list(offsets)}
+    claimed = claim(cursor, {position: offsets}, first=BEGIN if begin else "")
+    return {offset for _position, offset in claimed}
+
+
+def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
+    """As `apply_once`, for messages of any positions; `first` is sent before it, in the same round trip."""
+    positions, calls, names = sorted(wanted), list[str](), list[str]()
+    for number, position in enumerate(positions):  # in one order for all, against deadlocks
+        group, topic, partition, epoch = position
+        place = f"{partition}, {epoch}, {lock_key(position)}"
+        offsets = ",".join(map(str, sorted(wanted[position])))
+        calls.append(f"SELECT {number}, public.txmq_claim(%s, %s, {place}, '{{{offsets}}}')")
+        names += group, topic
     with translated("claiming messages in the inbox"):
-        cursor.execute((_BEGIN + _CLAIM) if begin else _CLAIM, values)
-        return {offset for (offset,) in cursor.fetchall()}
+        cursor.execute(first + " UNION ALL ".join(calls), names)
+        return frozenset((positions[number], offset) for number, offset in cursor.fetchall())
 
 
 def applied(connection: Connection, position: Position) -> AppliedRanges:

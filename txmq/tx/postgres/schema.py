@@ -11,7 +11,7 @@ from txmq.tx.postgres.partitions import maintain
 from txmq.tx.postgres.session import Connection, Cursor, transaction
 from txmq.tx.postgres.translate import translated
 
-VERSION: Final = 2  # version n is made from n - 1 by schema_n.sql
+VERSION: Final = 3  # version n is made from n - 1 by schema_n.sql
 _LOCK: Final = 0x74786D71  # "txmq": two installations at once take turns
 
 _RIGHTS: Final = {
@@ -21,6 +21,7 @@ _RIGHTS: Final = {
     "txmq_inbox_recent": "SELECT, INSERT, DELETE",
     "txmq_inbox": "SELECT, INSERT, UPDATE",
 }
+_CLAIM: Final = "public.txmq_claim(text, text, int, int8, int8, int8[])"
 
 
 def install(connection: Connection) -> None:
@@ -81,6 +82,9 @@ def _missing_rights(cursor: Cursor) -> list[str]:
             cursor.execute("SELECT has_table_privilege(%s, %s)", (f"public.{table}", right))
             if cursor.fetchone() == (False,):
                 remarks.append(f"the role may not {right} on {table}: GRANT {right} ON public.{table} TO the role")
+    cursor.execute("SELECT has_function_privilege(%s, 'EXECUTE')", (_CLAIM,))
+    if cursor.fetchone() == (False,):
+        remarks.append(f"the role may not EXECUTE txmq_claim: GRANT EXECUTE ON FUNCTION {_CLAIM} TO the role")
     return remarks
 
 

@@ -18,6 +18,7 @@ from psycopg2 import extensions
 from txmq.errors import TransactionAborted
 from txmq.tx.postgres.translate import translated
 
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
 Connection: TypeAlias = extensions.connection
 Cursor: TypeAlias = extensions.cursor
 
