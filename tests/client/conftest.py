@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import pytest
 
 import txmq
 from tests.client.fake import FakeBroker
+from tests.client.ledgers import Ledgers
 from tests.client.real import RealBroker
 from tests.client.telling import Tell, running_reactor, teller
 from tests.fixtures_postgres import with_tables
 from txmq.client.blocking import Client
-from txmq.testing.postgres import PostgresServer
+from txmq.testing.postgres import OwnServer, PostgresServer
 
 
 @pytest.fixture
@@ -89,3 +90,51 @@ def reactor() -> Iterator[Any]:
 @pytest.fixture
 def tell(reactor: Any) -> Tell:
     return teller(reactor)
+
+
+@contextmanager
+def made(*servers: PostgresServer) -> Iterator[list[str]]:
+    """A database on each of the servers, for the length of the block."""
+    names = [server.create_database() for server in servers]
+    yield [server.dsn(name) for server, name in zip(servers, names, strict=True)]
+    for server, name in zip(servers, names, strict=True):
+        server.drop_database(name)
+
+
+@contextmanager
+def opened(dsns: list[str], broker: RealBroker, client: Client) -> Iterator[Ledgers]:
+    ledgers = Ledgers(dsns, broker, client)
+    ledgers.reset()
+    yield ledgers
+    ledgers.recover()
+    ledgers.close()
+
+
+@pytest.fixture(scope="module")
+def two_servers(postgres: PostgresServer, crashable_postgres: OwnServer) -> Iterator[list[str]]:
+    """The DSNs of two databases."""
+    with made(postgres, crashable_postgres) as dsns:
+        yield dsns
+
+
+@pytest.fixture(scope="module")
+def one_server(postgres: PostgresServer) -> Iterator[list[str]]:
+    """The DSNs of two databases."""
+    with made(postgres, postgres) as dsns:
+        yield dsns
+
+
+@pytest.fixture
+def ledgers(two_servers: list[str], shared_broker: RealBroker, connect: Callable[..., Client]) -> Iterator[Ledgers]:
+    """Databases of two servers."""
+    with opened(two_servers, shared_broker, connect(shared_broker.url)) as ledgers:
+        yield ledgers
+
+
+@pytest.fixture(params=["one_server", "two_servers"])
+def either(
+    request: pytest.FixtureRequest, shared_broker: RealBroker, connect: Callable[..., Client]
+) -> Iterator[Ledgers]:
+    """Databases of one server, then of two."""
+    with opened(request.getfixturevalue(request.param), shared_broker, connect(shared_broker.url)) as ledgers:
+        yield ledgers

@@ -118,6 +118,11 @@ class RealBroker:
         return dial(parse_url(self.url), lambda: Conversation(None, pin), time.monotonic() + 10)
 
 
+def bodies(broker: RealBroker, topic: str) -> list[bytes]:
+    """Of every published message, by partition and offset."""
+    return [found.body for found in broker.read(topic)]
+
+
 def _read(connection: Connection, topic: str, partition: int, end: int) -> list[Found]:
     found: list[Found] = []
     while len(found) < end:

@@ -1,0 +1,182 @@
+"""Every error a user of txmq can meet.
+
+    TxmqError
+    ├─ ConfigError
+    ├─ ProtocolError
+    │  ├─ LocalProtocolError
+    │  │  └─ InvalidSelector
+    │  └─ RemoteProtocolError
+    ├─ BrokerUnavailable
+    ├─ LogChanged
+    ├─ ConnectionLost
+    ├─ RequestTimeout
+    ├─ ClientClosed
+    ├─ RequestRejected            (one class per status on the wire: txmq.wire.status)
+    ├─ StoreError
+    │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse
+    ├─ DatabaseError
+    │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer, SynchronousCommitOff,
+    │  │  TwoPhaseOff, TwoPhaseFull, WalLevelTooLow, SlotMissing, SlotInUse, SlotLost, SlotRewound
+    └─ TransactionError
+       ├─ UnknownTransaction, AlreadyResolved, IllegalTransition, TransactionAborted, TokenFenced, InDoubt,
+          HeuristicMixed
+
+What a resource tells a foreign transaction manager are the kinds of `txmq.errors_xa.XaError`.
+
+`retriable`: the same call may succeed if made again. `outcome`: what is known of the effect of the call that raised:
+"not done", or "unknown" where it may have happened (a timed-out send may have been stored).
+"""
+
+from __future__ import annotations
+
+from txmq.errors.base import (
+    BrokerUnavailable,
+    ClientClosed,
+    ConfigError,
+    ConnectionLost,
+    InvalidSelector,
+    LocalProtocolError,
+    LogChanged,
+    Outcome,
+    ProtocolError,
+    RemoteProtocolError,
+    RequestTimeout,
+    TxmqError,
+)
+from txmq.errors.database import (
+    DatabaseConflict,
+    DatabaseError,
+    DatabaseUnavailable,
+    SchemaMissing,
+    SlotInUse,
+    SlotLost,
+    SlotMissing,
+    SlotRewound,
+    SynchronousCommitOff,
+    TwoPhaseFull,
+    TwoPhaseOff,
+    UnsupportedServer,
+    WalLevelTooLow,
+)
+from txmq.errors.refusals import (
+    BadRequest,
+    BrokerFailed,
+    Conflict,
+    DigestMismatch,
+    DuplicateXid,
+    GroupMismatch,
+    HeuristicOutcome,
+    MessagesDamaged,
+    MessageTooLarge,
+    NoResolver,
+    NotLeased,
+    NotPermitted,
+    OffsetOutOfRange,
+    OtherLog,
+    ProducerFenced,
+    ReadOnly,
+    RecallTooLate,
+    RequestRejected,
+    SequenceGap,
+    StaleGeneration,
+    StaleTopic,
+    Throttled,
+    TopicClosed,
+    TopicExists,
+    UnknownGroup,
+    UnknownLetter,
+    UnknownMember,
+    UnknownPartition,
+    UnknownProducer,
+    UnknownTopic,
+)
+from txmq.errors.storage import (
+    CorruptRecord,
+    DirectoryInUse,
+    DiskFull,
+    StoreClosed,
+    StoreError,
+    UnsupportedFormat,
+)
+from txmq.errors.transactions import (
+    AlreadyResolved,
+    HeuristicMixed,
+    IllegalTransition,
+    InDoubt,
+    TokenFenced,
+    TransactionAborted,
+    TransactionError,
+    UnknownTransaction,
+)
+
+__all__ = (
+    "AlreadyResolved",
+    "BadRequest",
+    "BrokerFailed",
+    "BrokerUnavailable",
+    "ClientClosed",
+    "ConfigError",
+    "Conflict",
+    "ConnectionLost",
+    "CorruptRecord",
+    "DatabaseConflict",
+    "DatabaseError",
+    "DatabaseUnavailable",
+    "DigestMismatch",
+    "DirectoryInUse",
+    "DiskFull",
+    "DuplicateXid",
+    "GroupMismatch",
+    "HeuristicMixed",
+    "HeuristicOutcome",
+    "IllegalTransition",
+    "InDoubt",
+    "InvalidSelector",
+    "LocalProtocolError",
+    "LogChanged",
+    "MessageTooLarge",
+    "MessagesDamaged",
+    "NoResolver",
+    "NotLeased",
+    "NotPermitted",
+    "OffsetOutOfRange",
+    "OtherLog",
+    "Outcome",
+    "ProducerFenced",
+    "ProtocolError",
+    "ReadOnly",
+    "RecallTooLate",
+    "RemoteProtocolError",
+    "RequestRejected",
+    "RequestTimeout",
+    "SchemaMissing",
+    "SequenceGap",
+    "SlotInUse",
+    "SlotLost",
+    "SlotMissing",
+    "SlotRewound",
+    "StaleGeneration",
+    "StaleTopic",
+    "StoreClosed",
+    "StoreError",
+    "SynchronousCommitOff",
+    "Throttled",
+    "TokenFenced",
+    "TopicClosed",
+    "TopicExists",
+    "TransactionAborted",
+    "TransactionError",
+    "TwoPhaseFull",
+    "TwoPhaseOff",
+    "TxmqError",
+    "UnknownGroup",
+    "UnknownLetter",
+    "UnknownMember",
+    "UnknownPartition",
+    "UnknownProducer",
+    "UnknownTopic",
+    "UnknownTransaction",
+    "UnsupportedFormat",
+    "UnsupportedServer",
+    "WalLevelTooLow",
+)

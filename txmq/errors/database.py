@@ -1,0 +1,77 @@
+"""Errors of a business database."""
+
+from __future__ import annotations
+
+from txmq.errors.base import TxmqError
+
+
+class DatabaseError(TxmqError):
+    """PostgreSQL refused or failed. `sqlstate` is its code, None where the connection itself broke."""
+
+    def __init__(self, message: str, *, hint: str = "", sqlstate: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.sqlstate = sqlstate
+
+
+class DatabaseUnavailable(DatabaseError):
+    """No usable connection to PostgreSQL; an open transaction on it is gone."""
+
+    retriable = True
+
+
+class DatabaseConflict(DatabaseError):
+    """A serialization failure, deadlock or lock time-out: roll back and run the whole transaction again."""
+
+    retriable = True
+
+
+class SchemaMissing(DatabaseError):
+    """The database lacks txmq's tables, or has those of another version."""
+
+
+class UnsupportedServer(DatabaseError):
+    """The PostgreSQL server is too old, or is one that txmq must not write to."""
+
+
+class SynchronousCommitOff(DatabaseError):
+    """The session commits without waiting for the disk: a crash could take back a transaction whose messages went
+    out.
+    """
+
+
+class TwoPhaseOff(DatabaseError):
+    """The server prepares no transactions: its `max_prepared_transactions` is 0."""
+
+
+class TwoPhaseFull(DatabaseError):
+    """The server has as many prepared transactions as it can hold; this one was rolled back."""
+
+    retriable = True
+
+
+class WalLevelTooLow(DatabaseError):
+    """The server writes too little into its log for logical messages; `found` is its wal_level."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"wal_level is {found}", hint="set wal_level = logical in postgresql.conf and restart PostgreSQL"
+        )
+        self.found = found
+
+
+class SlotMissing(DatabaseError):
+    """There is no such replication slot, or not one that a relay can read."""
+
+
+class SlotInUse(DatabaseError):
+    """Another process reads the replication slot; only one can."""
+
+    retriable = True
+
+
+class SlotLost(DatabaseError):
+    """PostgreSQL has removed log that the slot still needed: what was committed since is not in the broker."""
+
+
+class SlotRewound(DatabaseError):
+    """The database's log goes on from an earlier place than the broker has taken it over to: it was restored."""

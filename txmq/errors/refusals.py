@@ -1,0 +1,141 @@
+"""What brokers refuse: one class per status on the wire (`txmq.wire.status`)."""
+
+from __future__ import annotations
+
+from txmq.errors.base import LogChanged, TxmqError
+
+
+class RequestRejected(TxmqError):
+    """The broker refused the request; nothing was done. `detail` holds the fields behind the message."""
+
+    def __init__(self, message: str, *, hint: str = "", detail: dict[str, object] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.detail = detail or {}
+
+
+class BadRequest(RequestRejected):
+    """The request is malformed or a value in it is out of range."""
+
+
+class UnknownTopic(RequestRejected):
+    """The topic does not exist and the broker does not create topics on first use."""
+
+
+class UnknownPartition(RequestRejected):
+    """The topic has no such partition."""
+
+
+class StaleTopic(RequestRejected):
+    """The sender knew an older shape of the topic (its partition count grew); fetch the metadata and send again."""
+
+    retriable = True
+
+
+class TopicExists(RequestRejected):
+    """A topic of that name exists with other settings."""
+
+
+class RecallTooLate(RequestRejected):
+    """The message does not wait for its time of delivery: it has been published already, or is not known at all."""
+
+
+class UnknownGroup(RequestRejected):
+    """The consumer group does not exist."""
+
+
+class UnknownMember(RequestRejected):
+    """The member is not, or no longer, part of the consumer group; join again."""
+
+    retriable = True
+
+
+class StaleGeneration(RequestRejected):
+    """The member's generation is over: the partitions or leases it speaks of may belong to others now."""
+
+
+class GroupMismatch(RequestRejected):
+    """The consumer group exists with another mode or other settings."""
+
+
+class NotLeased(RequestRejected):
+    """The message is not leased to this member: acked before, moved, or its lease ran out."""
+
+
+class OffsetOutOfRange(RequestRejected):
+    """The offset is below what is retained or above the end of the partition."""
+
+
+class TopicClosed(RequestRejected):
+    """An operator has closed the topic for writing, or for reading."""
+
+
+class MessagesDamaged(RequestRejected):
+    """Messages that were stored cannot be read any more; `detail` tells which, and the `next` offset after them."""
+
+
+class MessageTooLarge(RequestRejected):
+    """A message or frame exceeds the broker's limit."""
+
+
+class Throttled(RequestRejected):
+    """The broker is over a budget; try again after a pause."""
+
+    retriable = True
+
+
+class ReadOnly(RequestRejected):
+    """The broker's disk is full; it serves reads and refuses writes until there is space."""
+
+    retriable = True
+
+
+class SequenceGap(RequestRejected):
+    """A producer's sequence skipped numbers: an earlier send is missing."""
+
+
+class UnknownProducer(RequestRejected):
+    """A repeated send of a producer that the broker has forgotten."""
+
+    outcome = "unknown"
+
+
+class ProducerFenced(RequestRejected):
+    """A newer incarnation of this producer instance has taken over; this one sends nothing any more."""
+
+
+class NoResolver(RequestRejected):
+    """No resolver of the broker is configured for the database that decides this transaction."""
+
+
+class NotPermitted(RequestRejected):
+    """The login does not allow this call on this resource."""
+
+
+class UnknownLetter(RequestRejected):
+    """There is no such dead letter."""
+
+
+class Conflict(RequestRejected):
+    """The transaction has the other outcome already; the contradiction was recorded."""
+
+
+class HeuristicOutcome(Conflict):
+    """Somebody decided the transaction by hand, and otherwise; `detail` tells the outcome, and it is recorded."""
+
+
+class DuplicateXid(RequestRejected):
+    """The Xid is that of another transaction (XAER_DUPID)."""
+
+
+class OtherLog(RequestRejected, LogChanged):
+    """The question is for a broker with another log: this one's answer would mean nothing."""
+
+
+class DigestMismatch(RequestRejected):
+    """The same token was used before for other contents."""
+
+
+class BrokerFailed(RequestRejected):
+    """The broker met an error of its own while it worked on the request; its log says which."""
+
+    outcome = "unknown"
