@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from itertools import chain
+from operator import or_
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +19,7 @@ from txmq.batch import (
     BatchView,
     Codec,
     Column,
+    RunView,
     encode,
     encode_columns,
     encode_one,
@@ -40,6 +44,10 @@ def text_or_none(text: str | None) -> str | None:
     return text or None
 
 
+def one_row(message: Message, sequence: int) -> bytes:
+    return encode_one(message, producer_id=bytes(16), epoch=1, sequence=sequence, born_at=sequence)
+
+
 @given(our.message_lists, our.codecs)
 def test_a_view_gives_back_every_column(messages: list[Message], codec: Codec) -> None:
     view = BatchView(encode(messages, **ORIGIN, codec=codec))
@@ -51,6 +59,18 @@ def test_a_view_gives_back_every_column(messages: list[Message], codec: Codec) -
     assert view.expire_at == [m.expire_at or span(m.ttl) for m in messages]
     assert view.born_at == [NOW] * len(messages)
     assert len(view) == len(messages)
+
+
+@given(st.lists(our.batches | st.builds(one_row, our.messages, our.U32), min_size=1, max_size=5))
+def test_a_run_has_the_columns_of_its_batches(batches: list[bytes]) -> None:
+    views = [BatchView(batch) for batch in batches]
+    rows = [len(view) for view in views]
+    run = RunView(b"".join(batches), rows, list(map(len, batches)), range(len(batches)))
+    for column in ("bodies", "keys", "tags", "headers", "born_at", "message_ids"):
+        assert getattr(run, column) == list(chain.from_iterable(getattr(view, column) for view in views))
+    assert run.hashes() == list(chain.from_iterable(view.hashes() for view in views))
+    assert run.stored_at == [number for number, count in enumerate(rows) for _ in range(count)]
+    assert (len(run), run.tag_filter) == (sum(rows), reduce(or_, (view.tag_filter for view in views)))
 
 
 @given(our.message_lists, our.codecs)

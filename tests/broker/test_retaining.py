@@ -14,6 +14,7 @@ from tests.broker.support import BEGAN, HELLO, Client
 from tests.simulation.node import recover
 from txmq.batch import encode, verify
 from txmq.broker.core import delayed, pins
+from txmq.broker.core.candidates import Wish
 from txmq.broker.core.consumer_commands import Deliver, Failure, Join, Nack, Pick, Wanted
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.delays import PublishDue, Recall, RecallReply
@@ -63,7 +64,7 @@ def bury(world: World, offset: int) -> None:
     """The message becomes a dead letter of group g."""
     reply = world.do(Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted()))
     generation = reply.generation
-    found: Any = plan(world.state, "g", "a", generation, world.log.durable, 100, 1 << 30, world.now())
+    found: Any = plan(world.state, "g", "a", generation, world.log.durable, Wish(100, 1 << 30), world.now())
     world.do(Deliver("g", "a", generation, tuple(Pick(candidate, None) for candidate in found.candidates)))
     world.do(Nack("g", "a", generation, "t", 0, offset, None, None, Failure("E", "no", "f"), True))
 

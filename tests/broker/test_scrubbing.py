@@ -54,11 +54,12 @@ class Rotten:
     def join(self, mode: str) -> Any:
         return self.client.call("consumer.join", group="g", member="a", instance="a", mode=mode, topics=["t"])
 
-    def fetch(self, joined: Any, messages: int = 100) -> list[tuple[int, int]]:
-        wanted = Fetch(joined["generation"], 0, 1 << 20, messages, "g", "a")
+    def fetch(self, joined: Any, messages: int = 100, run: int = 0) -> list[tuple[int, int]]:
+        wanted = Fetch(joined["generation"], 0, 1 << 20, messages, "g", "a", run=run)
         reply = self.client.ask(Opcode.FETCH, pack_fetch(wanted))
         assert reply.status == 0
-        return [(chunk.partition, chunk.base_offset) for chunk in unpack_chunks(reply.payload).chunks]
+        chunks = unpack_chunks(reply.payload).chunks
+        return [(chunk.partition, chunk.base_offset + row) for chunk in chunks for row in range(chunk.rows)]
 
     def alarms(self) -> list[str]:
         return [alarm["name"] for alarm in self.broker.ask("broker.alarms")["alarms"]]
@@ -83,13 +84,15 @@ def test_a_reader_gets_what_is_before_then_an_error_that_says_where_to_go_on(rot
 
 
 @pytest.mark.parametrize("mode", ["concurrent", "ordered"])
-@pytest.mark.parametrize("messages", [1, 100])
-def test_a_group_passes_nothing_over_and_gets_the_other_partition(rotten: Rotten, mode: str, messages: int) -> None:
+@pytest.mark.parametrize(("messages", "run"), [(1, 0), (100, 0), (100, 2), (100, 100)])
+def test_a_group_passes_nothing_over_and_gets_the_other_partition(
+    rotten: Rotten, mode: str, messages: int, run: int
+) -> None:
     rotten.rot(0, 1)
     joined = rotten.join(mode)
     got: list[tuple[int, int]] = []
     for _ in range(10):
-        got += rotten.fetch(joined, messages)
+        got += rotten.fetch(joined, messages, run)
     assert sorted(got) == [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert rotten.alarms() == ["log.damaged"]
     reset: dict[str, Any] = {"group": "g", "topic": "t", "to": {"0": 2}, "operator": "ada", "reason": "lost"}

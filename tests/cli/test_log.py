@@ -14,6 +14,7 @@ from twisted.internet.task import Clock
 
 from tests.cli.support import run
 from txmq.batch import encode, verify
+from txmq.broker.core.candidates import Wish
 from txmq.broker.core.consumer_commands import Deliver, Failure, Join, Nack, Pick, Wanted
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.parts import GroupBatch, StorePart
@@ -85,7 +86,7 @@ class Life:
 
     def bury(self) -> None:
         generation = self.do(Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted())).generation
-        found: Any = plan(self.state, "g", "a", generation, self.log.durable, 3, 1 << 30, NOW)
+        found: Any = plan(self.state, "g", "a", generation, self.log.durable, Wish(3, 1 << 30), NOW)
         self.do(Deliver("g", "a", generation, tuple(Pick(candidate, None) for candidate in found.candidates)))
         candidate = found.candidates[0]
         place = ("t", candidate.partition, candidate.start)

@@ -14,6 +14,7 @@ from tests.core.consumer_processes import Consumer, Held, Ledger, Message
 from tests.core.consumer_world import QUICK, World
 from tests.core.driver import SECOND
 from txmq.broker.core import machine
+from txmq.broker.core.candidates import Wish
 from txmq.broker.core.consumer_commands import Ack, Deliver, Failure, Join, Nack, Return, Wanted
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.moved import Kind, Moved
@@ -132,7 +133,8 @@ class Clients(World):
         stale = consumer.name in group.members and consumer.generation != group.generation
         flood, most = group.flood, self.random.randint(1, 6)
         probed = flood is not None and flood.lease in group.leases
-        found = plan(self.state, consumer.group, consumer.name, consumer.generation, self.end, most, 1_000, self.now)
+        wish = Wish(most, 1_000, run=self.random.choice((0, 3, 100)))
+        found = plan(self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now)
         if isinstance(found, Rejected):
             self.refused(consumer, found, stale=stale)
             return

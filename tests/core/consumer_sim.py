@@ -11,6 +11,7 @@ from tests.core.consumer_processes import Consumer, Message
 from tests.core.consumer_world import rows
 from tests.core.driver import SECOND
 from txmq.broker.core import machine
+from txmq.broker.core.candidates import Wish
 from txmq.broker.core.consumer_commands import (
     AbandonLetters,
     ExpireLeases,
@@ -270,7 +271,8 @@ class Sim(Clients):
         """The consumer does all it has, and fetches once more."""
         self.enter(consumer)
         self.hand_back(consumer)
-        found = plan(self.state, consumer.group, consumer.name, consumer.generation, self.end, 50, 10_000, self.now)
+        wish = Wish(50, 10_000, run=100)
+        found = plan(self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now)
         if isinstance(found, Plan):
             self.take(consumer, found)
         while consumer.flight:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.core.driver import Driver
 from txmq.broker.core import machine
+from txmq.broker.core.candidates import Candidate, Wish
 from txmq.broker.core.consumer_commands import Ack, Deliver, Failure, Join, Nack, Pick, Return, Wanted
 from txmq.broker.core.events import BatchStored, Booted
-from txmq.broker.core.planning import Candidate, Plan, plan
+from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import NAMES
 from txmq.broker.core.topics import CreateTopic
@@ -76,14 +77,16 @@ class World(Driver):
     def _keys(self, c: Candidate) -> tuple[int | None, ...]:
         return tuple(self.keys[c.topic_id, c.partition, c.start + row] for row in range(c.rows))
 
-    def plan(self, member: str, *, most: int = 1_000, size: int = EVERYTHING, durable: int | None = None) -> Any:
+    def plan(
+        self, member: str, *, most: int = 1_000, size: int = EVERYTHING, durable: int | None = None, run: int = 0
+    ) -> Any:
         durable = self.end if durable is None else durable
-        return plan(self.state, "g", member, self.generation(), durable, most, size, self.now)
+        return plan(self.state, "g", member, self.generation(), durable, Wish(most, size, run=run), self.now)
 
     def fetch(self, member: str, group: str = "g", *, most: int = 1_000, generation: int | None = None) -> Any:
         """What the member gets, message by message; a Rejected where it is refused."""
         generation = self.generation(group) if generation is None else generation
-        found = plan(self.state, group, member, generation, self.end, most, EVERYTHING, self.now)
+        found = plan(self.state, group, member, generation, self.end, Wish(most, EVERYTHING), self.now)
         if isinstance(found, Rejected):
             return found
         return self.deliver(member, generation, found, group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.consumer_world import BATCH, Got, World
+from txmq.broker.core.candidates import Source
 from txmq.broker.core.consumer_commands import (
     Ack,
     Deliver,
@@ -15,7 +16,7 @@ from txmq.broker.core.consumer_commands import (
     TopicRange,
 )
 from txmq.broker.core.consumer_events import Acked, Delivered
-from txmq.broker.core.planning import Source, has_work
+from txmq.broker.core.planning import has_work
 from txmq.broker.core.topics import CreateTopic
 
 LEASE = 60_000_000
@@ -35,6 +36,23 @@ def test_neighbouring_batches_go_out_under_one_lease(world: World) -> None:
     assert world.fetch("a") == [*(Got("t", 1, n, 1) for n in range(3)), *(Got("t", 0, n, 1) for n in range(5))]
     ranges = ((1, 1, 0, 3, 1), (1, 0, 0, 5, 1))
     assert world.events(since) == [Delivered(1, 1, "a", world.now + LEASE, False, ranges, (), (), ())]
+
+
+def test_neighbouring_batches_are_joined_to_runs(world: World) -> None:
+    for keys in ((1,), (2,), (3, 4), (5,), (6, 7, 8, 9)):
+        world.publish("t", *keys)
+    world.publish("t", 1, partition=1)
+    world.join("a")
+    shapes = [(c.partition, c.base_offset, c.first_row, c.rows) for c in world.plan("a", run=4).candidates]
+    assert shapes == [(1, 0, 0, 1), (0, 0, 0, 4), (0, 4, 0, 1), (0, 5, 0, 4)]
+    assert [len(c.batches) for c in world.plan("a", run=4).candidates] == [1, 3, 1, 1]
+    assert [(c.partition, c.rows) for c in world.plan("a", run=100, most=8).candidates] == [(1, 1), (0, 7)]
+    (pick,) = world.picks(world.plan("a", run=100, most=8).candidates[1:])
+    assert world.do(Deliver("g", "a", 1, (pick,))).deliveries == ((0, 0, 7, 1),)
+    assert [(c.partition, c.base_offset, c.first_row, c.rows) for c in world.plan("a", run=100).candidates] == [
+        (0, 5, 2, 2),
+        (1, 0, 0, 1),
+    ]
 
 
 def test_a_fetch_stops_at_its_limits(world: World) -> None:
@@ -180,6 +198,6 @@ def test_a_candidate_names_its_batch(world: World) -> None:
     world.fetch("a", most=1)
     (candidate,) = world.plan("a").candidates
     assert (candidate.source, candidate.base_offset, candidate.first_row, candidate.rows) == (Source.LIVE, 0, 1, 2)
-    assert (candidate.length, candidate.stored_at, candidate.attempt) == (BATCH, world.now, 1)
+    assert (candidate.batch.length, candidate.batch.stored_at, candidate.attempt) == (BATCH, world.now, 1)
     assert not candidate.needs_keys
     assert world.do(Deliver("g", "a", 1, (Pick(candidate),))).deliveries == ((0, 1, 3, 1),)

@@ -11,6 +11,7 @@ from tests.core.consumer_checks import moved_rows
 from tests.core.consumer_sim import Sim, replayed_equals
 from tests.core.driver import SECOND
 from txmq.broker.core import consumer_actions, delivery, fences, growth, guard, letters, machine, moved, planning
+from txmq.broker.core.candidates import Runs
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Deliver
 from txmq.broker.core.members import active
@@ -109,6 +110,15 @@ def a_reboot_takes_reservations(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_actions, "_settle_ranges", lambda *_, **__: None)
 
 
+def a_run_ends_behind_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    add = Runs.add
+
+    def longer(self: Runs, base: int, first: int, _rows: int, entry: Any, **more: Any) -> None:
+        add(self, base, first, entry.count - first, entry, **more)
+
+    patch.setattr(Runs, "add", longer)
+
+
 def growth_is_no_barrier(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(growth, "limit", lambda *_: None)
 
@@ -133,6 +143,7 @@ def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "bug",
     [
+        a_run_ends_behind_what_is_given_back,
         growth_is_no_barrier,
         a_count_is_lost_with_the_power,
         a_flood_goes_through,

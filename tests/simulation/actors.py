@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from tests.simulation.database import Fenced
 from tests.simulation.history import Broken
 from tests.simulation.network import Lost, Peer
-from txmq.batch import BatchView, encode
+from txmq.batch import encode
+from txmq.client.consuming.acks import join
+from txmq.client.consuming.parcels import view_of
 from txmq.errors import Conflict, RequestRejected
 from txmq.keys import partition_of
 from txmq.message import Decision, Message
@@ -230,7 +232,7 @@ class Local(Service):
 class Consumer(Actor):
     """A member of a group; dies now and then with messages in hand."""
 
-    group, mode = "c", "concurrent"
+    group, mode, acks_together = "c", "concurrent", True
 
     async def run(self) -> None:
         while not self.world.over:
@@ -249,7 +251,8 @@ class Consumer(Actor):
         )
         generation = joined["generation"]
         while not self.world.over:
-            wanted = h.Fetch(generation, 200, 1 << 16, self.rng.choice((1, 3, 50)), self.group, self.name)
+            most, run = self.rng.choice((1, 3, 50)), self.rng.choice((0, 2, 50))
+            wanted = h.Fetch(generation, 200, 1 << 16, most, self.group, self.name, run=run)
             chunks = unpack_chunks(await self.peer.request(Opcode.FETCH, h.pack_fetch(wanted))).chunks
             for chunk in chunks:
                 if self.rng.random() < self.world.trouble * 0.02:
@@ -264,11 +267,24 @@ class Consumer(Actor):
         return int(beat["generation"])
 
     async def _process(self, generation: int, chunk: Chunk) -> None:
-        view = BatchView(chunk.batch)
+        """Message by message, or all and then an ack of all that did not fail."""
+        view, together = view_of(chunk), self.acks_together and self.rng.random() < 0.5
+        self.world.history.counts["runs"] += bool(chunk.further)
+        done, failed = [], []
         for row in range(chunk.first_row, chunk.first_row + chunk.rows):
             offset, body = chunk.base_offset + row, view.bodies[row].decode()
             self.world.delivered(chunk.partition, offset, body)
-            await self._one(generation, chunk, offset, body)
+            if not together:
+                await self._one(generation, chunk, offset, body)
+            elif self._fails(body):
+                failed.append(offset)
+            else:
+                self.world.history.handled[body] += 1
+                done.append(h.Acked(TOPIC, chunk.partition, offset, offset + 1))
+        if done:
+            await self._ack(generation, *join(done))
+        for offset in failed:
+            await self._nack(generation, chunk.partition, offset)
 
     def _fails(self, body: str) -> bool:
         """Some messages fail a few times, the same ones for the same seed, and then no more."""
@@ -281,10 +297,9 @@ class Consumer(Actor):
             await self._nack(generation, chunk.partition, offset)
             return
         self.world.history.handled[body] += 1
-        await self._ack(generation, chunk.partition, offset)
+        await self._ack(generation, h.Acked(TOPIC, chunk.partition, offset, offset + 1))
 
-    async def _ack(self, generation: int, partition: int, offset: int) -> None:
-        ranges = (h.Acked(TOPIC, partition, offset, offset + 1),)
+    async def _ack(self, generation: int, *ranges: h.Acked) -> None:
         await self.peer.request(Opcode.ACK, h.pack_ack(h.Ack(generation, self.group, self.name, ranges)))
 
     async def _nack(self, generation: int, partition: int, offset: int) -> int:
@@ -299,7 +314,7 @@ class Consumer(Actor):
 class Ordered(Consumer):
     """Processes each key's messages in the order they come, and gives back those of a key that has failed."""
 
-    group, mode = "o", "ordered"
+    group, mode, acks_together = "o", "ordered", False
 
     async def _member(self) -> None:
         self._fenced: dict[str, int] = {}
@@ -319,7 +334,7 @@ class Ordered(Consumer):
             if int(version):
                 self.world.history.succeeded(key, int(version))
             self.world.history.handled[f"o:{body}"] += 1
-            await self._ack(generation, chunk.partition, offset)
+            await self._ack(generation, h.Acked(TOPIC, chunk.partition, offset, offset + 1))
 
 
 class Operator(Actor):

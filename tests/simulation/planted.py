@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-from tests.simulation import crowds, node
+from tests.simulation import actors, crowds, node
 from tests.simulation import delays as scheduling
 from txmq.broker import checks, grouping
 from txmq.broker.core import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine import Engine
     from txmq.store.writer import Flush
+    from txmq.wire.headers import Acked
 
 
 SLOW_DISK_S = 0.02
@@ -140,6 +141,11 @@ def _only_told(state: Any, found: delayed.Id, at: int) -> None:
     """The recall is answered, and forgotten."""
 
 
+def _over_gaps(ranges: list[Acked]) -> list[Acked]:
+    """One range from the first to the last, with what failed between them."""
+    return [ranges[0]._replace(end=ranges[-1].end)]
+
+
 @contextmanager
 def _with_delays(module: object, name: str, bug: object) -> Iterator[None]:
     """In worlds that have delayed messages, all of them."""
@@ -225,6 +231,7 @@ BUGS = (
         "a decision does not see those before it in its record",
         around=lambda: _with_crowds(together._Made, "_committed", _without_mine),
     ),
+    Bug("an ack of a run takes in what failed in it", around=lambda: patch.object(actors, "join", _over_gaps)),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
     Bug("a snapshot leads the log", _snapshot_at_once),
 )

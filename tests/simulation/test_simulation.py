@@ -34,6 +34,7 @@ ENOUGH = {
     "large": 3,
     "committed together": 0.5,
     "decided together": 0.5,
+    "runs": 5,
     "delayed": 0.2,
     "recalled": 0.02,
     "recalled too late": 0.005,

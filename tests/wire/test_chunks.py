@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests import strategies as our
 from txmq.batch import encode_columns, verify
+from txmq.client.consuming.parcels import view_of
 from txmq.errors import RemoteProtocolError
-from txmq.wire.chunks import Chunk, chunk_size, pack_chunks, unpack_chunks
+from txmq.wire.chunks import Chunk, Further, chunk_size, pack_chunks, unpack_chunks
 
 BATCH = encode_columns([b"one", b"two"], producer_id=bytes(16), epoch=0, sequence=0, born_at=0)
 CHUNK = Chunk("orders", 3, 100, 5_000, 9_000, 1, 0, -1, 0, 2, BATCH)
@@ -92,11 +93,45 @@ def test_heads_that_lie_are_refused(count: int, next_offset: int) -> None:
         unpack_chunks(struct.pack("<IIq", count, 0, next_offset) + payload_of(CHUNK)[16:])
 
 
-def test_reserved_bytes_are_zero() -> None:
+def test_batches_that_do_not_come_are_missed() -> None:
     whole = bytearray(payload_of(CHUNK))
     whole[-len(BATCH) - 4] = 1
-    with pytest.raises(RemoteProtocolError, match="impossible"):
+    with pytest.raises(RemoteProtocolError):
         unpack_chunks(bytes(whole))
+
+
+RUN = CHUNK._replace(rows=5, batch=BATCH * 3, further=(Further(2, len(BATCH), 6_000), Further(2, len(BATCH), 7_000)))
+
+
+def test_a_run_has_the_bytes_of_the_format() -> None:
+    expected = struct.pack("<IIII", len(BATCH) * 3, 0, 5, 2)
+    expected += struct.pack("<IIqIIq", 2, len(BATCH), 6_000, 2, len(BATCH), 7_000) + BATCH * 3
+    assert payload_of(RUN).endswith(expected)
+    assert unpack_chunks(payload_of(RUN)).chunks == (RUN,)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        RUN._replace(rows=7),
+        RUN._replace(first_row=2),
+        RUN._replace(further=RUN.further[:1]),
+        RUN._replace(further=(*RUN.further, Further(1, 0, 0))),
+        RUN._replace(further=(*RUN.further, Further(0, 0, 0))),
+        RUN._replace(further=(Further(2, len(BATCH) - 8, 6_000), Further(2, len(BATCH) + 8, -1))),
+        RUN._replace(batch=BATCH * 2),
+    ],
+)
+def test_impossible_runs_are_refused(chunk: Chunk) -> None:
+    with pytest.raises(RemoteProtocolError):
+        view_of(*unpack_chunks(payload_of(chunk)).chunks)
+
+
+@pytest.mark.parametrize("at", [0, 8, 9, 10, 11, 12, 16])
+def test_a_run_of_others_than_it_says_is_refused(at: int) -> None:
+    other = BATCH[:at] + bytes([BATCH[at] ^ 0xE8]) + BATCH[at + 1 :]
+    with pytest.raises(RemoteProtocolError):
+        view_of(RUN._replace(batch=BATCH + other + BATCH))
 
 
 @given(st.binary(max_size=200))

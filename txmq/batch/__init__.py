@@ -7,6 +7,7 @@ from txmq.batch.decode import BatchView, key_hash_at, key_hashes, largest_body, 
 from txmq.batch.encode import encode, encode_columns, encode_one
 from txmq.batch.header import BatchHeader, Codec, expires, read_header, with_producer
 from txmq.batch.layout import Column, Layout, locate
+from txmq.batch.run import RunView
 from txmq.batch.split import Single, deliveries, split
 from txmq.batch.verify import verify
 
@@ -16,6 +17,7 @@ __all__ = [
     "Codec",
     "Column",
     "Layout",
+    "RunView",
     "Single",
     "deliveries",
     "encode",

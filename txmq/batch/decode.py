@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from itertools import pairwise
+from typing import Protocol
 
 from txmq.batch.cells import headers_of
 from txmq.batch.codecs import decompress
@@ -58,6 +59,15 @@ class BatchView:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def tag_filter(self) -> int:
+        """The bits of all tags."""
+        return self.header.tag_filter
+
+    def hashes(self) -> list[int | None]:
+        """The hash of each row's key, None where it has none."""
+        return key_hashes(self.buffer)
+
     @cached_property
     def bodies(self) -> list[bytes]:
         """Raises RemoteProtocolError where they cannot be decompressed."""
@@ -106,20 +116,35 @@ class BatchView:
         return list(struct.unpack_from(f"<{self._count}q", self.buffer, at)) if at else [0] * self._count
 
 
-def rows_tagged(view: BatchView, tags: Collection[str]) -> list[int]:
+class Tagged(Protocol):
+    """Rows that may have tags."""
+
+    @property
+    def tag_filter(self) -> int:
+        """The bits of all tags."""
+
+    @property
+    def tags(self) -> list[str | None]:
+        """The tag of each row."""
+
+
+def rows_tagged(view: Tagged, tags: Collection[str]) -> list[int]:
     """The rows with one of these tags, in order. The filter in the header only says where there is none for certain."""
-    if not view.header.tag_filter & tag_filter(tags):
+    if not view.tag_filter & tag_filter(tags):
         return []
     return [row for row, tag in enumerate(view.tags) if tag in tags]
 
 
 def key_hashes(buffer: bytes) -> list[int | None]:
     """The hash of each row's key, None where it has none. Nothing but the keys is decoded."""
+    return [key_hash(cell) if cell else None for cell in key_cells(buffer)]
+
+
+def key_cells(buffer: bytes) -> list[bytes]:
+    """Each row's key in UTF-8, empty where it has none. Nothing else is decoded."""
     header = read_header(buffer)
     column = locate(buffer, header).key if header.columns & KEY else None
-    if column is None:
-        return [None] * header.count
-    return [key_hash(cell) if cell else None for cell in cells_of(buffer, column, header.count)]
+    return [b""] * header.count if column is None else cells_of(buffer, column, header.count)
 
 
 def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:

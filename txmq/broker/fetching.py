@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Protocol
 
 from txmq.batch import BatchView, expires, key_hashes, single_row
+from txmq.broker.core.candidates import Candidate, Source, Wish
 from txmq.broker.core.consumer_commands import Deliver, Pick
-from txmq.broker.core.planning import Candidate, Plan, Source, plan
+from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.state import Rejected
 from txmq.broker.reading import read_batches
 from txmq.errors import CorruptRecord
 from txmq.message import at_time
-from txmq.wire.chunks import MOVED, Chunk, pack_chunks
+from txmq.wire.chunks import MOVED, Chunk, Further, pack_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from txmq.broker.core.consumers import Spot
     from txmq.broker.core.delivery import DeliverReply, Delivery
+    from txmq.broker.core.tables import Entry
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
     from txmq.broker.seams import Clock, Timer
@@ -29,10 +33,12 @@ if TYPE_CHECKING:
 LONGEST_MS = 60_000
 MOST_MESSAGES = 10_000
 MOST_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
-FILTERED = frozenset({Source.LIVE, Source.REDELIVER})
+MOST_JOINED = 10_000  # rows of a run
 NOTHING: frozenset[int] = frozenset()
-NOT_READ = b""
 WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
+
+
+Batches = list[bytes]  # of one candidate; none where it is not wanted
 
 
 class Attempt(Protocol):
@@ -163,7 +169,7 @@ class _Fetch:
             return last
         request = self._request
         messages, size = min(request.max_messages, MOST_MESSAGES), min(request.max_bytes, MOST_BYTES)
-        found, batches = self._readable(messages, size)
+        found, batches = self._readable(Wish(messages, size, request.tag_filter, min(request.run, MOST_JOINED)))
         if isinstance(found, Rejected):
             self._session.reject(self._frame, found)
             return True
@@ -174,28 +180,31 @@ class _Fetch:
             self._reply([])
         return last
 
-    def _readable(self, messages: int, size: int) -> tuple[Plan | Rejected, list[bytes]]:
+    def _readable(self, wish: Wish) -> tuple[Plan | Rejected, list[Batches]]:
         """What could go out, and its batches. No damaged one is passed over: its partition stands still before it."""
         engine = self._engine
         standing: set[Spot] = set()
         while True:
             durable, now = engine.store.durable, engine.now()
-            found = plan(engine.state, *self._member, durable, messages, size, now, standing)
+            found = plan(engine.state, *self._member, durable, wish, now, standing)
             if isinstance(found, Rejected):
                 return found, []
             try:
                 return found, self._read(found.candidates)
             except CorruptRecord:
+                if wish.run:
+                    wish = wish._replace(run=0)  # what stands in a run before the damaged one goes out
+                    continue
                 good, batches = self._before_damage(found.candidates, standing)
             if good:
                 return found._replace(candidates=good), batches
 
     def _before_damage(
         self, candidates: tuple[Candidate, ...], standing: set[Spot]
-    ) -> tuple[tuple[Candidate, ...], list[bytes]]:
+    ) -> tuple[tuple[Candidate, ...], list[Batches]]:
         """Those before the first damaged one of their partition, which is added to the ones that stand still."""
         good: list[Candidate] = []
-        batches: list[bytes] = []
+        batches: list[Batches] = []
         for candidate in candidates:
             spot = (candidate.topic_id, candidate.partition)
             if spot not in standing:
@@ -206,14 +215,14 @@ class _Fetch:
                     standing.add(spot)
         return tuple(good), batches
 
-    def _read(self, candidates: tuple[Candidate, ...]) -> list[bytes]:
+    def _read(self, candidates: tuple[Candidate, ...]) -> list[Batches]:
         """Their batches, each read once; nothing of those that the member does not want. Raises CorruptRecord."""
-        places = [(c.position, c.length) if self._is_wanted(c) else None for c in candidates]
-        wanted = dict.fromkeys(place for place in places if place is not None)
+        places = [[b[:2] for b in c.batches] if c.wanted else [] for c in candidates]
+        wanted = dict.fromkeys(chain.from_iterable(places))
         found = dict(zip(wanted, read_batches(self._engine.store, wanted), strict=True))
-        return [NOT_READ if place is None else found[place] for place in places]
+        return [[found[place] for place in of_one] for of_one in places]
 
-    def _lease(self, candidates: tuple[Candidate, ...], batches: list[bytes], *, last: bool) -> None:
+    def _lease(self, candidates: tuple[Candidate, ...], batches: list[Batches], *, last: bool) -> None:
         """Lease what may go out of what was read; from the second delivery on only once that is durable."""
         now = self._engine.now()
         picks = tuple(
@@ -243,37 +252,48 @@ class _Fetch:
 
         self._session.lost[self] = self._fetching.soon(go_on).cancel
 
-    def _is_wanted(self, candidate: Candidate) -> bool:
-        """Whether it may have one of the tags that the member wants; exhausted and moved messages are not passed by."""
-        tags = self._request.tag_filter
-        return not tags or candidate.source not in FILTERED or bool(candidate.batch.tag_filter & tags)
-
-    def _chunk(self, delivery: Delivery, lease: int, candidate: Candidate, batch: bytes) -> Chunk:
-        first, rows = delivery.start - candidate.base_offset, delivery.end - delivery.start
+    def _chunk(self, delivery: Delivery, lease: int, candidate: Candidate, batches: Batches) -> Chunk:
+        rows = delivery.end - delivery.start
         flags = MOVED if candidate.source is Source.MOVED else 0
-        base = candidate.base_offset
+        base, (stored, *others), (batch, *more) = _covered(delivery, candidate, batches)
+        first = delivery.start - base
         if rows == 1 and len(batch) > WORTH_SLICING:
             batch, base, first = single_row(batch, first), delivery.start, 0
-        topic, stored = self._engine.state.topics_by_id[candidate.topic_id], candidate.batch
+        further = tuple([Further(entry.count, entry.length, entry.stored_at) for entry in others])
         return Chunk(
-            topic.name, candidate.partition, base, stored.stored_at, stored.position, delivery.attempt, flags, lease,
-            first, rows, batch,
+            self._engine.state.topics_by_id[candidate.topic_id].name, candidate.partition, base,
+            stored.stored_at, stored.position, delivery.attempt, flags, lease, first, rows,
+            b"".join((batch, *more)) if more else batch, further,
         )  # fmt: skip
 
     def _reply(self, chunks: list[Chunk]) -> None:
         self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
 
 
-def _pick(candidate: Candidate, batch: bytes, now: int) -> Pick:
-    return Pick(candidate, _keys(candidate, batch) if candidate.needs_keys else None, _expired(candidate, batch, now))
+def _covered(
+    delivery: Delivery, candidate: Candidate, batches: Batches
+) -> tuple[int, Sequence[Entry], Sequence[bytes]]:
+    """The offset of the first batch that has rows of the delivery; these batches, as stored and as read."""
+    entries = candidate.batches
+    if len(entries) == 1:
+        return candidate.base_offset, entries, batches
+    bases = list(accumulate((entry.count for entry in entries), initial=candidate.base_offset))
+    low, high = bisect_right(bases, delivery.start) - 1, bisect_left(bases, delivery.end)
+    return bases[low], entries[low:high], batches[low:high]
 
 
-def _expired(candidate: Candidate, batch: bytes, now: int) -> frozenset[int]:
+def _pick(candidate: Candidate, batches: Batches, now: int) -> Pick:
+    keys = _keys(candidate, *batches) if candidate.needs_keys else None
+    return Pick(candidate, keys, _expired(candidate, batches, now) if any(map(expires, batches)) else NOTHING)
+
+
+def _expired(candidate: Candidate, batches: Batches, now: int) -> frozenset[int]:
     """The offsets of messages whose time to live is over; a span of it counts from when they could be delivered."""
-    if not expires(batch):
-        return NOTHING
-    ends = BatchView(batch).expire_at[candidate.first_row : candidate.first_row + candidate.rows]
-    times = enumerate((at_time(carried, candidate.stored_at) for carried in ends), candidate.start)
+    ends = chain.from_iterable(
+        [at_time(carried, entry.stored_at) for carried in BatchView(batch).expire_at]
+        for entry, batch in zip(candidate.batches, batches, strict=True)
+    )
+    times = enumerate(islice(ends, candidate.first_row, candidate.first_row + candidate.rows), candidate.start)
     return frozenset(offset for offset, end in times if 0 < end <= now)
 
 

@@ -2,7 +2,7 @@
 
 u32 chunks | u32 generation | i64 next offset or -1, then for each: i64 base offset | i64 stored_at | i64 position
 u32 partition | u16 attempt | u16 flags | i64 lease id or -1 | str topic, padded to 8 | u32 length | u32 first row
-u32 rows | u32 0 | batch
+u32 rows | u32 further batches | for each of these: u32 rows, u32 length, i64 stored_at | batches
 """
 
 from __future__ import annotations
@@ -18,14 +18,24 @@ from txmq.wire.reader import Reader
 HEAD = struct.Struct("<IIq")
 PLACE = struct.Struct("<qqqIHHq")
 ROWS = struct.Struct("<IIII")
+FURTHER = struct.Struct("<IIq")
 MOVED, SUBSET = 1, 2  # flags: a retry or replay of a single row; some of the batch's rows
 ALIGN = 8  # where a batch stands in the payload, so that Arrow can use its columns as they are
+
+
+class Further(NamedTuple):
+    """One more batch of a chunk, whose rows follow those of the batch before it."""
+
+    rows: int
+    length: int
+    stored_at: int
 
 
 class Chunk(NamedTuple):
     """`rows` rows of a batch, from `first_row` on; the offset of row r is `base_offset` + r.
 
-    `attempt` counts deliveries from 1; `lease_id` is -1 where there is no lease.
+    `attempt` counts deliveries from 1; `lease_id` is -1 where there is no lease. With `further` batches, `batch` is all
+    of them, one behind the other, and their rows are counted on: a run. `stored_at` and `position` are of the first.
     """
 
     topic: str
@@ -39,6 +49,7 @@ class Chunk(NamedTuple):
     first_row: int
     rows: int
     batch: bytes
+    further: tuple[Further, ...] = ()
 
 
 class Chunks(NamedTuple):
@@ -80,8 +91,9 @@ def _chunk_head(chunk: Chunk) -> bytes:
     )
     topic = chunk.topic.encode()
     head = place + bytes((len(topic),)) + topic
-    rows = ROWS.pack(len(chunk.batch), chunk.first_row, chunk.rows, 0)
-    return head.ljust(_padded(len(head)), b"\0") + rows
+    rows = ROWS.pack(len(chunk.batch), chunk.first_row, chunk.rows, len(chunk.further))
+    further = [FURTHER.pack(*one) for one in chunk.further]
+    return b"".join((head.ljust(_padded(len(head)), b"\0"), rows, *further))
 
 
 def _chunks(reader: Reader, count: int) -> Iterable[Chunk]:
@@ -89,17 +101,20 @@ def _chunks(reader: Reader, count: int) -> Iterable[Chunk]:
         base_offset, stored_at, position, partition, attempt, flags, lease_id = reader.fields(PLACE)
         topic = reader.name()
         reader.take(-reader.at % ALIGN)
-        length, first_row, rows, zero = reader.fields(ROWS)
+        length, first_row, rows, more = reader.fields(ROWS)
+        further = tuple(map(Further._make, FURTHER.iter_unpack(reader.take(FURTHER.size * more))))
         batch = reader.take(length)
         header = read_header(batch)
         numbers = base_offset >= 0 and stored_at >= 0 and position >= 0 and lease_id >= -1
-        if not numbers or zero or flags > MOVED | SUBSET:
+        if not numbers or flags > MOVED | SUBSET or any(one.stored_at < 0 or not one.rows for one in further):
             raise RemoteProtocolError(f"a chunk of {topic} with impossible fields: offset {base_offset}, flags {flags}")
-        if header.length != length or not 0 < rows <= header.count - first_row:
-            raise RemoteProtocolError(f"{rows} rows from {first_row} of a batch of {header.count}")
+        count = header.count + sum(one.rows for one in further)
+        whole = header.length + sum(one.length for one in further)
+        if whole != length or first_row >= header.count or not 0 < rows <= count - first_row:
+            raise RemoteProtocolError(f"{rows} rows from {first_row} of batches of {count}")
         yield Chunk(
             *(topic, partition, base_offset, stored_at, position, attempt, flags, lease_id),
-            *(first_row, rows, batch),
+            *(first_row, rows, batch, further),
         )
 
 

@@ -39,6 +39,7 @@ DECIDE = struct.Struct("<B16sI")
 DECIDE_RECEIPT = struct.Struct("<BB")
 FETCH = struct.Struct("<IIII")
 TAGS = struct.Struct("<Q")
+RUN = struct.Struct("<I")
 ACK = struct.Struct("<I")
 RANGE = struct.Struct("<HHIqq")
 COUNT = struct.Struct("<I")
@@ -82,7 +83,8 @@ class DecideReceipt(NamedTuple):
 class Fetch(NamedTuple):
     """Lease messages to a member of a consumer group; waits up to `max_wait_ms` for the first.
 
-    Batches that share no bit with `tag_filter` are not wanted; 0 = all are.
+    Batches that share no bit with `tag_filter` are not wanted; 0 = all are. Neighbouring batches of together at most
+    `run` rows may come as one chunk.
     """
 
     generation: int
@@ -92,6 +94,7 @@ class Fetch(NamedTuple):
     group: str
     member: str
     tag_filter: int = 0
+    run: int = 0
 
 
 class Acked(NamedTuple):
@@ -179,8 +182,9 @@ def unpack_decide_receipt(payload: bytes) -> DecideReceipt:
 
 
 def pack_fetch(request: Fetch) -> bytes:
-    tags = TAGS.pack(request.tag_filter) if request.tag_filter else b""
-    return FETCH.pack(*request[:4]) + _string(request.group) + _string(request.member) + tags
+    tags = TAGS.pack(request.tag_filter) if request.tag_filter or request.run else b""
+    run = RUN.pack(request.run) if request.run else b""
+    return FETCH.pack(*request[:4]) + _string(request.group) + _string(request.member) + tags + run
 
 
 def unpack_fetch(payload: bytes) -> Fetch:
@@ -188,8 +192,9 @@ def unpack_fetch(payload: bytes) -> Fetch:
     generation, max_wait_ms, max_bytes, max_messages = reader.fields(FETCH)
     group, member = reader.group(), reader.name()
     (tags,) = reader.fields(TAGS) if reader.left else (0,)
+    (run,) = reader.fields(RUN) if reader.left else (0,)
     reader.end()
-    return Fetch(generation, max_wait_ms, max_bytes, max_messages, group, member, tags)
+    return Fetch(generation, max_wait_ms, max_bytes, max_messages, group, member, tags, run)
 
 
 def pack_ack(request: Ack) -> bytes:

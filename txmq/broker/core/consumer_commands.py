@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from txmq.broker.core.planning import Candidate
+from txmq.broker.core.candidates import Candidate
 from txmq.retry import RetryPolicy
 
 TopicRange = tuple[str, int, int, int]

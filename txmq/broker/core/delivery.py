@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import changes, fences, guard, leases, moved, planning
+from txmq.broker.core.candidates import Candidate, Source
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.consumer_events import Attempted, Delivered, Range
 from txmq.broker.core.consumers import SINGLY, Group, Lease, Member, Spot, Spotted
 from txmq.broker.core.members import current
 from txmq.broker.core.moved import Kind
-from txmq.broker.core.planning import Source
 from txmq.broker.core.positions import Grant
 from txmq.broker.core.ranges import Piece
 from txmq.broker.core.state import Outcome, Rejected, State
@@ -107,7 +107,7 @@ class _Draft:
             return False
         return start == self._cursors.get(spot, position.cursor)
 
-    def _next_given_back(self, candidate: planning.Candidate, spot: Spot, position: Position) -> bool:
+    def _next_given_back(self, candidate: Candidate, spot: Spot, position: Position) -> bool:
         start, end = candidate.start, candidate.start + candidate.rows
         passed = self._passed.get(spot, 0)
         piece = position.redeliver.first(passed if self._group.ordered else start)
@@ -161,7 +161,7 @@ class _Draft:
         self._cursors[spot] = offset
         self._stops.append((*spot, offset, key_hash))
 
-    def _move(self, spotted: Spotted, candidate: planning.Candidate, key_hash: int | None) -> None:
+    def _move(self, spotted: Spotted, candidate: Candidate, key_hash: int | None) -> None:
         """Behind its key's fence or, if it is exhausted and no fence stands before it, to the dead letters."""
         before = candidate.attempt - 1
         place, entry = spotted[2] - candidate.base_offset, candidate.batch

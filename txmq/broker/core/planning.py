@@ -8,11 +8,11 @@ loss tells which one it was.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import fences, gates, growth, guard, moved, topics
 from txmq.broker.core import tables as t
+from txmq.broker.core.candidates import Candidate, Runs, Source, Wish
 from txmq.broker.core.consumers import SINGLY
 from txmq.broker.core.members import current
 from txmq.broker.core.state import Rejected, State
@@ -25,49 +25,6 @@ if TYPE_CHECKING:
     from txmq.broker.core.positions import Position
 
 
-class Source(IntEnum):
-    """Where a candidate comes from."""
-
-    LIVE = 1  # never delivered
-    REDELIVER = 2  # delivered before, and given back
-    EXHAUSTED = 3  # given back once too often: it will not go out but to the dead letters
-    MOVED = 4  # a row of table `moved`
-
-
-class Candidate(NamedTuple):
-    """Rows of one stored batch that could go out together."""
-
-    source: Source
-    topic_id: int
-    partition: int
-    base_offset: int
-    first_row: int
-    rows: int
-    attempt: int
-    needs_keys: bool
-    batch: t.Entry  # of a moved row: without count and tag filter
-
-    @property
-    def start(self) -> int:
-        """Offset of the first row."""
-        return self.base_offset + self.first_row
-
-    @property
-    def position(self) -> int:
-        """Of the batch in the log."""
-        return self.batch.position
-
-    @property
-    def length(self) -> int:
-        """Of the batch, in bytes."""
-        return self.batch.length
-
-    @property
-    def stored_at(self) -> int:
-        """When the batch was stored or, in a transaction, published."""
-        return self.batch.stored_at
-
-
 class Plan(NamedTuple):
     """Candidates; `steps`: a delivery is worth asking for even without any, because fences can go on."""
 
@@ -75,14 +32,13 @@ class Plan(NamedTuple):
     steps: bool = False
 
 
-def plan(  # noqa: PLR0913, PLR0917  # all that a fetch says
+def plan(  # all that a fetch says
     state: State,
     group: str,
     member: str,
     generation: int,
     durable: int,
-    max_messages: int,
-    max_bytes: int,
+    wish: Wish,
     now: int,
     without: Collection[Spot] = (),
 ) -> Plan | Rejected:
@@ -98,11 +54,11 @@ def plan(  # noqa: PLR0913, PLR0917  # all that a fetch says
     if not guard.may_deliver(found[0], 1, now):
         return Plan(steps=steps)
     guarded = found[0].flood is not None
-    planner = _Planner(state, *found, durable, now, 1 if guarded else max_messages, max_bytes)
+    planner = _Planner(state, *found, durable, now, wish._replace(messages=1) if guarded else wish)
     planner.without = without
     if guarded:
         planner.partitions()  # first what did not fail yet: it tells more
-    planner.moved_rows(max(1, max_messages // 2))
+    planner.moved_rows(max(1, wish.messages // 2))
     if not guarded:
         planner.partitions()
     return Plan(tuple(planner.candidates), steps)
@@ -110,7 +66,7 @@ def plan(  # noqa: PLR0913, PLR0917  # all that a fetch says
 
 def has_work(state: State, group: str, member: str, generation: int, durable: int, now: int) -> bool:
     """Whether a fetch is worth answering now, be it with a refusal. Cheap: it stops at the first candidate."""
-    found = plan(state, group, member, generation, durable, 1, 1, now)
+    found = plan(state, group, member, generation, durable, Wish(1, 1), now)
     return isinstance(found, Rejected) or bool(found.candidates or found.steps)
 
 
@@ -172,23 +128,20 @@ def entries_from(state: State, spot: Spot, offset: int) -> Iterator[tuple[int, t
 class _Planner:
     """Collects candidates until the fetch is full."""
 
-    def __init__(
-        self, state: State, group: Group, member: Member, durable: int, now: int, messages: int, size: int
-    ) -> None:
+    def __init__(self, state: State, group: Group, member: Member, durable: int, now: int, wish: Wish) -> None:
         self._state, self._group, self._member = state, group, member
-        self._durable, self._now = durable, now
-        self._messages, self._bytes = messages, size
+        self._durable, self._now, self._wish = durable, now, wish
+        self._messages, self._bytes = wish.messages, wish.size
         self._single_out: bool | None = None
         self.without: Collection[Spot] = ()
         self.candidates: list[Candidate] = []
 
     def _full(self, length: int = 0) -> bool:
-        return self._messages <= 0 or (bool(self.candidates) and length > self._bytes)
+        return self._messages <= 0 or (self._bytes < self._wish.size and length > self._bytes)
 
-    def _add(self, candidate: Candidate) -> None:
-        self.candidates.append(candidate)
-        self._messages -= candidate.rows
-        self._bytes -= candidate.length
+    def _take(self, rows: int, length: int) -> None:
+        self._messages -= rows
+        self._bytes -= length
 
     def _may_go_singly(self) -> bool:
         """Asked for a message that may kill: yes once, unless the member has one."""
@@ -216,7 +169,8 @@ class _Planner:
                 most -= 1
                 batch = t.Entry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
                 base = spotted[2] - row.row
-                self._add(
+                self._take(1, row.length)
+                self.candidates.append(
                     Candidate(Source.MOVED, *spot, base, row.row, 1, row.attempt + 1, needs_keys=False, batch=batch)
                 )
 
@@ -261,10 +215,16 @@ class _Planner:
         return complete
 
     def _range(self, source: Source, spot: Spot, start: int, end: int, attempt: int) -> bool:
-        """Candidates for the messages of [start, end), batch by batch; False = they did not all fit."""
+        """Candidates for the messages of [start, end); False = they did not all fit."""
         if start >= end:
             return True
         needs_keys = source is Source.EXHAUSTED or (self._group.ordered and spot[0] in self._group.fences)
+        run = Runs(source, spot, attempt, needs_keys=needs_keys, most=0 if needs_keys else self._wish.run)
+        complete = self._fill(run, spot, start, end)
+        self.candidates += run.candidates()
+        return complete
+
+    def _fill(self, run: Runs, spot: Spot, start: int, end: int) -> bool:
         for base, entry in entries_from(self._state, spot, start):
             if base >= end:
                 return True
@@ -273,7 +233,13 @@ class _Planner:
             first = max(start - base, 0)
             rows = min(entry.count, end - base) - first
             taken = min(rows, self._messages)
-            self._add(Candidate(source, *spot, base, first, taken, attempt, needs_keys, entry))
+            self._take(taken, entry.length)
+            run.add(base, first, taken, entry, wanted=self._is_wanted(run.source, entry))
             if taken < rows:
                 return False
         return True
+
+    def _is_wanted(self, source: Source, entry: t.Entry) -> bool:
+        """Exhausted messages are not passed by: they go to the dead letters whoever asks."""
+        tags = self._wish.tags
+        return not tags or source is Source.EXHAUSTED or bool(entry.tag_filter & tags)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from txmq.batch import BatchView, key_hashes
+from txmq.batch import BatchView, RunView, read_header
 from txmq.message import ReceivedMessage
 from txmq.wire.chunks import MOVED, Chunk
 from txmq.wire.headers import Acked
@@ -17,10 +17,20 @@ READY, STARTED, NACKED, LENT, DONE, TWIN = range(6)
 T = TypeVar("T")
 
 
+def view_of(chunk: Chunk) -> BatchView | RunView:
+    """The rows of a chunk's batches. Raises RemoteProtocolError."""
+    if not chunk.further:
+        return BatchView(chunk.batch)
+    rows, lengths, times = zip(*chunk.further, strict=True)
+    first = read_header(chunk.batch)
+    return RunView(chunk.batch, (first.count, *rows), (first.length, *lengths), (chunk.stored_at, *times))
+
+
 class Parcel:
     """The rows of one chunk, and what became of each. `owner` is the consumer that its messages are acked to.
 
-    `epoch` is the group's when it came; `touched_at` when a row was last taken or settled, in the clock's seconds.
+    `stored_at` is the first batch's. `epoch` is the group's when it came; `touched_at` when a row was last taken or
+    settled, in the clock's seconds.
     """
 
     __slots__ = (
@@ -35,7 +45,7 @@ class Parcel:
         self.lease, self.attempt, self.stored_at = chunk.lease_id, chunk.attempt, chunk.stored_at
         self.moved = bool(chunk.flags & MOVED)
         self.size = len(chunk.batch)
-        self._view: BatchView | None = BatchView(chunk.batch)
+        self._view: BatchView | RunView | None = view_of(chunk)
         self.owner, self.epoch, self.touched_at = owner, epoch, now
         self.states = bytearray(chunk.rows)
         self.ready = self.left = chunk.rows
@@ -46,7 +56,7 @@ class Parcel:
         return self.topic, self.partition
 
     @property
-    def view(self) -> BatchView:
+    def view(self) -> BatchView | RunView:
         """The batch, until `release`."""
         assert self._view is not None, "released only when no row is left to take"
         return self._view
@@ -58,7 +68,7 @@ class Parcel:
     def hashes(self) -> Sequence[int | None]:
         """The hash of each row's key."""
         first = self.start - self.base
-        return key_hashes(self.view.buffer)[first : first + len(self.states)]
+        return self.view.hashes()[first : first + len(self.states)]
 
     def state(self, offset: int) -> int:
         """What became of the message at that offset."""
@@ -117,7 +127,10 @@ class DeliveredMessage(ReceivedMessage):
 
 
 class ReceivedBatch:
-    """Messages that came together, as columns: sequences with an element for each, decoded at first use."""
+    """Messages that came together, as columns: sequences with an element for each, decoded at first use.
+
+    They may have been stored one by one; `stored_at` is when the first of them was.
+    """
 
     def __init__(self, parcel: Parcel, offsets: Sequence[int]) -> None:
         self._view = parcel.view
@@ -164,11 +177,12 @@ class ReceivedBatch:
         return [column[offset - base] for offset in offsets]
 
 
-def _message(parcel: Parcel, view: BatchView, offset: int) -> DeliveredMessage:
+def _message(parcel: Parcel, view: BatchView | RunView, offset: int) -> DeliveredMessage:
     row = offset - parcel.base
+    stored_at = view.stored_at[row] if isinstance(view, RunView) else parcel.stored_at
     message = DeliveredMessage(
         *(parcel.topic, parcel.partition, offset, view.keys[row], view.tags[row], view.headers[row], view.bodies[row]),
-        *(view.message_ids[row], parcel.attempt, view.born_at[row], parcel.stored_at),
+        *(view.message_ids[row], parcel.attempt, view.born_at[row], stored_at),
     )
     message.parcel = parcel
     return message

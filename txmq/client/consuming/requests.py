@@ -11,6 +11,7 @@ from txmq.wire.headers import Ack, Acked, Fetch, Opcode, pack_ack, pack_fetch
 
 Reply = Callable[[bytes, float], None]
 Refusal = Callable[[RequestRejected, float], None]
+RUN = 1_000  # messages that were stored one by one, and come as one batch
 REPLY_S = 15.0  # within which an answer is due that waits for nothing but the disk
 
 
@@ -59,7 +60,7 @@ def fetch(
     seat: Seat, wait_s: float, messages: int, size: int, reply: Reply, refused: Refusal, *, tags: int = 0
 ) -> Request:
     """A request for at most so many messages and bytes of batches, of those whose tag filter has a bit of `tags`."""
-    wanted = Fetch(seat.generation, round(wait_s * 1_000), size, messages, seat.group, seat.member, tags)
+    wanted = Fetch(seat.generation, round(wait_s * 1_000), size, messages, seat.group, seat.member, tags, RUN)
     return Request(Opcode.FETCH, pack_fetch(wanted), reply, refused, wait_s + REPLY_S)
 
 

@@ -1,0 +1,127 @@
+"""Neighbouring batches, back to back, read as one: many messages that were stored one by one are a run.
+
+Most batches of a run are of one plain row, which is found without a walk through its columns: behind its body stand
+only times.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, repeat
+from typing import TypeVar
+
+from txmq.batch.decode import BatchView, key_cells
+from txmq.batch.header import EXPIRE_AT, HEADERS, KEY, LENGTH, MAGIC, TAG, VERSION, Codec
+from txmq.errors import RemoteProtocolError
+from txmq.keys import key_hash
+from txmq.message import NO_HEADERS, message_id
+
+HEAD = struct.Struct("<4s4xBBHIII")  # magic, version, codec, columns, count, length, size of the bodies
+FILTER = struct.Struct("<32xQ")
+ORIGIN = struct.Struct("<40x16s8xQ")  # producer id, sequence
+KEY_END = struct.Struct(f"<{LENGTH + 4}xI")  # of the key of a batch of one row that has one
+KEY_AT = LENGTH + 8
+TIMES = (8, 16, 16, 24)  # bytes behind the body of one row: born_at; with deliver_at, with expire_at, with both
+T = TypeVar("T")
+
+
+class RunView:
+    """The rows of verified batches as columns, as `BatchView` has those of one."""
+
+    def __init__(self, buffer: bytes, rows: Sequence[int], lengths: Sequence[int], times: Sequence[int]) -> None:
+        """Rows and bytes of each batch, and when it was stored. RemoteProtocolError where they are others than that."""
+        self._buffer, self._rows, self._lengths, self._times = buffer, rows, lengths, times
+        self._starts = list(accumulate(lengths, initial=0))[:-1]
+        try:
+            self._heads = [HEAD.unpack_from(buffer, start) for start in self._starts]
+        except struct.error as error:
+            raise RemoteProtocolError("a run of batches ends too early") from error
+        magics, versions, codecs, columns, counts, found, _sizes = zip(*self._heads, strict=True)
+        known = set(magics) == {MAGIC} and set(versions) == {VERSION} and max(codecs) <= Codec.LZ4
+        if not known or max(columns) >= 2 * EXPIRE_AT or counts != tuple(rows) or found != tuple(lengths):
+            raise RemoteProtocolError("a run of batches holds others than it says")
+
+    def __len__(self) -> int:
+        return sum(self._rows)
+
+    @property
+    def tag_filter(self) -> int:
+        """The bits of all tags."""
+        bits = 0
+        for start in self._starts:
+            bits |= FILTER.unpack_from(self._buffer, start)[0]
+        return bits
+
+    @cached_property
+    def bodies(self) -> list[bytes]:
+        """Raises RemoteProtocolError where they cannot be decompressed."""
+        buffer, bodies = self._buffer, list[bytes]()
+        for start, (_magic, _version, codec, columns, count, length, size) in zip(
+            self._starts, self._heads, strict=True
+        ):
+            if count == 1 and not codec:
+                at = start + length - TIMES[columns >> 3] - (size + 7 & -8)
+                bodies.append(buffer[at : at + size])
+            else:
+                bodies += BatchView(buffer[start : start + length]).bodies
+        return bodies
+
+    @cached_property
+    def keys(self) -> list[str | None]:
+        return [cell.decode() or None for cell in self._key_cells]
+
+    @cached_property
+    def tags(self) -> list[str | None]:
+        return self._column(TAG, None, lambda view: view.tags)
+
+    @cached_property
+    def headers(self) -> list[Mapping[str, str]]:
+        return self._column(HEADERS, NO_HEADERS, lambda view: view.headers)
+
+    @cached_property
+    def born_at(self) -> list[int]:
+        born = list[int]()
+        for start, (*_, columns, count, length, _size) in zip(self._starts, self._heads, strict=True):
+            at = start + length - TIMES[columns >> 3] * count
+            born += struct.unpack_from(f"<{count}q", self._buffer, at)
+        return born
+
+    @cached_property
+    def message_ids(self) -> list[str]:
+        origins = (ORIGIN.unpack_from(self._buffer, start) for start in self._starts)
+        return [
+            message_id(producer_id, first + row)
+            for (producer_id, first), rows in zip(origins, self._rows, strict=True)
+            for row in range(rows)
+        ]
+
+    @cached_property
+    def stored_at(self) -> list[int]:
+        """When the batch of each row was stored."""
+        return list(chain.from_iterable(map(repeat, self._times, self._rows)))
+
+    def hashes(self) -> list[int | None]:
+        """The hash of each row's key, None where it has none."""
+        return [key_hash(cell) if cell else None for cell in self._key_cells]
+
+    @cached_property
+    def _key_cells(self) -> list[bytes]:
+        buffer, cells = self._buffer, list[bytes]()
+        for start, (*_, columns, count, length, _size) in zip(self._starts, self._heads, strict=True):
+            if not columns & KEY:
+                cells += repeat(b"", count)
+            elif count == 1:
+                cells.append(buffer[start + KEY_AT : start + KEY_AT + KEY_END.unpack_from(buffer, start)[0]])
+            else:
+                cells += key_cells(buffer[start : start + length])
+        return cells
+
+    def _column(self, flag: int, absent: T, of: Callable[[BatchView], list[T]]) -> list[T]:
+        return list(chain.from_iterable(self._cells(flag, absent, of)))
+
+    def _cells(self, flag: int, absent: T, of: Callable[[BatchView], list[T]]) -> Iterator[Sequence[T]]:
+        for start, (*_, columns, count, length, _size) in zip(self._starts, self._heads, strict=True):
+            here = columns & flag
+            yield of(BatchView(self._buffer[start : start + length])) if here else [absent] * count
