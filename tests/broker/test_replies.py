@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -12,6 +14,9 @@ from txmq.errors import BadRequest
 from txmq.wire.frames import Frame, FrameDecoder
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Transport(StringTransport):
@@ -35,6 +40,9 @@ class Transport(StringTransport):
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:  # noqa: N802 (Twisted's)
+        self.write(b"".join(data))
 
 
 def never(version: int) -> Welcome:

@@ -17,7 +17,7 @@ from txmq.wire.hello import Hello
 from txmq.wire.status import to_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from random import Random
     from typing import Any
 
@@ -48,6 +48,9 @@ class Link:
 
     def write(self, data: bytes) -> None:
         self._carry(1, data, self._client.received)
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:  # noqa: N802  # Twisted's
+        self.write(b"".join(data))
 
     def _carry(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:
         rng, now, at = self._rng.random, self._clock.seconds(), self._arrives[way]

@@ -12,7 +12,7 @@ from tests import strategies as our
 from txmq.batch import encode_columns, verify
 from txmq.client.consuming.parcels import view_of
 from txmq.errors import RemoteProtocolError
-from txmq.wire.chunks import Chunk, Further, chunk_size, pack_chunks, unpack_chunks
+from txmq.wire.chunks import Chunk, chunk_size, pack_chunks, unpack_chunks
 
 BATCH = encode_columns([b"one", b"two"], producer_id=bytes(16), epoch=0, sequence=0, born_at=0)
 CHUNK = Chunk("orders", 3, 100, 5_000, 9_000, 1, 0, -1, 0, 2, BATCH)
@@ -100,12 +100,12 @@ def test_batches_that_do_not_come_are_missed() -> None:
         unpack_chunks(bytes(whole))
 
 
-RUN = CHUNK._replace(rows=5, batch=BATCH * 3, further=(Further(2, len(BATCH), 6_000), Further(2, len(BATCH), 7_000)))
+RUN = CHUNK._replace(rows=5, batch=BATCH * 3, further=((len(BATCH), 2, 6_000), (len(BATCH), 2, 7_000)))
 
 
 def test_a_run_has_the_bytes_of_the_format() -> None:
     expected = struct.pack("<IIII", len(BATCH) * 3, 0, 5, 2)
-    expected += struct.pack("<IIqIIq", 2, len(BATCH), 6_000, 2, len(BATCH), 7_000) + BATCH * 3
+    expected += struct.pack("<IIqIIq", len(BATCH), 2, 6_000, len(BATCH), 2, 7_000) + BATCH * 3
     assert payload_of(RUN).endswith(expected)
     assert unpack_chunks(payload_of(RUN)).chunks == (RUN,)
 
@@ -116,9 +116,9 @@ def test_a_run_has_the_bytes_of_the_format() -> None:
         RUN._replace(rows=7),
         RUN._replace(first_row=2),
         RUN._replace(further=RUN.further[:1]),
-        RUN._replace(further=(*RUN.further, Further(1, 0, 0))),
-        RUN._replace(further=(*RUN.further, Further(0, 0, 0))),
-        RUN._replace(further=(Further(2, len(BATCH) - 8, 6_000), Further(2, len(BATCH) + 8, -1))),
+        RUN._replace(further=(*RUN.further, (0, 1, 0))),
+        RUN._replace(further=(*RUN.further, (0, 0, 0))),
+        RUN._replace(further=((len(BATCH) - 8, 2, 6_000), (len(BATCH) + 8, 2, 1))),
         RUN._replace(batch=BATCH * 2),
     ],
 )

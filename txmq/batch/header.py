@@ -10,7 +10,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from google_crc32c import value
+from google_crc32c import extend, value
 
 from txmq import limits
 from txmq.errors import RemoteProtocolError
@@ -25,6 +25,10 @@ OPTIONAL = KEY, TAG, HEADERS, DELIVER_AT, EXPIRE_AT = 1, 2, 4, 8, 16
 
 PREFIX = Struct("<4sI")
 COLUMNS_AT = 10
+ONES = 0xFFFFFFFF
+TABLE = tuple(extend(ONES, bytes((byte,))) ^ ONES for byte in range(256))  # one step of CRC32C, by what is shifted out
+STEPS = {entry >> 24: byte for byte, entry in enumerate(TABLE)}  # which one it was, by the result's highest byte
+WORTH_UNWINDING = 1 << 15  # bytes that take longer to copy than the few steps back
 FIELDS = Struct("<BBHIIIqQ16sIIQ")  # after the prefix; what the checksum covers begins here
 
 
@@ -78,6 +82,20 @@ def read_header(buffer: bytes) -> BatchHeader:
     if length % 8 or not LENGTH < length <= min(limits.BATCH, len(buffer)) or size > limits.BATCH:
         raise RemoteProtocolError(f"batch of {length} bytes, {size} uncompressed, in a buffer of {len(buffer)}")
     return header
+
+
+def checksum(buffer: bytes) -> int:
+    """The checksum that a batch should have: over all that follows it.
+
+    A large one is not copied for that: the sum is begun with what its first bytes turn into the beginning of one.
+    """
+    if len(buffer) < WORTH_UNWINDING:
+        return int(value(buffer[PREFIX.size :]))
+    register = ONES
+    for byte in reversed(buffer[: PREFIX.size]):
+        step = STEPS[register >> 24]
+        register = (register ^ TABLE[step]) << 8 & ONES | step ^ byte
+    return int(extend(register ^ ONES, buffer))
 
 
 def with_producer(batch: bytes, producer_id: bytes) -> bytes:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from google_crc32c import value
-
 from txmq import limits
 from txmq.batch.cells import headers_of, too_large
 from txmq.batch.codecs import decompress
 from txmq.batch.decode import BOUNDS, cells_of, offsets_of, texts_of
 from txmq.batch.encode import TIME
-from txmq.batch.header import KEY, LENGTH, PREFIX, BatchHeader, read_header
+from txmq.batch.header import KEY, LENGTH, BatchHeader, checksum, read_header
 from txmq.batch.lanes import rises, within
 from txmq.batch.layout import Column, Layout, locate, padded
 from txmq.errors import RemoteProtocolError
@@ -29,7 +27,7 @@ def verify(buffer: bytes) -> BatchHeader:
     header = read_header(buffer)
     if header.length != len(buffer):
         raise RemoteProtocolError(f"a batch of {header.length} bytes in {len(buffer)}")
-    if value(buffer[PREFIX.size :]) != header.checksum:
+    if checksum(buffer) != header.checksum:
         raise RemoteProtocolError("a batch with a wrong checksum")
     if _is_simple_row(buffer, header):
         return header

@@ -16,7 +16,7 @@ from txmq.broker.core.state import Rejected
 from txmq.broker.reading import read_batches
 from txmq.errors import CorruptRecord
 from txmq.message import at_time
-from txmq.wire.chunks import MOVED, Chunk, Further, pack_chunks
+from txmq.wire.chunks import MOVED, Chunk, pack_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 LONGEST_MS = 60_000
 MOST_MESSAGES = 10_000
 MOST_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
-MOST_JOINED = 10_000  # rows of a run
 NOTHING: frozenset[int] = frozenset()
 WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
-
 
 Batches = list[bytes]  # of one candidate; none where it is not wanted
 
@@ -169,7 +167,7 @@ class _Fetch:
             return last
         request = self._request
         messages, size = min(request.max_messages, MOST_MESSAGES), min(request.max_bytes, MOST_BYTES)
-        found, batches = self._readable(Wish(messages, size, request.tag_filter, min(request.run, MOST_JOINED)))
+        found, batches = self._readable(Wish(messages, size, request.tag_filter, min(request.run, MOST_MESSAGES)))
         if isinstance(found, Rejected):
             self._session.reject(self._frame, found)
             return True
@@ -218,7 +216,7 @@ class _Fetch:
     def _read(self, candidates: tuple[Candidate, ...]) -> list[Batches]:
         """Their batches, each read once; nothing of those that the member does not want. Raises CorruptRecord."""
         places = [[b[:2] for b in c.batches] if c.wanted else [] for c in candidates]
-        wanted = dict.fromkeys(chain.from_iterable(places))
+        wanted = sorted(set(chain.from_iterable(places)))  # in the log partitions stand side by side
         found = dict(zip(wanted, read_batches(self._engine.store, wanted), strict=True))
         return [[found[place] for place in of_one] for of_one in places]
 
@@ -259,7 +257,7 @@ class _Fetch:
         first = delivery.start - base
         if rows == 1 and len(batch) > WORTH_SLICING:
             batch, base, first = single_row(batch, first), delivery.start, 0
-        further = tuple([Further(entry.count, entry.length, entry.stored_at) for entry in others])
+        further = tuple([(entry.length, entry.count, entry.stored_at) for entry in others])
         return Chunk(
             self._engine.state.topics_by_id[candidate.topic_id].name, candidate.partition, base,
             stored.stored_at, stored.position, delivery.attempt, flags, lease, first, rows,

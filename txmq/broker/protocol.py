@@ -15,7 +15,7 @@ from zope.interface import implementer
 
 from txmq import limits
 from txmq.errors import ProtocolError, TxmqError
-from txmq.wire.frames import Frame, FrameDecoder, encode_frame
+from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_pieces
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Hello, Welcome, negotiate
 from txmq.wire.status import reply_for
@@ -108,14 +108,14 @@ class Session(Protocol):
     def reply(self, frame: Frame, payload: Sequence[bytes] | bytes = b"") -> None:
         """Answer a request."""
         if self._wire.connected:
-            self._put(encode_frame(frame.opcode, frame.correlation, payload))
+            self._put(frame_pieces(frame.opcode, frame.correlation, payload))
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, pieces: Sequence[bytes]) -> None:
         if self._gathering.on:
-            self._unsent.append(data)
+            self._unsent += pieces
             self._gathering.sessions[self] = None
         else:
-            self._wire.write(data)
+            self._wire.writeSequence(pieces)
 
     def flush(self) -> None:
         """Hand the kernel what was gathered, without waiting for the reactor's next turn; the reactor gets the rest.
@@ -137,7 +137,7 @@ class Session(Protocol):
         """Answer a request with a no."""
         status, payload = reply_for(error)
         if self._wire.connected:
-            self._put(encode_frame(frame.opcode, frame.correlation, payload, status=status))
+            self._put(frame_pieces(frame.opcode, frame.correlation, payload, status=status))
 
     def reject(self, frame: Frame, rejected: Rejected) -> None:
         """Answer a request with the core's no."""

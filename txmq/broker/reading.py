@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
-from google_crc32c import value as crc32c
 
-from txmq.batch.header import PREFIX
+from txmq.batch.header import PREFIX, checksum
 from txmq.broker.core import gates
 from txmq.broker.core import tables as t
 from txmq.broker.core.tables import ENTRY_KEY, Entry
@@ -101,7 +100,7 @@ def read_batches(store: Log, places: Iterable[tuple[int, int]]) -> list[bytes]:
     wanted = list(places)
     found = read(store, wanted)
     for (position, length), data in zip(wanted, found, strict=True):
-        if crc32c(data[PREFIX.size :]) != PREFIX.unpack_from(data)[1]:
+        if checksum(data) != PREFIX.unpack_from(data)[1]:
             raise _rotten(store, Damage(_path(store, position), position, position + length, "a damaged batch"))
     return found
 
@@ -118,15 +117,15 @@ def _path(store: Log, position: int) -> str:
 
 def _spans(places: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     span: list[tuple[int, int]] = []
-    for position, length in places:
-        if span and not _near(span, position, length):
+    start = end = 0
+    for place in places:
+        position, length = place
+        if span and not (end <= position <= end + GAP and position + length - start <= SPAN):
             yield span
             span = []
-        span.append((position, length))
+        if not span:
+            start = position
+        span.append(place)
+        end = position + length
     if span:
         yield span
-
-
-def _near(span: list[tuple[int, int]], position: int, length: int) -> bool:
-    end = span[-1][0] + span[-1][1]
-    return end <= position <= end + GAP and position + length - span[0][0] <= SPAN

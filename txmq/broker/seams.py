@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from twisted.internet.defer import Deferred
 
@@ -33,6 +33,7 @@ class Transport(Protocol):
     disconnecting: int
 
     def write(self, data: bytes) -> None: ...
+    def writeSequence(self, data: Iterable[bytes]) -> None: ...  # noqa: N802  # Twisted's
     def loseConnection(self) -> None: ...
     def abortConnection(self) -> None: ...
     def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001  # Twisted's

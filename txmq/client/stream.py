@@ -43,15 +43,23 @@ class Stream:
 
     def read(self) -> list[Frame]:
         """The replies that have come, possibly none yet. Raises RemoteProtocolError as well."""
+        frames: list[Frame] = []
+        while data := self._read():
+            frames += self.conversation.receive(data)
+            if not self.conversation.in_large_reply:
+                break
+        return frames
+
+    def _read(self) -> bytes | None:
         try:
             data = self.socket.recv(READ_BYTES)
         except BlockingIOError:
-            return []
+            return None
         except OSError as error:
             raise ConnectionLost(f"the connection to {self._connection.address} broke: {error.strerror}") from error
         if not data:
             raise ConnectionLost(f"the connection to {self._connection.address} was closed by the peer")
-        return self.conversation.receive(data)
+        return data
 
     def abort(self) -> None:
         """Ends the connection: who waits for the socket will meet its end."""

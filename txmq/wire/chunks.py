@@ -2,7 +2,7 @@
 
 u32 chunks | u32 generation | i64 next offset or -1, then for each: i64 base offset | i64 stored_at | i64 position
 u32 partition | u16 attempt | u16 flags | i64 lease id or -1 | str topic, padded to 8 | u32 length | u32 first row
-u32 rows | u32 further batches | for each of these: u32 rows, u32 length, i64 stored_at | batches
+u32 rows | u32 further batches | for each of these: u32 length, u32 rows, i64 stored_at | batches
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ MOVED, SUBSET = 1, 2  # flags: a retry or replay of a single row; some of the ba
 ALIGN = 8  # where a batch stands in the payload, so that Arrow can use its columns as they are
 
 
-class Further(NamedTuple):
-    """One more batch of a chunk, whose rows follow those of the batch before it."""
-
-    rows: int
-    length: int
-    stored_at: int
+Further = tuple[int, int, int]  # one more batch of a chunk: its bytes, its rows, when it was stored
 
 
 class Chunk(NamedTuple):
@@ -102,14 +97,14 @@ def _chunks(reader: Reader, count: int) -> Iterable[Chunk]:
         topic = reader.name()
         reader.take(-reader.at % ALIGN)
         length, first_row, rows, more = reader.fields(ROWS)
-        further = tuple(map(Further._make, FURTHER.iter_unpack(reader.take(FURTHER.size * more))))
+        further = tuple(FURTHER.iter_unpack(reader.take(FURTHER.size * more)))
         batch = reader.take(length)
         header = read_header(batch)
         numbers = base_offset >= 0 and stored_at >= 0 and position >= 0 and lease_id >= -1
-        if not numbers or flags > MOVED | SUBSET or any(one.stored_at < 0 or not one.rows for one in further):
+        if not numbers or flags > MOVED | SUBSET:
             raise RemoteProtocolError(f"a chunk of {topic} with impossible fields: offset {base_offset}, flags {flags}")
-        count = header.count + sum(one.rows for one in further)
-        whole = header.length + sum(one.length for one in further)
+        count = header.count + sum(rows for _length, rows, _stored_at in further)
+        whole = header.length + sum(length for length, _rows, _stored_at in further)
         if whole != length or first_row >= header.count or not 0 < rows <= count - first_row:
             raise RemoteProtocolError(f"{rows} rows from {first_row} of batches of {count}")
         yield Chunk(

@@ -22,6 +22,7 @@ PREFIX = Struct("<II")
 FIELDS = Struct("<BBHI")  # the checksum begins here
 HEADER = Struct("<IIBBHI")
 LEAST = HEADER.size - LENGTH.size
+LARGE_PART = 4_096  # bytes of a payload that are worth an object of their own
 
 HTTP = frozenset({b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"HTTP"})
 TLS = frozenset({b"\x15\x03", b"\x16\x03"})  # an alert and a handshake
@@ -57,19 +58,21 @@ def frame_pieces(
 class FrameDecoder:
     """Takes bytes as they come and gives the frames they complete.
 
-    Every byte is copied at most twice, whatever pieces it comes in: once into the frame that has begun, once out of it.
+    Every byte is copied once, into its frame; only small pieces of one that comes in many are copied once more.
     After a RemoteProtocolError the connection is of no use, and the same error is raised again.
     """
 
     def __init__(self, limit: int = limits.FRAME_BEFORE_HELLO) -> None:
         self.limit = limit  # of a frame's length; raised once the hello is answered
-        self._begun = bytearray()  # of one frame, never more
+        self._head = bytearray()  # of the one frame that has begun
+        self._parts: list[memoryview | bytearray] = []  # of its payload
+        self._held = 0
         self._error: RemoteProtocolError | None = None
 
     @property
     def pending(self) -> int:
         """How many bytes of an unfinished frame are held."""
-        return len(self._begun)
+        return len(self._head) + self._held
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes. Raises RemoteProtocolError as soon as no frame can come of it."""
@@ -84,30 +87,43 @@ class FrameDecoder:
     def _feed(self, data: bytes) -> list[Frame]:
         frames: list[Frame] = []
         at = 0
-        if self._begun:
+        if self._head:
             at = self._continue(data, frames)
         while (end := self._end(data, at)) is not None and end <= len(data):
-            frames.append(_parse(data, at, end))
+            frames.append(_checked(data[at : at + HEADER.size], data[at + HEADER.size : end]))
             at = end
         if at < len(data):
-            self._begun += data[at:]
+            payload = at + HEADER.size
+            self._head += data[at:payload]
+            self._hold(memoryview(data)[payload:])
         return frames
 
     def _continue(self, data: bytes, frames: list[Frame]) -> int:
         """Add to the frame that has begun; how many bytes of `data` it took."""
-        taken = 0
-        if len(self._begun) < LENGTH.size:
-            taken = LENGTH.size - len(self._begun)
-            self._begun += data[:taken]
-        end = self._end(self._begun, 0)
-        if end is None:
-            return len(data)
-        more = end - len(self._begun)
-        self._begun += data[taken : taken + more]
-        if len(self._begun) == end:
-            whole, self._begun = self._begun, bytearray()
-            frames.append(_parse(memoryview(whole), 0, end))
-        return taken + more
+        taken = min(HEADER.size - len(self._head), len(data))
+        self._head += data[:taken]
+        end = self._end(self._head, 0)
+        if end is None or len(self._head) < HEADER.size:
+            return taken
+        more = memoryview(data)[taken : taken + end - self.pending]
+        self._hold(more)
+        if self.pending == end:
+            head, parts = bytes(self._head), self._parts
+            self._head, self._parts, self._held = bytearray(), [], 0
+            frames.append(_checked(head, b"".join(parts)))
+        return taken + len(more)
+
+    def _hold(self, part: memoryview) -> None:
+        """Keeps a part of a payload: as it came, but for small ones, which would take more room than they have."""
+        self._held += len(part)
+        if len(part) >= LARGE_PART:
+            self._parts.append(part)
+            return
+        last = self._parts[-1] if self._parts else None
+        if not isinstance(last, bytearray):
+            last = bytearray()
+            self._parts.append(last)
+        last += part
 
     def _end(self, data: bytes | bytearray, at: int) -> int | None:
         """Where the frame ends that begins there, None while its length is not known."""
@@ -119,13 +135,12 @@ class FrameDecoder:
         return at + LENGTH.size + int(length)
 
 
-def _parse(data: bytes | memoryview, at: int, end: int) -> Frame:
-    _, checksum, version, opcode, status, correlation = HEADER.unpack_from(data, at)
+def _checked(head: bytes, payload: bytes) -> Frame:
+    _, checksum, version, opcode, status, correlation = HEADER.unpack(head)
     if version != VERSION:
         hint = "client and broker must speak a common version"
         raise RemoteProtocolError(f"a frame of version {version}, not {VERSION}", hint=hint)
-    payload = bytes(data[at + HEADER.size : end])
-    if extend(value(bytes(data[at + PREFIX.size : at + HEADER.size])), payload) != checksum:
+    if extend(value(head[PREFIX.size :]), payload) != checksum:
         raise RemoteProtocolError("a frame with a wrong checksum")
     return Frame(opcode, status, correlation, payload)
 

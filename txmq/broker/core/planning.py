@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from txmq.broker.core.moved import Moved
     from txmq.broker.core.positions import Position
 
+SHARE_BYTES = 256 << 10  # that a partition gets of a fetch though others wait: in the log they stand side by side
+
 
 class Plan(NamedTuple):
     """Candidates; `steps`: a delivery is worth asking for even without any, because fences can go on."""
@@ -121,8 +123,9 @@ def entries_from(state: State, spot: Spot, offset: int) -> Iterator[tuple[int, t
         for base, entry in topics.entries(state, *spot, offset):
             start = t.ENTRY_KEY.pack(*spot, base + entry.count)
             yield base, entry
+    unpack, make = t.ENTRY_KEY.unpack, t.Entry._make  # looked up once: there may be thousands
     for key, row in state.entries.range(start, t.ENTRY_KEY.pack(*spot, t.SIGN)):
-        yield t.ENTRY_KEY.unpack(key)[2], t.Entry._make(row)
+        yield unpack(key)[2], make(row)
 
 
 class _Planner:
@@ -132,16 +135,13 @@ class _Planner:
         self._state, self._group, self._member = state, group, member
         self._durable, self._now, self._wish = durable, now, wish
         self._messages, self._bytes = wish.messages, wish.size
+        self._rest = 0  # bytes that are left to the partitions that follow
         self._single_out: bool | None = None
         self.without: Collection[Spot] = ()
         self.candidates: list[Candidate] = []
 
     def _full(self, length: int = 0) -> bool:
         return self._messages <= 0 or (self._bytes < self._wish.size and length > self._bytes)
-
-    def _take(self, rows: int, length: int) -> None:
-        self._messages -= rows
-        self._bytes -= length
 
     def _may_go_singly(self) -> bool:
         """Asked for a message that may kill: yes once, unless the member has one."""
@@ -169,7 +169,8 @@ class _Planner:
                 most -= 1
                 batch = t.Entry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
                 base = spotted[2] - row.row
-                self._take(1, row.length)
+                self._messages -= 1
+                self._bytes -= row.length
                 self.candidates.append(
                     Candidate(Source.MOVED, *spot, base, row.row, 1, row.attempt + 1, needs_keys=False, batch=batch)
                 )
@@ -178,9 +179,10 @@ class _Planner:
         """The member's partitions, beginning with another one each time, so that none is always last."""
         spots = list(self._member.partitions)
         turn = self._group.next_lease % len(spots) if spots else 0
-        for spot in spots[turn:] + spots[:turn]:
+        for after, spot in zip(range(len(spots) - 1, -1, -1), spots[turn:] + spots[:turn], strict=True):
             if self._messages <= 0:
                 return
+            self._rest = self._bytes - max(SHARE_BYTES, self._bytes // (after + 1))
             if not self._stands(spot) and not (self._group.ordered and blocked(self._group, self._member, spot)):
                 self._partition(spot, self._group.positions[spot])
 
@@ -225,21 +227,21 @@ class _Planner:
         return complete
 
     def _fill(self, run: Runs, spot: Spot, start: int, end: int) -> bool:
+        durable, left, rest, whole = self._durable, self._bytes, self._rest, self._wish.size
+        tags = 0 if run.source is Source.EXHAUSTED else self._wish.tags  # these go to the dead letters whoever asks
         for base, entry in entries_from(self._state, spot, start):
             if base >= end:
                 return True
-            if entry.visible_at > self._durable or self._full(entry.length):
+            _position, length, count, _stored_at, tag_filter, visible_at = entry
+            no_room = left <= rest or self._messages <= 0 or length > left < whole
+            if visible_at > durable or no_room:
                 return False
-            first = max(start - base, 0)
-            rows = min(entry.count, end - base) - first
+            first = start - base if base < start else 0
+            rows = (count if base + count <= end else end - base) - first
             taken = min(rows, self._messages)
-            self._take(taken, entry.length)
-            run.add(base, first, taken, entry, wanted=self._is_wanted(run.source, entry))
+            self._messages -= taken
+            self._bytes = left = left - length
+            run.add(base, first, taken, entry, wanted=not tags or bool(tag_filter & tags))
             if taken < rows:
                 return False
         return True
-
-    def _is_wanted(self, source: Source, entry: t.Entry) -> bool:
-        """Exhausted messages are not passed by: they go to the dead letters whoever asks."""
-        tags = self._wish.tags
-        return not tags or source is Source.EXHAUSTED or bool(entry.tag_filter & tags)

@@ -21,7 +21,7 @@ def view_of(chunk: Chunk) -> BatchView | RunView:
     """The rows of a chunk's batches. Raises RemoteProtocolError."""
     if not chunk.further:
         return BatchView(chunk.batch)
-    rows, lengths, times = zip(*chunk.further, strict=True)
+    lengths, rows, times = zip(*chunk.further, strict=True)
     first = read_header(chunk.batch)
     return RunView(chunk.batch, (first.count, *rows), (first.length, *lengths), (chunk.stored_at, *times))
 
