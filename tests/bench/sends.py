@@ -121,11 +121,33 @@ def half_commit(run: Run) -> Iterator[Row]:
     what = "half + commit of 1 KiB, fsync both"
     beside = f"{what}: p50, beside twice fdatasync + echo"
     yield row("store.half_commit_p50", beside, "µs", value, yardstick=yardstick, goal=at_most(1.5))
-    value, thread, inline = in_turn(
+
+
+@benchmark("store.half_64", "64 half messages of 1 KiB and their commits outstanding, fsync both")
+def half_64(run: Run) -> Iterator[Row]:
+    count, found = run.count(20_000), dict[str, Any]()
+
+    def ours(face: str) -> float:
+        with broker(run) as program:
+            before = cpu_s(program.process.pid)
+            took = measured(python(f"{CLIENTS}.{face}", program.address, count, OUTSTANDING))
+            found.update(took, broker_us=(cpu_s(program.process.pid) - before) / count * 1e6)
+        return float(took["per_s"])
+
+    alone, twisted, value, thread, inline = in_turn(
         3,
-        lambda: ours(20_000, OUTSTANDING, "per_s"),
+        lambda: ours("half_commit"),
+        lambda: ours("half_twisted"),
+        lambda: ours("half_async"),
         lambda: sink_per_s(run, OUTSTANDING, "thread", count=100_000),
         lambda: sink_per_s(run, OUTSTANDING, "inline", count=100_000),
     )
-    beside, sink = f"{what}, 64 outstanding, beside the raw sink", max(thread, inline)
+    what, sink = "half + commit of 1 KiB, fsync both, 64 outstanding", max(thread, inline)
+    beside = f"{what}, beside the raw sink"
     yield row("store.half_commit_64", beside, "tx/s", value, yardstick=sink, goal=at_least(0.35))
+    yield row("store.half_commit_64_rate", what, "tx/s", value, goal=at_least(15_000))
+    yield row("store.half_commit_64_per_frame", f"{what}: in a frame", "requests", found["per_frame"])
+    yield row("store.half_commit_64_client_cpu", f"{what}: the client's CPU for one", "µs", found["cpu_us"])
+    yield row("store.half_commit_64_broker_cpu", f"{what}: the broker's CPU for one", "µs", found["broker_us"])
+    yield row("store.half_commit_64_twisted", f"{what}: Twisted face", "tx/s", twisted)
+    yield row("store.half_commit_64_alone", f"{what}: each request in a frame of its own", "tx/s", alone)

@@ -29,6 +29,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     sends.send_64_threads,
     sends.send_many,
     sends.half_commit,
+    sends.half_64,
     consuming.backlog,
     starting.start,
     starting.memory,

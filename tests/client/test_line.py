@@ -60,7 +60,7 @@ def under_way(client: Client, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch)
         fake.script.append(held)
         future = client.send_async("orders", b"second")
         line = client.core.pipeline._line
-        wait_until(lambda: client.core.pipeline._flights.awaits_receipts and line.stream)
+        wait_until(lambda: client.core.pipeline._flights.awaits_replies and line.stream)
         line._lent = True  # as if somebody had waited just now
         line._wake()
         wait_until(lambda: line.stream and not line.listening)

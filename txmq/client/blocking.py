@@ -15,11 +15,12 @@ from txmq.client.consuming.settings import Options as ConsumerOptions
 from txmq.client.core import Core
 from txmq.client.foreign import ForeignBranch
 from txmq.client.half import HalfTransaction
+from txmq.client.half_message import HalfGroup, HalfMessage, is_published
 from txmq.client.jobs import Job
 from txmq.client.log import get_logger
 from txmq.client.messages import MessageCalls
 from txmq.client.offsets import OffsetStore
-from txmq.client.options import TransactionOptions, XaOptions, begin, begin_xa
+from txmq.client.options import CHECK_AFTER_S, TransactionOptions, XaOptions, begin, begin_xa
 from txmq.client.pipeline_stats import Stats
 from txmq.client.pool import closed
 from txmq.client.producer import Fields, Producer
@@ -30,8 +31,9 @@ from txmq.client.settings import Options, Settings
 from txmq.client.tokens import as_token, new_token
 from txmq.client.transaction import Transaction
 from txmq.errors import ConfigError, RequestTimeout, TxmqError
-from txmq.message import Message, Receipt
+from txmq.message import Decision, Message, Receipt
 from txmq.tx.xid import Xid
+from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:  # psycopg2 is for those who have a database
     from txmq.client.cluster import Cluster
@@ -128,6 +130,38 @@ class Client(Producer, MessageCalls):
         core = self.core
         patience = core.settings.timeout if timeout is None else timeout
         return core.pipeline.send(topic, Message(body, **fields), partition, patience)
+
+    def half_async(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        checker: str,
+        partition: int | None = None,
+        check_after: float = CHECK_AFTER_S,
+        timeout: float | None = None,
+        **fields: Unpack[Fields],
+    ) -> Future[HalfMessage[Future[bool]]]:
+        """Stores a half message without waiting, for its future; then comes the local work, and the half's `commit()`
+        or `rollback()`, which do not wait either. Many at once cost much less than as many blocks.
+
+        Where neither comes within `check_after` seconds, the broker asks the `checker`, as in `transaction(checker=…)`.
+        Waits and raises as `send_async` does; the futures fail with what `transaction` would raise.
+        """
+        core = self.core
+        patience = core.settings.timeout if timeout is None else timeout
+        message = Message(body, **fields)
+        group = HalfGroup.of(core.topics, core.settings, checker, topic, message, partition, check_after)
+
+        def decide(outcome: Decision) -> Future[bool]:
+            return core.pipeline.submit(Opcode.DECIDE, group.decision(outcome), is_published)
+
+        def stored(payload: bytes) -> HalfMessage[Future[bool]]:
+            group.check_stored(payload)
+            return HalfMessage(group.token, decide)
+
+        core.topics.shape(topic)
+        return core.pipeline.submit(Opcode.GROUP, group.payload(), stored, group.payload, patience)
 
     def send_one_way(self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]) -> None:
         """Sends one message and forgets it: nobody is told whether it was stored, and a full window drops it.

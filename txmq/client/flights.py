@@ -13,11 +13,13 @@ import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from txmq.client.conversation import Conversation, result
 from txmq.client.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of, receipts_from
+from txmq.client.errands import Bundle, Errand, Errands
 from txmq.client.loader import Flight, Loader
-from txmq.client.outbox import IN_TURN, Errand, Outbox, Pile
+from txmq.client.outbox import IN_TURN, Outbox, Pile
 from txmq.client.pipeline_stats import Stats
 from txmq.client.topics import Topics
 from txmq.errors import (
@@ -37,6 +39,7 @@ from txmq.wire.headers import SendReceipt
 
 FRAMES_AHEAD = 256  # sends under way: of so many the broker remembers the receipts
 WRITE_BYTES = 1 << 20  # handed to the kernel at once; meanwhile the next frames fill up
+Cargo = Flight | Errand | Bundle
 
 
 class Flights:
@@ -49,9 +52,9 @@ class Flights:
         self.paused_until = 0.0  # the broker asked for a pause
         self._pause = FIRST_PAUSE_S
         self._loader = Loader(topics, self._fail)
-        self._errands: list[Errand] = []  # of a lost connection
+        self._errands = Errands(outbox, self.stale)
         self._again: deque[Flight] = deque()
-        self._under_way: dict[int, Flight | Errand] = {}
+        self._under_way: dict[int, Cargo] = {}
         self._sends = 0
         self._refused: list[Flight] = []
         self.left: list[Frame] = []  # replies that the pipeline's thread has to see to
@@ -60,11 +63,6 @@ class Flights:
     def awaits_replies(self) -> bool:
         """Whether anything is under way."""
         return bool(self._under_way)
-
-    @property
-    def awaits_receipts(self) -> bool:
-        """Whether messages are under way."""
-        return self._sends > 0
 
     @property
     def can_send(self) -> bool:
@@ -86,9 +84,8 @@ class Flights:
     def fill(self, conversation: Conversation) -> list[bytes]:
         """What to write next: about as much as one write takes."""
         pieces: list[bytes] = []
-        for errand in (*self._errands, *self._outbox.take_errands()):
+        for errand in self._errands.take(conversation.welcome):
             self._launch(conversation, errand, pieces)
-        self._errands.clear()
         size = 0
         while size < WRITE_BYTES and self.can_send and (flight := self._next(conversation)):
             self._launch(conversation, flight, pieces)
@@ -108,7 +105,7 @@ class Flights:
             self.stats.coalesced += count if count > 1 else 0
         return flight
 
-    def _launch(self, conversation: Conversation, flight: Flight | Errand, pieces: list[bytes]) -> None:
+    def _launch(self, conversation: Conversation, flight: Cargo, pieces: list[bytes]) -> None:
         try:
             correlation, own = conversation.request(flight.opcode, flight.payload)
         except TxmqError as error:  # an errand too large for a frame; for sends that was seen to
@@ -120,6 +117,9 @@ class Flights:
             raise
         self._under_way[correlation] = flight
         self._sends += isinstance(flight, Flight)
+        if isinstance(flight, Bundle):
+            self.stats.bundles += 1
+            self.stats.requests += len(flight.errands)
         pieces += own
 
     def received(self, replies: Iterable[Frame]) -> None:
@@ -146,11 +146,19 @@ class Flights:
             return True
         try:
             payload = result(reply)
-            answers = self._receipts(flight, receipt_of(payload)) if isinstance(flight, Flight) else [payload]
+            if isinstance(flight, Flight):
+                answers: list[Any] | None = self._receipts(flight, receipt_of(payload))
+            else:
+                answers = flight.answers(payload)
         except TxmqError as error:
             if not alone:
                 self._take_off(reply.correlation)
                 self._said_no(flight, error)
+            return not alone
+        if answers is None:
+            if not alone and isinstance(flight, Bundle):
+                self._take_off(reply.correlation)
+                self._errands.sort_out(flight, payload)
             return not alone
         if not alone:
             self._stored(self._take_off(reply.correlation))
@@ -159,12 +167,12 @@ class Flights:
             self._stored(self._take_off(reply.correlation))
         return done
 
-    def _take_off(self, correlation: int) -> Flight | Errand:
+    def _take_off(self, correlation: int) -> Cargo:
         flight = self._under_way.pop(correlation)
         self._sends -= isinstance(flight, Flight)
         return flight
 
-    def _stored(self, flight: Flight | Errand) -> None:
+    def _stored(self, flight: Cargo) -> None:
         if isinstance(flight, Flight):
             self.stats.messages += len(flight.pile.futures)
             self._pause = FIRST_PAUSE_S
@@ -174,13 +182,13 @@ class Flights:
         topic, partition, _epoch, _asked = pile.place
         return receipts_from(flight.prefix, flight.sequence, topic, partition, len(pile.futures), receipt)
 
-    def _said_no(self, flight: Flight | Errand, error: TxmqError) -> None:
+    def _said_no(self, flight: Cargo, error: TxmqError) -> None:
         if isinstance(flight, Flight):
             flight.refusal = error
             self._refused.append(flight)
             self.stats.refused += 1
         else:
-            self._fail(flight, error)
+            self._errands.refused(flight, error)
 
     def _regroup(self) -> None:
         """All replies are there: what was refused goes out again, or fails."""
@@ -220,7 +228,7 @@ class Flights:
         """The connection is gone: what was under way goes out again, under the same sequences."""
         flights, self._under_way, self._sends = list(self._under_way.values()), {}, 0
         self.left.clear()  # they will come again
-        self._errands.extend(flight for flight in flights if isinstance(flight, Errand))
+        self._errands.back(flight for flight in flights if not isinstance(flight, Flight))
         sends = [flight for flight in flights if isinstance(flight, Flight)]
         for flight in sends:
             flight.doubtful = True
@@ -242,12 +250,10 @@ class Flights:
         for late in [flight for flight in self._again if flight.time < before]:
             self._again.remove(late)
             self._fail(late, _too_late(trouble))
+        for errand in self._errands.take_late(before):
+            self._fail(errand, _too_late(trouble))
         if self._outbox.has_older(before):
             self._loader.queue.extend(self._outbox.take_piles())
-            self._errands += self._outbox.take_errands()
-        for errand in [errand for errand in self._errands if errand.time < before]:
-            self._errands.remove(errand)
-            self._fail(errand, _too_late(trouble))
         young = [pile for old in self._loader.queue if (pile := self._young(old, before, trouble))]
         self._loader.queue = deque(young)
 
@@ -272,18 +278,17 @@ class Flights:
     def give_up(self, trouble: TxmqError) -> None:
         """Fails everything: what may have been carried out with an unknown outcome, the rest with `trouble`."""
         self._loader.queue.extend(self._outbox.take_piles())
-        self._errands += self._outbox.take_errands()
         doubtful = [*self._under_way.values(), *self._again]
         self._under_way, self._sends = {}, 0
         for flight in doubtful:
             self._fail(flight, ConnectionLost(f"no receipt came: {trouble.message}"))
-        rest: list[Flight | Pile | Errand] = [*self._refused, *self._loader.queue, *self._errands]
+        rest: list[Flight | Pile | Errand] = [*self._refused, *self._loader.queue, *self._errands.take_all()]
         for waiting in rest:
             self._fail(waiting, trouble)
-        for done in (self._again, self._refused, self._loader.queue, self._errands):
+        for done in (self._again, self._refused, self._loader.queue):
             done.clear()
 
-    def _fail(self, what: Flight | Pile | Errand, error: TxmqError) -> None:
+    def _fail(self, what: Cargo | Pile, error: TxmqError) -> None:
         waiting = what.pile if isinstance(what, Flight) else what
         if isinstance(waiting, Pile):
             self.stats.failed += len(waiting.futures)

@@ -45,8 +45,8 @@ def begin(core: Core, connection: Connection | None, checker: str | None, option
     """The transaction asked for, yet to be entered. Raises ConfigError, LocalProtocolError."""
     if options and (unknown := options.keys() - TransactionOptions.__optional_keys__):
         raise ConfigError("transaction", f"there is no option {min(unknown)!r}", hint="see TransactionOptions")
-    check_after = _seconds("check_after", options.get("check_after", CHECK_AFTER_S))
-    timeout = _seconds("timeout", options.get("timeout", core.settings.timeout if connection is None else GROUP_S))
+    check_after = seconds("check_after", options.get("check_after", CHECK_AFTER_S))
+    timeout = seconds("timeout", options.get("timeout", core.settings.timeout if connection is None else GROUP_S))
     policy = options.get("on_unavailable", "fail")
     if policy not in ("fail", "outbox"):
         raise ConfigError("on_unavailable", f"{policy!r} is neither 'fail' nor 'outbox'")
@@ -101,12 +101,13 @@ def begin_xa(core: Core, connections: Sequence[Connection], options: XaOptions) 
         core,
         connections,
         node=options.get("node", node_of(core.settings.service or ANYBODY)),
-        timeout=_seconds("timeout", options.get("timeout", GROUP_S)),
-        check_after=_seconds("check_after", options.get("check_after", CHECK_AFTER_S)),
+        timeout=seconds("timeout", options.get("timeout", GROUP_S)),
+        check_after=seconds("check_after", options.get("check_after", CHECK_AFTER_S)),
     )
 
 
-def _seconds(name: str, value: float) -> float:
+def seconds(name: str, value: float) -> float:
+    """An option that is a span of time. Raises ConfigError."""
     if not 0 < value <= LONGEST_S:
         raise ConfigError(name, f"seconds, up to {LONGEST_S:.0f}, are needed")
     return value

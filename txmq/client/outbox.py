@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Lock, RLock, get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from txmq.client.conversation import Payload
+from txmq.client.errands import TOGETHER, Bundle, Errand
 from txmq.client.pool import closed
 from txmq.client.promise import Guard, Promise, fail, promises, resolve
 from txmq.client.rows import taken, weight
@@ -20,6 +21,7 @@ from txmq.client.topics import Topics
 from txmq.errors import Throttled, TxmqError
 from txmq.message import Message, Receipt
 
+T = TypeVar("T")
 MOST_RIPE = 256  # messages that are worth a frame, whatever else may come
 IN_TURN = -1  # stands for the partition of messages without a key until they go out
 
@@ -59,27 +61,6 @@ class Pile:
         return Pile(place, messages, births, times, futures, sum(map(weight, messages)))
 
 
-@dataclass(slots=True)
-class Errand:
-    """Somebody else's request that travels along; it may be made twice."""
-
-    opcode: int
-    payload: Payload
-    time: float
-    future: Promise[bytes]
-    settled: bool = False
-
-    @property
-    def futures(self) -> list[Promise[bytes]]:
-        """Its only one."""
-        return [self.future]
-
-    @property
-    def weight(self) -> int:
-        """It takes none of the room for messages."""
-        return 0
-
-
 class Outbox:
     """Between the callers' threads and the pipeline's. `wake` is called when something comes while that one sleeps."""
 
@@ -93,8 +74,9 @@ class Outbox:
         self._promise = promises(self.guard)
         self._piles: dict[tuple[str, int, int, bool], Pile] = {}  # by their places
         self._errands: list[Errand] = []
+        self._shared: list[Errand] = []  # of those that share frames
         self._messages = self._bytes = self._waiting = 0
-        self._piled, self._ripe = 0, 1  # messages in piles, and how many of them are worth a frame
+        self._piled, self._ripe = 0, 1  # in piles and to be shared, and how many of them are worth a frame
         self._asleep = False
         self._closed: TxmqError | None = None
         self.reader = 0  # the thread that takes: it must not wait for itself
@@ -129,15 +111,38 @@ class Outbox:
             self._wake()
         return future
 
-    def carry(self, opcode: int, payload: Payload) -> Future[bytes]:
-        """Takes a request of another kind along; it is made again after a lost connection, so it must bear that."""
-        errand = Errand(opcode, payload, time.monotonic(), self._promise())
+    def carry(
+        self,
+        opcode: int,
+        payload: Payload,
+        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # mypy takes no default for a variable type
+        rebuild: Callable[[], bytes] | None = None,
+        timeout: float | None = None,
+    ) -> Future[T]:
+        """Takes a request of another kind along; it is made again after a lost connection, so it must bear that.
+
+        Its future gets what `decode` makes of the reply. With a `timeout` it takes room as a message does, and raises
+        as `put`; `rebuild` gives its payload anew where a topic has grown.
+        """
+        now = time.monotonic()
+        size = 0 if timeout is None else len(payload)
+        errand = Errand(opcode, payload, now, self._promise(), decode, rebuild, size)
         with self._lock:
+            if timeout is not None and (self._messages >= self._most_messages or self._bytes >= self._most_bytes):
+                self._wait_for_room(now + timeout)
             if self._closed:
                 raise self._closed
-            self._errands.append(errand)
             self._messages += 1
-            wake, self._asleep = self._asleep, False
+            self._bytes += size
+            if opcode in TOGETHER:
+                self._shared.append(errand)
+                self._piled += 1
+                wake = self._asleep and self._piled >= self._ripe
+            else:
+                self._errands.append(errand)
+                wake = self._asleep
+            if wake:
+                self._asleep = False
         if wake:
             self._wake()
         return errand.future
@@ -147,12 +152,15 @@ class Outbox:
         with self._lock:
             if ripe and self._piled < self._ripe:
                 return []
-            piles, self._piles, self._piled = list(self._piles.values()), {}, 0
-            if not ripe or self._waiting or self._closed:
-                self._ripe = 1
-            else:  # many receipts may just have come at once: then it shrinks by steps
-                self._ripe = min(max(1, self._messages // 2, self._ripe * 3 // 4), MOST_RIPE)
+            piles, self._piles, self._piled = list(self._piles.values()), {}, len(self._shared)
+            self._ripe = self._next_ripe() if ripe else 1
         return piles
+
+    def _next_ripe(self) -> int:
+        """How many are worth the next frame: half of what has no answer, but not where more is waited for."""
+        if self._waiting or self._closed:
+            return 1
+        return min(max(1, self._messages // 2, self._ripe * 3 // 4), MOST_RIPE)  # many may just have been answered
 
     def hurry(self) -> None:
         """Somebody waits: what is there shall go out, however little."""
@@ -180,25 +188,33 @@ class Outbox:
         """Whether more is waited for before anything goes out."""
         return self._ripe > 1
 
-    def take_errands(self) -> list[Errand]:
-        """Every other request that is there."""
+    def take_errands(self, *, ripe: bool = False) -> list[Errand]:
+        """Every other request that is there; `ripe`: without those that may share a frame, while they are too few."""
+        if not (self._errands or self._shared):  # without the lock: whoever puts one in looks whether to wake
+            return []
         with self._lock:
             errands, self._errands = self._errands, []
+            if self._shared and not (ripe and self._piled < self._ripe):
+                errands += self._shared
+                self._piled -= len(self._shared)
+                self._shared = []
+                self._ripe = 1 if self._piled or not ripe else self._next_ripe()  # piles that were ripe go now, too
         return errands
 
     def has_older(self, before: float) -> bool:
         """Whether something was put in before that moment."""
         with self._lock:
             piles = any(pile.times[0] < before for pile in self._piles.values())
-            return piles or any(errand.time < before for errand in self._errands)
+            return piles or any(errand.time < before for errand in (*self._errands, *self._shared))
 
     def sleep(self, *, messages_too: bool) -> bool:
         """Whether there is nothing to take, of what can be sent now; then the next thing put in calls `wake`."""
         with self._lock:
-            self._asleep = not self._errands and not (messages_too and self._piled >= self._ripe)
+            ripe = self._piled >= self._ripe and (messages_too or bool(self._shared))
+            self._asleep = not (self._errands or ripe)
         return self._asleep
 
-    def answered(self, what: Pile | Errand, answers: Sequence[Any], *, alone: bool) -> bool:
+    def answered(self, what: Pile | Errand | Bundle, answers: Sequence[Any], *, alone: bool) -> bool:
         """The answers to what was taken are there; `alone` as for `resolve`. Whether all is done."""
         if not alone:  # first of all there is room, for callbacks to send more
             self._settle(what)
@@ -207,12 +223,12 @@ class Outbox:
             self._settle(what)
         return done
 
-    def failed(self, what: Pile | Errand, error: TxmqError) -> None:
+    def failed(self, what: Pile | Errand | Bundle, error: TxmqError) -> None:
         """There will be no answers."""
         self._settle(what)
         fail(self.guard, what.futures, error)
 
-    def _settle(self, what: Pile | Errand) -> None:
+    def _settle(self, what: Pile | Errand | Bundle) -> None:
         """It takes no more room. Not twice: an interrupt may make somebody else begin anew."""
         count, size = len(what.futures), what.weight
         with self._lock:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Lock, Thread, get_ident
+from typing import TypeVar
 
 from txmq.client.connection import Connection
 from txmq.client.conversation import Payload
@@ -31,6 +32,7 @@ from txmq.errors import ClientClosed, ConnectionLost, ProtocolError, TxmqError, 
 from txmq.message import Message, Receipt
 
 LOOK_EVERY_S = 0.25  # at what takes too long
+T = TypeVar("T")
 EXPECT_S = 0.001  # after the last receipt, for as many messages as are worth a frame
 NAP_S = 0.005  # of the thread, while others receive
 DIAL_S = 1.0  # between looks at what takes too long while no broker answers
@@ -80,12 +82,20 @@ class Pipeline:
             self._begin()
         return future
 
-    def submit(self, opcode: int, payload: Payload = b"") -> Future[bytes]:
-        """Sends a request of any kind behind what is there, for the future of its reply.
+    def submit(
+        self,
+        opcode: int,
+        payload: Payload = b"",
+        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Outbox.carry
+        rebuild: Callable[[], bytes] | None = None,
+        timeout: float | None = None,
+    ) -> Future[T]:
+        """Sends a request of any kind behind what is there, for the future of its reply: see `Outbox.carry`.
 
-        It is made again after a lost connection, so it must be one that does no harm twice: a decision, an ack.
+        It is made again after a lost connection, so it must be one that does no harm twice: a decision, an ack, a
+        group. Groups and decisions share frames with others.
         """
-        future = self._outbox.carry(opcode, payload)
+        future = self._outbox.carry(opcode, payload, decode, rebuild, timeout)
         if self._thread is None:
             self._begin()
         return future
@@ -203,7 +213,7 @@ class Pipeline:
         if not listen:
             longest = NAP_S if longest is None else min(longest, NAP_S)
         ready = self._select(selector if wanted else self._naps, stream, longest)
-        if not ready and not self._flights.awaits_receipts:
+        if not ready and not self._flights.awaits_replies:
             self._outbox.expect_no_more()
         if self._line.trouble is not None:
             raise self._line.trouble
@@ -236,7 +246,7 @@ class Pipeline:
             return LOOK_EVERY_S
         if flights.has_more or not self._outbox.sleep(messages_too=flights.can_send):
             return 0
-        if self._outbox.expectant and not flights.awaits_receipts:
+        if self._outbox.expectant and not flights.awaits_replies:
             return EXPECT_S
         pause = flights.paused_until - time.monotonic()
         if pause > 0:

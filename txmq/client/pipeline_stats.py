@@ -16,3 +16,5 @@ class Stats:
     refused: int = 0  # frames refused, those behind another refused one included
     connections: int = 0
     failed: int = 0  # messages without a receipt
+    bundles: int = 0  # frames of several groups, or of several decisions
+    requests: int = 0  # in them

@@ -25,6 +25,7 @@ from txmq.client.transaction import Transaction as BlockingTransaction
 from txmq.client.twisted_columns import send_columns
 from txmq.client.twisted_consumer import Consumer
 from txmq.client.twisted_core import Core
+from txmq.client.twisted_halves import HalfCalls
 from txmq.client.twisted_messages import MessageCalls
 from txmq.client.twisted_reader import Reader
 from txmq.client.twisted_seams import Closing, Reactor
@@ -51,7 +52,7 @@ class Found(NamedTuple):
     next_offset: int
 
 
-class Client(MessageCalls, Closing):
+class Client(MessageCalls, HalfCalls, Closing):
     """A client of one broker, for the reactor's thread. Made by `txmq.twisted.connect`.
 
     Deferreds fail as the blocking client's calls raise: BrokerUnavailable where no broker answers in time, ClientClosed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from twisted.internet.task import deferLater
@@ -21,6 +21,8 @@ from txmq.client.twisted_threads import Threads
 from txmq.errors import ClientClosed, ConnectionLost, TxmqError
 from txmq.wire.calls import encode_call
 from txmq.wire.headers import Opcode
+
+T = TypeVar("T")
 
 
 def closed() -> ClientClosed:
@@ -116,10 +118,16 @@ class Core:
         """What a control call returns."""
         return returned(await self.request(Opcode.CALL, encode_call(name, args), longer=longer, repeat=repeat))
 
-    async def carried(self, opcode: int, payload: Payload) -> bytes:
-        """The reply to a request that does no harm twice, over as many connections as it takes."""
+    async def carried(
+        self,
+        opcode: int,
+        payload: Payload,
+        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Outbox.carry
+        rebuild: Callable[[], bytes] | None = None,
+    ) -> T:
+        """The reply to a request that does no harm twice, over as many connections as it takes: see `Outbox.carry`."""
         self.connected()
-        return await self.sending.carry(opcode, payload)
+        return await self.sending.carry(opcode, payload, decode, rebuild)
 
     async def shape(self, topic: str) -> Shape:
         """The topic as last seen; the first look asks the broker."""

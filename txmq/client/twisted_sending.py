@@ -73,9 +73,15 @@ class Sending:
         self._outbox.reader = get_ident()  # who empties the outbox must not wait for room in it
         return self._promised(self._outbox.put(topic, message, partition, 0.0))
 
-    def carry(self, opcode: int, payload: Payload) -> Deferred[bytes]:
+    def carry(
+        self,
+        opcode: int,
+        payload: Payload,
+        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Outbox.carry
+        rebuild: Callable[[], bytes] | None = None,
+    ) -> Deferred[T]:
         """Makes a request that does no harm twice: it is made again after a lost connection."""
-        return self._promised(self._outbox.carry(opcode, payload))
+        return self._promised(self._outbox.carry(opcode, payload, decode, rebuild))
 
     def _promised(self, future: Future[T]) -> Deferred[T]:
         answer: Deferred[T] = Deferred()

@@ -1,0 +1,51 @@
+"""As `half_async`, by the Twisted face's `half`.
+
+python -m tests.bench.clients.half_twisted URL COUNT OUTSTANDING          prints {"per_s", "cpu_us"}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Coroutine
+from itertools import count
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import react
+
+import txmq.twisted
+
+BODY = os.urandom(1024)
+
+
+async def one_after_another(client: txmq.twisted.Client, numbers: count[int], most: int) -> None:
+    """Half, commit, half, commit, as long as there is a number below `most`."""
+    while next(numbers) < most:
+        half = await client.half("bench", BODY, checker="bench")
+        await half.commit()
+
+
+async def measured(reactor: Any, url: str, most: int, outstanding: int) -> None:
+    """Measure and print."""
+    client = txmq.twisted.connect(reactor, url, service="bench")
+    await client.send("bench", BODY)
+    numbers, began, before = count(), time.perf_counter(), time.process_time()
+    workers: list[Coroutine[Deferred[Any], Any, None]] = [
+        one_after_another(client, numbers, most) for _ in range(outstanding)
+    ]
+    await gatherResults([Deferred.fromCoroutine(worker) for worker in workers])
+    took, cpu = time.perf_counter() - began, time.process_time() - before
+    print(json.dumps({"per_s": most / took, "cpu_us": cpu / most * 1e6}))
+    await client.close()
+
+
+def main(reactor: Any, url: str, most: str, outstanding: str) -> Deferred[None]:
+    """The whole of it, as a reactor runs it."""
+    return Deferred.fromCoroutine(measured(reactor, url, int(most), int(outstanding)))
+
+
+if __name__ == "__main__":
+    react(main, sys.argv[1:])
