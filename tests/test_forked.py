@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.testing.forked import Forked, txmq_command
+from txmq.testing.forked import Forked, script, txmq_command
 from txmq.testing.wait import wait_until
 
 
@@ -57,3 +57,9 @@ def test_it_runs_until_a_signal_ends_it(tmp_path: Path, number: signal.Signals) 
 def test_a_command_is_run_as_from_a_shell(tmp_path: Path) -> None:
     assert start(tmp_path, txmq_command, "topic", "create").wait(60) == 2
     assert "Usage: txmq topic create" in (tmp_path / "err").read_text()
+
+
+def test_a_program_s_source_is_run_as_from_a_shell(tmp_path: Path) -> None:
+    text = "import sys; print(__name__, sys.argv); sys.exit(3)"
+    assert start(tmp_path, script, text, "a", "b").wait(60) == 3
+    assert (tmp_path / "out").read_text() == "__main__ ['-c', 'a', 'b']\n"

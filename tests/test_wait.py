@@ -1,5 +1,9 @@
 """Waiting for a condition: back at once when it holds, an error that names it when it never does."""
 
+from __future__ import annotations
+
+from types import SimpleNamespace
+
 import pytest
 
 from txmq.testing.wait import wait_until
@@ -18,3 +22,22 @@ def test_says_what_it_waited_for_when_time_is_up() -> None:
 
 def test_a_condition_that_already_holds_needs_no_time() -> None:
     wait_until(lambda: True, 0)
+
+
+def test_looks_that_take_long_come_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, began, ended = 0.0, list[float](), list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def look() -> bool:
+        began.append(now)
+        sleep(0.05)
+        ended.append(now)
+        return len(began) == 5
+
+    monkeypatch.setattr("txmq.testing.wait.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    wait_until(look)
+    pauses = [after - before for before, after in zip(ended, began[1:], strict=False)]
+    assert all(0.1 <= pause <= 0.25 for pause in pauses), pauses

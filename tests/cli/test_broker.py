@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
-from txmq.testing.processes import Running, running
+from txmq.testing.processes import TXMQ, Running, running
 from txmq.testing.wait import wait_until
 
 
@@ -32,7 +32,8 @@ def broker(served: tuple[Running, str]) -> str:
 
 
 def test_a_broker_says_where_it_serves_and_ends_in_order(tmp_path: Path) -> None:
-    with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
+    arguments = ("broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    with running(tmp_path, *arguments, command=TXMQ) as process:
         line = process.first_line()
         assert re.fullmatch(r"ready txmq://127\.0\.0\.1:[1-9]\d*", line)
         assert process.end() == 0

@@ -17,7 +17,7 @@ from tests.cli.peer import peer
 from tests.cli.support import reply, run
 from tests.postgres.support import xid_of
 from txmq.client.tokens import new_token
-from txmq.testing.processes import running
+from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import report
 from txmq.tx.postgres.identity import read_server
@@ -90,7 +90,7 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(database:
             connection.commit()
             absent = shop.half("orders", b"not paid", ("postgres", *identity, None))
         arguments = ("resolver", "--config", str(resolver_file), "--every", "0.05", "--broker", url)
-        with running(tmp_path / "2", *arguments) as resolver:
+        with running(tmp_path / "2", *arguments, command=TXMQ) as resolver:
             assert resolver.first_line() == "ready shop"
             wait_until(lambda: state_of(proved, url) == "PUBLISHED", what="the commit is found")
             wait_until(lambda: state_of(absent, url) == "ROLLED_BACK", what="the rollback is found")
@@ -105,7 +105,7 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(database:
 
 
 def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path: Path) -> None:
-    with running(tmp_path, "dev", "--json", "--listen", "127.0.0.1:0") as dev:
+    with running(tmp_path, "dev", "--json", "--listen", "127.0.0.1:0", command=TXMQ) as dev:
         addresses = json.loads(dev.first_line())
         url, dsn = addresses["broker"], addresses["postgres"]
         reply("topic", "create", "orders", "--partitions", "1", broker=url)

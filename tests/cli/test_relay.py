@@ -15,7 +15,7 @@ from tests.postgres.support import producer
 from txmq import emit
 from txmq.client.blocking import connect
 from txmq.testing.broker import OwnBroker
-from txmq.testing.processes import running
+from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
 
 
@@ -120,6 +120,7 @@ def unread(connection: Any) -> list[object]:
 
 
 def test_a_relay_whose_slot_is_missing_ends_with_status_1(broker: str, logical_database: str, tmp_path: Path) -> None:
-    with running(tmp_path / "relay", "relay", "run", "--dsn", logical_database, "--url", broker) as relay:
+    arguments = ("relay", "run", "--dsn", logical_database, "--url", broker)
+    with running(tmp_path / "relay", *arguments, command=TXMQ) as relay:
         assert relay.status() == 1
         assert "txmq relay create" in relay.err.read_text()

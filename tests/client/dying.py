@@ -1,21 +1,13 @@
-"""Coordinators of XA transactions that are killed on their way.
-
-One process forks them all, for a start of Python takes longer than a transaction.
-"""
+"""Coordinators of XA transactions that are killed on their way, one after the other."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from txmq.crashpoints import VARIABLE
+from txmq.testing.processes import run_script
 
-ROOT = Path(__file__).parents[2]
 COORDINATORS = """
 import json, os, sys, psycopg2, txmq, txmq.client.xa
 from txmq.crashpoints import VARIABLE
@@ -55,7 +47,5 @@ class Plan(NamedTuple):
 
 def killed(plan: Plan, points: Iterable[str]) -> dict[str, str]:
     """A coordinator is killed at each of these crash points; gives their tokens by the points."""
-    argv = [sys.executable, "-c", COORDINATORS, json.dumps(plan._asdict() | {"points": list(points)})]
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    told = subprocess.run(argv, env=environment, cwd=ROOT, check=True, timeout=100, capture_output=True).stdout
-    return dict(line.split() for line in told.decode().splitlines())
+    arguments = json.dumps(plan._asdict() | {"points": list(points)})
+    return dict(line.split() for line in run_script(COORDINATORS, arguments).splitlines())

@@ -14,7 +14,6 @@ from txmq.client.address import parse_url
 from txmq.client.connection import Connection, dial
 from txmq.client.conversation import Conversation, LogPin
 from txmq.crashpoints import VARIABLE
-from txmq.testing.forked import txmq_command
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.headers import Opcode, Read, pack_read
@@ -70,7 +69,7 @@ class RealBroker:
         settings.write_text(SETTINGS.format(data=self._directory / "data", listen=listen, resolvers=resolvers))
         environment = {**ENVIRONMENT, VARIABLE: crash_at} if crash_at else ENVIRONMENT
         arguments = ("broker", "--config", str(settings))
-        self._process = Running(self._directory, *arguments, command=txmq_command, environment=environment)
+        self._process = Running(self._directory, *arguments, environment=environment)
         word, _, self.url = self._process.first_line().partition(" ")
         assert word == "ready", self.log
 

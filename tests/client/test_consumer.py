@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +21,8 @@ from txmq.client.consumer import Consumer
 from txmq.errors import BrokerUnavailable, GroupMismatch, NotLeased
 from txmq.message import Message, ReceivedMessage
 from txmq.retry import RetryPolicy
+from txmq.testing.forked import script
+from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 
 WAIT_S = 20.0
@@ -337,29 +337,22 @@ def test_a_consumer_that_is_closed_waits_for_nobody_when_it_is_closed_again(tmp_
 
 
 CHILD = """
-import sys, txmq
+import signal, sys, txmq
 url, group, topic = sys.argv[1:]
 consumer = txmq.connect(url, timeout=20).consumer(group, [topic], session_s=1.0)
 print("offset", consumer.receive(20).offset, flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
 def test_messages_of_a_killed_process_go_to_others_as_their_next_attempt(
-    broker: RealBroker, client: Client, joined: Callable[..., Consumer]
+    broker: RealBroker, client: Client, joined: Callable[..., Consumer], tmp_path: Path
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x")
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, broker.url, group, topic],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    with child:
-        assert child.stdout is not None
-        offset = next(int(line.split()[1]) for line in child.stdout if line.startswith(b"offset"))
-        child.send_signal(signal.SIGKILL)
+    with running(tmp_path, CHILD, broker.url, group, topic, command=script) as child:
+        offset = int(child.first_line().removeprefix("offset "))
+        child.end(signal.SIGKILL)
     [message] = receive(joined(group, topic, session_s=1.0), 1)
     assert (message.offset, message.attempt) == (offset, 2)
 

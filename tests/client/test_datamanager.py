@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
@@ -25,13 +22,15 @@ from txmq.client.datamanager import join
 from txmq.client.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError
 from txmq.errors_xa import XaRefused, XaUnavailable
+from txmq.testing.forked import script
+from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 from txmq.wire.headers import Opcode
 
 Connect = Callable[..., Client]
 ROOT = Path(__file__).parents[2]
 VOTED = """
-import sys, transaction, txmq
+import signal, sys, transaction, txmq
 from txmq.client.datamanager import join
 
 class Last:  # of all managers, asked for its vote when the messages are prepared
@@ -41,7 +40,7 @@ class Last:  # of all managers, asked for its vote when the messages are prepare
     commit = abort = tpc_finish = tpc_abort = tpc_begin
     def tpc_vote(self, current):
         print(messages.token.hex, flush=True)
-        sys.stdin.read()
+        signal.pause()
 
 client = txmq.connect(sys.argv[1], service="orders", timeout=20)
 transaction.begin()
@@ -315,14 +314,14 @@ def test_messages_need_a_transaction_and_an_owner(client: Client, real: RealBrok
         join(connect(real.url, service=None), manager)
 
 
-def test_a_process_that_dies_after_the_votes_leaves_it_to_an_operator(own_broker: RealBroker, connect: Connect) -> None:
+def test_a_process_that_dies_after_the_votes_leaves_it_to_an_operator(
+    own_broker: RealBroker, connect: Connect, tmp_path: Path
+) -> None:
     client = connect(own_broker.url, timeout=20)
     client.call("topic.create", name="t", partitions=1)
-    argv = [sys.executable, "-c", VOTED, own_broker.url]
-    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        token = process.stdout.readline().strip()
-        os.kill(process.pid, signal.SIGKILL)
+    with running(tmp_path, VOTED, own_broker.url, command=script) as process:
+        token = process.first_line()
+        process.end(signal.SIGKILL)
     [row] = client.call("xa.list", kind="foreign", owner="orders")["transactions"]
     assert (row["token"], row["state"], row["messages"]) == (token, "UNDECIDED", 1)
     assert bodies(own_broker, "t") == []

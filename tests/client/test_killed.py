@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,12 @@ from tests.client.world import World, make_tables
 from txmq.client import postgres
 from txmq.client.blocking import Client
 from txmq.client.checkers import Half
-from txmq.crashpoints import VARIABLE
 from txmq.errors import InDoubt, TxmqError
+from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.commit import guarded_commit
 
 Connect = Callable[..., Client]
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
 PRODUCERS = {  # whether the message is published in the end
     "half.after_group": False,
@@ -58,11 +54,9 @@ for point in points:
 """
 
 
-def kill_at(broker: RealBroker, topic: str, points: object) -> None:
+def kill_at(broker: RealBroker, topic: str, points: Iterable[str]) -> None:
     """A process does its work, and dies, at each of the points."""
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    argv = [sys.executable, "-c", CHILDREN, broker.url, topic, json.dumps(list(points))]  # type: ignore[call-overload]
-    subprocess.run(argv, env=environment, cwd=ROOT, check=True, timeout=120)
+    run_script(CHILDREN, broker.url, topic, json.dumps(list(points)))
 
 
 def published(broker: RealBroker, topic: str) -> set[str]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +28,8 @@ from txmq.errors import (
     SynchronousCommitOff,
     TransactionAborted,
 )
+from txmq.testing.forked import script
+from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.wire.headers import Opcode
@@ -317,27 +316,28 @@ def test_every_crash_point_of_a_producer_has_a_test() -> None:
     } == CRASHES.keys() | BETWEEN.keys()
 
 
-def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_in_agreement(world: World) -> None:
+def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_in_agreement(world: World, tmp_path: Path) -> None:
     world.client.call("topic.create", name=world.topic, partitions=8)
     producers = {
-        point: subprocess.Popen(
-            [sys.executable, "-c", PRODUCER, world.broker.url, world.dsn, world.topic, point],
-            env={**os.environ, VARIABLE: point},
-            cwd=ROOT,
+        point: Running(
+            tmp_path / point,
+            *(PRODUCER, world.broker.url, world.dsn, world.topic, point),
+            command=script,
+            environment=ENVIRONMENT | {VARIABLE: point},
         )
         for point in CRASHES
     }
     for point, producer in producers.items():
-        assert producer.wait(60) == -signal.SIGKILL, point
+        assert producer.status() == -signal.SIGKILL, point
     committed = {point for point, done in CRASHES.items() if done}
     wait_until(lambda: world.settled() and world.messages() >= committed, DEADLINE_S)
     assert world.orders() == world.messages() == committed
 
 
-def test_a_producer_that_is_not_told_to_die_lives(world: World) -> None:
-    argv = [sys.executable, "-c", PRODUCER, world.broker.url, world.dsn, world.topic, "alive"]
-    environment = {**os.environ, VARIABLE: "tx.after_commit:2"}
-    subprocess.run(argv, env=environment, cwd=ROOT, check=True, timeout=60)
+def test_a_producer_that_is_not_told_to_die_lives(world: World, tmp_path: Path) -> None:
+    arguments = (PRODUCER, world.broker.url, world.dsn, world.topic, "alive")
+    environment = ENVIRONMENT | {VARIABLE: "tx.after_commit:2"}
+    assert Running(tmp_path, *arguments, command=script, environment=environment).status() == 0
     assert world.orders() == world.messages() == {"alive"}
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +32,8 @@ from txmq.errors_xa import (
     XaUnavailable,
     XaUnknown,
 )
+from txmq.testing.forked import script
+from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 from txmq.tx.xid import Xid
 from txmq.wire.headers import Opcode
@@ -42,7 +41,7 @@ from txmq.wire.headers import Opcode
 Connect = Callable[..., Client]
 ROOT = Path(__file__).parents[2]
 MANAGER = """
-import sys, txmq
+import signal, sys, txmq
 from txmq.tx.xid import Xid
 url, topic, *gtrids = sys.argv[1:]
 client = txmq.connect(url, service="orders", timeout=20)
@@ -56,7 +55,7 @@ for gtrid in gtrids:
 resource.start(Xid(7, b"never prepared", b""))
 resource.send(topic, b"never prepared")
 print("prepared", flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
@@ -410,14 +409,12 @@ def test_branches_are_listed_under_an_owner(real: RealBroker, connect: Connect) 
 
 @pytest.mark.parametrize("broker_too", [False, True], ids=["manager", "manager and broker"])
 def test_a_killed_manager_s_branches_are_finished_by_the_next_one(
-    own_broker: RealBroker, connect: Connect, *, broker_too: bool
+    own_broker: RealBroker, connect: Connect, tmp_path: Path, *, broker_too: bool
 ) -> None:
     gtrids = ["one", "two", "three"]
-    argv = [sys.executable, "-c", MANAGER, own_broker.url, "t", *gtrids]
-    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as manager:
-        assert manager.stdout is not None
-        assert manager.stdout.readline() == "prepared\n"
-        os.kill(manager.pid, signal.SIGKILL)
+    with running(tmp_path, MANAGER, own_broker.url, "t", *gtrids, command=script) as manager:
+        assert manager.first_line() == "prepared"
+        manager.end(signal.SIGKILL)
     if broker_too:
         own_broker.kill()
         own_broker.start()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -22,6 +19,8 @@ from txmq.client import postgres
 from txmq.client.blocking import Client
 from txmq.crashpoints import VARIABLE
 from txmq.errors import BrokerUnavailable, InDoubt, LocalProtocolError, NoResolver, TransactionAborted
+from txmq.testing.forked import script
+from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import registered
 from txmq.tx.postgres.commit import guarded_commit
@@ -249,19 +248,20 @@ BETWEEN = {"tx.between_groups": False, "tx.between_decides": True}  # crash poin
 CRASHES = {"tx.after_group": False, "tx.after_token": False, "tx.after_commit": True, **BETWEEN}
 
 
-def test_a_producer_that_dies_anywhere_leaves_both_brokers_and_the_rows_in_agreement(two: Two) -> None:
+def test_a_producer_that_dies_anywhere_leaves_both_brokers_and_the_rows_in_agreement(two: Two, tmp_path: Path) -> None:
     for client in (two.client, two.there):
         client.call("topic.create", name=two.topic, partitions=8)
     producers = {
-        point: subprocess.Popen(
-            [sys.executable, "-c", PRODUCER, two.broker.url, two.other.url, two.dsn, two.topic, point],
-            env={**os.environ, VARIABLE: point},
-            cwd=ROOT,
+        point: Running(
+            tmp_path / point,
+            *(PRODUCER, two.broker.url, two.other.url, two.dsn, two.topic, point),
+            command=script,
+            environment=ENVIRONMENT | {VARIABLE: point},
         )
         for point in CRASHES
     }
     for point, producer in producers.items():
-        assert producer.wait(60) == -signal.SIGKILL, point
+        assert producer.status() == -signal.SIGKILL, point
     committed = [point for point, done in CRASHES.items() if done]
     wait_until(lambda: two.agree(*committed), DEADLINE_S)
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 from tests.recovery.world import World
-from txmq.crashpoints import VARIABLE
+from txmq.testing.processes import run_script
 
-ROOT = Path(__file__).parents[2]
 POINTS = ("recovery.before_outcome", "recovery.after_outcome", "recovery.before_finish", "recovery.after_finish")
 RECOVERERS = """
 import json, os, sys
@@ -40,10 +35,7 @@ def test_a_recoverer_that_dies_anywhere_leaves_the_rest_to_the_next(world: World
         "urls": [broker.url for broker in world.brokers],
         "since": str(world.since),
     }
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    subprocess.run(
-        [sys.executable, "-c", RECOVERERS, json.dumps(plan)], env=environment, cwd=ROOT, check=True, timeout=120
-    )
+    run_script(RECOVERERS, json.dumps(plan))
     assert "ROLLED_BACK" in {world.state(token) for token in tokens}
     recoverer = world.recoverer(safety_s=0.001)
     recoverer.go()

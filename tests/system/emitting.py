@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import cycle
@@ -24,6 +25,7 @@ from txmq.testing.wait import wait_until
 
 RELAY = "relay"  # in a lane's arguments, instead of keys
 SLOT = "txmq_relay"
+PAUSE_S = 0.01  # of a service between two orders: no kill waits for more of them
 POLICY = RelayPolicy(confirm_every_s=0.02, look_every_s=0.5)
 
 
@@ -42,6 +44,7 @@ def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
         with closing(connected(job.dsn)) as connection:
             while go_on() and not connection.closed:
                 _place(connection, job.topic, next(keys), journal, random)
+                time.sleep(PAUSE_S)
 
 
 class Relaying(NamedTuple):

@@ -1,9 +1,7 @@
-"""Services that die: a program that forks workers, and a new one in the place of each that is killed.
+"""Services that die: a process (`run_farm`) that forks workers, and a new one in the place of each that is killed.
 
 Forked, because a start of Python with all imports takes longer than the work between two deaths; each worker is a
 process with connections of its own all the same.
-
-    python -m tests.system.farm '{"work": "placing", "lanes": [...], ...}'       (see Job)
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class Job(NamedTuple):
         return found
 
     def encode(self) -> str:
-        """The argument of the program."""
+        """The argument of `run_farm`."""
         return json.dumps(self._asdict())
 
     @classmethod
@@ -132,11 +130,8 @@ class Farm:
             self._start(lane)
 
 
-def main(text: str) -> None:
+def run_farm(text: str) -> None:
+    """A farm for this job (`Job.encode`)."""
     job = Job.parse(text)
     module: Any = import_module(f"tests.system.{job.work}")
     Farm(job, module.work).run()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import psycopg2
 
-from tests.system.farm import Job, Lane
+from tests.system.farm import Job, Lane, run_farm
 from tests.system.orders import Order, Token, faults, misjudged
 from tests.system.placing import TABLES, told
 from tests.system.reading import whole_topic
@@ -23,7 +22,6 @@ from txmq.testing.processes import Running, running
 from txmq.testing.wait import wait_until
 from txmq.tx.group import GroupState
 
-FARM = (sys.executable, "-m", "tests.system.farm")
 TOPIC = "orders"
 PATIENCE_S = 60.0
 SETTINGS = """
@@ -78,7 +76,7 @@ class Shop(NamedTuple):
         """Services for the block; they finish what they have begun."""
         self.journals.mkdir()
         job = Job(work, self.broker.url, self.dsn, TOPIC, str(self.journals), lanes)
-        with running(self.directory / "farm", job.encode(), command=FARM) as process:
+        with running(self.directory / "farm", job.encode(), command=run_farm) as process:
             yield Farm(job, process)
             job.stop.touch()
             if process.status():

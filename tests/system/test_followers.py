@@ -15,9 +15,9 @@ from random import Random
 import pytest
 
 from tests.reporting import Report
-from tests.system.farm import Job, Lane
+from tests.system.farm import Job, Lane, run_farm
 from tests.system.following import GROUP, alive, effects_of
-from tests.system.shop import FARM, Farm
+from tests.system.shop import Farm
 from txmq import connect
 from txmq.client import Client
 from txmq.testing.broker import OwnBroker
@@ -84,7 +84,7 @@ def following(directory: Path) -> Iterator[tuple[OwnBroker, Farm, Versions]]:
         (directory / "journals").mkdir()
         lanes = tuple(Lane(f"lane-{number}") for number in range(WORKERS))
         job = Job("following", broker.url, "", TOPIC, str(directory / "journals"), lanes)
-        with running(directory / "farm", job.encode(), command=FARM) as process:
+        with running(directory / "farm", job.encode(), command=run_farm) as process:
             yield broker, Farm(job, process), Versions(client, job)
             job.stop.touch()
             if process.status():

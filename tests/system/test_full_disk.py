@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import txmq
 from tests.cli.support import reply
+from tests.system import cramped
 from txmq.errors import TxmqError
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
@@ -21,8 +21,7 @@ def test_a_full_disk_does_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
     flag, config = tmp_path / "full", tmp_path / "broker.toml"
     config.write_text(SETTINGS, "utf-8")
     where = ("broker", "--config", str(config), "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
-    command = (sys.executable, "-m", "tests.system.cramped", str(flag))
-    with running(tmp_path, *where, command=command) as process:
+    with running(tmp_path, str(flag), *where, command=cramped.run) as process:
         url = process.first_line().removeprefix("ready ")
         client = txmq.connect(url, service="s", delivery_timeout=1.0)
         client.send("t", b"first", partition=0)

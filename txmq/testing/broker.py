@@ -7,7 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from txmq.testing.forked import txmq_command
 from txmq.testing.ports import free_port
 from txmq.testing.processes import ProcessEnded, Running
 
@@ -52,7 +51,7 @@ class OwnBroker:
 
     def launch(self) -> None:
         """Starts the process, and does not wait until it serves."""
-        self._running = Running(self.directory, "broker", *self._arguments, command=txmq_command)
+        self._running = Running(self.directory, "broker", *self._arguments)
         self.lives += 1
 
     def kill(self) -> None:

@@ -17,7 +17,9 @@ from runpy import run_module
 from threading import Lock
 from typing import Final
 
-IMPORTED: Final = ["txmq.cli.app", "txmq.cli.logs", "txmq.cli.xa_thread", "txmq.broker.service", "txmq.admin.edge"]
+BROKERS: Final = ["txmq.cli.app", "txmq.cli.logs", "txmq.cli.xa_thread", "txmq.broker.service", "txmq.admin.edge"]
+CLIENTS: Final = ["psycopg2", "txmq.client", "txmq.client.xa", "txmq.client.postgres", "txmq.client.consumer"]
+IMPORTED: Final = [*BROKERS, *CLIENTS]
 _fork_server: Final = get_context("forkserver")
 _fork_server.set_forkserver_preload(IMPORTED)
 _lock: Final = Lock()  # multiprocessing reads an exit status once, and looks at all processes whenever one is started
@@ -75,6 +77,12 @@ def txmq_command(*arguments: str) -> None:
     """The `txmq` command."""
     sys.argv[1:] = arguments
     run_module("txmq", run_name="__main__", alter_sys=True)
+
+
+def script(text: str, *arguments: str) -> None:
+    """The source of a program, as `python -c` runs it."""
+    sys.argv[:] = ["-c", *arguments]
+    exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
 
 
 def _inside(

@@ -33,6 +33,7 @@ from psycopg2.extensions import make_dsn
 from txmq.errors import ConfigError, DatabaseUnavailable, DirectoryInUse
 from txmq.testing.ports import free_port
 from txmq.testing.postgres_binaries import find_binaries, server_identity
+from txmq.testing.scram import verifier
 from txmq.testing.wait import wait_until
 
 PREFIX: Final = "txmq-postgres-"
@@ -195,7 +196,11 @@ class OwnServer(PostgresServer):
                 hint="choose a directory that is not below /root",
             )
         shutil.rmtree(self._data, ignore_errors=True)  # half made by an earlier attempt
-        password = f"--pwfile={self.directory / 'password'}"
+        kept = self.directory / "verifier"
+        kept.touch(mode=0o600)
+        kept.write_text(verifier(self._password()))
+        self._hand_over(kept)
+        password = f"--pwfile={kept}"
         options = ("--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync")
         if self._run(binaries / "initdb", "-D", self._data, password, *options):
             raise ConfigError("postgres", f"initdb failed:\n{self._log_tail()}")
@@ -205,10 +210,14 @@ class OwnServer(PostgresServer):
         if not path.exists():
             path.touch(mode=0o600)
             path.write_text(secrets.token_urlsafe(24))
-        for owned in (self.directory, path):
-            if user := self._identity.get("user"):
-                os.chown(owned, user, self._identity["group"])
+        self._hand_over(self.directory, path)
         return path.read_text()
+
+    def _hand_over(self, *paths: Path) -> None:
+        """To the user that the server runs as."""
+        if user := self._identity.get("user"):
+            for path in paths:
+                os.chown(path, user, self._identity["group"])
 
     def _run(self, *command: str | Path) -> int:
         with (self.directory / "server.log").open("ab") as log:

@@ -10,14 +10,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 from txmq.errors import TxmqError
-from txmq.testing.forked import Forked
+from txmq.testing.forked import Forked, script, txmq_command
 from txmq.testing.wait import wait_until
 
 Command: TypeAlias = Sequence[str] | Callable[..., object]  # a program, or a function to be called in a forked process
 START_S: Final = 60.0  # a PostgreSQL server on a loaded machine included
+SCRIPT_S: Final = 200.0
 TXMQ: Final = (sys.executable, "-m", "txmq")
 LOG_TAIL: Final = 4_000  # characters
 # Settings of the tests' own, such as a crash point or the server to test with, are not meant for what they start.
@@ -29,13 +31,18 @@ class ProcessEnded(TxmqError):
 
 
 class Running:
-    """A process, by default a `txmq` command. What it prints goes to the files `out` and `err` in `directory`.
+    """A process, by default a `txmq` command, forked; from nothing with TXMQ for its command.
 
+    What it prints goes to the files `out` and `err` in `directory`.
     `err` also keeps what earlier processes in the same directory have logged.
     """
 
     def __init__(
-        self, directory: Path, *arguments: str, command: Command = TXMQ, environment: Mapping[str, str] = ENVIRONMENT
+        self,
+        directory: Path,
+        *arguments: str,
+        command: Command = txmq_command,
+        environment: Mapping[str, str] = ENVIRONMENT,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.out, self.err = directory / "out", directory / "err"
@@ -64,9 +71,9 @@ class Running:
         """What it has logged, where that is JSON."""
         return [json.loads(line) for line in self.err.read_text().splitlines()]
 
-    def status(self) -> int:
+    def status(self, limit_s: float = START_S) -> int:
         """Its exit status, once it has ended by itself."""
-        return self.process.wait(START_S)
+        return self.process.wait(limit_s)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ends it with a signal; returns its exit status. Raises ProcessEnded where it had ended before."""
@@ -82,7 +89,7 @@ class Running:
 
 
 @contextmanager
-def running(directory: Path, *arguments: str, command: Command = TXMQ) -> Iterator[Running]:
+def running(directory: Path, *arguments: str, command: Command = txmq_command) -> Iterator[Running]:
     """A process for the block; it is killed if the block has not ended it."""
     process = Running(directory, *arguments, command=command)
     try:
@@ -90,3 +97,14 @@ def running(directory: Path, *arguments: str, command: Command = TXMQ) -> Iterat
     finally:
         process.process.kill()
         process.process.wait()
+
+
+def run_script(text: str, *arguments: str) -> str:
+    """What a program prints, given its source, until it ends. Raises ProcessEnded with its log where it fails."""
+    with (
+        TemporaryDirectory(prefix="txmq-script-") as name,
+        running(Path(name), text, *arguments, command=script) as process,
+    ):
+        if process.status(SCRIPT_S):
+            raise process.ended()
+        return process.out.read_text()
