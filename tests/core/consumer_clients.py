@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.core.consumer_processes import Consumer, Held, Ledger, Message
 from tests.core.consumer_world import QUICK, World
 from tests.core.driver import SECOND
-from txmq.broker.core import machine
+from txmq.broker.core import machine, moved, suspects
 from txmq.broker.core.candidates import Wish
 from txmq.broker.core.consumer_commands import Ack, Deliver, Failure, Join, Nack, Return, Wanted
+from txmq.broker.core.consumer_events import LeasesExpired, MemberLeft
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.moved import Kind, Moved
 from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.state import Rejected
 from txmq.errors import StaleGeneration, UnknownMember
 from txmq.message import Decision
+
+if TYPE_CHECKING:
+    from txmq.broker.core.consumers import Group
 
 PARTITIONS = {"t": 3, "u": 1}
 STRAY = 99  # a key that senders put into any partition: fenced like others, but in no order
@@ -59,6 +63,8 @@ class Clients(World):
 
     def do(self, command: object) -> Any:
         outcome = machine.decide(self.state, command, self.now)
+        for event in () if isinstance(outcome, Rejected) else outcome.events:
+            self.note_lost(event)
         since = len(self.log)
         reply = super().do(command)
         if not isinstance(outcome, Rejected) and not outcome.early:
@@ -67,6 +73,28 @@ class Clients(World):
             for move in getattr(event, "moves", ()):
                 self.note_letter(self.state.consumers.by_id[event.group_id].name, *move)
         return reply
+
+    def note_lost(self, event: object) -> None:
+        """What a member, or a lease, is about to give back without a word of its consumer's."""
+        if isinstance(event, MemberLeft | LeasesExpired):
+            group = self.state.consumers.by_id[event.group_id]
+            ledger = self.ledgers[group.name]
+            members = (
+                {event.member} if isinstance(event, MemberLeft) else {group.leases[n].member for n in event.leases}
+            )
+            for member in members:
+                out = self.out(group, member)
+                over = {m for m, number in out.items() if isinstance(event, MemberLeft) or number in event.leases}
+                if any(ledger.deaths[m] >= suspects.ALONE for m in out):
+                    over = out.keys() | over
+                ledger.given_back(over, died=isinstance(event, LeasesExpired) or event.lost)
+
+    def out(self, group: Group, member: str | None = None) -> dict[Message, int]:
+        """What is leased to a member, or to anybody, and by which lease."""
+        pieces = ((spot, piece) for spot, position in group.positions.items() for piece in position.leased)
+        held = {(*spot, n): grant.lease for spot, (start, end, grant) in pieces for n in range(start, end)}
+        held |= group.held_rows
+        return {m: number for m, number in held.items() if member in (None, group.leases[number].member)}
 
     def note_letter(self, group: str, topic_id: int, partition: int, offset: int, row: Any) -> None:
         if Moved(*row).kind == Kind.LETTER:
@@ -157,9 +185,15 @@ class Clients(World):
         got = []
         for pick, start, end, attempt in reply.deliveries:
             c = found.candidates[pick]
+            self.note_deaths(consumer, reply.lease, [(c.topic_id, c.partition, offset) for offset in range(start, end)])
             got += [((c.topic_id, c.partition, offset), Held(attempt, reply.lease)) for offset in range(start, end)]
         self.delivered(consumer, got)
         return reply
+
+    def note_deaths(self, consumer: Consumer, lease: int, messages: list[Message]) -> None:
+        known, deaths = self.ledgers[consumer.group].deaths, self.group(consumer.group).leases[lease].deaths
+        wrong = [message for message in messages if known[message] != deaths]
+        assert not wrong, f"{deaths} deaths of {wrong}, not {[known[message] for message in wrong]}"
 
     def refused(self, consumer: Consumer, reply: Rejected, *, stale: bool) -> None:
         if self.known(consumer, reply):
@@ -277,8 +311,15 @@ class Clients(World):
             # a consumer whose transaction was rolled back says so before it fetches again, or is gone
             self.undecided.pop(token)
             self.do(Decide(token, Decision.ROLLBACK, "producer"))
+            self.rolled_back(consumer, message)
             bound = self.group(consumer.group).next_lease
             self.key_failed(consumer, self.key_of(message), bound, careful=True)
+
+    def rolled_back(self, consumer: Consumer, message: Message) -> None:
+        """Its handler came to an end; only what had failed before is still known for its deaths."""
+        group = self.state.consumers.groups.get(consumer.group)
+        if group is None or moved.get(self.state, group, message) is None:
+            self.ledgers[consumer.group].deaths[message] = 0
 
     def flush(self, consumer: Consumer) -> None:
         """Acks go out."""

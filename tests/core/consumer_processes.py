@@ -6,6 +6,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from txmq.broker.core import suspects
+
 Message = tuple[int, int, int]  # topic id, partition, offset
 
 
@@ -52,7 +54,8 @@ class Ledger:
     done: set[Message] = field(default_factory=set)
     abandoned: set[Message] = field(default_factory=set)
     was_letter: set[Message] = field(default_factory=set)
-    deliveries: Counter[Message] = field(default_factory=Counter)
+    deliveries: Counter[Message] = field(default_factory=Counter)  # those that count
+    deaths: Counter[Message] = field(default_factory=Counter)  # consumers that were lost with a message
     effects: set[Message] = field(default_factory=set)
 
     def skip(self, messages: set[Message]) -> None:
@@ -66,3 +69,16 @@ class Ledger:
             known.difference_update(messages)
         for message in messages:
             self.deliveries.pop(message, None)
+            self.deaths.pop(message, None)
+
+    def replayed(self, message: Message) -> None:
+        """All counts begin anew."""
+        self.deliveries[message] = self.deaths[message] = 0
+
+    def given_back(self, messages: set[Message], *, died: bool) -> None:
+        """These are no longer out. A death counts only for what had been lost often enough to go out alone."""
+        for message in messages:
+            alone = died and self.deaths[message] >= suspects.ALONE
+            assert not alone or messages == {message}, f"{message} was to be out alone, and was not: {messages}"
+            self.deliveries[message] -= not alone
+            self.deaths[message] += died

@@ -190,12 +190,15 @@ class Sim(Clients):
         keep = self.random.randint(self.safe, len(self.log))
         for _place, event in self.log[keep:]:
             if isinstance(event, Delivered):
-                assert all(attempt == 1 for *_range, attempt in event.ranges), "a count was lost with the power"
+                counts = event.deaths or any(attempt > 1 for *_range, attempt in event.ranges)
+                assert not counts, "a count was lost with the power"
                 name = self.state.consumers.by_id[event.group_id].name
                 self.never_seen(name, event.ranges)
         del self.log[keep:]
         self.checked = min(self.checked, keep)
         self.state = self.replayed()
+        for group in self.state.consumers.by_id.values():
+            self.ledgers[group.name].given_back({*self.out(group)}, died=False)
         self.boot()
         self.safe = len(self.log)
         for consumer in self.consumers:
@@ -216,6 +219,8 @@ class Sim(Clients):
         self.do(Decide(token, Decision.COMMIT if committed else Decision.ROLLBACK, "resolver"))
         if committed:
             self.ledgers[consumer.group].done.add(message)
+        else:
+            self.rolled_back(consumer, message)
 
     def operate(self) -> None:
         """An operator looks at the dead letters."""
@@ -227,7 +232,7 @@ class Sim(Clients):
         named = tuple((self.topic_names[t], partition, offset) for t, partition, offset in some)
         if self.random.random() < 0.7:
             for message in some:
-                self.ledgers[group].deliveries[message] = 0
+                self.ledgers[group].replayed(message)
             assert self.do(ReplayLetters(group, named)).refused == ()
         else:
             assert self.do(AbandonLetters(group, named, "no use")).refused == ()
@@ -259,7 +264,7 @@ class Sim(Clients):
             self.tick()
             for group in self.names_of_groups():
                 for message in self.letters(group):
-                    self.ledgers[group].deliveries[message] = 0
+                    self.ledgers[group].replayed(message)
                     self.do(ReplayLetters(group, ((self.topic_names[message[0]], *message[1:]),)))
             for consumer in list(self.consumers):
                 self.finish(consumer)

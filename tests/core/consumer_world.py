@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.core.driver import Driver
+from tests.core.driver import SECOND, Driver
 from txmq.broker.core import machine
 from txmq.broker.core.candidates import Candidate, Wish
-from txmq.broker.core.consumer_commands import Ack, Deliver, Failure, Join, Nack, Pick, Return, Wanted
+from txmq.broker.core.consumer_commands import Ack, Deliver, ExpireLeases, Failure, Join, Nack, Pick, Return, Wanted
 from txmq.broker.core.events import BatchStored, Booted
 from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.state import Rejected
@@ -104,6 +104,11 @@ class World(Driver):
             partition = picks[pick].candidate.partition
             got += [Got(name, partition, offset, attempt) for offset in range(start, end)]
         return self.fetch(member, group, generation=generation) if reply.again else got
+
+    def expire(self) -> None:
+        """All leases run out."""
+        self.now += 60 * SECOND
+        self.do(ExpireLeases())
 
     def early(self, member: str) -> bool:
         """Whether what the member would get may go out before it is durable."""

@@ -8,13 +8,14 @@ import pytest
 
 from tests.core.consumer_world import QUICK, Got, World
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import AbandonLetters, ExpireLeases, GroupSet, Leave, ReplayLetters, Wanted
+from txmq.broker.core.consumer_commands import AbandonLetters, GroupSet, Leave, ReplayLetters, Wanted
 from txmq.broker.core.consumer_events import Acked, DeadLettered, Delivered
 from txmq.broker.core.consumers import FenceState
 from txmq.broker.core.fences import LIFTED, TRANSITIONS, stopped
 from txmq.broker.core.moved import Kind, Moved
 from txmq.broker.core.planning import Plan
 from txmq.broker.core.state import State
+from txmq.broker.core.suspects import ALONE
 
 SECOND = 1_000_000
 RETRYING, DEAD, WAITING = FenceState
@@ -132,9 +133,8 @@ def test_a_fence_stays_while_older_leases_may_hold_its_key(world: World) -> None
     world.publish("t", 7)
     assert world.fetch("a") == []
     assert fences(world)[7] == (WAITING, 0, 1)
-    world.now += 60 * SECOND
-    world.do(ExpireLeases())
-    assert world.fetch("a") == [Got("t", 0, 1, 2)]
+    world.expire()
+    assert world.fetch("a") == [Got("t", 0, 1, 1)]
 
 
 def test_leases_younger_than_a_fence_hold_up_nothing(world: World) -> None:
@@ -231,20 +231,18 @@ def test_a_failure_behind_the_fence_is_parked_with_its_attempts(world: World) ->
 
 def test_a_message_that_kills_each_time_fences_its_key(world: World) -> None:
     world.publish("t", 7, 7, 8)
-    for _ in range(3):
-        world.fetch("a", most=1)
-        world.now += 60 * SECOND
-        world.do(ExpireLeases())
+    for _ in range(ALONE + 3):
+        assert world.offsets("a", most=1) == [0]
+        world.expire()
     assert world.offsets("a") == [2]
     assert fences(world) == {7: (DEAD, 0, 1)}
 
 
 def test_a_fence_that_comes_up_in_a_fetch_is_younger_than_its_lease(world: World) -> None:
     world.publish("t", 7, partition=1)
-    for _ in range(3):
-        world.fetch("a")
-        world.now += 60 * SECOND
-        world.do(ExpireLeases())
+    for _ in range(ALONE + 3):
+        assert len(world.fetch("a")) == 1
+        world.expire()
     world.publish("t", 7)
     world.group().next_lease += world.group().next_lease % 2  # the fetch begins with partition 0
     assert world.offsets("a") == [0]

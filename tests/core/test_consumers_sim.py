@@ -10,13 +10,25 @@ import pytest
 from tests.core.consumer_checks import moved_rows
 from tests.core.consumer_sim import Sim, replayed_equals
 from tests.core.driver import SECOND
-from txmq.broker.core import consumer_actions, delivery, fences, growth, guard, letters, machine, moved, planning
+from txmq.broker.core import (
+    consumer_actions,
+    delivery,
+    fences,
+    growth,
+    guard,
+    leases,
+    letters,
+    machine,
+    moved,
+    planning,
+    suspects,
+)
 from txmq.broker.core.candidates import Runs
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Deliver
 from txmq.broker.core.members import active
 from txmq.broker.core.moved import Kind
-from txmq.broker.core.positions import Position
+from txmq.broker.core.positions import Back, Position
 from txmq.broker.core.state import Outcome
 
 if TYPE_CHECKING:
@@ -43,7 +55,9 @@ def run(seed: int) -> Sim:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Floods end in the time of a run."""
+    """Floods end, and suspects are alone, in the time of a run."""
+    monkeypatch.setattr(suspects, "LOTS", (0, 2))
+    monkeypatch.setattr(suspects, "ALONE", 2)
     monkeypatch.setattr(guard, "FIRST_PROBE", SECOND // 2)
     monkeypatch.setattr(guard, "LONGEST_PROBE", 2 * SECOND)
 
@@ -70,7 +84,45 @@ def the_floor_passes_what_was_not_moved(patch: pytest.MonkeyPatch) -> None:
 
 def expiry_forgets_the_attempt(patch: pytest.MonkeyPatch) -> None:
     give_back = Position.give_back
-    patch.setattr(Position, "give_back", lambda self, start, end, _attempt: give_back(self, start, end, 1))
+    patch.setattr(
+        Position, "give_back", lambda self, start, end, back: give_back(self, start, end, Back(1, back.deaths))
+    )
+
+
+def every_death_counts(patch: pytest.MonkeyPatch) -> None:
+    back = leases._back
+
+    def blamed(state: Any, group: Any, spot: Any, piece: Any, *, died: bool) -> None:
+        back(
+            state,
+            group,
+            spot,
+            piece._replace(value=piece.value._replace(attempt=piece.value.attempt + died)),
+            died=died,
+        )
+
+    patch.setattr(leases, "_back", blamed)
+
+
+def a_restart_counts(patch: pytest.MonkeyPatch) -> None:
+    end = leases.end
+    patch.setattr(leases, "end", lambda *args, **_: end(*args, died=True))
+
+
+def others_beside_what_is_out_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(suspects, "has_one_alone", lambda *_: False)
+
+
+def deaths_do_not_survive_the_broker(patch: pytest.MonkeyPatch) -> None:
+    load = Position.from_row
+
+    def forgetful(row: Any) -> Position:
+        position = load(row)
+        for start, end, back in list(position.redeliver):
+            position.redeliver.put(start, end, Back(back.attempt))
+        return position
+
+    patch.setattr(Position, "from_row", forgetful)
 
 
 def no_look_at_the_generation(patch: pytest.MonkeyPatch) -> None:
@@ -151,6 +203,10 @@ def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
         fence_of_the_partition_only,
         the_floor_passes_what_was_not_moved,
         expiry_forgets_the_attempt,
+        every_death_counts,
+        a_restart_counts,
+        others_beside_what_is_out_alone,
+        deaths_do_not_survive_the_broker,
         no_look_at_the_generation,
         the_chain_out_of_order,
         no_hold_back_behind_older_leases,

@@ -18,6 +18,7 @@ from txmq.broker.core.consumer_commands import (
     ResetPosition,
     Wanted,
 )
+from txmq.broker.core.suspects import ALONE
 from txmq.broker.core.topics import DeleteTopic, GrowTopic
 from txmq.message import Decision
 
@@ -119,13 +120,30 @@ def test_a_message_that_kills_waits_for_another_one() -> None:
     for partition in range(2):
         world.publish("t", 1, partition=partition)
     world.join("a")
-    for _ in range(2):
+    for _ in range(ALONE):
         world.fetch("a")
         world.do(Leave("g", "a", "a", lost=True))
         world.join("a")
-    assert len(world.fetch("a")) == 1
-    reasons = {why(world, partition=partition).partition(":")[0] for partition in range(2)}
-    assert reasons == {"leased", "alone"}
+    out = world.fetch("a")[0].partition
+    assert why(world, partition=out).startswith("leased")
+    what = "alone: message 0 may have killed its consumers (3) and waits for others that may have: they are out"
+    assert why(world, partition=1 - out) == what
+
+
+def test_a_message_that_kills_waits_until_its_member_has_nothing_else() -> None:
+    world = World(t=1)
+    world.publish("t", 1)
+    world.join("a")
+    for _ in range(ALONE):
+        world.fetch("a")
+        world.do(Leave("g", "a", "a", lost=True))
+        world.join("a")
+        assert why(world) == ""
+    world.publish("t", 1)
+    world.group().suspects.clear()
+    assert world.offsets("a") == [1]
+    what = "message 0 may have killed its consumers (3) and goes out alone, once a is done with what it has"
+    assert why(world) == f"alone: {what}"
 
 
 @pytest.mark.parametrize(("after", "what"), [(59, "waiting for acks"), (61, "its handlers are slow, or hang")])

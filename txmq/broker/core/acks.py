@@ -98,11 +98,9 @@ def decide_return(state: State, command: Return, now: int) -> Outcome | Rejected
 def apply_returned(state: State, event: Returned, place: Place) -> None:
     del place
     group = state.consumers.by_id[event.group_id]
-    leases.put_back(state, group, event.rows, attempt=-1)
+    leases.put_back(state, group, event.rows)
     for topic_id, partition, start, end in event.ranges:
-        position = group.positions[topic_id, partition]
-        for piece in leases.release(state, group, (topic_id, partition), start, end):
-            position.give_back(piece.start, piece.end, piece.value.attempt)
+        leases.give_back(state, group, (topic_id, partition), start, end)
 
 
 DECIDERS: dict[type, Any] = {Ack: decide_ack, Return: decide_return}

@@ -9,6 +9,7 @@ from txmq.broker.core import tables as t
 
 if TYPE_CHECKING:
     from txmq.broker.core.consumers import Spot
+    from txmq.broker.core.positions import Back
 
 
 class Source(IntEnum):
@@ -37,6 +38,7 @@ class Candidate(NamedTuple):
     batch: t.Entry  # of a moved row: without count and tag filter
     further: tuple[t.Entry, ...] = ()
     wanted: bool = True
+    deaths: int = 0  # of consumers that were lost with each of its messages
 
     @property
     def start(self) -> int:
@@ -63,10 +65,11 @@ class Wish(NamedTuple):
 class Runs:
     """Makes candidates of neighbouring batches, joined to `most` rows."""
 
-    def __init__(self, source: Source, spot: Spot, attempt: int, *, needs_keys: bool, most: int) -> None:
+    def __init__(self, source: Source, spot: Spot, back: Back, *, needs_keys: bool, most: int) -> None:
         self.source, self._most = source, most
         self._head = (source, *spot)
-        self._rest = (attempt, needs_keys)
+        self._rest = (back.attempt, needs_keys)
+        self._deaths = back.deaths
         self._made: list[Candidate] = []
         self._base = self._first = self._rows = 0
         self._entries: list[t.Entry] = []
@@ -85,7 +88,7 @@ class Runs:
         batch, *further = self._entries
         self._entries = []
         rows = (self._base, self._first, self._rows)
-        self._made.append(Candidate(*self._head, *rows, *self._rest, batch, tuple(further), self._wanted))
+        self._made.append(Candidate(*self._head, *rows, *self._rest, batch, tuple(further), self._wanted, self._deaths))
 
     def candidates(self) -> list[Candidate]:
         """What was made of all."""

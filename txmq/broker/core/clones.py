@@ -12,7 +12,7 @@ from txmq.broker.core.consumers import BROADCAST, Group
 from txmq.broker.core.groups import MAX_GROUPS
 from txmq.broker.core.members import known
 from txmq.broker.core.moved import Kind
-from txmq.broker.core.positions import Position
+from txmq.broker.core.positions import FIRST, Back, Position
 from txmq.broker.core.ranges import RangeMap, gaps
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.errors import BadRequest, Conflict, Throttled
@@ -74,13 +74,13 @@ def apply_cloned(state: State, event: GroupCloned, place: Place) -> None:
 def _position(state: State, source: Group, spot: Spot) -> Position:
     """Done with is what the source is done with, dead letters included; the rest waits to be delivered."""
     position = source.positions[spot]
-    pending: RangeMap[int] = RangeMap()
+    pending: RangeMap[Back] = RangeMap()
     for pieces in (position.leased, position.redeliver, position.reserved):
         for piece in pieces:
-            pending.put(piece.start, piece.end, 1)
+            pending.put(piece.start, piece.end, FIRST)
     for spotted, row in moved.between(state, source, spot, 0, t.SIGN):
         if row.kind in PENDING:
-            pending.put(spotted[2], spotted[2] + 1, 1)
+            pending.put(spotted[2], spotted[2] + 1, FIRST)
     first = pending.first()
     floor = position.cursor if first is None else first.start
     settled: RangeMap[None] = RangeMap((start, end, None) for start, end in gaps(pending, floor, position.cursor))

@@ -14,7 +14,7 @@ from txmq.broker.core import acks, changes, guard, leases, letters, marks, moved
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.members import Claim, active, known
 from txmq.broker.core.moved import Kind
-from txmq.broker.core.positions import Reservation
+from txmq.broker.core.positions import Back, Reservation
 from txmq.broker.core.state import Rejected, State
 from txmq.errors import BadRequest, NotLeased, UnknownLetter
 
@@ -177,7 +177,7 @@ def _settle_ranges(state: State, group: Group, spot: Spot, ack: AckAction, token
             position.settle(start, end)
             guard.note_acks(group, reserved.lease, end - start)
         else:
-            position.give_back(start, end, reserved.attempt + 1)
+            position.give_back(start, end, Back(reserved.attempt + 1))
 
 
 def _reserved_rows(

@@ -83,7 +83,9 @@ class MemberJoined(NamedTuple):
 
 @event(69)
 class MemberLeft(NamedTuple):
-    """A member is gone: what was leased to it is delivered again. `rows` are those of table `moved`."""
+    """A member is gone: what was leased to it is delivered again. `lost`: it may have died of that (`suspects`). `rows`
+    are those of table `moved`.
+    """
 
     group_id: int
     member: str
@@ -171,6 +173,7 @@ class Delivered(NamedTuple):
 
     Lease 0 = nothing is leased. `stops`: (topic id, partition, offset, key hash) where no more may be parked. The time
     to live of `expired` and `expired_rows` is over: they are done with, and were not delivered, like `unwanted`.
+    `deaths`: so many consumers were lost with each message that is leased. `single`: it is one, which goes out alone.
     """
 
     group_id: int
@@ -186,6 +189,7 @@ class Delivered(NamedTuple):
     expired: tuple[Range, ...] = ()
     expired_rows: tuple[Row, ...] = ()
     unwanted: tuple[Range, ...] = ()
+    deaths: int = 0
 
 
 @event(81)
@@ -219,7 +223,7 @@ class LeasesExtended(NamedTuple):
 
 @event(84)
 class LeasesExpired(NamedTuple):
-    """Leases ran out: what is left of them is delivered again, as the next attempt."""
+    """Leases ran out: what is left of them is delivered again, and their consumer may have died of it (`suspects`)."""
 
     group_id: int
     leases: tuple[int, ...]

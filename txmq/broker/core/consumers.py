@@ -27,16 +27,7 @@ Spotted = tuple[int, int, int]  # topic id, partition, offset: one message
 CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = POLICIES = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
-EARLIER: tuple[Any, ...] = (
-    (),
-    None,
-    0,
-    (),
-    (),
-    False,
-    0,
-)  # the last fields of a row, for one without them
-SINGLY = 3  # from this attempt on a message that may have killed its consumer is delivered alone
+EARLIER: tuple[Any, ...] = ((), None, 0, (), (), False, 0, ())  # the last fields of a row, for one without them
 
 
 class Settings(NamedTuple):
@@ -90,7 +81,7 @@ class Member:
 
 @dataclass(slots=True)
 class Lease:
-    """One fetch of a member: what it took and has not given back. `single`: it came with a message that may kill."""
+    """One fetch of a member: what it took and has not given back. `single`: it is one message, which is out alone."""
 
     member: str
     generation: int
@@ -100,6 +91,18 @@ class Lease:
     left: int = 0  # messages
     spots: set[Spot] = field(default_factory=set, compare=False)  # where its ranges are, or were
     rows: set[Spotted] = field(default_factory=set)  # its rows of table `moved`
+    deaths: int = 0  # consumers that were lost with each of its messages before: a lot of suspects
+
+    def to_row(self) -> t.Row:
+        rows = tuple(sorted(self.rows))
+        return (self.member, self.generation, self.granted_at, self.deadline, self.single, rows, self.deaths)
+
+    @classmethod
+    def from_row(cls, row: Any) -> Lease:  # noqa: ANN401  # rows are untyped tuples
+        """Without its ranges, which positions know."""
+        member, generation, granted_at, deadline, single, rows, *deaths = row
+        held = {tuple(spotted) for spotted in rows}
+        return cls(member, generation, granted_at, deadline, single, len(held), set(), held, *deaths)
 
 
 class FenceState(IntEnum):
@@ -152,6 +155,9 @@ class Group:
     resets: dict[Spot, int] = field(default_factory=dict)  # resets that take a while: where they will go on
     expired: int = 0  # messages whose time to live was over before they were delivered
     doomed: bool = False  # deleted, but for rows of its moved messages
+    lots: dict[str, int] = field(default_factory=dict)  # leases of suspects, by member
+    suspects: set[Spot] = field(default_factory=set, compare=False)  # where some may wait that have come back
+    loners: dict[Spotted, int] = field(default_factory=dict)  # waiting rows that go out alone: when they are due
 
     @property
     def ordered(self) -> bool:
@@ -164,13 +170,8 @@ class Group:
 
     @property
     def limit(self) -> int | None:
-        """Deliveries that a message gets where its consumers die; None = no end.
-
-        At least `SINGLY`: before, it was delivered together with others that may have been to blame.
-        """
-        if self.settings.on_exhausted == BLOCK:
-            return None
-        return max(self.settings.policy.retries + 1, SINGLY)
+        """Deliveries that count which a message gets at most; None = no end."""
+        return None if self.settings.on_exhausted == BLOCK else self.settings.policy.retries + 1
 
     def fence(self, topic_id: int, key_hash: int | None) -> Fence | None:
         """The fence of a key, if it has one; whatever partition the message is in."""
@@ -202,32 +203,21 @@ class Group:
 
     def to_row(self) -> t.Row:
         members = tuple(member.to_row() for member in self.members.values())
-        leases = tuple(
-            (
-                number,
-                lease.member,
-                lease.generation,
-                lease.granted_at,
-                lease.deadline,
-                lease.single,
-                tuple(sorted(lease.rows)),
-            )
-            for number, lease in self.leases.items()
-        )
+        leases = tuple((number, *lease.to_row()) for number, lease in self.leases.items())
         retrying = tuple((*spot, rows) for spot, rows in self.retrying.items())
         return (
             self.name, tuple(self.settings), self.parent, self.temporary, self.paused, self.epoch, self.generation,
             self.next_lease, self.next_letter, self.letters, members, leases, retrying,
             tuple((*spot, *stop) for spot, stop in self.stops.items()), self.flood, self.floods,
             tuple(sorted(self.paused_topics)), tuple((*spot, offset) for spot, offset in self.resets.items()),
-            self.doomed, self.expired,
+            self.doomed, self.expired, tuple((*spotted, due) for spotted, due in self.loners.items()),
         )  # fmt: skip
 
     @classmethod
     def from_row(cls, group_id: int, row: Any) -> Group:  # noqa: ANN401  # rows are untyped tuples
         (name, settings, parent, temporary, paused, epoch, generation, next_lease, next_letter, letters,
          members, leases, retrying, *later) = row  # fmt: skip
-        stops, flood, floods, paused_topics, resets, doomed, expired = tuple(later) + EARLIER[len(later) :]
+        stops, flood, floods, paused_topics, resets, doomed, expired, loners = tuple(later) + EARLIER[len(later) :]
         group = cls(group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation)
         group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
         group.paused_topics, group.doomed, group.expired = set(paused_topics), doomed, expired
@@ -235,10 +225,12 @@ class Group:
         for member, instance, topics, since, partitions, *static in members:
             share = dict.fromkeys(map(tuple, partitions))
             group.members[member] = Member(member, instance, topics, since, share, *static)
-        for number, member, at_generation, granted_at, deadline, single, rows in leases:
-            held = {tuple(spotted) for spotted in rows}
-            group.leases[number] = Lease(member, at_generation, granted_at, deadline, single, len(held), rows=held)
-            group.held_rows.update(dict.fromkeys(held, number))
+        group.loners = {tuple(spotted): due for *spotted, due in loners}
+        for number, *row_of_lease in leases:
+            lease = group.leases[number] = Lease.from_row(row_of_lease)
+            group.held_rows.update(dict.fromkeys(lease.rows, number))
+            if lease.deaths:
+                group.lots[lease.member] = number
         for topic_id, partition, count in retrying:
             group.retrying[topic_id, partition] = count
         group.flood, group.floods = None if flood is None else Flood(*flood), floods

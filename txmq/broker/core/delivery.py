@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import changes, fences, guard, leases, moved, planning
+from txmq.broker.core import changes, fences, guard, leases, moved, planning, suspects
 from txmq.broker.core.candidates import Candidate, Source
 from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.consumer_events import Attempted, Delivered, Range
-from txmq.broker.core.consumers import SINGLY, Group, Lease, Member, Spot, Spotted
+from txmq.broker.core.consumers import Group, Lease, Member, Spot, Spotted
 from txmq.broker.core.members import current
 from txmq.broker.core.moved import Kind
-from txmq.broker.core.positions import Grant
+from txmq.broker.core.positions import Back, Grant
 from txmq.broker.core.ranges import Piece
 from txmq.broker.core.state import Outcome, Rejected, State
 
 if TYPE_CHECKING:
     from txmq.broker.core.events import Place
     from txmq.broker.core.positions import Position
-
-DIED = "the consumer died or its lease ran out"
 
 
 class Delivery(NamedTuple):
@@ -55,7 +53,8 @@ def decide_deliver(state: State, command: Deliver, now: int) -> Outcome | Reject
     draft = _Draft(state, group, member, now)
     if not group.paused:
         draft.made.advance()
-    if not group.paused and guard.may_deliver(group, sum(pick.candidate.rows for pick in command.picks), now):
+    free = not group.paused and not suspects.has_one_alone(group, member)
+    if free and guard.may_deliver(group, sum(pick.candidate.rows for pick in command.picks), now):
         for number, pick in enumerate(command.picks):
             draft.add(number, pick)
     return draft.outcome()
@@ -76,7 +75,7 @@ class _Draft:
         self._unwanted: list[Range] = []
         self._cursors: dict[Spot, int] = {}  # where the live part of a partition begins after the picks so far
         self._passed: dict[Spot, int] = {}  # below this, what had come back is dealt with
-        self._single = False
+        self._deaths = 0  # of each message that goes out
 
     def add(self, number: int, pick: Pick) -> None:
         """Take a pick in, if it still stands."""
@@ -105,23 +104,31 @@ class _Draft:
     def _next_live(self, start: int, spot: Spot, position: Position) -> bool:
         if self._group.ordered and position.redeliver.first(self._passed.get(spot, 0)) is not None:
             return False
-        return start == self._cursors.get(spot, position.cursor)
+        return not self._deaths and start == self._cursors.get(spot, position.cursor)
 
     def _next_given_back(self, candidate: Candidate, spot: Spot, position: Position) -> bool:
         start, end = candidate.start, candidate.start + candidate.rows
         passed = self._passed.get(spot, 0)
         piece = position.redeliver.first(passed if self._group.ordered else start)
-        whole = piece is not None and piece.start == start and piece.end >= end and piece.value == candidate.attempt
+        value = Back(candidate.attempt, candidate.deaths)
+        whole = piece is not None and piece.start == start and piece.end >= end and piece.value == value
         limit = self._group.limit
         over = limit is not None and candidate.attempt > limit
         if not whole or start < passed or over is not (candidate.source is Source.EXHAUSTED):
             return False
-        return over or candidate.attempt < SINGLY or (candidate.rows == 1 and self._may_go_singly())
+        return over or self._joins(candidate.deaths)
 
-    def _may_go_singly(self) -> bool:
-        free = not (self._single or planning.has_single(self._state, self._group, self._member))
-        self._single = self._single or free
-        return free
+    def _joins(self, deaths: int) -> bool:
+        """Whether messages of so many deaths may go out with those before them; the first ones decide."""
+        alone = deaths >= suspects.ALONE
+        if self._deliveries or not deaths:
+            return deaths == self._deaths and not alone
+        if suspects.lot_of(self._group, self._member) is not None:
+            return False
+        if alone and not suspects.empty_handed(self._group, self._member):
+            return False
+        self._deaths = deaths
+        return True
 
     def _range(self, number: int, pick: Pick, spot: Spot) -> None:
         candidate = pick.candidate
@@ -163,11 +170,10 @@ class _Draft:
 
     def _move(self, spotted: Spotted, candidate: Candidate, key_hash: int | None) -> None:
         """Behind its key's fence or, if it is exhausted and no fence stands before it, to the dead letters."""
-        before = candidate.attempt - 1
         place, entry = spotted[2] - candidate.base_offset, candidate.batch
-        row = moved.row_of(entry, place, key_hash, attempt=before, deaths=before)
+        row = moved.row_of(entry, place, key_hash, attempt=candidate.attempt - 1, deaths=candidate.deaths)
         if candidate.source is Source.EXHAUSTED:
-            self.made.bury(spotted, row._replace(error_text=DIED, first_failed_at=self._now))
+            self.made.bury(spotted, suspects.buried(row._replace(first_failed_at=self._now)))
         else:
             self.made.park(spotted, row)
 
@@ -192,8 +198,8 @@ class _Draft:
             self._expired_rows.append(spotted)
             self.made.done(spotted, row.key_hash)
         elif planning.exhausted(group, row):
-            self.made.bury(spotted, row._replace(error_text=row.error_text or DIED))
-        elif not row.deaths or self._may_go_singly():
+            self.made.bury(spotted, suspects.buried(row))
+        elif row.deaths == pick.candidate.deaths and self._joins(row.deaths):
             self._rows.append(spotted)
             self._deliveries.append(Delivery(number, spotted[2], spotted[2] + 1, row.attempt + 1))
 
@@ -207,11 +213,12 @@ class _Draft:
         if not (some or passed or self._stops):
             return Outcome(reply=reply)
         event = Delivered(
-            group.group_id, lease, self._member.name, deadline, self._single, tuple(self._ranges), tuple(self._rows),
-            self.made.moves, self.made.fences, tuple(self._stops), tuple(self._expired), tuple(self._expired_rows),
-            tuple(self._unwanted),
+            group.group_id, lease, self._member.name, deadline, self._deaths >= suspects.ALONE, tuple(self._ranges),
+            tuple(self._rows), self.made.moves, self.made.fences, tuple(self._stops), tuple(self._expired),
+            tuple(self._expired_rows), tuple(self._unwanted), self._deaths,
         )  # fmt: skip
-        first = all(delivery.attempt == 1 for delivery in self._deliveries) and not (self._rows or self._expired_rows)
+        first = not self._deaths and all(delivery.attempt == 1 for delivery in self._deliveries)
+        first = first and not (self._rows or self._expired_rows)
         return Outcome((event,), reply, early=first and not (self.made or self._stops))
 
 
@@ -224,7 +231,7 @@ def apply_delivered(state: State, event: Delivered, place: Place) -> None:
     _apply_passed(state, group, event)
     if not event.lease:
         return
-    lease = Lease(event.member, group.generation, place.stored_at, event.deadline, event.single)
+    lease = Lease(event.member, group.generation, place.stored_at, event.deadline, event.single, deaths=event.deaths)
     leases.grant(state, group, event.lease, lease)
     guard.probing(group, event.lease, place.stored_at)
     for topic_id, partition, start, end, attempt in event.ranges:
@@ -234,6 +241,9 @@ def apply_delivered(state: State, event: Delivered, place: Place) -> None:
         assert row is not None, "picked, so it is there"
         leases.cover_row(group, event.lease, spotted)
         moved.put(state, group, spotted, row._replace(attempt=row.attempt + 1, consumer=event.member))
+    if event.deaths:
+        for spot in lease.spots:
+            suspects.note(group, spot)
 
 
 def _apply_passed(state: State, group: Group, event: Delivered) -> None:

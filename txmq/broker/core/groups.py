@@ -8,6 +8,7 @@ from txmq.broker.core import gates, leases
 from txmq.broker.core.assignment import Subscriber, assign
 from txmq.broker.core.consumer_commands import Join, Leave, Rebalance
 from txmq.broker.core.consumer_events import (
+    Due,
     GroupCreated,
     GroupDeleted,
     MemberJoined,
@@ -41,9 +42,7 @@ MAX_GROUPS = 100_000  # each is an object in memory
 
 
 class JoinReply(NamedTuple):
-    """What a member needs to know. `group` is the name to use from now on (a broadcast member has a group of its
-    own).
-    """
+    """What a member needs to know. `group` is the name to use from now on: broadcast members have their own."""
 
     group: str
     group_id: int
@@ -66,7 +65,8 @@ def decide_join(state: State, command: Join, now: int) -> Outcome | Rejected:
     member = group.members.get(command.member)
     wanted = tuple(topic.topic_id for topic in topics)
     if member is not None and member.instance != command.instance:
-        events.append(MemberLeft(group.group_id, member.name, True, _rows(state, group, member.name, now)))
+        rows = _rows(state, group, member.name, now, lost=True)
+        events.append(MemberLeft(group.group_id, member.name, True, rows))
     elif member is not None and command.held is not None:
         events += _not_held(state, group, member, command, now)
     joined = MemberJoined(group.group_id, command.member, command.instance, wanted, command.static)
@@ -196,8 +196,8 @@ def _start(state: State, group: Group, topic: Topic, partition: int, join: Join 
     return min(max(offset, first), last)
 
 
-def _rows(state: State, group: Group, member: str, now: int) -> tuple[tuple[int, int, int, int], ...]:
-    return leases.rows_due(state, group, leases.of_member(group, member), now)
+def _rows(state: State, group: Group, member: str, now: int, *, lost: bool) -> tuple[Due, ...]:
+    return leases.rows_due(state, group, leases.of_member(group, member), now, died=lost)
 
 
 def _not_held(state: State, group: Group, member: Member, command: Join, now: int) -> list[Event]:
@@ -236,7 +236,7 @@ def decide_leave(state: State, command: Leave, now: int) -> Outcome | Rejected:
     group, member = found
     if member.instance != command.instance:
         return Rejected(UnknownMember, f"another process is member {command.member!r} of {command.group!r} by now")
-    rows = _rows(state, group, command.member, now)
+    rows = _rows(state, group, command.member, now, lost=command.lost)
     left = MemberLeft(group.group_id, command.member, command.lost, rows)
     if group.temporary:
         return Outcome((left, GroupDeleted(group.group_id, "its member left")))
@@ -271,9 +271,9 @@ def apply_joined(state: State, event: MemberJoined, place: Place) -> None:
 def apply_left(state: State, event: MemberLeft, place: Place) -> None:
     del place
     group = state.consumers.by_id[event.group_id]
-    leases.put_back(state, group, event.rows, deaths=1)
+    leases.put_back(state, group, event.rows, died=event.lost)
     for number in leases.of_member(group, event.member):
-        leases.end(state, group, number)
+        leases.end(state, group, number, died=event.lost)
     group.members.pop(event.member, None)
     state.consumers.dirty_groups.add(group.group_id)
 

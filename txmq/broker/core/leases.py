@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import moved
+from txmq.broker.core import moved, suspects
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import ExpireLeases, ExtendLeases
 from txmq.broker.core.consumer_events import Due, LeasesExpired, LeasesExtended
 from txmq.broker.core.consumers import BLOCK, Group, Lease, Spot, Spotted
 from txmq.broker.core.group_settings import LEASES
 from txmq.broker.core.members import active
+from txmq.broker.core.positions import Back
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.errors import BadRequest
 
@@ -48,10 +49,12 @@ def back_off(group: Group, attempt: int, now: int, chance: float = 0.5) -> int |
     return None if delay is None else now + delay
 
 
-def rows_due(state: State, group: Group, numbers: Iterable[int], now: int) -> tuple[Due, ...]:
-    """The moved rows of these leases, and when each is due again."""
-    spotted = sorted(spotted for number in numbers for spotted in group.leases[number].rows)
-    return tuple((*one, _row_due(state, group, one, now)) for one in spotted)
+def rows_due(state: State, group: Group, numbers: Iterable[int], now: int, *, died: bool) -> tuple[Due, ...]:
+    """The moved rows of these leases, and when each is due again: at once where this delivery does not count."""
+    found = (
+        (spotted, died and group.leases[number].single) for number in numbers for spotted in group.leases[number].rows
+    )
+    return tuple((*one, _row_due(state, group, one, now) if counts else now) for one, counts in sorted(found))
 
 
 def _row_due(state: State, group: Group, spotted: Spotted, now: int) -> int:
@@ -70,6 +73,8 @@ def grant(state: State, group: Group, number: int, lease: Lease) -> None:
     """Apply: a lease begins; what it covers is entered by `cover` and `cover_row`."""
     group.leases[number] = lease
     group.next_lease = number + 1
+    if lease.deaths:
+        group.lots[lease.member] = number
     state.consumers.deadlines.add((lease.deadline, group.group_id, number))
     state.consumers.dirty_groups.add(group.group_id)
 
@@ -120,27 +125,44 @@ def _shrink(state: State, group: Group, number: int, messages: int) -> None:
     lease.left -= messages
     if not lease.left:
         del group.leases[number]
+        if lease.deaths:
+            del group.lots[lease.member]
         state.consumers.deadlines.remove((lease.deadline, group.group_id, number))
     state.consumers.dirty_groups.add(group.group_id)
 
 
-def end(state: State, group: Group, number: int) -> None:
-    """Apply: what is left of the lease's ranges is to be delivered again, as the next attempt."""
+def end(state: State, group: Group, number: int, *, died: bool = False) -> None:
+    """Apply: what is left of the lease's ranges is to be delivered again. `died`: its consumer may have died of it."""
     for spot in sorted(group.leases[number].spots):
-        for start, stop, held in list(group.positions[spot].leased):
-            if held.lease == number:
-                release(state, group, spot, start, stop)
-                group.positions[spot].give_back(start, stop, held.attempt + 1)
+        for piece in list(group.positions[spot].leased):
+            if piece.value.lease == number:
+                _back(state, group, spot, piece, died=died)
+        suspects.note(group, spot)
 
 
-def put_back(state: State, group: Group, rows: Iterable[Due], *, attempt: int = 0, deaths: int = 0) -> None:
-    """Apply: moved rows wait for their next delivery; the two numbers are added to what the rows say."""
+def give_back(state: State, group: Group, spot: Spot, start: int, stop: int) -> None:
+    """Apply: leased messages have come back as if they had never gone out."""
+    for piece in group.positions[spot].leased.overlap(start, stop):
+        _back(state, group, spot, piece, died=False)
+    suspects.note(group, spot)
+
+
+def _back(state: State, group: Group, spot: Spot, piece: Piece[Grant], *, died: bool) -> None:
+    (start, stop, held), lease = piece, group.leases[piece.value.lease]
+    release(state, group, spot, start, stop)
+    back = Back(held.attempt + (died and lease.single), lease.deaths + died)
+    group.positions[spot].give_back(start, stop, back)
+
+
+def put_back(state: State, group: Group, rows: Iterable[Due], *, died: bool = False) -> None:
+    """Apply: moved rows wait for their next delivery; otherwise as `end`."""
     for topic_id, partition, offset, due in rows:
         spotted = (topic_id, partition, offset)
+        counts = died and group.leases[group.held_rows[spotted]].single
         row = moved.drop(state, group, spotted)
         assert row is not None, "leased, so it is there"
         release_row(state, group, spotted)
-        row = row._replace(due=due, attempt=row.attempt + attempt, deaths=row.deaths + deaths)
+        row = row._replace(due=due, attempt=row.attempt - (not counts), deaths=row.deaths + died)
         moved.put(state, group, spotted, row)
 
 
@@ -171,7 +193,7 @@ def decide_expire(state: State, command: ExpireLeases, now: int) -> Outcome:
         room -= 1 + len(state.consumers.by_id[group_id].leases[number].rows)
     events = []
     for group_id, numbers in over.items():
-        due = rows_due(state, state.consumers.by_id[group_id], numbers, now)
+        due = rows_due(state, state.consumers.by_id[group_id], numbers, now, died=True)
         events.append(LeasesExpired(group_id, tuple(numbers), due))
     return Outcome(tuple(events), ExpireReply(sum(map(len, over.values())), more))
 
@@ -179,10 +201,10 @@ def decide_expire(state: State, command: ExpireLeases, now: int) -> Outcome:
 def apply_expired(state: State, event: LeasesExpired, place: Place) -> None:
     del place
     group = state.consumers.by_id[event.group_id]
-    put_back(state, group, event.rows, deaths=1)
+    put_back(state, group, event.rows, died=True)
     for number in event.leases:
         if number in group.leases:
-            end(state, group, number)
+            end(state, group, number, died=True)
 
 
 def decide_extend(state: State, command: ExtendLeases, now: int) -> Outcome | Rejected:

@@ -109,7 +109,8 @@ def _failed(state: State, group: Group, spotted: Spotted, command: Nack, now: in
 def _row_of(state: State, group: Group, spotted: Spotted, key_hash: int | None) -> Moved:
     held = group.positions[spotted[:2]].leased.overlap(spotted[2], spotted[2] + 1)[0].value
     base, entry = topics.entries(state, *spotted)[0]
-    return moved.row_of(entry, spotted[2] - base, key_hash, attempt=held.attempt)
+    deaths = group.leases[held.lease].deaths
+    return moved.row_of(entry, spotted[2] - base, key_hash, attempt=held.attempt, deaths=deaths)
 
 
 def _cut(text: str, most: int) -> str:

@@ -11,6 +11,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.broker.core import suspects
 from txmq.broker.core import tables as t
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ class Kind(IntEnum):
 class Moved(NamedTuple):
     """A row of table `moved`.
 
-    `attempt` counts the deliveries so far (since the last replay), `deaths` those that ended without an answer.
-    `position`, `length` and `row` point at the message, `visible_at` and `stored_at` are its entry's. `token` is the
-    undecided transaction that acks or replays it. `number` is its place among the group's letters.
+    `attempt` counts the deliveries so far (since the last replay) that count, `deaths` the consumers that were lost
+    with it (`suspects`). `position`, `length` and `row` point at the message, `visible_at` and `stored_at` are its
+    entry's. `token` is the undecided transaction that acks or replays it. `number` is its place among the letters.
     """
 
     kind: int
@@ -101,7 +102,7 @@ def put(state: State, group: Group, spotted: Spotted, row: Moved) -> None:
     state.tables[t.MOVED].put(t.MOVED_KEY.pack(group.group_id, *spotted), tuple(row))
     if row.kind == Kind.RETRY:
         if spotted not in group.held_rows and not row.token:
-            _index_retry(state, group, spotted, row.due)
+            _index_retry(state, group, spotted, row)
     elif row.kind == Kind.PARKED:
         state.tables[t.PARKED].put(_parked_key(group, spotted, row), ())
         _count_parked(state, group, spotted, row, 1)
@@ -128,8 +129,10 @@ def drop(state: State, group: Group, spotted: Spotted) -> Moved | None:
     return row
 
 
-def _index_retry(state: State, group: Group, spotted: Spotted, due: int) -> None:
-    topic_id, partition, offset = spotted
+def _index_retry(state: State, group: Group, spotted: Spotted, row: Moved) -> None:
+    (topic_id, partition, offset), due = spotted, row.due
+    if row.deaths >= suspects.ALONE:
+        group.loners[spotted] = due
     state.tables[t.RETRIES].put(t.RETRY_KEY.pack(group.group_id, topic_id, partition, due, offset), ())
     state.tables[t.WAKES].put(t.WAKE_KEY.pack(due, group.group_id, *spotted), ())
     group.retrying[topic_id, partition] += 1
@@ -138,6 +141,7 @@ def _index_retry(state: State, group: Group, spotted: Spotted, due: int) -> None
 
 def _unindex_retry(state: State, group: Group, spotted: Spotted, due: int) -> None:
     topic_id, partition, offset = spotted
+    group.loners.pop(spotted, None)
     state.tables[t.RETRIES].delete(t.RETRY_KEY.pack(group.group_id, topic_id, partition, due, offset))
     state.tables[t.WAKES].delete(t.WAKE_KEY.pack(due, group.group_id, *spotted))
     group.retrying[topic_id, partition] -= 1

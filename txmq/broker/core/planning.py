@@ -2,27 +2,28 @@
 
 The order within a partition: what has come back, in the order of its offsets, then what was never delivered. In an
 ordered group nothing is passed over, and a partition that came from another member waits until nothing of it is out any
-more. A message whose consumer was lost twice with it goes out alone, one at a time for each member, so that the next
-loss tells which one it was.
+more. Messages whose consumers were lost with them go out by themselves (`suspects`), before all else.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import fences, gates, growth, guard, moved, topics
+from txmq.broker.core import fences, gates, growth, guard, moved, suspects, topics
 from txmq.broker.core import tables as t
 from txmq.broker.core.candidates import Candidate, Runs, Source, Wish
-from txmq.broker.core.consumers import SINGLY
 from txmq.broker.core.members import current
+from txmq.broker.core.positions import FIRST
 from txmq.broker.core.state import Rejected, State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
-    from txmq.broker.core.consumers import Group, Lease, Member, Spot
+    from txmq.broker.core.consumers import Group, Member, Spot, Spotted
     from txmq.broker.core.moved import Moved
-    from txmq.broker.core.positions import Position
+    from txmq.broker.core.positions import Back, Position
+
+SUSPECTS_PASSED = 64  # failed messages of a partition that wait for their lot, until the next one waits with them
 
 SHARE_BYTES = 256 << 10  # that a partition gets of a fetch though others wait: in the log they stand side by side
 
@@ -53,11 +54,13 @@ def plan(  # all that a fetch says
     if found[0].paused:
         return Plan()
     steps = steps_possible(state, found[0], now)
-    if not guard.may_deliver(found[0], 1, now):
+    if suspects.has_one_alone(*found) or not guard.may_deliver(found[0], 1, now):
         return Plan(steps=steps)
     guarded = found[0].flood is not None
     planner = _Planner(state, *found, durable, now, wish._replace(messages=1) if guarded else wish)
     planner.without = without
+    if planner.suspects():
+        return Plan(tuple(planner.candidates), steps)
     if guarded:
         planner.partitions()  # first what did not fail yet: it tells more
     planner.moved_rows(max(1, wish.messages // 2))
@@ -95,37 +98,9 @@ def may_take_row(group: Group, member: Member, spot: Spot) -> bool:
     return spot in member.partitions and not blocked(group, member, spot)
 
 
-def has_single(state: State, group: Group, member: Member) -> bool:
-    """Whether the member has a message that may kill it."""
-    return any(
-        lease.single and lease.member == member.name and _holds_single(state, group, number, lease)
-        for number, lease in group.leases.items()
-    )
-
-
-def _holds_single(state: State, group: Group, number: int, lease: Lease) -> bool:
-    held = (grant for spot in lease.spots for _start, _end, grant in group.positions[spot].leased)
-    if any(grant.lease == number and grant.attempt >= SINGLY for grant in held):
-        return True
-    rows = (moved.get(state, group, spotted) for spotted in lease.rows)
-    return any(row is not None and row.deaths > 0 for row in rows)
-
-
 def exhausted(group: Group, row: Moved) -> bool:
     """Whether a moved message has had all its deliveries, the last of them without an answer (a nack looks before)."""
     return group.limit is not None and row.attempt >= group.limit
-
-
-def entries_from(state: State, spot: Spot, offset: int) -> Iterator[tuple[int, t.Entry]]:
-    """(base offset, entry) of the published batches from the one that holds `offset` on."""
-    start = t.ENTRY_KEY.pack(*spot, offset)
-    if state.entries.get(start) is None:
-        for base, entry in topics.entries(state, *spot, offset):
-            start = t.ENTRY_KEY.pack(*spot, base + entry.count)
-            yield base, entry
-    unpack, make = t.ENTRY_KEY.unpack, t.Entry._make  # looked up once: there may be thousands
-    for key, row in state.entries.range(start, t.ENTRY_KEY.pack(*spot, t.SIGN)):
-        yield unpack(key)[2], make(row)
 
 
 class _Planner:
@@ -136,20 +111,59 @@ class _Planner:
         self._durable, self._now, self._wish = durable, now, wish
         self._messages, self._bytes = wish.messages, wish.size
         self._rest = 0  # bytes that are left to the partitions that follow
-        self._single_out: bool | None = None
+        self._deaths = 0  # of what is planned: its lot's
         self.without: Collection[Spot] = ()
         self.candidates: list[Candidate] = []
 
     def _full(self, length: int = 0) -> bool:
         return self._messages <= 0 or (self._bytes < self._wish.size and length > self._bytes)
 
-    def _may_go_singly(self) -> bool:
-        """Asked for a message that may kill: yes once, unless the member has one."""
-        if self._single_out is None:
-            self._single_out = has_single(self._state, self._group, self._member)
-        free = not self._single_out
-        self._single_out = True
-        return free
+    def suspects(self) -> bool:
+        """What may have killed its consumer and has come back; True = nothing else goes out now."""
+        group = self._group
+        if not (group.suspects or group.loners):
+            return False
+        if self._alone():
+            return True
+        for spot in filter(self._goes_out, group.suspects):
+            for start, end, back in suspects.in_turn(group, spot):
+                if back.deaths and self._joins(back.deaths):
+                    self._range(Source.REDELIVER, spot, start, end, back)
+        return bool(self.candidates)
+
+    def _alone(self) -> bool:
+        """One that goes out alone, as soon as the member has nothing else; whether one waits."""
+        group = self._group
+        ready = suspects.empty_handed(group, self._member)
+        for spotted, due in group.loners.items():
+            if due <= self._now and self._goes_out(spotted[:2]):
+                row = moved.get(self._state, group, spotted)
+                assert row is not None, "it waits, so it is there"
+                if not exhausted(group, row):
+                    if ready:
+                        self._add_row(spotted, row)
+                    return True
+        for spot in filter(self._goes_out, group.suspects):
+            for start, _end, back in suspects.in_turn(group, spot):
+                if back.deaths >= suspects.ALONE:
+                    if ready:
+                        self._range(Source.REDELIVER, spot, start, start + 1, back)
+                    return True
+        return False
+
+    def _goes_out(self, spot: Spot) -> bool:
+        """Whether what has come back to a partition may go to this member, because it is its own."""
+        mine = spot in self._member.partitions and not self._stands(spot)
+        return mine and not (self._group.ordered and blocked(self._group, self._member, spot))
+
+    def _joins(self, deaths: int) -> bool:
+        """Whether messages of so many deaths may go out with what is planned: what is planned first decides."""
+        if self.candidates or not deaths:
+            return deaths == self._deaths
+        if deaths >= suspects.ALONE or suspects.lot_of(self._group, self._member) is not None:
+            return False
+        self._deaths, self._messages = deaths, min(self._messages, suspects.at_once(deaths))
+        return True
 
     def _stands(self, spot: Spot) -> bool:
         topic = self._state.topics_by_id[spot[0]]
@@ -161,22 +175,31 @@ class _Planner:
         for spot in list(self._group.retrying):
             if self._stands(spot) or not may_take_row(self._group, self._member, spot):
                 continue
+            passed = 0
             for spotted, row in moved.due_rows(self._state, self._group, spot, self._now):
                 if most <= 0 or self._full(row.length):
                     return
-                if row.deaths and not exhausted(self._group, row) and not self._may_go_singly():
-                    continue
-                most -= 1
-                batch = t.Entry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
-                base = spotted[2] - row.row
-                self._messages -= 1
-                self._bytes -= row.length
-                self.candidates.append(
-                    Candidate(Source.MOVED, *spot, base, row.row, 1, row.attempt + 1, needs_keys=False, batch=batch)
-                )
+                if self._joins(row.deaths if row.deaths and not exhausted(self._group, row) else 0):
+                    most -= 1
+                    self._add_row(spotted, row)
+                elif (passed := passed + 1) > SUSPECTS_PASSED:
+                    break
+
+    def _add_row(self, spotted: Spotted, row: Moved) -> None:
+        batch = t.Entry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
+        topic_id, partition, offset = spotted
+        place = (topic_id, partition, offset - row.row, row.row, 1)
+        deaths = 0 if row.deaths and exhausted(self._group, row) else row.deaths
+        self._messages -= 1
+        self._bytes -= row.length
+        self.candidates.append(
+            Candidate(Source.MOVED, *place, row.attempt + 1, needs_keys=False, batch=batch, deaths=deaths)
+        )
 
     def partitions(self) -> None:
         """The member's partitions, beginning with another one each time, so that none is always last."""
+        if self._deaths:
+            return
         spots = list(self._member.partitions)
         turn = self._group.next_lease % len(spots) if spots else 0
         for after, spot in zip(range(len(spots) - 1, -1, -1), spots[turn:] + spots[:turn], strict=True):
@@ -188,7 +211,7 @@ class _Planner:
 
     def _partition(self, spot: Spot, position: Position) -> None:
         if (self._given_back(spot, position) and not fences.stopped(self._group, spot)) or not self._group.ordered:
-            self._range(Source.LIVE, spot, position.cursor, self._end(spot), 1)
+            self._range(Source.LIVE, spot, position.cursor, self._end(spot), FIRST)
 
     def _end(self, spot: Spot) -> int:
         end = gates.end(self._state, *spot, self._durable)
@@ -201,27 +224,24 @@ class _Planner:
         """What has come back; False = not all of it is in the plan."""
         limit = self._group.limit if position.redeliver else None
         complete = True
-        for start, end, attempt in position.redeliver:
-            if limit is not None and attempt > limit:
-                self._range(Source.EXHAUSTED, spot, start, end, attempt)
+        for start, end, back in position.redeliver:
+            if limit is not None and back.attempt > limit:
+                self._range(Source.EXHAUSTED, spot, start, end, back)
                 complete = False  # its key may get a fence: what follows is looked at afresh
-            elif attempt < SINGLY:
-                complete &= self._range(Source.REDELIVER, spot, start, end, attempt)
-            elif self._may_go_singly():
-                self._range(Source.REDELIVER, spot, start, start + 1, attempt)
-                complete &= end == start + 1
-            else:
+            elif back.deaths:
                 complete = False
+            else:
+                complete &= self._range(Source.REDELIVER, spot, start, end, back)
             if self._messages <= 0 or (self._group.ordered and not complete):
                 return False
         return complete
 
-    def _range(self, source: Source, spot: Spot, start: int, end: int, attempt: int) -> bool:
+    def _range(self, source: Source, spot: Spot, start: int, end: int, back: Back) -> bool:
         """Candidates for the messages of [start, end); False = they did not all fit."""
         if start >= end:
             return True
         needs_keys = source is Source.EXHAUSTED or (self._group.ordered and spot[0] in self._group.fences)
-        run = Runs(source, spot, attempt, needs_keys=needs_keys, most=0 if needs_keys else self._wish.run)
+        run = Runs(source, spot, back, needs_keys=needs_keys, most=0 if needs_keys else self._wish.run)
         complete = self._fill(run, spot, start, end)
         self.candidates += run.candidates()
         return complete
@@ -229,7 +249,7 @@ class _Planner:
     def _fill(self, run: Runs, spot: Spot, start: int, end: int) -> bool:
         durable, left, rest, whole = self._durable, self._bytes, self._rest, self._wish.size
         tags = 0 if run.source is Source.EXHAUSTED else self._wish.tags  # these go to the dead letters whoever asks
-        for base, entry in entries_from(self._state, spot, start):
+        for base, entry in topics.entries_from(self._state, spot, start):
             if base >= end:
                 return True
             _position, length, count, _stored_at, tag_filter, visible_at = entry

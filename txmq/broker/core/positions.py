@@ -33,15 +33,25 @@ class Reservation(NamedTuple):
     generation: int
 
 
+class Back(NamedTuple):
+    """What has come back: the number of its next attempt, and how many consumers were lost with it (`suspects`)."""
+
+    attempt: int
+    deaths: int = 0
+
+
+FIRST = Back(1)  # of what was never delivered
+
+
 @dataclass(slots=True)
 class Position:
-    """The state of one partition for one group. `redeliver` holds the number of the next attempt."""
+    """The state of one partition for one group."""
 
     floor: int = 0
     cursor: int = 0
     settled: RangeMap[None] = field(default_factory=RangeMap)
     leased: RangeMap[Grant] = field(default_factory=RangeMap)
-    redeliver: RangeMap[int] = field(default_factory=RangeMap)
+    redeliver: RangeMap[Back] = field(default_factory=RangeMap)
     reserved: RangeMap[Reservation] = field(default_factory=RangeMap)
 
     def settle(self, start: int, end: int) -> None:
@@ -55,9 +65,9 @@ class Position:
             self.settled.cut(following.start, following.end)
             self.floor = max(self.floor, following.end)
 
-    def give_back(self, start: int, end: int, attempt: int) -> None:
-        """[start, end) is to be delivered once more, as `attempt`."""
-        self.redeliver.put(start, end, attempt)
+    def give_back(self, start: int, end: int, back: Back) -> None:
+        """[start, end) is to be delivered once more."""
+        self.redeliver.put(start, end, back)
 
     def take(self, start: int, end: int) -> None:
         """[start, end) leaves `redeliver` or what was never delivered."""
@@ -88,7 +98,7 @@ class Position:
             self.cursor,
             pack(self.settled, self.floor),
             tuple((start, end, tuple(grant)) for start, end, grant in self.leased),
-            tuple(tuple(piece) for piece in self.redeliver),
+            tuple((start, end, *back) for start, end, back in self.redeliver),
             tuple((start, end, tuple(reservation)) for start, end, reservation in self.reserved),
         )
 
@@ -100,6 +110,6 @@ class Position:
             cursor,
             unpack(settled, floor),
             RangeMap((start, end, Grant(*grant)) for start, end, grant in leased),
-            RangeMap(redeliver),
+            RangeMap((start, end, Back(*back)) for start, end, *back in redeliver),
             RangeMap((start, end, Reservation(*reservation)) for start, end, reservation in reserved),
         )

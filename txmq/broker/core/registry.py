@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
+from txmq.broker.core import suspects
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import Fence, FenceState, Group
 from txmq.broker.core.positions import Position
@@ -138,3 +139,4 @@ def _restore(group: Group, spot: Spot, position: Position) -> None:
         lease = group.leases[grant.lease]
         lease.left += end - start
         lease.spots.add(spot)
+    suspects.note(group, spot)

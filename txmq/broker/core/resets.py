@@ -122,6 +122,7 @@ def apply_reset(state: State, event: PositionReset, place: Place) -> None:
         leases.release(state, group, spot, 0, group.positions[spot].cursor)
         begin = max(offset, state.topics_by_id[spot[0]].firsts[spot[1]])  # retention may have gone on meanwhile
         group.positions[spot] = Position(begin, begin)
+        group.suspects.discard(spot)
         group.resets.pop(spot, None)
     if not group.resets:
         state.consumers.resetting.discard(group.group_id)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.core import fences, gates, growth, planning
+from txmq.broker.core import fences, gates, growth, suspects, topics
 from txmq.broker.core import tables as t
-from txmq.broker.core.consumers import SINGLY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +74,7 @@ def oldest_waiting(state: State, group: Group, spot: Spot) -> int | None:
         offsets.append(position.cursor)
     if not offsets:
         return None
-    return next((entry.stored_at for _base, entry in planning.entries_from(state, spot, min(offsets))), None)
+    return next((entry.stored_at for _base, entry in topics.entries_from(state, spot, min(offsets))), None)
 
 
 def _deleted(look: Look) -> str:
@@ -144,13 +143,16 @@ def _growth(look: Look) -> str:
 
 def _alone(look: Look) -> str:
     """A message whose consumers died goes out alone; it waits while another such one is out."""
-    back = look.position.redeliver.first()
-    if back is None or back.value < SINGLY or not (look.group.ordered or look.position.cursor >= look.end):
+    back = next((piece for piece in suspects.in_turn(look.group, look.spot) if piece.value.deaths), None)
+    if back is None or not (look.group.ordered or look.position.cursor >= look.end):
         return ""
-    members = (look.group.members[name] for name in look.owners)
-    if not any(planning.has_single(look.state, look.group, member) for member in members):
+    members = [look.group.members[name] for name in look.owners]
+    what = f"message {back.start} may have killed its consumers ({back.value.deaths})"
+    if all(suspects.lot_of(look.group, member) is not None for member in members):
+        return f"{what} and waits for others that may have: they are out"
+    if back.value.deaths < suspects.ALONE or any(suspects.empty_handed(look.group, one) for one in members):
         return ""
-    return f"message {back.start} may have killed its consumers and goes out alone, but another such one is out"
+    return f"{what} and goes out alone, once {members[0].name} is done with what it has"
 
 
 def _span(look: Look) -> str:

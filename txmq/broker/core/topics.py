@@ -11,6 +11,9 @@ from txmq.broker.core.state import DEFAULTS, Outcome, Rejected, State, Topic, To
 from txmq.errors import BadRequest, Conflict, OffsetOutOfRange, StaleTopic, TopicExists, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.broker.core.consumers import Spot
     from txmq.broker.core.events import Event, Place
 
 MAX_PARTITIONS = 4_096  # of one topic: each has a row in the state and a place in every assignment
@@ -195,6 +198,18 @@ def entries(state: State, topic_id: int, partition: int, offset: int) -> list[tu
         entry = t.Entry._make(row)
         return [(base, entry)] if offset < base + entry.count else []
     return []
+
+
+def entries_from(state: State, spot: Spot, offset: int) -> Iterator[tuple[int, t.Entry]]:
+    """(base offset, entry) of the published batches from the one that holds `offset` on."""
+    start = t.ENTRY_KEY.pack(*spot, offset)
+    if state.entries.get(start) is None:
+        for base, entry in entries(state, *spot, offset):
+            start = t.ENTRY_KEY.pack(*spot, base + entry.count)
+            yield base, entry
+    unpack, make = t.ENTRY_KEY.unpack, t.Entry._make  # looked up once: there may be thousands
+    for key, row in state.entries.range(start, t.ENTRY_KEY.pack(*spot, t.SIGN)):
+        yield unpack(key)[2], make(row)
 
 
 DECIDERS: dict[type, Any] = {

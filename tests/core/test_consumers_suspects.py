@@ -1,0 +1,189 @@
+"""Messages that may have killed their consumers: the one that does so each time is found, and no other one suffers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.core.consumer_world import QUICK, Got, World
+from txmq.broker.core.consumer_commands import GroupPause, Leave, ResetPosition
+from txmq.broker.core.consumer_events import Delivered
+from txmq.broker.core.consumer_queries import letters
+from txmq.broker.core.planning import has_work
+from txmq.broker.core.state import Rejected
+from txmq.broker.core.suspects import ALONE, LOTS
+
+MESSAGES, PREFETCH = 3_000, 2_000
+KILLERS = (1_100, 1_101)
+LIMIT = 3  # deliveries of QUICK that count
+
+
+def world_of(messages: int, mode: str = "concurrent") -> World:
+    world = World(t=1)
+    world.publish("t", *range(messages))
+    world.join("a", mode=mode, retry=QUICK)
+    return world
+
+
+def dies(world: World, mode: str = "concurrent") -> None:
+    """The member is lost, and one of its name comes back."""
+    world.do(Leave("g", "a", "a", lost=True))
+    world.join("a", mode=mode, retry=QUICK)
+
+
+def work(world: World, mode: str) -> tuple[Counter[int], int]:
+    """A member that reads ahead works on what it has, and dies of KILLERS; returns what it has done, and its deaths."""
+    done, deaths = Counter[int](), 0
+    hand: list[int] = []
+    while True:
+        hand += world.offsets("a", most=PREFETCH - len(hand))
+        if not hand:
+            return done, deaths
+        batch, hand = hand[:50], hand[50:]
+        for offset in batch:
+            if offset in KILLERS:
+                deaths, hand = deaths + 1, []
+                dies(world, mode)
+                break
+            world.ack("a", (offset, offset + 1))
+            done[offset] += 1
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "ordered"])
+def test_exactly_what_kills_each_time_becomes_a_letter(mode: str) -> None:
+    world = world_of(MESSAGES, mode)
+    done, deaths = work(world, mode)
+    assert done == dict.fromkeys(set(range(MESSAGES)) - set(KILLERS), 1)
+    assert deaths <= 2 * (ALONE + LIMIT)
+    found = letters(world.state, "g", 0, 10)
+    assert not isinstance(found, Rejected)
+    told = {letter.fields["offset"]: letter.fields for letter in found[0]}
+    assert told.keys() == set(KILLERS)
+    for fields in told.values():
+        assert (fields["attempts"], fields["error_type"]) == (LIMIT, "consumer died")
+        assert fields["error_text"].startswith(f"{fields['deaths']} consumers died")
+
+
+def test_lots_get_smaller_with_every_death() -> None:
+    world = world_of(1_000)
+    sizes = []
+    for _ in range(ALONE + 2):
+        got = world.fetch("a")
+        assert all(message.attempt == 1 for message in got[1:])
+        sizes.append(len(got))
+        dies(world)
+    assert sizes == [1_000, *LOTS[1:], 1, 1]
+    assert world.fetch("a") == [Got("t", 0, 0, 3)], "the two deaths that it was alone in count"
+
+
+def test_what_never_went_out_goes_on_beside_a_lot() -> None:
+    world = world_of(20)
+    world.fetch("a")
+    dies(world)
+    world.publish("t", 20)
+    assert world.offsets("a", most=5) == [0, 1, 2, 3, 4]
+    assert world.offsets("a") == [20], "a lot at a time, and other messages meanwhile"
+    world.ack("a", (0, 5))
+    assert world.offsets("a") == [*range(5, 20)]
+
+
+def test_beside_what_is_out_alone_nothing_goes_out() -> None:
+    world = world_of(2)
+    for _ in range(ALONE):
+        world.fetch("a")
+        dies(world)
+    world.publish("t", 1)
+    world.join("b", retry=QUICK)
+    first = world.fetch("a")
+    assert first == [Got("t", 0, 0, 1)]
+    assert not has_work(world.state, "g", "a", world.generation(), world.end, world.now)
+    assert world.fetch("a") == []
+    assert [lease.single for lease in world.group().leases.values()] == [True]
+    world.ack("a", (0, 1))
+    assert world.fetch("a") == [Got("t", 0, 1, 1)]
+    world.ack("a", (1, 2))
+    assert world.fetch("a") == [Got("t", 0, 2, 1)]
+
+
+def test_a_restart_of_the_broker_neither_counts_nor_makes_suspects() -> None:
+    world = world_of(3)
+    world.nack("a", world.offsets("a")[0], delay=0)
+    for _ in range(LIMIT + 1):
+        world.state = world.replayed()
+        world.boot()
+        world.join("a", retry=QUICK)
+        assert sorted(world.fetch("a")) == [Got("t", 0, 0, 2), Got("t", 0, 1, 1), Got("t", 0, 2, 1)]
+    assert world.group().suspects == set()
+
+
+def test_what_is_known_of_a_suspect_survives_the_broker() -> None:
+    world = world_of(1)
+    for number in range(ALONE + LIMIT):
+        expected = max(1, number - ALONE + 1)
+        assert world.fetch("a") == [Got("t", 0, 0, expected)]
+        dies(world)
+        world.state = world.replayed()
+        world.boot()
+        world.join("a", retry=QUICK)
+        assert world.group().letters == 0
+    assert world.fetch("a") == []
+    assert world.group().letters == 1
+
+
+def test_a_suspect_that_is_given_back_stays_one() -> None:
+    world = world_of(2)
+    for _ in range(ALONE):
+        world.fetch("a")
+        dies(world)
+    assert world.offsets("a") == [0]
+    world.give_back("a", (0, 1))
+    assert world.fetch("a") == [Got("t", 0, 0, 1)]
+    assert world.group().leases.popitem()[1].single
+
+
+def test_a_message_that_was_postponed_and_kills_is_found_as_well() -> None:
+    world = world_of(1)
+    world.fetch("a")
+    world.nack("a", 0, postpone=True, delay=0)
+    for _ in range(ALONE + LIMIT):
+        assert len(world.fetch("a")) == 1
+        dies(world)
+        world.now += 10_000_000
+    assert world.fetch("a") == []
+    assert world.group().letters == 1
+
+
+def test_a_lot_goes_out_only_once_its_deaths_are_on_disk() -> None:
+    world = world_of(1)
+    world.fetch("a")
+    dies(world)
+    assert not world.early("a")
+
+
+def test_suspects_are_forgotten_by_a_reset() -> None:
+    world = world_of(2)
+    world.fetch("a")
+    dies(world)
+    assert world.group().suspects == {(1, 0)}
+    world.do(ResetPosition("g", "t", "first"))
+    assert world.group().suspects == set()
+    assert not [event for event in world.events() if isinstance(event, Delivered) and event.deaths]
+    assert world.offsets("a") == [0, 1]
+
+
+def test_a_suspect_that_stands_keeps_nobody_waiting() -> None:
+    world = World(t=1, u=1)
+    world.publish("t", 1)
+    world.join("a", "t", "u", retry=QUICK)
+    for _ in range(ALONE):
+        world.fetch("a")
+        world.do(Leave("g", "a", "a", lost=True))
+        world.join("a", "t", "u", retry=QUICK)
+    world.do(GroupPause("g", paused=True, topic="t"))
+    world.publish("u", 1, 2)
+    assert world.fetch("a", most=1) == [Got("u", 0, 0, 1)]
+    world.do(GroupPause("g", paused=False, topic="t"))
+    assert world.fetch("a") == [], "it waits until the member has nothing else"
+    world.ack("a", (0, 1), topic="u")
+    assert world.fetch("a") == [Got("t", 0, 0, 1)]
