@@ -3,6 +3,7 @@
 docs/FORMATS.md 3 is the format. `encode` and its kin make batches, `verify` judges received ones, `BatchView` reads.
 """
 
+from txmq.batch.codecs import PLAIN, Compression, library
 from txmq.batch.decode import BatchView, key_hash_at, key_hashes, largest_body, rows_tagged, single_row
 from txmq.batch.encode import encode, encode_columns, encode_one
 from txmq.batch.header import BatchHeader, Codec, expires, read_header, with_producer
@@ -12,10 +13,12 @@ from txmq.batch.split import Single, deliveries, split
 from txmq.batch.verify import verify
 
 __all__ = [
+    "PLAIN",
     "BatchHeader",
     "BatchView",
     "Codec",
     "Column",
+    "Compression",
     "Layout",
     "RunView",
     "Single",
@@ -27,6 +30,7 @@ __all__ = [
     "key_hash_at",
     "key_hashes",
     "largest_body",
+    "library",
     "locate",
     "read_header",
     "rows_tagged",

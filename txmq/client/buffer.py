@@ -8,7 +8,6 @@ from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
-from txmq.batch import encode_one
 from txmq.client.rows import PART_ROWS, Columns, Messages, Rows, kept
 from txmq.client.topics import Shape, Topics
 from txmq.message import Message, Receipt, check_name
@@ -124,7 +123,7 @@ class Buffer:
         for lane in self._lanes():
             at = 0
             for rows in chain.from_iterable(whole.pieces(rows_each) for whole in lane.rows):
-                batch = rows.encode(token.bytes, sequence)
+                batch = rows.encode(token.bytes, sequence, self._topics.compression)
                 built.batches.append(PartBatch(lane.topic, lane.partition, lane.epoch, batch))
                 built.places.append(lane.places[at : at + len(rows)])
                 at, sequence = at + len(rows), sequence + len(rows)
@@ -135,7 +134,7 @@ class Buffer:
         topic, _message, born_at, asked = self.items[0]
         shape = self._topics.shape(topic)
         partition = self._topics.choose(shape, message.key, asked)
-        batch = encode_one(message, producer_id=origin, epoch=0, sequence=sequence, born_at=born_at)
+        batch = Messages((message,), (born_at,)).encode(origin, sequence, self._topics.compression)
         return Built([PartBatch(topic, partition, shape.epoch, batch)], [(0,)])
 
     def _lanes(self) -> Iterator[Lane]:

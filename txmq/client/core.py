@@ -39,7 +39,7 @@ class Core:
         self.settings = settings
         self.closed = False
         self.pool = Pool(self.dial, settings.connections)
-        self.topics = Topics(self._describe, settings.partitioner)
+        self.topics = Topics(self._describe, settings.partitioner, settings.packing)
         self.teller = Teller(
             self.pool, lambda decide: self.pipeline.submit(Opcode.DECIDE, decide), patience=settings.timeout
         )

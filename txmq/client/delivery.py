@@ -14,6 +14,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from txmq import limits
+from txmq.batch import Compression
 from txmq.batch.cells import too_large
 from txmq.client.pool import Pool, Session
 from txmq.client.rows import Rows
@@ -95,12 +96,12 @@ def receipts_from(
     return list(map(Receipt._make, zip(ids, repeat(topic), repeat(partition), offsets, repeat(duplicate))))
 
 
-def encoded(session: Session, rows: Rows, sequence: int) -> bytes:
+def encoded(session: Session, rows: Rows, sequence: int, compression: Compression) -> bytes:
     """The batch of these rows. Raises MessageTooLarge where a body is over the broker's limit, as `encode` does."""
     most = session.connection.limits.message
     if most < limits.MESSAGE and (largest := rows.largest()) > most:
         raise too_large("message", largest, most)
-    return rows.encode(session.producer_id, sequence)
+    return rows.encode(session.producer_id, sequence, compression)
 
 
 def cut(topics: Topics, topic: str, rows: Rows, asked: int | None, places: Sequence[int]) -> Iterator[Piece]:
@@ -190,7 +191,7 @@ class Delivery:
         sequence = session.sequence
         if self._sent:
             sequence = self._sent[-1].sequence + len(self._sent[-1].piece.rows)
-        batch = encoded(session, self._todo[0].rows, sequence)
+        batch = encoded(session, self._todo[0].rows, sequence, self._topics.compression)
         return Sent(self._todo.popleft(), sequence, batch)
 
     def _read_first(self, session: Session) -> Stored | None:

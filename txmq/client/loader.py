@@ -101,7 +101,7 @@ class Loader:
             rows = Messages(pile.messages, pile.births)
             if pile.weight > most and (largest := rows.largest()) > most:
                 raise too_large("message", largest, most)
-            batch = rows.encode(self._producer_id, self._sequence)
+            batch = rows.encode(self._producer_id, self._sequence, self._topics.compression)
         except TxmqError as error:
             self._fail(pile, error)
             return None

@@ -119,7 +119,7 @@ class Producer:
     def _send_one(self, session: Session, piece: Piece, patience: float) -> Receipt:
         """The first attempt is made here, in a straight line; whatever does not go well is Delivery's."""
         sequence = session.sequence
-        batch = encoded(session, piece.rows, sequence)
+        batch = encoded(session, piece.rows, sequence, self._topics.compression)
         header = send_header(piece.topic, piece.partition, piece.epoch)
         try:
             timeout = patience / (self._retries + 1)

@@ -26,7 +26,7 @@ def entries_of(items: Iterable[Item], topics: Topics, token: UUID) -> tuple[list
     sequence = size = 0
     for way, lane in _lanes(items, topics).items():
         for rows in chain.from_iterable(whole.pieces() for whole in lane.rows):
-            batch = rows.encode(token.bytes, sequence)
+            batch = rows.encode(token.bytes, sequence, topics.compression)
             entries.append(Entry(*way, batch))
             sequence, size = sequence + len(rows), size + len(batch)
     if sequence > MESSAGES or size > BYTES:

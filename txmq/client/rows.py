@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Protocol, Self, TypeVar
 
 from txmq import limits
-from txmq.batch import encode, encode_columns, encode_one
+from txmq.batch import PLAIN, Compression, encode, encode_columns, encode_one
 from txmq.batch.cells import body_cell, header_cell, text_cell
 from txmq.errors import LocalProtocolError
 from txmq.keys import partition_of
@@ -32,7 +32,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def encode(self, producer_id: bytes, sequence: int) -> bytes:
+    def encode(self, producer_id: bytes, sequence: int, compression: Compression = PLAIN) -> bytes:
         """The batch of them all."""
 
     def pieces(self, most: int = PIECE_ROWS) -> Iterator[Self]:
@@ -58,11 +58,14 @@ class Messages:
     def __len__(self) -> int:
         return len(self.messages)
 
-    def encode(self, producer_id: bytes, sequence: int) -> bytes:
-        if len(self.messages) == 1:
+    def encode(self, producer_id: bytes, sequence: int, compression: Compression = PLAIN) -> bytes:
+        packed = compression.codec and compression.of(sum(len(message.body) for message in self.messages))
+        if len(self.messages) == 1 and not packed:
             born_at = self.births[0]
             return encode_one(self.messages[0], producer_id=producer_id, epoch=0, sequence=sequence, born_at=born_at)
-        return encode(self.messages, producer_id=producer_id, epoch=0, sequence=sequence, born_at=self.births)
+        return encode(
+            self.messages, producer_id=producer_id, epoch=0, sequence=sequence, born_at=self.births, codec=packed
+        )
 
     def pieces(self, most: int = PIECE_ROWS) -> Iterator[Messages]:
         for start, end in cuts(list(map(weight, self.messages)), at_most(self.messages, most)):
@@ -90,13 +93,14 @@ class Columns:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def encode(self, producer_id: bytes, sequence: int) -> bytes:
+    def encode(self, producer_id: bytes, sequence: int, compression: Compression = PLAIN) -> bytes:
         return encode_columns(
             *(self.bodies, self.keys, self.tags),
             producer_id=producer_id,
             epoch=0,
             sequence=sequence,
             born_at=self.born_at,
+            codec=compression.codec and compression.of(sum(map(len, self.bodies))),
         )
 
     def pieces(self, most: int = PIECE_ROWS) -> Iterator[Columns]:

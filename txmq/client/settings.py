@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, Unpack
 from uuid import UUID
 
+from txmq.batch import PLAIN, Codec, Compression, library
 from txmq.client.incarnation import Incarnation
 from txmq.client.topics import Partitioner
 from txmq.errors import ConfigError
 from txmq.message import is_name
 
 LONGEST_S = 86_400.0
+CODECS = {"zstd": Codec.ZSTD, "lz4": Codec.LZ4}
 
 
 class Options(TypedDict, total=False):
@@ -24,6 +26,8 @@ class Options(TypedDict, total=False):
     at most so many calls at once. `window`, `window_bytes`: what `send_async` may have without a receipt, before it
     waits. `log_id`: the broker's log, where it is known beforehand (`txmq broker show`); any other is then refused.
     `delivery_timeout`: seconds until a message of `send_async` without a receipt fails, reconnections included.
+    `compression`: "zstd" or "lz4", of bodies that go out together and have more than `compress_over` bytes, 4,096.
+    Keys, tags and headers stay as they are. Only consumers unpack them, whatever their own setting.
     """
 
     instance: str | None
@@ -35,6 +39,8 @@ class Options(TypedDict, total=False):
     window_bytes: int
     delivery_timeout: float
     log_id: UUID | None
+    compression: Literal["zstd", "lz4"] | None
+    compress_over: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ class Settings:
     window_bytes: int = 64 << 20
     delivery_timeout: float = 30.0
     log_id: UUID | None = None
+    compression: Literal["zstd", "lz4"] | None = None
+    compress_over: int = 4_096
 
     def __post_init__(self) -> None:
         if self.service is not None and not is_name(self.service):
@@ -60,11 +68,25 @@ class Settings:
             raise ConfigError("instance", f"{self.instance!r} cannot name an instance", hint=hint)
         for name in ("timeout", "delivery_timeout"):
             _require(name, 0 < getattr(self, name) <= LONGEST_S, f"seconds, up to {LONGEST_S:.0f}, are needed")
-        for name, least in (("retries", 0), ("connections", 1), ("window", 1), ("window_bytes", 1)):
+        for name, least in (
+            ("retries", 0),
+            ("connections", 1),
+            ("window", 1),
+            ("window_bytes", 1),
+            ("compress_over", 0),
+        ):
             value = getattr(self, name)
             _require(name, type(value) is int and value >= least, f"a number from {least} is needed")
         _require("log_id", isinstance(self.log_id, UUID | None), "a UUID is needed")
+        _require("compression", self.compression in {None, *CODECS}, '"zstd", "lz4" or None is needed')
+        if self.compression is not None:
+            library(CODECS[self.compression])  # to be told here, not by the first large send
         _require("partitioner", self.partitioner is None or callable(self.partitioner), "a function is needed")
+
+    @property
+    def packing(self) -> Compression:
+        """What becomes of the bodies of each batch."""
+        return PLAIN if self.compression is None else Compression(CODECS[self.compression], self.compress_over)
 
     def incarnation(self) -> Incarnation | None:
         """The incarnation of one new client; None = it is of no instance."""

@@ -1,4 +1,4 @@
-"""Which partition a message goes to, by the shape of its topic as last seen."""
+"""Which partition a message goes to, by the shape of its topic as last seen, and how it is packed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+from txmq.batch import PLAIN, Compression
 from txmq.client.rows import Rows, by_partition
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.keys import partition_of
@@ -33,13 +34,14 @@ def shape_of(topic: str, described: Mapping[str, Any]) -> Shape:
 
 
 class Topics:
-    """The topics that a client knows, and its choice of partitions. For any number of threads."""
+    """The topics that a client knows, its choice of partitions and its compression. For any number of threads."""
 
-    def __init__(self, describe: Describe, partitioner: Partitioner | None) -> None:
+    def __init__(self, describe: Describe, partitioner: Partitioner | None, compression: Compression = PLAIN) -> None:
         self._describe = describe
         self._partitioner = partitioner
         self._shapes: dict[str, Shape] = {}
         self.asks_user = partitioner is not None
+        self.compression = compression
         self._turns = count()
 
     def shape(self, topic: str) -> Shape:

@@ -49,7 +49,7 @@ async def _send_pieces(core: Core, pieces: Sequence[Piece]) -> tuple[list[Stored
     sequences: list[int] = []
     for piece in pieces:
         header = send_header(piece.topic, piece.partition, piece.epoch)
-        batch = piece.rows.encode(producer, sequence)
+        batch = piece.rows.encode(producer, sequence, core.topics.compression)
         replies.append(Deferred.fromCoroutine(core.carried(Opcode.SEND, (header, batch))))
         sequences.append(sequence)
         sequence += len(piece.rows)

@@ -37,7 +37,7 @@ class Core:
         """`elsewhere_after`: see Sending."""
         self.reactor, self.settings = reactor, settings
         self.threads = Threads(reactor, settings.connections)
-        self.topics = Topics(self._described, settings.partitioner)
+        self.topics = Topics(self._described, settings.partitioner, settings.packing)
         self.sending = Sending(reactor, self.topics, settings, self.refresh, elsewhere_after)
         self.closed = False
         self._url, self._addresses, self._pin = url, parse_url(url), LogPin(settings.log_id)
