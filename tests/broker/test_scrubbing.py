@@ -11,6 +11,7 @@ from tests.broker.support import Broker, Client, send_payload
 from txmq.batch import encode
 from txmq.broker.core import tables as t
 from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.transactions import get
 from txmq.broker.scrubbing import HOUR_S, PART, Scrubbing
 from txmq.config_storage import Scrub
 from txmq.errors import MessagesDamaged
@@ -95,6 +96,8 @@ def test_a_group_passes_nothing_over_and_gets_the_other_partition(
         got += rotten.fetch(joined, messages, run)
     assert sorted(got) == [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert rotten.alarms() == ["log.damaged"]
+    whys = [position["reason"] for position in rotten.broker.ask("group.show", group="g")["positions"]]
+    assert whys[0] == "damaged"
     reset: dict[str, Any] = {"group": "g", "topic": "t", "to": {"0": 2}, "operator": "ada", "reason": "lost"}
     rotten.client.call("group.reset", **reset)
     assert rotten.fetch(joined) == [(0, 2)]
@@ -157,3 +160,50 @@ def test_it_can_be_switched_off(rotten: Rotten) -> None:
     Scrubbing(rotten.broker.engine, Scrub(every_hours=0.0), rotten.broker.clock, thread).start()
     rotten.broker.clock.advance(1_000 * HOUR_S)
     assert not thread.given
+
+
+def test_what_is_looked_up_ends_before_the_damage_then_says_what_it_is(rotten: Rotten) -> None:
+    position = rotten.rot(0, 1)
+    page = rotten.broker.ask("message.find", topic="t")
+    assert ([(row["partition"], row["offset"]) for row in page["messages"]], page["next"]) == ([(0, 0)], (0, 1))
+    refused = rotten.broker.ask("message.find", topic="t", after=[0, 1])
+    assert (refused.error, refused.detail["position"]) == (MessagesDamaged, position)
+    rest = rotten.broker.ask("message.find", topic="t", after=[0, 2])["messages"]
+    assert [(row["partition"], row["offset"]) for row in rest] == [(0, 2), (1, 0), (1, 1), (1, 2)]
+    assert rotten.alarms() == ["log.damaged"]
+
+
+def test_a_damaged_letter_is_named_and_the_others_are_shown(rotten: Rotten) -> None:
+    joined = rotten.join("concurrent")
+    rotten.fetch(joined)
+    failed = {"type": "E", "text": "no", "fingerprint": "f", "bases": []}
+    for offset in range(3):
+        place = {"topic": "t", "partition": 0, "offset": offset, "generation": joined["generation"]}
+        rotten.client.call("consumer.nack", group="g", member="a", **place, error=failed, dead=True)
+    position = rotten.rot(0, 1)
+    ask = rotten.broker.ask
+    letters = ask("dlq.list", group="g")["letters"]
+    assert [letter["offset"] for letter in letters] == [0, 1, 2]
+    assert [str(position) in letter.get("damaged", "") for letter in letters] == [False, True, False]
+    first = ask("dlq.list", group="g", bodies=True)
+    assert [letter["offset"] for letter in first["letters"]] == [0]
+    refused = ask("dlq.list", group="g", bodies=True, after=first["next"])
+    assert (refused.error, refused.detail["position"]) == (MessagesDamaged, position)
+    assert ask("dlq.list", group="g", bodies=True, after=letters[1]["number"])["letters"][0]["offset"] == 2
+    assert ask("dlq.show", group="g", topic="t", partition=0, offset=1).error is MessagesDamaged
+    assert rotten.alarms() == ["log.damaged"]
+
+
+def test_a_damaged_message_of_a_transaction_is_named_and_what_is_before_it_shown() -> None:
+    broker = Broker()
+    token = broker.half(1, Message(b"good" * 9), Message(b"rotten" * 9))
+    row = get(broker.engine.state, bytes.fromhex(token))
+    assert row is not None
+    position = row.batches[1].position
+    file = broker.fs.open(segment_path("/data", 0), write=True)
+    (byte,) = file.pread(1, position + 84)
+    file.pwrite([bytes([byte ^ 16])], position + 84)
+    shown = broker.ask("tx.show", token=token, detail=True)
+    assert ([row["message_id"] for row in shown["rows"]], shown["next"]) == ([f"{token}-0"], 1)
+    assert broker.ask("tx.show", token=token, detail=True, after=1).error is MessagesDamaged
+    assert broker.ask("message.show", id=f"{token}-1").error is MessagesDamaged

@@ -10,6 +10,7 @@ import pytest
 from tests.core.consumer_world import QUICK, World
 from tests.core.driver import SECOND, token
 from txmq.broker.core import standstill
+from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import (
     Failure,
     GroupPause,
@@ -21,6 +22,7 @@ from txmq.broker.core.consumer_commands import (
 from txmq.broker.core.suspects import ALONE
 from txmq.broker.core.topics import DeleteTopic, GrowTopic
 from txmq.message import Decision
+from txmq.store.scan import Damage
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
 
@@ -222,6 +224,22 @@ def test_the_lag_in_time_is_that_of_the_oldest_message_not_done_with(world: Worl
     assert standstill.oldest_waiting(world.state, group, (1, 0)) == oldest + SECOND
     world.ack("a", (2, 3))
     assert standstill.oldest_waiting(world.state, group, (1, 0)) is None
+
+
+def test_the_next_message_or_the_next_that_failed_may_be_damaged(world: World) -> None:
+    world.publish("t", 2)
+    first, second = (t.Entry._make(row) for _key, row in world.state.entries.range(b""))
+
+    def why_with(*spans: tuple[int, int]) -> str:
+        damaged = [Damage("file", *span, "") for span in spans]
+        reason = standstill.why(world.state, world.group(), (1, 0), world.end, world.now, damaged)
+        return "" if reason is None else reason.text
+
+    assert why_with((first.position + 8, first.position + 9)).startswith("message 0 is damaged")
+    assert why_with((second.position, second.position + 9), (first.position - 9, first.position)) == ""
+    world.fetch("a", most=2)
+    world.ack("a", (0, 2))
+    assert why_with((second.position, second.position + 9)).startswith("message 2 is damaged")
 
 
 def test_each_reason_is_explained() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.core import topics as rules
 from txmq.broker.core.state import Rejected, TopicSettings
 from txmq.broker.reading import end_of
-from txmq.errors import Conflict
+from txmq.errors import Conflict, CorruptRecord, MessagesDamaged
 from txmq.wire import calls as wire
 from txmq.wire.json import dump
 
@@ -64,7 +64,7 @@ class Calls:
             else:
                 session.reply(frame, dump(reply))
 
-        self._handlers[name](Asking(session, answer), args)
+        self._carry_out(name, Asking(session, answer), args)
 
     def ask(self, name: str, args: dict[str, object], answer: Answer) -> None:
         """Carry out a call that only reads, for an edge of the broker; its arguments are checked like a client's.
@@ -72,7 +72,15 @@ class Calls:
         `answer` gets a dict or a Rejected. Raises RemoteProtocolError for arguments that are none of the call's.
         """
         _name, checked = wire.decode_call(wire.encode_call(name, args))
-        self._handlers[name](Asking(None, answer), checked)
+        self._carry_out(name, Asking(None, answer), checked)
+
+    def _carry_out(self, name: str, asking: Asking, args: Any) -> None:  # noqa: ANN401  # the call's own model
+        try:
+            self._handlers[name](asking, args)
+        except CorruptRecord as error:
+            detail: dict[str, object] = {"path": error.path, "position": error.position}
+            hint = "the broker's alarms name the file: restore it from a backup, or ask for what comes after it"
+            asking.answer(Rejected(MessagesDamaged, error.message, hint, detail))
 
 
 def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:

@@ -13,10 +13,11 @@ from txmq.broker.core import consumer_commands as core
 from txmq.broker.core import consumer_queries as queries
 from txmq.broker.core.letters import locate
 from txmq.broker.core.state import Rejected
-from txmq.broker.reading import offset_at, read
+from txmq.broker.reading import offset_at, read_batches
+from txmq.errors import CorruptRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
     from random import Random
 
     from txmq.broker.core.groups import JoinReply
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from txmq.wire import calls_consumers as wire
 
 MS = 1_000
+UNREADABLE: dict[str, Any] = {"key": None, "tag": None, "headers": {}, "message_id": None, "born_at": None}
 
 
 class ConsumerCalls:
@@ -42,7 +44,8 @@ class ConsumerCalls:
             "consumer.extend": self.extend,
             "group.list": self.listed,
             "group.show": lambda asking, args: engine.tell(
-                asking.answer, queries.show(engine.state, args.group, engine.store.durable, engine.now())
+                asking.answer,
+                queries.show(engine.state, args.group, engine.store.durable, engine.now(), engine.store.quarantined),
             ),
             "group.alter": self.alter,
             "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),
@@ -176,7 +179,7 @@ class LetterCalls:
             asking.answer(found)
             return
         letters, following = found
-        shown = list(telling.as_fit(self._told(letter, bodies=args.bodies) for letter in letters))
+        shown = list(telling.as_fit(self._readable(letters, bodies=args.bodies)))
         if len(shown) < len(letters):
             following = shown[-1]["number"]
         self._engine.tell(asking.answer, {"letters": shown, "next": following})
@@ -186,11 +189,23 @@ class LetterCalls:
         told = letter if isinstance(letter, Rejected) else self._told(letter, bodies=True)
         self._engine.tell(asking.answer, told)
 
+    def _readable(self, letters: Sequence[queries.Letter], *, bodies: bool) -> Iterator[dict[str, Any]]:
+        """Without bodies each, and of a damaged one that it is; with bodies those before the first damaged one."""
+        for number, letter in enumerate(letters):
+            try:
+                yield self._told(letter, bodies=bodies)
+            except CorruptRecord as error:
+                if bodies and not number:
+                    raise
+                if bodies:
+                    return
+                yield letter.fields | UNREADABLE | {"damaged": error.message}
+
     def _told(self, letter: queries.Letter, *, bodies: bool) -> dict[str, Any]:
         """A letter with what only its batch knows; letters of what is not durable yet do not exist, so the log can be
         read.
         """
-        (batch,) = read(self._engine.store, [(letter.position, letter.length)])
+        (batch,) = read_batches(self._engine.store, [(letter.position, letter.length)])
         view = BatchView(single_row(bytes(batch), letter.row))
         told = letter.fields | {"key": view.keys[0], "tag": view.tags[0], "headers": dict(view.headers[0])}
         told |= {"message_id": view.message_ids[0], "born_at": view.born_at[0]}

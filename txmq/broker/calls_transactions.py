@@ -15,7 +15,7 @@ from txmq.broker.core.state import Rejected
 from txmq.broker.core.transactions import Transaction, every_batch, get
 from txmq.broker.core.xa import DecideByHand
 from txmq.broker.offers import Taker
-from txmq.broker.reading import read
+from txmq.broker.reading import before_damage
 from txmq.errors import UnknownTransaction
 from txmq.message import Decision
 
@@ -133,10 +133,12 @@ class TransactionCalls:
     def _offered(self, offer: Offer) -> dict[str, Any]:
         row, topics = offer.row, self._engine.state.topics_by_id
         shown = list(_beginning(b for b, _at in every_batch(self._engine.state, offer.token, row)))
-        datas = read(self._engine.store, [(b.position, b.length) for b in shown])
+        wanted = [((b.topic_id, b.partition), (b.position, b.length)) for b in shown]
+        datas, _damaged = before_damage(self._engine.store, wanted)
         batches = [
             {"topic": topics[b.topic_id].name, "partition": b.partition, "batch": b64encode(data).decode()}
             for b, data in zip(shown, datas, strict=True)
+            if data is not None  # the checker goes by the token
         ]
         return {
             "token": offer.token.hex(),

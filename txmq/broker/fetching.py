@@ -13,7 +13,7 @@ from txmq.broker.core.candidates import Candidate, Source, Wish
 from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.state import Rejected
-from txmq.broker.reading import read_batches
+from txmq.broker.reading import before_damage, read_batches
 from txmq.errors import CorruptRecord
 from txmq.message import at_time
 from txmq.wire.chunks import MOVED, Chunk, pack_chunks
@@ -200,18 +200,12 @@ class _Fetch:
     def _before_damage(
         self, candidates: tuple[Candidate, ...], standing: set[Spot]
     ) -> tuple[tuple[Candidate, ...], list[Batches]]:
-        """Those before the first damaged one of their partition, which is added to the ones that stand still."""
-        good: list[Candidate] = []
-        batches: list[Batches] = []
-        for candidate in candidates:
-            spot = (candidate.topic_id, candidate.partition)
-            if spot not in standing:
-                try:
-                    batches += self._read((candidate,))
-                    good.append(candidate)
-                except CorruptRecord:
-                    standing.add(spot)
-        return tuple(good), batches
+        """Those before the first damaged one of their partition, which then stands still. No runs here."""
+        places = [((c.topic_id, c.partition), c.batches[0][:2] if c.wanted else None) for c in candidates]
+        found, damaged = before_damage(self._engine.store, places)
+        standing |= damaged
+        good = [(c, [data] if c.wanted else []) for c, data in zip(candidates, found, strict=True) if data is not None]
+        return tuple(c for c, _batches in good), [batches for _c, batches in good]
 
     def _read(self, candidates: tuple[Candidate, ...]) -> list[Batches]:
         """Their batches, each read once; nothing of those that the member does not want. Raises CorruptRecord."""

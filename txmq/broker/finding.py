@@ -11,12 +11,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView
-from txmq.batch.header import FIELDS, LENGTH, PREFIX
 from txmq.broker.candidates import Candidates, Id, Where
 from txmq.broker.core import delayed
 from txmq.broker.core.transactions import every_batch, get
-from txmq.broker.reading import Found, offset_at, read
+from txmq.broker.reading import Found, offset_at, read_batches
 from txmq.broker.telling import as_fit
+from txmq.errors import CorruptRecord
 from txmq.message import message_id
 
 if TYPE_CHECKING:
@@ -85,20 +85,29 @@ class Search:
                 return None
             if self._batches <= 0 or self._bytes <= 0:
                 return at
+            try:
+                rows = self._rows(partition, place, at)
+            except CorruptRecord:
+                if self._batches < BATCHES:
+                    return at  # what comes before it is served, the next page says so
+                raise
             self._batches -= 1
-            for row in self._rows(partition, place, at):
+            for row in rows:
                 if len(self._messages) == self._wanted.limit:
                     return int(row["offset"])
                 self._messages.append(row)
         return None
 
     def _rows(self, partition: int, place: Found, at: int) -> Iterator[dict[str, Any]]:
-        entry, wanted = place.entry, self._wanted
-        if wanted.found is not None and not _may_have(self._store, entry.position, wanted.found):
-            return
+        entry = place.entry
         view = view_of(self._store, entry.position, entry.length)
         self._bytes -= entry.length
-        where = {"topic": self._topic.name, "partition": partition}
+        return self._matching(view, {"topic": self._topic.name, "partition": partition}, place, at)
+
+    def _matching(self, view: BatchView, where: dict[str, Any], place: Found, at: int) -> Iterator[dict[str, Any]]:
+        wanted, entry = self._wanted, place.entry
+        if wanted.found is not None and not _has(view, wanted.found):
+            return
         for row in range(at - place.base, entry.count):
             if wanted.key is not None and view.keys[row] != wanted.key:
                 continue
@@ -107,17 +116,15 @@ class Search:
                 yield told | message(view, row, bodies=wanted.bodies)
 
 
-def _may_have(store: Log, position: int, found: Id) -> bool:
-    """Whether the batch there has the message of that id."""
-    [data] = read(store, [(position, LENGTH)])
-    fields = FIELDS.unpack_from(data, PREFIX.size)
-    count, producer_id, sequence = fields[3], fields[8], fields[11]
-    return bool(producer_id == found[0] and sequence <= found[1] < sequence + count)
+def _has(view: BatchView, found: Id) -> bool:
+    """Whether the batch has the message of that id."""
+    header = view.header
+    return header.producer_id == found[0] and header.sequence <= found[1] < header.sequence + header.count
 
 
 def view_of(store: Log, position: int, length: int) -> BatchView:
-    """The batch at that place."""
-    [data] = read(store, [(position, length)])
+    """The batch at that place. Raises CorruptRecord."""
+    [data] = read_batches(store, [(position, length)])
     return BatchView(bytes(data))
 
 
@@ -151,15 +158,16 @@ def where_is(store: Log, state: State, found: Id, *, bodies: bool) -> dict[str, 
 def _in_transaction(store: Log, state: State, found: Id, row: Transaction, *, bodies: bool) -> dict[str, Any] | None:
     """What was published with a delay has its place in no row of the transaction's."""
     for batch, base in islice(every_batch(state, found[0], row), TRANSACTION_BATCHES):
-        if batch.position + batch.length <= store.durable and _may_have(store, batch.position, found):
-            return _of_batch(store, state, batch, base, found, row, bodies=bodies)
+        if batch.position + batch.length <= store.durable:
+            view = view_of(store, batch.position, batch.length)
+            if _has(view, found):
+                return _of_batch(view, state, batch, base, found, row, bodies=bodies)
     return None
 
 
 def _of_batch(
-    store: Log, state: State, batch: HeldBatch, base: int | None, found: Id, row: Transaction, *, bodies: bool
+    view: BatchView, state: State, batch: HeldBatch, base: int | None, found: Id, row: Transaction, *, bodies: bool
 ) -> dict[str, Any]:
-    view = view_of(store, batch.position, batch.length)
     number = found[1] - view.header.sequence
     offset = None if base is None else base + number
     told = {"state": row.state.name.lower(), **_place(state, batch.topic_id, batch.partition, offset)}

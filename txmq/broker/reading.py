@@ -14,12 +14,15 @@ from txmq.errors import CorruptRecord
 from txmq.store.scan import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from txmq.broker.core.state import State
     from txmq.store.log import Log
 
 log = structlog.get_logger()
+Spot = tuple[int, int]  # topic id, partition
+Place = tuple[int, int]  # position in the log, length
+NOT_READ = b""
 GAP = 16 * 1024  # bytes of other partitions worth reading over to save a call
 SPAN = 128 << 10  # and the most that one call reads of several: to take that apart is to copy it
 
@@ -103,6 +106,34 @@ def read_batches(store: Log, places: Iterable[tuple[int, int]]) -> list[bytes]:
         if checksum(data) != PREFIX.unpack_from(data)[1]:
             raise _rotten(store, Damage(_path(store, position), position, position + length, "a damaged batch"))
     return found
+
+
+def before_damage(store: Log, wanted: Sequence[tuple[Spot, Place | None]]) -> tuple[list[bytes | None], set[Spot]]:
+    """The one rule for whoever gives out messages: of each partition what comes before its first damaged batch.
+
+    The batches in the order given, b"" where no place is; None for a damaged one and for all behind it in its
+    partition; and the partitions in which there is damage. Each place is read once.
+    """
+    places = dict.fromkeys(place for _spot, place in wanted if place is not None)
+    try:
+        found: dict[Place, bytes | None] = dict(zip(places, read_batches(store, places), strict=True))
+    except CorruptRecord:
+        found = {place: _undamaged(store, place) for place in places}
+    damaged: set[Spot] = set()
+    batches: list[bytes | None] = []
+    for spot, place in wanted:
+        data = NOT_READ if place is None else found[place]
+        if data is None:
+            damaged.add(spot)
+        batches.append(None if spot in damaged else data)
+    return batches, damaged
+
+
+def _undamaged(store: Log, place: Place) -> bytes | None:
+    try:
+        return read_batches(store, [place])[0]
+    except CorruptRecord:
+        return None
 
 
 def _rotten(store: Log, damage: Damage) -> CorruptRecord:

@@ -13,9 +13,9 @@ from txmq.broker.core import admission, consumer_commands, sends, topics
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
 from txmq.broker.grouping import Grouping, fence, too_large
-from txmq.broker.reading import Found, end_of, published, read_batches
+from txmq.broker.reading import Found, before_damage, end_of, published
 from txmq.config_storage import FlushEvery
-from txmq.errors import BadRequest, CorruptRecord, MessagesDamaged, OffsetOutOfRange, TxmqError
+from txmq.errors import BadRequest, MessagesDamaged, OffsetOutOfRange, TxmqError
 from txmq.wire import headers
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
 from txmq.wire.headers import Opcode
@@ -164,8 +164,9 @@ class Requests:
             detail: dict[str, object] = {"first": topic.firsts[request.partition], "end": end}
             session.refuse(frame, OffsetOutOfRange(message, detail=detail))
             return None
-        places, datas = self._readable(places)
-        if places and not datas:
+        wanted = [((topic.topic_id, request.partition), (p.entry.position, p.entry.length)) for p in places]
+        batches, _damage = before_damage(self._engine.store, wanted)
+        if places and batches[0] is None:
             session.refuse(frame, _damaged(topic.name, request.partition, places[0]))
             return None
         return [
@@ -182,21 +183,9 @@ class Requests:
                 p.entry.count,
                 data,
             )
-            for p, data in zip(places, datas, strict=True)
+            for p, data in zip(places, batches, strict=True)
+            if data is not None
         ]
-
-    def _readable(self, places: list[Found]) -> tuple[list[Found], list[bytes]]:
-        """The batches up to the first that is damaged; where that is the first, it alone and no batch."""
-        datas: list[bytes] = []
-        try:
-            return places, read_batches(self._engine.store, [(p.entry.position, p.entry.length) for p in places])
-        except CorruptRecord:
-            for place in places:
-                try:
-                    datas += read_batches(self._engine.store, [(place.entry.position, place.entry.length)])
-                except CorruptRecord:
-                    break
-        return places[: len(datas) or 1], datas
 
 
 @lru_cache(maxsize=256)  # a model is checked as it is made, which each send would pay for

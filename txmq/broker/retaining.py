@@ -19,7 +19,7 @@ from txmq.broker.core.letter_retention import ExpireLetters
 from txmq.broker.core.retention import CopyOut, Keep, Outlived, Repoint, Retain, keep_of
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import SIGN
-from txmq.broker.reading import read
+from txmq.broker.reading import read_batches
 from txmq.errors import CorruptRecord
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Retaining:
             if not chosen or sum(one.length for one in chosen) + row.length <= READ:
                 chosen.append(row)
         try:
-            batches = read(self._engine.store, [(row.position, row.length) for row in chosen])
+            batches = read_batches(self._engine.store, [(row.position, row.length) for row in chosen])
         except CorruptRecord as error:
             log.exception("retention.unreadable", path=error.path, position=error.position)
             return False
@@ -200,7 +200,7 @@ class Retaining:
         """Store messages again that wait for their time in segments that nobody else needs; False = there are none."""
         waiting = tuple(islice(delayed.below(self._engine.state, whole), retention.COPIED_AT_ONCE))
         try:
-            found = read(self._engine.store, [(one.place, one.message.length) for one in waiting])
+            found = read_batches(self._engine.store, [(one.place, one.message.length) for one in waiting])
         except CorruptRecord as error:
             log.exception("retention.unreadable", path=error.path, position=error.position)
             return False

@@ -10,7 +10,8 @@ from txmq.batch import BatchView
 from txmq.broker import telling
 from txmq.broker.core.transaction_queries import Neighbour, around, contradictions
 from txmq.broker.core.transactions import every_batch, get
-from txmq.broker.reading import read
+from txmq.broker.reading import read_batches
+from txmq.errors import CorruptRecord
 from txmq.message import message_id
 
 if TYPE_CHECKING:
@@ -103,12 +104,18 @@ def page(store: Log, state: State, token: bytes, row: Transaction, wanted: Wante
 
 def _rows(store: Log, state: State, token: bytes, row: Transaction, wanted: Wanted) -> Iterator[dict[str, Any]]:
     """The messages from the one wanted first on."""
-    first = 0
+    first, served = 0, False
     for batch, base in every_batch(state, token, row):
         if batch.position + batch.length > store.durable:
             return
         if first + batch.count > wanted.after and batch.position >= store.first:  # else retention took it
-            view = _view(store, batch)
+            try:
+                view = _view(store, batch)
+            except CorruptRecord:
+                if served:
+                    return  # the next page says so
+                raise
+            served = True
             for number in range(max(wanted.after - first, 0), batch.count):
                 place = {"topic": state.topics_by_id[batch.topic_id].name, "partition": batch.partition}
                 offset = {"offset": None if base is None else base + number}
@@ -117,7 +124,7 @@ def _rows(store: Log, state: State, token: bytes, row: Transaction, wanted: Want
 
 
 def _view(store: Log, batch: HeldBatch) -> BatchView:
-    [data] = read(store, [(batch.position, batch.length)])
+    [data] = read_batches(store, [(batch.position, batch.length)])
     return BatchView(bytes(data))
 
 

@@ -17,10 +17,11 @@ from txmq.broker.core.state import Rejected, State
 from txmq.errors import UnknownLetter, UnknownMember
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from txmq.broker.core.consumers import Fence, Group, Member, Spot, Spotted
     from txmq.broker.core.positions import Position
+    from txmq.broker.core.standstill import Damaged
 
 FENCES_SHOWN = 100
 TIMED = 16  # partitions of a group whose oldest message is looked up for a list of all groups
@@ -108,16 +109,19 @@ def lag(state: State, name: str) -> int | Rejected:
     return int(summary["lag"] + summary["retrying"] + summary["parked"] + held)
 
 
-def show(state: State, name: str, durable: int, now: int | None = None) -> dict[str, Any] | Rejected:
+def show(
+    state: State, name: str, durable: int, now: int | None = None, damaged: Sequence[Damaged] = ()
+) -> dict[str, Any] | Rejected:
     """A group in full. `why` tells for each partition what keeps it from moving, "" where nothing does (`standstill`).
 
     `lag_ms` is the age of the oldest message that is neither processed nor moved; `now` None = as of the last record.
+    `damaged` are spans of the log that cannot be read.
     """
     group = known(state, name)
     if isinstance(group, Rejected):
         return group
     at = state.stored_at if now is None else now
-    positions = [_position(state, group, spot, durable, at) for spot in sorted(group.positions)]
+    positions = [_position(state, group, spot, (durable, at, damaged)) for spot in sorted(group.positions)]
     return _summary(state, group, at) | {
         "settings": settings(group),
         "flood": None if group.flood is None else group.flood._asdict(),
@@ -149,9 +153,10 @@ def _assignment(state: State, member: Member) -> list[tuple[str, int]]:
     return [(state.topics_by_id[topic_id].name, partition) for topic_id, partition in member.partitions]
 
 
-def _position(state: State, group: Group, spot: Spot, durable: int, now: int) -> dict[str, Any]:
+def _position(state: State, group: Group, spot: Spot, seen: tuple[int, int, Sequence[Damaged]]) -> dict[str, Any]:
     position = group.positions[spot]
-    reason = standstill.why(state, group, spot, durable, now)
+    durable, now, _damaged = seen
+    reason = standstill.why(state, group, spot, *seen)
     topic = state.topics_by_id[spot[0]]
     holders = sorted({group.leases[piece.value.lease].member for piece in position.leased})
     owners = [member.name for member in group.members.values() if spot in member.partitions]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.broker.core import fences, gates, growth, suspects, topics
 from txmq.broker.core import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from txmq.broker.core.consumers import Group, Spot
     from txmq.broker.core.positions import Position
@@ -26,14 +26,24 @@ class Reason(NamedTuple):
     text: str
 
 
+class Damaged(Protocol):
+    """A span of the log that cannot be read."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
 class Look(NamedTuple):
-    """What the reasons are judged by; readers see the log up to `durable`."""
+    """What the reasons are judged by; readers see the log up to `durable`, but for what is `damaged`."""
 
     state: State
     group: Group
     spot: Spot
     durable: int
     now: int
+    damaged: Sequence[Damaged] = ()
 
     @property
     def position(self) -> Position:
@@ -58,9 +68,11 @@ class Look(NamedTuple):
         return max(0, self.now - time) // SECOND
 
 
-def why(state: State, group: Group, spot: Spot, durable: int, now: int) -> Reason | None:
+def why(
+    state: State, group: Group, spot: Spot, durable: int, now: int, damaged: Sequence[Damaged] = ()
+) -> Reason | None:
     """What keeps a partition from moving; None = nothing does, or there is nothing to move."""
-    look = Look(state, group, spot, durable, now)
+    look = Look(state, group, spot, durable, now, damaged)
     found = ((rule.__name__.strip("_").replace("_", "-"), rule(look)) for rule in RULES)
     return next((Reason(code, text) for code, text in found if text), None)
 
@@ -107,6 +119,22 @@ def _guarded(look: Look) -> str:
 
 def _no_member(look: Look) -> str:
     return "" if look.owners else "no member reads this partition"
+
+
+def _damaged(look: Look) -> str:
+    """The next message, or one that failed and is next: nothing is passed over."""
+    back = look.position.redeliver.first()
+    offsets = [look.position.cursor] if back is None else [back.start, look.position.cursor]
+    for offset in offsets if look.damaged else ():
+        row = next(topics.entries_from(look.state, look.spot, offset), None)
+        if row is not None and _is_damaged(look, row[1]):
+            return f"message {offset} is damaged on the broker's disk: restore the segment, or reset behind it"
+    return ""
+
+
+def _is_damaged(look: Look, entry: t.Entry) -> bool:
+    end = entry.position + entry.length
+    return any(span.position < end and entry.position < span.end for span in look.damaged)
 
 
 def _held_before(look: Look) -> str:
@@ -216,6 +244,6 @@ def _parked(look: Look) -> str:
 
 
 RULES: tuple[Callable[[Look], str], ...] = (
-    _deleted, _closed, _paused, _topic_paused, _being_reset, _guarded, _no_member, _held_before, _transaction,
+    _deleted, _closed, _paused, _topic_paused, _being_reset, _guarded, _no_member, _damaged, _held_before, _transaction,
     _fence_full, _growth, _alone, _span, _leased, _not_durable, _gate, _undecided, _retrying, _parked,
 )  # fmt: skip
