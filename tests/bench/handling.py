@@ -35,23 +35,33 @@ def ordered(run: Run) -> Iterator[Row]:
 def inbox(run: Run) -> Iterator[Row]:
     dsn = run.database.dsn()
 
-    def handled(way: str, batch: int, messages: int) -> float:
+    def handled(way: str, batch: int, messages: int, how: str = "rows") -> float:
         with broker(run) as server:
-            told = measured(python(f"{CLIENTS}.with_inbox", server.address, dsn, HANDLERS, way, batch, messages))
-        return float(told["per_s"])
+            argv = python(f"{CLIENTS}.with_inbox", server.address, dsn, HANDLERS, way, batch, how, run.count(messages))
+            return float(measured(argv)["per_s"])
 
-    single, batches, without, alone = in_turn(
+    single, batches, statements, without, without_batches, without_statements, alone = in_turn(
         3,
-        lambda: handled("inbox", 0, run.count(8_000)),
-        lambda: handled("inbox", BATCH, run.count(80_000)),
-        lambda: handled("plain", 0, run.count(8_000)),
+        lambda: handled("inbox", 0, 8_000),
+        lambda: handled("inbox", BATCH, 160_000),
+        lambda: handled("inbox", BATCH, 80_000, "statements"),
+        lambda: handled("plain", 0, 8_000),
+        lambda: handled("plain", BATCH, 160_000),
+        lambda: handled("plain", BATCH, 80_000, "statements"),
         lambda: commits_per_s(dsn, HANDLERS, run.count(8_000)),
     )
-    what = f"{HANDLERS} handlers in threads, each message an INSERT, with the inbox"
+    what = f"{HANDLERS} handlers in threads, each message a row, with the inbox"
     against = f"{what}: against the same transactions of handlers without it"
     yield row("consumer.inbox", against, "msg/s", single, yardstick=without, goal=at_least(0.75))
-    against = f"{what}, {BATCH} messages in a transaction: against one in each, without it"
+    lists = f"{what}, {BATCH} messages in a transaction"
+    against = f"{lists}, their rows in one INSERT: against one in each, without it"
     yield row("consumer.inbox_batches", against, "msg/s", batches, yardstick=without, goal=at_least(5))
+    for name, how, value, yardstick in (
+        ("batches_alike", "their rows in one INSERT: against the same", batches, without_batches),
+        ("statements", "an INSERT each: against one in each,", statements, without),
+        ("statements_alike", "an INSERT each: against the same", statements, without_statements),
+    ):
+        yield row(f"consumer.inbox_{name}", f"{lists}, {how} without it", "msg/s", value, yardstick=yardstick)
     yield row(
         "consumer.inbox_alone", f"{what}: against the same commits by no consumer", "msg/s", single, yardstick=alone
     )

@@ -1,8 +1,10 @@
 """Handlers in threads, each message an INSERT in a transaction: with the inbox, that remembers messages, or without.
 
-python -m tests.bench.clients.with_inbox URL DSN HANDLERS inbox|plain BATCH MESSAGES       prints {"per_s", "cpu_us"}
+python -m tests.bench.clients.with_inbox URL DSN HANDLERS inbox|plain BATCH rows|statements MESSAGES
+                                                                                    prints {"per_s", "cpu_us"}
 
-BATCH messages go into one transaction, 0 = a transaction each. `cpu_us` is what the client computed for each.
+BATCH messages go into one transaction, 0 = a transaction each; of a batch all rows are inserted at once, or each by a
+statement. `cpu_us` is what the client computed for each.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from threading import local
 from uuid import uuid4
 
 import psycopg2
+from psycopg2.extras import execute_values
 
 import txmq
 from tests.bench.clients.taking import WITHIN_S, fill
@@ -24,6 +27,7 @@ from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import Connection
 
 KEYS, IDLE_S = 10_000, 1.0
+INSERT_MANY = "INSERT INTO bench_orders (customer, cents) VALUES %s"
 Taken = txmq.ReceivedMessage | Sequence[txmq.ReceivedMessage]
 
 
@@ -39,8 +43,11 @@ class Clock:
             self.first, self.first_cpu = self.last, self.last_cpu
 
 
-def insert(taken: Taken, connection: Connection) -> None:
+def insert(taken: Taken, connection: Connection, how: str) -> None:
     with connection.cursor() as cursor:
+        if how == "rows" and not isinstance(taken, txmq.ReceivedMessage):
+            execute_values(cursor, INSERT_MANY, [("c-1", 1999)] * len(taken))
+            return
         for _ in range(1 if isinstance(taken, txmq.ReceivedMessage) else len(taken)):
             cursor.execute(INSERT)
 
@@ -58,7 +65,7 @@ def without(dsn: str, handle: Callable[[Taken, Connection], None]) -> Callable[[
     return handled
 
 
-def measure(url: str, dsn: str, handlers: int, way: str, batch: int, messages: int) -> dict[str, float]:
+def measure(url: str, dsn: str, handlers: int, way: str, batch: int, how: str, messages: int) -> dict[str, float]:
     topic, clock = f"bench-{uuid4().hex[:8]}", Clock()
     with closing(psycopg2.connect(dsn)) as connection:
         install(connection)
@@ -66,7 +73,7 @@ def measure(url: str, dsn: str, handlers: int, way: str, batch: int, messages: i
 
     def handle(taken: Taken, connection: Connection) -> None:
         clock.now()
-        insert(taken, connection)
+        insert(taken, connection, how)
 
     with txmq.connect(url, timeout=WITHIN_S) as client:
         fill(client, topic, KEYS, messages)
@@ -84,5 +91,5 @@ def measure(url: str, dsn: str, handlers: int, way: str, batch: int, messages: i
 
 
 if __name__ == "__main__":
-    url, dsn, handlers, way, batch, messages = sys.argv[1:]
-    print(json.dumps(measure(url, dsn, int(handlers), way, int(batch), int(messages))))
+    url, dsn, handlers, way, batch, how, messages = sys.argv[1:]
+    print(json.dumps(measure(url, dsn, int(handlers), way, int(batch), how, int(messages))))
