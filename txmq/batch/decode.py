@@ -135,16 +135,22 @@ def rows_tagged(view: Tagged, tags: Collection[str]) -> list[int]:
     return [row for row, tag in enumerate(view.tags) if tag in tags]
 
 
-def key_hashes(buffer: bytes) -> list[int | None]:
-    """The hash of each row's key, None where it has none. Nothing but the keys is decoded."""
-    return [key_hash(cell) if cell else None for cell in key_cells(buffer)]
+def key_hashes(buffer: bytes, header: BatchHeader | None = None) -> list[int | None]:
+    """The hash of each row's key, None where it has none. Nothing but the keys is decoded; the header, if known."""
+    return [key_hash(cell) if cell else None for cell in key_cells(buffer, header)]
 
 
-def key_cells(buffer: bytes) -> list[bytes]:
+def key_cells(buffer: bytes, header: BatchHeader | None = None) -> list[bytes]:
     """Each row's key in UTF-8, empty where it has none. Nothing else is decoded."""
-    header = read_header(buffer)
-    column = locate(buffer, header).key if header.columns & KEY else None
-    return [b""] * header.count if column is None else cells_of(buffer, column, header.count)
+    header = header or read_header(buffer)
+    if not header.columns & KEY:
+        return [b""] * header.count
+    if header.count == 1:  # as most groups have it: the key is the first thing in the batch
+        start, end = BOUNDS.unpack_from(buffer, LENGTH)
+        return [buffer[LENGTH + BOUNDS.size + start : LENGTH + BOUNDS.size + end]]
+    column = locate(buffer, header).key
+    assert column is not None, "its flag is set"
+    return cells_of(buffer, column, header.count)
 
 
 def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:

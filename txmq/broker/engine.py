@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -134,16 +135,15 @@ class Engine:
 
     def _record(self, outcome: Outcome, now: int) -> None:
         """All events or none. Raises DiskFull, and nothing was recorded."""
-        epoch, attachment, more = self.state.boot_epoch, outcome.attachment, False
-        for event in outcome.events:
-            kind, head = KINDS[type(event)], encode(event)
-            at = self.store.append(kind, head, attachment, stored_at=now, boot_epoch=epoch, more=more)
-            place = Place(at.position, at.end, at.attachment_position, now, epoch)
+        epoch = self.state.boot_epoch
+        for nth, event in enumerate(outcome.events):
+            kind, head, attachment = KINDS[type(event)], encode(event), b"" if nth else outcome.attachment
+            at = self.store.append(kind, head, attachment, stored_at=now, boot_epoch=epoch, more=nth > 0)
+            place = Place(*at, now, epoch)
             machine.apply(self.state, event, place)
-            for one, its_place in together.members(event, place):
-                for listener in self._listeners.get(type(one), ()):
-                    listener(one, its_place)
-            attachment, more = b"", True
+            listeners = self._listeners.get(together.MEMBERS.get(type(event), type(event)), ())
+            for (one, its_place), listener in product(together.members(event, place) if listeners else (), listeners):
+                listener(one, its_place)
 
     def _answer_later(self, deliver: Callable[[Any], None], reply: object) -> None:
         """A refusal or a repeated receipt may rest on what is not yet on disk, so it waits like any other reply."""

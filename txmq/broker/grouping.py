@@ -23,7 +23,7 @@ from txmq.wire.status import OK, reply_for
 from txmq.wire.together import Answer, pack_answers, unpack_requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
@@ -188,12 +188,14 @@ def store_part(part: Part, origin: bytes = b"") -> StorePart:
     """The command that stores a part, sent by process `origin`. Raises TxmqError where a batch is damaged or cannot be
     kept.
     """
-    batches = tuple(whole for batch in part.batches for whole in _group_batches(batch))
+    batches: list[GroupBatch] = []
+    for batch in part.batches:
+        _add(batches, batch)
     decider, service, actions, check_after, participants = part.description or NO_DESCRIPTION
     return StorePart(
         part.token,
         part.part,
-        batches,
+        tuple(batches),
         part.sealed,
         part.commit,
         part.digest,
@@ -207,15 +209,15 @@ def store_part(part: Part, origin: bytes = b"") -> StorePart:
     )
 
 
-def _group_batches(batch: PartBatch) -> Iterator[GroupBatch]:
+def _add(batches: list[GroupBatch], batch: PartBatch) -> None:
     """The batch; or its messages one by one, if any is delayed."""
-    header = verify(batch.batch)
-    place = (batch.topic, batch.topic_epoch, batch.partition)
+    topic, partition, epoch, data = batch
+    header = verify(data)
     if not header.columns & DELIVER_AT:
-        yield GroupBatch(*place, batch.batch, header)
+        batches.append(GroupBatch(topic, epoch, partition, data, header))
         return
-    for single in split(batch.batch, header):
-        yield GroupBatch(*place, single.data, read_header(single.data))
+    singles = [single.data for single in split(data, header)]
+    batches += [GroupBatch(topic, epoch, partition, single, read_header(single)) for single in singles]
 
 
 def _deciding(payload: bytes) -> decisions.Decide:

@@ -25,6 +25,7 @@ from txmq.wire.reader import Reader
 SEALED, COMMIT_AT_ONCE = 1, 2
 HEADER = struct.Struct("<HH16sI32s")
 HEAD_LENGTH = struct.Struct("<I")
+HEADER_AND_LENGTH = struct.Struct("<HH16sI32sI")
 RECEIPT = struct.Struct("<Bq")
 NO_DIGEST = bytes(32)
 NO_DESCRIPTION = (None,) * 5
@@ -99,15 +100,16 @@ def group_digest(parts: Iterable[Part]) -> bytes:
 def unpack_part(payload: bytes) -> Part:
     """The part in a payload; its batches are yet to be verified. Raises RemoteProtocolError."""
     reader = Reader(payload)
-    flags, part, token, epoch, digest = reader.fields(HEADER)
+    flags, part, token, epoch, digest, size = reader.fields(HEADER_AND_LENGTH)
     sealed, commit = bool(flags & SEALED), bool(flags & COMMIT_AT_ONCE)
     if flags > SEALED | COMMIT_AT_ONCE or (commit and not sealed) or sealed == (digest == NO_DIGEST):
         raise RemoteProtocolError(f"part {part} of a group with flags {flags:#x}")
-    (size,) = reader.fields(HEAD_LENGTH)
     description, entries = _unpack_head(reader.take(size), part)
     batches = tuple(
-        PartBatch(topic, partition, topic_epoch, reader.take(length))
-        for topic, partition, topic_epoch, length in entries
+        [
+            PartBatch(topic, partition, topic_epoch, reader.take(length))
+            for topic, partition, topic_epoch, length in entries
+        ]
     )
     reader.end()
     if commit and description is not None and description.decider[0] not in DECIDED_AT_ONCE:
@@ -116,7 +118,7 @@ def unpack_part(payload: bytes) -> Part:
 
 
 def pack_group_receipt(receipt: GroupReceipt) -> bytes:
-    return RECEIPT.pack(*receipt)
+    return RECEIPT.pack(receipt.state, receipt.ticket)
 
 
 def unpack_group_receipt(payload: bytes) -> GroupReceipt:

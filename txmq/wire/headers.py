@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from txmq.errors import RemoteProtocolError
 from txmq.message import COMMIT, ROLLBACK, Decision
-from txmq.wire.reader import Reader, name_of
+from txmq.wire.reader import Reader, name_of, text_of
 
 
 class Opcode(IntEnum):
@@ -36,6 +36,8 @@ class Opcode(IntEnum):
 SEND = struct.Struct("<HHIB")
 SEND_RECEIPT = struct.Struct("<qqB")
 DECIDE = struct.Struct("<B16sI")
+DECIDE_AND_LENGTH = struct.Struct("<B16sIB")
+OUTCOMES = {int(outcome): outcome for outcome in (COMMIT, ROLLBACK)}
 DECIDE_RECEIPT = struct.Struct("<BB")
 FETCH = struct.Struct("<IIII")
 TAGS = struct.Struct("<Q")
@@ -161,13 +163,17 @@ def pack_decide(request: Decide) -> bytes:
 
 
 def unpack_decide(payload: bytes) -> Decide:
-    reader = Reader(payload)
-    outcome, token, epoch = reader.fields(DECIDE)
-    by = reader.text()
-    reader.end()
-    if outcome not in (COMMIT, ROLLBACK):
+    try:
+        outcome, token, epoch, size = DECIDE_AND_LENGTH.unpack_from(payload)
+    except struct.error as error:
+        raise RemoteProtocolError(f"a decision of {len(payload)} bytes ends too early") from error
+    by = payload[DECIDE_AND_LENGTH.size :]
+    if len(by) != size:
+        raise RemoteProtocolError(f"a decision in whose name {len(by)} bytes stand for {size}")
+    decision = OUTCOMES.get(outcome)
+    if decision is None:
         raise RemoteProtocolError(f"{outcome} is no decision")
-    return Decide(Decision(outcome), token, epoch, by)
+    return Decide(decision, token, epoch, text_of(by))
 
 
 def pack_decide_receipt(receipt: DecideReceipt) -> bytes:

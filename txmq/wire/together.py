@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import starmap
+from itertools import accumulate, pairwise, starmap
 from typing import NamedTuple
 
 from txmq.errors import RemoteProtocolError
@@ -78,6 +78,8 @@ def _count(reader: Reader) -> int:
 
 
 def _taken(reader: Reader, lengths: Sequence[int]) -> list[bytes]:
-    taken = [reader.take(length) for length in lengths]
+    """All that is left, cut into pieces of these lengths."""
+    payload, ends = reader.payload, list(accumulate(lengths, initial=reader.at))
+    reader.take(ends[-1] - reader.at)
     reader.end()
-    return taken
+    return [payload[start:end] for start, end in pairwise(ends)]

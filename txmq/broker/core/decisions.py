@@ -121,10 +121,32 @@ def committed(state: State, ticket: int, token: bytes | None) -> Waiting | None:
 
 def apply_decided(state: State, event: Decided, place: Place) -> None:
     verdict = Decide(event.token, Decision(event.outcome), event.by, event.reason)
-    published = any(token == event.token for token, _ticket, _offsets in event.released)
-    settle_one(state, verdict, place, published=published, ticket=place.position)
-    apply_released(state, event.released, place)
+    released = event.released
+    if released and released[0][0] == event.token:  # whoever is published by his own decision comes first
+        _publish_one(state, verdict, released[0], place)
+        released = released[1:]
+    else:
+        settle_one(state, verdict, place, published=False, ticket=place.position)
+    apply_released(state, released, place)
     backlog.add_all(state, event.later)
+
+
+def _publish_one(state: State, verdict: Decide, released: Released, place: Place) -> None:
+    """Apply a decision that publishes: what `settle_one` and `apply_released` come to, in one step."""
+    token, _outcome, by, reason = verdict
+    _token, ticket, offsets = released
+    row = get(state, token)
+    assert row is not None, "decided, so it is stored"
+    _no_longer_undecided(state, token, row)
+    actions.settle(state, token, row.actions, place, committed=True)
+    holds.drop(state, ticket, row.batches)
+    holds.publish(state, row.waiting(token), offsets, place)
+    row = row._replace(
+        state=GroupState.PUBLISHED, by=by, reason=reason, decided_at=place.stored_at, check_at=0, offsets=offsets,
+        batches=tuple([holds.without_keys(batch) for batch in row.batches]),
+    )  # fmt: skip
+    state.transactions.put(token, row)
+    listed.ended(state, token)
 
 
 def settle_one(state: State, verdict: Decide, place: Place, *, published: bool, ticket: int) -> None:
@@ -198,7 +220,7 @@ def apply_released(state: State, released: tuple[Released, ...], place: Place) -
             row = get(state, token)
             assert row is not None
             listed.leave(state, listed.Kind.WAITING, token)
-            lean = tuple(batch._replace(hashes=()) for batch in row.batches)
+            lean = tuple([holds.without_keys(batch) for batch in row.batches])
             state.transactions.put(token, row._replace(state=GroupState.PUBLISHED, offsets=offsets, batches=lean))
             listed.ended(state, token)
 

@@ -47,10 +47,21 @@ class HeldBatch(NamedTuple):
     delay: Delay | None = None
 
 
-def held(row: Iterable[Any]) -> HeldBatch:
-    """A batch as it stands in a row."""
-    found = HeldBatch(*row)
-    return found if found.delay is None else found._replace(delay=Delay(*found.delay))
+def held(row: Iterable[Any], start: int = 0) -> HeldBatch:
+    """A batch as it stands in a row, or in an event whose attachment begins at the position `start`."""
+    topic_id, partition, position, length, count, tag_filter, hashes, *rest = row
+    delay = Delay(*rest[0]) if rest and rest[0] is not None else None
+    return HeldBatch(topic_id, partition, start + position, length, count, tag_filter, hashes, delay)
+
+
+def all_held(rows: Iterable[Iterable[Any]], start: int = 0) -> tuple[HeldBatch, ...]:
+    """As `held`, of several."""
+    return tuple([held(row, start) for row in rows])
+
+
+def without_keys(batch: HeldBatch) -> HeldBatch:
+    """A batch that is published, and waits for nobody."""
+    return batch._replace(hashes=()) if batch.hashes else batch
 
 
 class Waiting(NamedTuple):
@@ -65,9 +76,9 @@ class Waiting(NamedTuple):
     large: bool = False
 
 
-def keys_of(batches: Iterable[HeldBatch]) -> Iterator[Key]:
+def keys_of(batches: Iterable[HeldBatch]) -> Iterable[Key]:
     """Every key of the batches, each once."""
-    return iter(dict.fromkeys((b.topic_id, b.partition, h) for b in batches for h in b.hashes))
+    return dict.fromkeys([(b.topic_id, b.partition, h) for b in batches for h in b.hashes])
 
 
 def take(state: State, ticket: int, token: bytes | None, batches: Iterable[HeldBatch]) -> dict[Spot, int]:

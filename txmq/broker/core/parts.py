@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq import limits
 from txmq.batch import deliveries, key_hashes
+from txmq.batch.header import DELIVER_AT, KEY
 from txmq.broker.core import backlog, branches, holds, jobs, listed, marks, pieces, undecided
 from txmq.broker.core import consumer_actions as actions
 from txmq.broker.core import tables as t
@@ -72,7 +73,9 @@ def decide_store(state: State, command: StorePart, now: int) -> Outcome | Reject
     batches = _located(state, command.batches)
     if isinstance(batches, Rejected):
         return batches
-    refused = branches.refused(state, command.token, command.decider) or actions.check(state, command.actions)
+    refused = branches.refused(state, command.token, command.decider)
+    if command.actions and refused is None:
+        refused = actions.check(state, command.actions)
     if refused is not None:
         return refused
     event = _part(state, command, known, batches, now)
@@ -85,8 +88,7 @@ def _malformed(command: StorePart, known: Transaction | None) -> Rejected | None
     rows = sum(batch.header.count for batch in command.batches)
     local = "local" in _decider(command, known)[:1]
     if rows > limits.PART_ROWS:
-        hint = f"send it in parts of at most {limits.PART_ROWS} rows"
-        return Rejected(MessageTooLarge, f"a part of a group with {rows} rows", hint)
+        return Rejected(MessageTooLarge, f"a part of {rows} rows", f"send parts of at most {limits.PART_ROWS} rows")
     if not rows and not command.sealed:
         return Rejected(BadRequest, "a part of a group without messages, and not the last one", "send the next one")
     if local and command.sealed and not command.commit:
@@ -140,7 +142,7 @@ def _answered_as_first(state: State, command: StorePart, now: int) -> Outcome | 
     if command.part:
         missing = f"part {command.part} of a group whose part 0 is missing"
         return Rejected(SequenceGap, missing, "send all parts again")
-    if marks.passed(state, command.actions):
+    if command.actions and marks.passed(state, command.actions):
         return _refused(command, "mark", GroupState.PUBLISHED)
     if token_time(command.token) < now - KEPT:
         return Rejected(UnknownTransaction, "the token is older than the outcomes that are kept", "use a new token")
@@ -161,28 +163,25 @@ def _located(state: State, batches: tuple[GroupBatch, ...]) -> tuple[StoredBatch
         topic = admitted(state, batch.topic, batch.partition, batch.epoch, batch.header, batch.data)
         if isinstance(topic, Rejected):
             return topic
-        header, keys = batch.header, key_hashes(batch.data)
-        size = (len(batch.data), header.count, header.tag_filter)
-        carried = deliveries(batch.data, header)
-        delay = Delay(carried[0], header.sequence, keys[0]) if carried else None
-        hashes = () if carried else distinct(keys)  # what is delayed takes its place among its key's when it is due
-        located.append(StoredBatch(topic.topic_id, batch.partition, start, *size, hashes, delay))
-        start += len(batch.data)
+        data, header = batch.data, batch.header
+        hashes: tuple[int, ...] = ()
+        delay = None
+        if header.columns & DELIVER_AT and (carried := deliveries(data, header)):
+            # It takes its place among its key's when it is due.
+            delay = Delay(carried[0], header.sequence, key_hashes(data, header)[0])
+        elif header.columns & KEY:
+            hashes = distinct(key_hashes(data, header))
+        size, count, tags = len(data), header.count, header.tag_filter
+        located.append(StoredBatch(topic.topic_id, batch.partition, start, size, count, tags, hashes, delay))
+        start += size
     return tuple(located)
-
-
-def _held(batches: tuple[StoredBatch, ...], attachment: int) -> tuple[HeldBatch, ...]:
-    """The batches by their place in the log; they may come from there, as plain tuples."""
-    return tuple(
-        holds.held(stored._replace(start=attachment + stored.start)) for stored in (StoredBatch(*b) for b in batches)
-    )
 
 
 def _at_once(state: State, command: StorePart, batches: tuple[StoredBatch, ...]) -> tuple[int, ...] | None:
     """The offsets of a local transaction that meets no held key; None = it has to wait behind one, or has too many
     for a look at each.
     """
-    held = _held(batches, 0)
+    held = holds.all_held(batches)
     if len(held) > pieces.KEYS or (sum(len(b.hashes) for b in held) > pieces.KEYS and _someone_holds(state, held)):
         return None
     if holds.meets_a_hold(state, held):
@@ -211,7 +210,7 @@ def _state_after(event: PartStored, decider: tuple[object, ...]) -> GroupState:
 
 def apply_stored(state: State, event: PartStored, place: Place) -> None:
     known = get(state, event.token)
-    batches = _held(event.batches, place.attachment)
+    batches = holds.all_held(event.batches, place.attachment)
     row = _first(state, event, place, batches) if known is None else _next(state, event, known)
     if event.slice:
         row = _in_pieces(state, event, row, batches)
@@ -236,7 +235,8 @@ def _first(state: State, event: PartStored, place: Place, batches: tuple[HeldBat
         event.digest, place.stored_at, () if event.slice else batches, event.actions, event.check_at,
         participants=event.participants, check_after=event.check_after, origin=event.origin,
     )  # fmt: skip
-    actions.pin(state, event.token, event.actions)
+    if event.actions:
+        actions.pin(state, event.token, event.actions)
     branches.remember(state, event.token, event.decider)
     if row.state is GroupState.OPEN:
         listed.enter(state, listed.Kind.OPEN, event.token)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.events import Event
     from txmq.broker.core.holds import Waiting
 
+MEMBERS = {GroupsStored: PartStored, GroupsDecided: Decided}  # what these records are made of
 LENGTH = StoredBatch._fields.index("length")  # what comes from the log is a plain tuple
 
 
@@ -127,7 +128,7 @@ def _groups(event: GroupsStored, place: Place) -> Iterator[tuple[PartStored, Pla
     """A record of several groups has more bytes than groups, so positions inside it serve as tickets."""
     position, end, at, stored_at, boot_epoch = place
     for ticket, fields in enumerate(event.groups, position):
-        one = PartStored(*fields)
+        one = fields if type(fields) is PartStored else PartStored(*fields)
         yield one, Place(ticket, end, at, stored_at, boot_epoch)
         batches: Any = one.batches
         at += sum([batch[LENGTH] for batch in batches])
@@ -135,7 +136,7 @@ def _groups(event: GroupsStored, place: Place) -> Iterator[tuple[PartStored, Pla
 
 def _decisions(event: GroupsDecided, place: Place) -> Iterator[tuple[Decided, Place]]:
     for fields in event.decisions:
-        yield Decided(*fields), place
+        yield fields if type(fields) is Decided else Decided(*fields), place
 
 
 def apply_stored(state: State, event: GroupsStored, place: Place) -> None:
