@@ -18,6 +18,7 @@ from txmq.testing.postgres import OwnServer, temporary_server
 from txmq.testing.wait import wait_until
 
 HALVES, SERVER_CRASHES, BROKER_KILLS = 20_000, 50, 20
+ROUNDS = {"server crashes": SERVER_CRASHES, "broker kills": BROKER_KILLS}
 BEGUN = 28_000  # transactions: some die, or change their minds, before their half message is stored
 XA_TRANSACTIONS, XA_BEGUN = 2_000, 3_000
 SAFETY_S = 3.0  # for branches whose server has just crashed
@@ -34,18 +35,11 @@ def test_twenty_thousand_halves_under_fifty_crashes(
     with opened(tmp_path, crashable_database) as shop:
         lanes = [*tills(8, *KEYS), *(Lane(point, point, 0, KEYS) for point in DEATHS)]
         with shop.farm(*lanes) as farm:
-            for round_ in range(1, SERVER_CRASHES + 1):
-                _wait_for_transactions(shop, farm, BEGUN * round_ // SERVER_CRASHES)
-                crashable_postgres.kill_server()
-                crashable_postgres.start()
-                if round_ * BROKER_KILLS % SERVER_CRASHES < BROKER_KILLS:
-                    shop.broker.kill()  # raises if it was not alive
-                    shop.broker.start()
+            _kill(shop, farm, BEGUN, crashable_postgres)
             _wait_for_transactions(shop, farm, BEGUN + len(lanes))
-        kills = {"server crashes": SERVER_CRASHES, "broker kills": BROKER_KILLS}
         deaths = {point: number for point, number in farm.hits().items() if point in DEATHS}
         halves = sum(_is_stored(shop, token) for token in told(shop.journals))
-        report(kills | deaths | {"halves": halves} | shop.judge())
+        report(ROUNDS | deaths | {"halves": halves} | shop.judge())
     assert halves >= HALVES
     assert min(deaths.values()) >= SERVER_CRASHES
 
@@ -60,21 +54,13 @@ def test_two_thousand_xa_transactions_under_fifty_crashes(
         points = [*[""] * 8, *XA_DEATHS]
         lanes = [Lane(point or f"desk-{n}", point, 0, (books.there.dsn, *_keys(n))) for n, point in enumerate(points)]
         with shop.farm(*lanes, work="booking") as farm, books.recovering(SAFETY_S):
-            for round_ in range(1, SERVER_CRASHES + 1):
-                _wait_for_transactions(shop, farm, XA_BEGUN * round_ // SERVER_CRASHES)
-                for server in (crashable_postgres, other)[round_ % 2 : 1 + round_ % 2]:
-                    server.kill_server()
-                    server.start()
-                if round_ * BROKER_KILLS % SERVER_CRASHES < BROKER_KILLS:
-                    shop.broker.kill()  # raises if it was not alive
-                    shop.broker.start()
+            _kill(shop, farm, XA_BEGUN, crashable_postgres, other)
             _wait_for_transactions(shop, farm, XA_BEGUN + len(lanes))
             farm.job.stop.touch()
             wait_until(lambda: not books.prepared(), 60, what="no branch is prepared")
         deaths = {point: number for point, number in farm.hits().items() if point in XA_DEATHS}
         counts = books.judge()
-        kills = {"server crashes": SERVER_CRASHES, "broker kills": BROKER_KILLS}
-        report(kills | deaths | counts)
+        report(ROUNDS | deaths | counts)
     assert counts["transactions"] >= XA_TRANSACTIONS
     assert min(deaths.values()) >= 10
 
@@ -90,6 +76,18 @@ def _is_stored(shop: Shop, token: Token) -> bool:
     except UnknownTransaction:
         return False
     return True
+
+
+def _kill(shop: Shop, farm: Farm, begun: int, *servers: OwnServer) -> None:
+    """Servers in turn, and the broker now and then, while so many transactions are begun."""
+    for round_ in range(1, SERVER_CRASHES + 1):
+        _wait_for_transactions(shop, farm, begun * round_ // SERVER_CRASHES)
+        server = servers[round_ % len(servers)]
+        server.kill_server()
+        server.start()
+        if round_ * BROKER_KILLS % SERVER_CRASHES < BROKER_KILLS:
+            shop.broker.kill()  # raises if it was not alive
+            shop.broker.start()
 
 
 def _wait_for_transactions(shop: Shop, farm: Farm, wanted: int) -> None:
