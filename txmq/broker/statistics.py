@@ -5,18 +5,18 @@ A few thousand topics and groups are looked at in one turn of the reactor; each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.core import consumer_queries as queries
+from txmq.broker.core.state import Topic
 from txmq.store.latency import BOUNDS_US
 
 if TYPE_CHECKING:
     from txmq.broker.cataloguing import Cataloguing
     from txmq.broker.core.consumers import Group
-    from txmq.broker.core.state import Topic
     from txmq.broker.engine import Engine
     from txmq.broker.retaining import Retaining
     from txmq.broker.seams import Clock
@@ -49,7 +49,7 @@ class Statistics:
         self._topics: dict[int, Rate] = {}
         self._groups: dict[int, Rate] = {}
         self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
-        self._left: list[Callable[[], None]] = []
+        self._left: list[Topic | Group] = []
         self._next = clock.seconds()
 
     def tick(self) -> None:
@@ -59,23 +59,22 @@ class Statistics:
             self._next = now + EVERY_S
             self._begin(now)
         for _ in range(min(len(self._left), AT_ONCE)):
-            self._left.pop()()
+            self._look_at(self._left.pop())
 
     def _begin(self, now: float) -> None:
         state, store = self._engine.state, self._engine.store
         self._log.look(now, (store.end, store.latencies.count))
         groups = state.consumers.by_id
-        self._topics = {key: rate for key, rate in self._topics.items() if key in state.topics_by_id}
-        self._groups = {key: rate for key, rate in self._groups.items() if key in groups}
-        self._left = [lambda topic=topic: self._look_at_topic(topic) for topic in state.topics.values()]  # type: ignore[misc]  # bound here
-        self._left += [lambda group=group: self._look_at_group(group) for group in groups.values()]  # type: ignore[misc]
+        if len(self._groups) > len(groups):  # a deleted topic is known for ever
+            self._groups = {key: rate for key, rate in self._groups.items() if key in groups}
+        self._left = [*state.topics.values(), *groups.values()]
 
-    def _look_at_topic(self, topic: Topic) -> None:
-        self._look(self._topics, topic.topic_id, (sum(topic.ends), topic.stored))
-
-    def _look_at_group(self, group: Group) -> None:
-        done = sum(position.floor + position.settled.total for position in group.positions.values())
-        self._look(self._groups, group.group_id, (done, 0))
+    def _look_at(self, one: Topic | Group) -> None:
+        if isinstance(one, Topic):
+            self._look(self._topics, one.topic_id, (sum(one.ends), one.stored))
+        else:
+            done = sum(position.floor + position.settled.total for position in one.positions.values())
+            self._look(self._groups, one.group_id, (done, 0))
 
     def _look(self, rates: dict[int, Rate], key: int, seen: tuple[int, int]) -> None:
         rate, now = rates.get(key), self._clock.seconds()
@@ -100,12 +99,11 @@ class Statistics:
     def tell(self, limit: int) -> dict[str, Any]:
         """All of it: of the topics and groups those with the highest rates."""
         store = self._engine.store
-        topics = [self._topic(topic) for topic in self._engine.state.topics.values()]
-        groups = [self._group(group) for group in self._engine.state.consumers.by_id.values()]
+        topics, groups = self._engine.state.topics.values(), self._engine.state.consumers.by_id.values()
         bytes_per_s, flushes_per_s = self._log.per_s
         return {
             "every_s": EVERY_S,
-            "messages_per_s": round(sum(topic["messages_per_s"] for topic in topics), 1),
+            "messages_per_s": round(sum(map(self._rate, topics)), 1),
             "log": {
                 "bytes": store.end - store.first,
                 "segments": len(store.segments()),
@@ -116,9 +114,13 @@ class Statistics:
                 "uncatalogued": self._cataloguing.waiting,
             },
             "flush": self.flushes(),
-            "topics": _busiest(topics, limit),
-            "groups": _busiest(groups, limit),
+            "topics": [self._topic(topic) for topic in nlargest(limit, topics, self._rate)],
+            "groups": [self._group(group) for group in nlargest(limit, groups, self._rate)],
         }
+
+    def _rate(self, one: Topic | Group) -> float:
+        rate = self._topics.get(one.topic_id) if isinstance(one, Topic) else self._groups.get(one.group_id)
+        return 0.0 if rate is None else rate.per_s[0]
 
     def _topic(self, topic: Topic) -> dict[str, Any]:
         rate = self._topics.get(topic.topic_id)
@@ -128,10 +130,5 @@ class Statistics:
         return told | {"messages_per_s": messages_per_s, "bytes_per_s": bytes_per_s}
 
     def _group(self, group: Group) -> dict[str, Any]:
-        rate = self._groups.get(group.group_id)
         told = queries.counts(self._engine.state, group, self._engine.now())
-        return told | {"messages_per_s": 0.0 if rate is None else rate.per_s[0]}
-
-
-def _busiest(rows: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: -float(row["messages_per_s"]))[:limit]
+        return told | {"messages_per_s": self._rate(group)}

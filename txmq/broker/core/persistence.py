@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.core import tables as t
@@ -81,10 +82,15 @@ def _rows(tables: t.Tables, name: str) -> Iterator[tuple[bytes, Any]]:
     yield from tables[name].range(b"")
 
 
+@lru_cache(maxsize=256)  # a hundred thousand topics have few different ones
+def _settings(row: tuple[Any, ...]) -> TopicSettings:
+    return TopicSettings(*row)
+
+
 def topic_of(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows are untyped tuples
     growths, settings, firsts, sizes = (*row[GROWTHS:], (), (), (), ())[:4]
     topic = Topic(topic_id, row[0], list(row[3]), row[1], deleted=row[2], growths=[tuple(ends) for ends in growths])
-    topic.settings = TopicSettings(*settings)
+    topic.settings = _settings(settings)
     for numbers, stored in ((topic.firsts, firsts), (topic.sizes, sizes)):
         numbers[: len(stored)] = stored
     return topic

@@ -1,0 +1,52 @@
+"""Messages of 1 KiB to random ones of TOPICS topics, 64 sends outstanding, or batches of BATCH one after the other.
+
+python -m tests.bench.clients.many_topics URL TOPICS COUNT BATCH        prints {"per_s", "cpu_us"}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from concurrent.futures import Future
+from random import Random
+
+import txmq
+
+BODY = os.urandom(1_024)
+OUTSTANDING = 64
+
+
+def singles(client: txmq.Client, names: list[str]) -> None:
+    """One to each of the topics, in this order."""
+    under_way: deque[Future[txmq.Receipt]] = deque()
+    for name in names:
+        if len(under_way) == OUTSTANDING:
+            under_way.popleft().result()
+        under_way.append(client.send_async(name, BODY))
+    for future in under_way:
+        future.result()
+
+
+def main(url: str, topics: int, count: int, batch: int) -> None:
+    """Measure and print."""
+    random = Random(1)
+    names = [f"bench-{random.randrange(topics)}" for _ in range(count // batch)]
+    with txmq.connect(url) as client:
+        for name in dict.fromkeys(names):  # what a client asks once of each topic is no part of the rate
+            client.core.topics.shape(name)
+        began, before = time.perf_counter(), time.process_time()
+        if batch == 1:
+            singles(client, names)
+        else:
+            bodies = [BODY] * batch
+            for name in names:
+                client.send_many(name, bodies)
+        took, cpu = time.perf_counter() - began, time.process_time() - before
+    print(json.dumps({"per_s": count / took, "cpu_us": cpu / count * 1e6}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

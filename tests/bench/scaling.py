@@ -1,0 +1,98 @@
+"""How a broker bears numbers: of topics, and of transactions that nobody decides."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.bench.brokers import command, cpu_s
+from tests.bench.filling import filling, halves, topics
+from tests.bench.harness import Program, measured, python, serving
+from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
+from tests.bench.starting import CLIENTS, MIB
+
+TOPICS = (1, 1_000, 10_000)
+PARTITIONS = 4
+OUTSTANDING = 64
+MANY_TOPICS, HALVES = 100_000, 1_000_000
+
+
+@contextmanager
+def directory(run: Run) -> Iterator[Path]:
+    """An empty one, removed at the end."""
+    made = Path(tempfile.mkdtemp(dir=run.directory))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+@benchmark("store.topics", "sends to one of very many topics")
+def sends_to_many(run: Run) -> Iterator[Row]:
+    found = {count: _sent(run, max(1, run.count(count)) if count > 1 else 1) for count in TOPICS}
+    for name, what in (("single", "1 KiB, fsync, 64 outstanding"), ("batch", "batches of 100 × 1 KiB, fsync")):
+        for count in TOPICS[1:]:
+            yield row(
+                f"store.topics.{name}_{count}",
+                f"{what}, a random topic of {count:,} with {PARTITIONS} partitions, beside one",
+                "messages/s",
+                found[count][f"{name}_per_s"],
+                yardstick=found[1][f"{name}_per_s"],
+                goal=at_least(0.9),
+            )
+            cpu = f"the broker's and the client's CPU for each, beside one: {what}, {count:,} topics"
+            yield row(
+                f"store.topics.{name}_{count}_cpu",
+                cpu,
+                "µs",
+                found[count][f"{name}_cpu_us"],
+                yardstick=found[1][f"{name}_cpu_us"],
+            )
+
+
+def _sent(run: Run, count: int) -> dict[str, Any]:
+    """Rates, and computing, of sends to `count` topics."""
+    with directory(run) as place:
+        with filling(place / "data") as filler:
+            filler.do(topics(count, PARTITIONS))
+        found = dict[str, Any]()
+        with serving(command(place)) as program:
+            for name, full, batch in (("single", 40_000, 1), ("batch", 400_000, 100)):
+                before = cpu_s(program.process.pid)
+                told = measured(python(f"{CLIENTS}.many_topics", program.address, count, run.count(full), batch))
+                broker_us = (cpu_s(program.process.pid) - before) / run.count(full) * 1e6
+                found |= {f"{name}_per_s": told["per_s"], f"{name}_cpu_us": told["cpu_us"] + broker_us}
+    return found
+
+
+@benchmark("store.many_topics", "start-up and memory with 100,000 topics")
+def start_with_topics(run: Run) -> Iterator[Row]:
+    count = run.count(MANY_TOPICS)
+    with directory(run) as place:
+        with filling(place / "data") as filler:
+            filler.do(topics(count, 1))
+        with serving(command(place), 120.0) as program:
+            yield from _started("store.many_topics", f"{count:,} topics", program, at_most(5.0), 400)
+
+
+@benchmark("store.undecided", "start-up and memory with 1,000,000 undecided half messages")
+def start_with_halves(run: Run) -> Iterator[Row]:
+    count = run.count(HALVES)
+    with directory(run) as place:
+        with filling(place / "data") as filler:
+            filler.do(topics(1, 1))
+            filler.do(halves(count, "bench-0"))
+        with serving(command(place), 300.0) as program:
+            yield from _started("store.undecided", f"{count:,} undecided halves", program, at_most(10.0), 250)
+
+
+def _started(prefix: str, what: str, program: Program, within: Any, megabytes: int) -> Iterator[Row]:
+    yield row(f"{prefix}.start", f"start-up with {what}", "s", program.ready_after_s, goal=within)
+    yield row(f"{prefix}.start_cpu", "the same: what the broker computed for it", "s", cpu_s(program.process.pid))
+    measured(python(f"{CLIENTS}.many_topics", program.address, 1, 2_000, 1))  # until all timers have had a turn
+    limit = at_most(megabytes * 1e6 / MIB)
+    yield row(f"{prefix}.rss", f"RssAnon with {what}", "MiB", program.rss_anon() / MIB, goal=limit)
