@@ -23,6 +23,7 @@ CLIENTS = "tests.bench.clients"
 MIB = 1 << 20
 UNDER_LOAD = 128 * MIB  # of the log comes from a client, until the broker is killed
 PARTITIONS = 4
+READY_WITHIN_S = 300.0
 
 
 def fill(address: str, size: int) -> None:
@@ -37,17 +38,17 @@ def start(run: Run) -> Iterator[Row]:
     full = run.count(1_024 * int(os.environ.get("TXMQ_BENCH_GIB", "1"))) * MIB
     with tempfile.TemporaryDirectory(dir=run.directory) as name:
         argv = command(Path(name), FLUSH_10_MS)
-        with serving(argv) as program:
+        with serving(argv, READY_WITHIN_S) as program:
             yield row(
                 "store.start_empty", "start-up with an empty log, interpreter included", "s", program.ready_after_s
             )
         with filling(Path(name) / "data") as filler:
             filler.do([CreateTopic("bench", PARTITIONS)])
             filler.do(volumes(full - UNDER_LOAD, "bench", PARTITIONS), at_once=4)
-        with serving(argv) as program:
+        with serving(argv, READY_WITHIN_S) as program:
             fill(program.address, min(full, UNDER_LOAD))
             program.kill()
-        with serving(argv) as program:
+        with serving(argv, READY_WITHIN_S) as program:
             cpu = cpu_s(program.process.pid)
             what = f"start-up after SIGKILL under load, {full / 2**30:.2g} GiB of log"
             yield row("store.start_killed", what, "s", program.ready_after_s, goal=at_most(2.0))
