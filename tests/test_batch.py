@@ -97,9 +97,10 @@ def test_columns_have_the_same_bytes_as_messages(rows: list[tuple[bytes, str | N
 @given(our.message_lists, our.codecs)
 def test_a_single_row_is_the_message_with_its_own_sequence(messages: list[Message], codec: Codec) -> None:
     batch = encode(messages, **ORIGIN, codec=codec)
+    view = BatchView(batch)
     for row, message in enumerate(messages):
         single = encode_one(message, producer_id=PRODUCER, epoch=3, sequence=1_000 + row, born_at=NOW)
-        assert single_row(batch, row) == single
+        assert single_row(batch, row) == single_row(batch, row, view) == single
 
 
 @given(our.batches)

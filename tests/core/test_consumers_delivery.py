@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.consumer_world import BATCH, Got, World
+from tests.core.consumer_world import BATCH, QUICK, Got, World
+from tests.core.driver import SECOND
+from txmq.broker.core import planning
 from txmq.broker.core.candidates import Source
 from txmq.broker.core.consumer_commands import (
     Ack,
@@ -65,6 +67,22 @@ def test_a_fetch_stops_at_its_limits(world: World) -> None:
     assert world.offsets("a", most=7) == list(range(7))
     first = world.plan("a", most=3).candidates
     assert [(c.base_offset, c.first_row, c.rows) for c in first] == [(6, 1, 2), (9, 0, 1)]
+
+
+def test_retries_of_one_large_batch_count_as_one_batch_of_a_fetch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        world.publish("t", *range(4))
+    world.join("a", retry=QUICK)
+    for offset in world.offsets("a"):
+        world.nack("a", offset)
+    world.now += 10 * SECOND
+    assert [c.start for c in world.plan("a", size=BATCH).candidates] == [0], "each goes out with its whole batch"
+    monkeypatch.setattr(planning, "WORTH_SLICING", BATCH - 1)
+    assert [c.start for c in world.plan("a", size=BATCH).candidates] == [0, 1, 2, 3]
+    monkeypatch.setattr(planning, "ROWS_AT_ONCE", 3)
+    assert [c.start for c in world.plan("a").candidates] == [0, 1, 2]
 
 
 def test_nobody_sees_what_is_not_durable(world: World) -> None:

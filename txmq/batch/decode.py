@@ -165,12 +165,16 @@ def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:
     return key_hash(read(data + start, end - start)) if start < end else None
 
 
-def single_row(buffer: bytes, row: int) -> bytes:
-    """That row of a verified batch as a batch of its own, uncompressed: same producer and epoch, its own sequence."""
-    header = read_header(buffer)
+def single_row(buffer: bytes, row: int, view: BatchView | None = None) -> bytes:
+    """That row of a verified batch as a batch of its own, uncompressed: same producer and epoch, its own sequence.
+
+    `view` of the batch, where several rows are taken: it is decompressed once.
+    """
+    view = view or BatchView(buffer)
+    header = view.header
     layout = locate(buffer, header)
     key, tag, headers = (_cell(buffer, column, row) for column in (layout.key, layout.tag, layout.headers))
-    body = BatchView(buffer, header).bodies[row] if header.codec else _cell(buffer, layout.body, row)
+    body = view.bodies[row] if header.codec else _cell(buffer, layout.body, row)
     starts = (layout.born_at, layout.deliver_at, layout.expire_at)
     born_at, deliver_at, expire_at = (TIME.unpack_from(buffer, at + 8 * row)[0] if at else 0 for at in starts)
     bits = tag_bit(tag.decode()) if tag else 0

@@ -9,7 +9,7 @@ from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Protocol
 
 from txmq.batch import BatchView, expires, key_hashes, single_row
-from txmq.broker.core.candidates import Candidate, Source, Wish
+from txmq.broker.core.candidates import WORTH_SLICING, Candidate, Source, Wish
 from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.state import Rejected
@@ -34,8 +34,8 @@ LONGEST_MS = 60_000
 MOST_MESSAGES = 10_000
 MOST_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
 NOTHING: frozenset[int] = frozenset()
-WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
 
+Views = dict[int, BatchView]  # of large batches of which rows go out, by position: decompressed once for a reply
 Batches = list[bytes]  # of one candidate; none where it is not wanted
 
 
@@ -226,8 +226,9 @@ class _Fetch:
             if isinstance(reply, Rejected):
                 self._session.reject(self._frame, reply)
             elif reply.deliveries or last:
+                views: Views = {}
                 self._reply(
-                    [self._chunk(d, reply.lease, candidates[d.pick], batches[d.pick]) for d in reply.deliveries]
+                    [self._chunk(d, reply.lease, candidates[d.pick], batches[d.pick], views) for d in reply.deliveries]
                 )
             else:
                 self._start_again()
@@ -244,13 +245,14 @@ class _Fetch:
 
         self._session.lost[self] = self._fetching.soon(go_on).cancel
 
-    def _chunk(self, delivery: Delivery, lease: int, candidate: Candidate, batches: Batches) -> Chunk:
+    def _chunk(self, delivery: Delivery, lease: int, candidate: Candidate, batches: Batches, views: Views) -> Chunk:
         rows = delivery.end - delivery.start
         flags = MOVED if candidate.source is Source.MOVED else 0
         base, (stored, *others), (batch, *more) = _covered(delivery, candidate, batches)
         first = delivery.start - base
         if rows == 1 and len(batch) > WORTH_SLICING:
-            batch, base, first = single_row(batch, first), delivery.start, 0
+            view = views.setdefault(stored.position, BatchView(batch))
+            batch, base, first = single_row(batch, first, view), delivery.start, 0
         further = tuple([(entry.length, entry.count, entry.stored_at) for entry in others])
         return Chunk(
             self._engine.state.topics_by_id[candidate.topic_id].name, candidate.partition, base,

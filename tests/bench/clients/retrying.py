@@ -20,12 +20,15 @@ from txmq.client.consumer import Consumer
 
 KEYS, FAR_S, EACH_S = 100_000, 3_600.0, 0.01
 WATCHED, PER_S, NACKS_PER_S = 5_000, 500, 250.0
-LOOK_EVERY, UNDER_WAY = 500, 2_000
+FAR_UNDER_WAY, NEAR_UNDER_WAY = 2_000, 20  # the delay of one counts from when the broker gets its nack
 Due = dict[tuple[int, int], float]
 
 
-def put_off(consumer: Consumer, messages: int, first: float, each_s: float) -> Due:
-    """Nacks so many, the first until that time; returns when each is due, by partition and offset."""
+def put_off(consumer: Consumer, messages: int, first: float, each_s: float, under_way: int) -> Due:
+    """Nacks so many, the first until that time; returns when each is due, by partition and offset.
+
+    About so many nacks wait for the broker's answer at a time.
+    """
     due: Due = {}
     for number in range(messages):
         message = consumer.receive(WITHIN_S)
@@ -33,8 +36,8 @@ def put_off(consumer: Consumer, messages: int, first: float, each_s: float) -> D
         wanted = first + number * each_s
         consumer.nack(message, max(0.0, wanted - time.time()))
         due[message.partition, message.offset] = wanted
-        if number % LOOK_EVERY == 0:
-            confirmed(consumer, consumer.stats.delivered - UNDER_WAY)
+        if number % (under_way // 2) == 0:
+            confirmed(consumer, consumer.stats.delivered - under_way // 2)
     confirmed(consumer, consumer.stats.delivered)
     return due
 
@@ -42,7 +45,7 @@ def put_off(consumer: Consumer, messages: int, first: float, each_s: float) -> D
 def confirmed(consumer: Consumer, nacks: int) -> None:
     """Returns once the broker has so many."""
     while consumer.stats.nacked < nacks:
-        time.sleep(0.01)
+        time.sleep(0.002)
 
 
 def watch(consumer: Consumer, due: Due) -> list[float]:
@@ -62,8 +65,8 @@ def measure(url: str, pid: int, messages: int) -> dict[str, float]:
         fill(client, topic, KEYS, messages)
         retry = txmq.RetryPolicy.table(1, attempts=100)
         with client.consumer(topic, [topic], retry=retry, flood_keys=0) as consumer:
-            put_off(consumer, messages - near, time.time() + FAR_S, EACH_S)
-            due = put_off(consumer, near, time.time() + near / NACKS_PER_S, 1 / PER_S)
+            put_off(consumer, messages - near, time.time() + FAR_S, EACH_S, FAR_UNDER_WAY)
+            due = put_off(consumer, near, time.time() + near / NACKS_PER_S, 1 / PER_S, NEAR_UNDER_WAY)
             largest = rss_anon(pid)
             late = watch(consumer, due)
     return {"rss_anon": largest, "watched": len(late), **latency_us(late)}

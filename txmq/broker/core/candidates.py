@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from txmq.broker.core.positions import Back
 
 
+WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
+
+
 class Source(IntEnum):
     """Where a candidate comes from."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import fences, gates, growth, guard, moved, suspects, topics
 from txmq.broker.core import tables as t
-from txmq.broker.core.candidates import Candidate, Runs, Source, Wish
+from txmq.broker.core.candidates import WORTH_SLICING, Candidate, Runs, Source, Wish
 from txmq.broker.core.members import current
 from txmq.broker.core.positions import FIRST
 from txmq.broker.core.state import Rejected, State
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from txmq.broker.core.positions import Back, Position
 
 SUSPECTS_PASSED = 64  # failed messages of a partition that wait for their lot, until the next one waits with them
+
+ROWS_AT_ONCE = 500  # failed messages that are due, for one fetch: a record and a chunk each
 
 SHARE_BYTES = 256 << 10  # that a partition gets of a fetch though others wait: in the log they stand side by side
 
@@ -63,7 +65,7 @@ def plan(  # all that a fetch says
         return Plan(tuple(planner.candidates), steps)
     if guarded:
         planner.partitions()  # first what did not fail yet: it tells more
-    planner.moved_rows(max(1, wish.messages // 2))
+    planner.moved_rows(min(max(1, wish.messages // 2), ROWS_AT_ONCE))
     if not guarded:
         planner.partitions()
     return Plan(tuple(planner.candidates), steps)
@@ -112,6 +114,7 @@ class _Planner:
         self._messages, self._bytes = wish.messages, wish.size
         self._rest = 0  # bytes that are left to the partitions that follow
         self._deaths = 0  # of what is planned: its lot's
+        self._sliced = set[int]()  # large batches, by position, of which single rows go out
         self.without: Collection[Spot] = ()
         self.candidates: list[Candidate] = []
 
@@ -177,7 +180,7 @@ class _Planner:
                 continue
             passed = 0
             for spotted, row in moved.due_rows(self._state, self._group, spot, self._now):
-                if most <= 0 or self._full(row.length):
+                if most <= 0 or self._full(self._size(row)):
                     return
                 if self._joins(row.deaths if row.deaths and not exhausted(self._group, row) else 0):
                     most -= 1
@@ -191,10 +194,16 @@ class _Planner:
         place = (topic_id, partition, offset - row.row, row.row, 1)
         deaths = 0 if row.deaths and exhausted(self._group, row) else row.deaths
         self._messages -= 1
-        self._bytes -= row.length
+        self._bytes -= self._size(row)
+        if row.length > WORTH_SLICING:
+            self._sliced.add(row.position)
         self.candidates.append(
             Candidate(Source.MOVED, *place, row.attempt + 1, needs_keys=False, batch=batch, deaths=deaths)
         )
+
+    def _size(self, row: Moved) -> int:
+        """What counts for it: its whole batch, which is read; once where rows of it go out, which are less in all."""
+        return 0 if row.position in self._sliced else row.length
 
     def partitions(self) -> None:
         """The member's partitions, beginning with another one each time, so that none is always last."""
