@@ -262,6 +262,7 @@ NOTHING: dict[str, object] = {
     "retry": None,
     "lease_ms": None,
     "session_ms": None,
+    "consume_timeout_ms": None,
     "max_parked": None,
     "flood_keys": None,
     "span": None,
@@ -272,8 +273,8 @@ NOTHING: dict[str, object] = {
     ("options", "changed"),
     [
         (
-            "--on-exhausted block --lease 2.5 --session 9",
-            {"on_exhausted": "block", "lease_ms": 2_500, "session_ms": 9_000},
+            "--on-exhausted block --lease 2.5 --session 9 --consume-timeout 60",
+            {"on_exhausted": "block", "lease_ms": 2_500, "session_ms": 9_000, "consume_timeout_ms": 60_000},
         ),
         ("--max-parked 5 --flood-keys 0 --span 9", {"max_parked": 5, "flood_keys": 0, "span": 9}),
         ("--table 1,2.5", {"retry": {"delays": [1_000_000, 2_500_000], "attempts": None, "jitter": 0.1}}),

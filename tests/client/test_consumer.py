@@ -206,6 +206,19 @@ def test_a_failed_message_comes_again_and_says_so(client: Client, joined: Callab
     assert (second.offset, second.message_id, second.attempt) == (first.offset, first.message_id, 2)
 
 
+def test_a_message_held_for_too_long_has_failed(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic = fresh("t")
+    client.send(topic, b"x")
+    consumer = joined(fresh("g"), topic, consume_timeout_s=1.0, retry=AT_ONCE)
+    held = consumer.receive(WAIT_S)
+    again = consumer.receive(WAIT_S)
+    assert held is not None
+    assert again is not None
+    assert (again.offset, again.attempt) == (held.offset, 2)
+    with pytest.raises(NotLeased):
+        consumer.ack(held, wait=True)
+
+
 def test_a_dead_letter_keeps_why(client: Client, joined: Callable[..., Consumer]) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x", key="k")

@@ -153,7 +153,7 @@ def test_what_comes_again_before_it_was_taken_comes_once_from_the_newer_delivery
     holdings = holding("ab", lease=1)
     holdings.add(parcel(chunk(*keyed("ab"), lease=2, attempt=2)))
     assert [(message.body, message.attempt) for message in take_singly(holdings)] == [(b"a0", 2), (b"b1", 2)]
-    assert holdings.leases(0.0) == {2}
+    assert holdings.leases() == {2}
 
 
 def test_what_comes_again_while_it_is_in_hand_is_settled_with_it() -> None:
@@ -161,11 +161,11 @@ def test_what_comes_again_while_it_is_in_hand_is_settled_with_it() -> None:
     [first] = take(holdings, 1)
     holdings.add(parcel(chunk(*keyed("aa"), lease=2, attempt=2)))
     assert take(holdings) == []
-    assert holdings.leases(0.0) == {1, 2}
+    assert holdings.leases() == {1, 2}
     assert holdings.settle_one(first, place_of(first), now=2.0)
     assert [(message.body, message.attempt) for message in take(holdings)] == [(b"a1", 2)]
     settle(holdings, 1, 2)
-    assert holdings.leases(0.0) == set()
+    assert holdings.leases() == set()
 
 
 def test_what_was_taken_is_known_and_the_rest_can_be_dropped() -> None:
@@ -192,15 +192,6 @@ def test_a_dropped_message_does_not_hold_back_those_behind_it() -> None:
     assert holdings.drop_key("orders", "a", 6) == list(places((1, 2)))
     holdings.settle_one(first, place_of(first), now=2.0)
     assert [message.offset for message in take(holdings)] == [2]
-
-
-def test_a_lease_is_not_kept_for_a_message_that_makes_no_progress() -> None:
-    holdings = holding("ab")
-    take(holdings, 1)
-    assert holdings.leases(stuck_since=0.5) == {1}
-    assert holdings.leases(stuck_since=1.0) == set()
-    settle(holdings, 0, 1)
-    assert holdings.leases(stuck_since=1.0) == {1}
 
 
 def test_acking_twice_settles_once() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.consuming import Spoken, bodies, chunk, keyed, places
+from txmq.client.consuming.hands import NO_ACK
 from txmq.client.consuming.member import Phase
 from txmq.client.consuming.settings import checked
 from txmq.errors import (
@@ -40,6 +41,7 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
         "retry": RetryPolicy.table(1, 2).to_json(),
         "lease_ms": 9_000,
         "session_ms": 6_000,
+        "consume_timeout_ms": None,
         "strategy": None,
         "max_parked": None,
         "flood_keys": None,
@@ -227,11 +229,85 @@ def test_leases_are_extended_from_half_of_their_time_as_long_as_something_is_lef
     assert spoken.asked("consumer.extend")["leases"] == [8]
 
 
-def test_a_message_stuck_in_a_handler_is_left_to_others() -> None:
-    spoken = Spoken(stuck_s=25).joined().fetched(chunk("a", lease=7))
+def in_time(spoken: Spoken, seconds: float, **beat: Any) -> None:
+    """So long, with all looks that are due, and heartbeats answered."""
+    until = spoken.now + seconds
+    while spoken.now < until:
+        spoken.now += 1
+        if "consumer.heartbeat" in spoken.names():
+            spoken.answer("consumer.heartbeat", generation=1, epoch=1, assignment=[["orders", 0]], **beat)
+        if "consumer.extend" in spoken.names():
+            spoken.answer("consumer.extend", deadline=0)
+
+
+def test_a_message_held_for_too_long_has_failed_and_what_is_said_of_it_later_has_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spoken = Spoken().joined().fetched(chunk("a", "b", "c", lease=7))
     spoken.take()
-    spoken.now += 31
-    assert "consumer.extend" not in spoken.names()
+    in_time(spoken, 850)
+    (second,) = spoken.take()
+    assert "consumer.nack" not in spoken.names()
+    in_time(spoken, 120)
+    nack = spoken.asked("consumer.nack")
+    assert (nack["offset"], nack["error"]["type"], nack["delay_ms"]) == (0, "ConsumeTimeout", None)
+    assert "more than 900 s" in nack["error"]["text"]
+    spoken.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
+    assert spoken.hands.ack(second, spoken.now) != NO_ACK, "others of its delivery are in hand as before"
+    assert spoken.member.stats.nacked == 1
+    (third,) = spoken.take()
+    in_time(spoken, 2_000)
+    assert spoken.asked("consumer.nack")["offset"] == 2
+    assert spoken.hands.ack(third, spoken.now) == NO_ACK
+    assert "message.ack_late" in caplog.text
+    with pytest.raises(NotLeased):
+        spoken.hands.nack(third, None, "late")
+    with pytest.raises(NotLeased):
+        spoken.hands.extend(third, None, spoken.now)
+
+
+def test_a_handler_may_ask_for_more_time_and_an_operator_for_less() -> None:
+    spoken = Spoken().joined().fetched(chunk("a", "b", lease=7))
+    (first,) = spoken.take()
+    spoken.hands.extend(first, 2_000, spoken.now)
+    in_time(spoken, 1_990)
+    assert "consumer.nack" not in spoken.names()
+    spoken.hands.extend(first, None, spoken.now)
+    in_time(spoken, 890)
+    assert "consumer.nack" not in spoken.names()
+    spoken.hands.extend(first, None, spoken.now)
+    in_time(spoken, 90, consume_timeout_ms=30_000)
+    assert spoken.asked("consumer.nack")["offset"] == 0
+
+
+def test_behind_a_message_held_for_too_long_its_key_goes_back() -> None:
+    spoken = Spoken("ordered").joined().fetched(chunk(*keyed("aba"), lease=7))
+    assert bodies(spoken.take()) == ["a0"]
+    assert bodies(spoken.take()) == ["b1"]
+    in_time(spoken, 600)
+    spoken.hands.extend(spoken_message(spoken, 1), None, spoken.now)
+    in_time(spoken, 400)
+    spoken.answer("consumer.nack", moved="retry", attempt=1, due_at=0, fence_lease=8)
+    assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 2, 3]]
+
+
+def spoken_message(spoken: Spoken, offset: int) -> Any:
+    """A message that was delivered."""
+    (parcel,) = spoken.member.holdings.parcels()
+    return parcel.message(offset)
+
+
+def test_the_time_of_a_batch_begins_anew_as_it_makes_progress() -> None:
+    spoken = Spoken().joined().fetched(chunk("a", "b", "c", lease=7))
+    batch = spoken.hands.take_batch(spoken.now)
+    assert batch is not None
+    messages = batch.messages()
+    for message in messages[:2]:
+        in_time(spoken, 800)
+        spoken.hands.ack(message, spoken.now)
+    assert "consumer.nack" not in spoken.names()
+    in_time(spoken, 1_000)
+    assert spoken.asked("consumer.nack")["offset"] == 2
 
 
 def test_a_failed_message_is_nacked_with_its_error_and_delay() -> None:

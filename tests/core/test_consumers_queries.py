@@ -49,7 +49,7 @@ def test_a_group_tells_where_it_stands(world: World) -> None:
 
 
 def test_a_heartbeat_tells_generation_and_share(world: World) -> None:
-    told = {"generation": 1, "epoch": 1, "assignment": [("t", 0), ("t", 1)]}
+    told = {"generation": 1, "epoch": 1, "assignment": [("t", 0), ("t", 1)], "consume_timeout_ms": 900_000}
     assert queries.membership(world.state, "g", "a") == told
     replaced = queries.membership(world.state, "g", "a", "an earlier process")
     assert isinstance(replaced, Rejected)

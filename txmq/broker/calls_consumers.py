@@ -94,6 +94,7 @@ class ConsumerCalls:
                 "assignment": reply.assignment,
                 "session_ms": settings.session_us // MS,
                 "lease_ms": settings.lease_us // MS,
+                "consume_timeout_ms": settings.consume_timeout_us // MS,
             }
 
         self._engine.submit(command, then(asking.answer, joined))
@@ -229,6 +230,7 @@ def _wanted(args: wire.Wanted) -> core.Wanted:
         max_parked=args.max_parked,
         flood_keys=args.flood_keys,
         span=args.span,
+        consume_timeout_us=None if args.consume_timeout_ms is None else args.consume_timeout_ms * MS,
     )
 
 

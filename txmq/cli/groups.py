@@ -119,6 +119,7 @@ def alter(  # noqa: PLR0913  # its options
     on_exhausted: Annotated[str | None, typer.Option(metavar="park|block|skip", help="After the last retry.")] = None,
     lease: Annotated[float | None, typer.Option(min=1, help="Seconds that a delivery may take unextended.")] = None,
     session_s: Annotated[float | None, typer.Option("--session", min=1, help="Seconds a member may be silent.")] = None,
+    consume_timeout: Annotated[float | None, typer.Option(min=1, help="Seconds a handler may hold a message.")] = None,
     max_parked: Annotated[int | None, typer.Option(min=0, help="Messages that may wait behind a failed key.")] = None,
     span: Annotated[int | None, typer.Option(min=0, help="Messages delivered ahead of one not done with.")] = None,
     flood_keys: Annotated[int | None, typer.Option(min=0, help="Keys that fail alike before it is guarded.")] = None,
@@ -135,8 +136,8 @@ def alter(  # noqa: PLR0913  # its options
         retry = session.client.call("group.show", group=group)["settings"]["retry"] | changes
     session.show(
         "group.alter", group=group, on_exhausted=on_exhausted, retry=retry, lease_ms=_ms(lease),
-        session_ms=_ms(session_s), max_parked=max_parked, flood_keys=flood_keys, span=span, operator=operator,
-        reason=reason,
+        session_ms=_ms(session_s), consume_timeout_ms=_ms(consume_timeout), max_parked=max_parked,
+        flood_keys=flood_keys, span=span, operator=operator, reason=reason,
     )  # fmt: skip
 
 

@@ -115,6 +115,14 @@ class Consumer(ConsumerBase):
             self._hands.postpone(message, delay)
             self._thread.poke()
 
+    def extend(self, message: ReceivedMessage, seconds: float | None = None) -> None:
+        """The message's handler needs longer: `seconds` from now on, None = as long as `consume_timeout_s` again.
+
+        Raises NotLeased where it is not in hand, so that its handler may stop.
+        """
+        with self._changed:
+            self._hands.extend(message, seconds, time.monotonic())
+
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
         """Hands messages back as if they had never been taken.
 

@@ -62,6 +62,10 @@ class Consumer(ConsumerBase):
         self._hands.postpone(message, delay)
         self._step()
 
+    def extend(self, message: ReceivedMessage, seconds: float | None = None) -> None:
+        """The message's handler needs longer; as `Consumer.extend` of the blocking face."""
+        self._hands.extend(message, seconds, self._reactor.seconds())
+
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
         """Hands messages back as if they had never been taken; in an ordered group, only behind a nack of their key."""
         for message in messages:

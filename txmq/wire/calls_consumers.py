@@ -56,6 +56,7 @@ class Wanted(Args):
     max_parked: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
     flood_keys: Annotated[int, Field(ge=0, le=1_000)] | None = None
     span: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
+    consume_timeout_ms: Ms | None = None
 
 
 class Join(Wanted):

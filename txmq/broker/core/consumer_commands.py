@@ -27,6 +27,7 @@ class Wanted(NamedTuple):
     max_parked: int | None = None
     flood_keys: int | None = None
     span: int | None = None
+    consume_timeout_us: int | None = None
 
 
 class Join(NamedTuple):

@@ -209,7 +209,8 @@ def membership(state: State, name: str, member: str, instance: str = "") -> dict
     if instance and instance != present.instance:
         replaced = f"another process has joined {name!r} as {member!r}"
         return Rejected(UnknownMember, replaced, "give each process a name of its own", {"replaced": True})
-    return {"generation": group.generation, "epoch": group.epoch, "assignment": _assignment(state, present)}
+    told = {"generation": group.generation, "epoch": group.epoch, "assignment": _assignment(state, present)}
+    return told | {"consume_timeout_ms": group.settings.consume_timeout_us // 1_000}
 
 
 def letters(state: State, name: str, after: int, limit: int) -> tuple[list[Letter], int | None] | Rejected:

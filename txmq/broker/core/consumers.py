@@ -48,6 +48,7 @@ class Settings(NamedTuple):
     max_parked: int = 10_000  # messages behind one key; with more of it the partition stands still
     flood_keys: int = 20  # that fail alike before the group is guarded (`guard`); 0 = it never is
     span: int = 0  # messages that deliveries of a partition may be ahead of the first one not done with; 0 = any
+    consume_timeout_us: int = 900_000_000  # that a handler may hold a message for; members see to it
 
     @property
     def policy(self) -> RetryPolicy:

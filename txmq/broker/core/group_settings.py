@@ -10,6 +10,7 @@ from txmq.errors import BadRequest
 
 SECOND = 1_000_000
 LEASES = (SECOND, 12 * 3_600 * SECOND)  # shorter ones run out in transit; the longest is what the field's proxies allow
+CONSUMES = 7 * 24 * 3_600 * SECOND
 SPAN = 100_000_000
 PARKED, FLOOD = 100_000_000, 1_000
 SESSIONS = (SECOND, 3_600 * SECOND)
@@ -27,6 +28,7 @@ def settings_of(wanted: Wanted, base: Settings) -> Settings | Rejected:
         (LEASES[0] <= settings.lease_us <= LEASES[1], f"a lease is 1 s to 12 h, not {settings.lease_us} µs"),
         (SESSIONS[0] <= settings.session_us <= SESSIONS[1], f"a session is 1 s to 1 h, not {settings.session_us} µs"),
         (settings.start in (FIRST, LAST) or isinstance(settings.start, int), "start: first, last or a time"),
+        (SECOND <= settings.consume_timeout_us <= CONSUMES, "a handler may take 1 s to 7 days (consume_timeout)"),
         (0 <= settings.max_parked <= PARKED, f"max_parked is 0 to {PARKED}, not {settings.max_parked}"),
         (0 <= settings.flood_keys <= FLOOD, f"flood_keys is 0 to {FLOOD}, not {settings.flood_keys}"),
         (0 <= settings.span <= SPAN, f"span is 0 to {SPAN}, not {settings.span}"),

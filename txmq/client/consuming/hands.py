@@ -7,13 +7,15 @@ from typing import NamedTuple
 from txmq.client.consuming.failure import Failure, failure_of
 from txmq.client.consuming.member import Member
 from txmq.client.consuming.parcels import LENT, NACKED, STARTED, DeliveredMessage, ReceivedBatch
-from txmq.client.consuming.settling import ANY_LEASE, Nack
+from txmq.client.consuming.settling import ANY_LEASE, Nack, name_of
+from txmq.client.log import get_logger
 from txmq.errors import LocalProtocolError, NotLeased
 from txmq.message import ReceivedMessage
 from txmq.wire.headers import Acked
 
 LONGEST_DELAY_S = 12 * 3_600
 NO_ACK = 0  # a number that counts as confirmed
+log = get_logger()
 
 
 Delivered = ReceivedMessage | ReceivedBatch
@@ -75,8 +77,12 @@ class Hands:
         return number
 
     def _acked(self, done: Acked, count: int, now: float) -> int:
-        self._member.stats.acked += count
-        return self._member.settling.acks.add(done, now) if count else NO_ACK
+        if count:
+            self._member.stats.acked += count
+            return self._member.settling.acks.add(done, now)
+        if done in self._member.settling.given_up:
+            log.warning("message.ack_late", place=name_of(done), hint="it was given up, and is delivered again")
+        return NO_ACK
 
     def nack(
         self, message: ReceivedMessage, delay: float | None, error: BaseException | str | None, *, dead: bool = False
@@ -85,16 +91,24 @@ class Hands:
         failure = failure_of(error)
         if dead and not failure.type:
             failure = Failure("dead-lettered", failure.text, failure.fingerprint)
-        self._put_off(Nack(message, None if delay is None else _milliseconds(delay), failure, dead))
+        self._put_off(message, Nack(*_what(message), None if delay is None else _milliseconds(delay), failure, dead))
 
     def postpone(self, message: ReceivedMessage, delay: float | None) -> None:
         """The message is to come again in `delay` seconds, as if it had not been delivered. Raises as `nack` does."""
-        self._put_off(Nack(message, None if delay is None else _milliseconds(delay), Failure(), postpone=True))
+        delay_ms = None if delay is None else _milliseconds(delay)
+        self._put_off(message, Nack(*_what(message), delay_ms, Failure(), postpone=True))
 
-    def _put_off(self, nack: Nack) -> None:
-        if not self._member.holdings.change(_place_of(nack.message), STARTED, NACKED):
-            raise _not_in_hand(nack.message)
+    def _put_off(self, message: ReceivedMessage, nack: Nack) -> None:
+        if not self._member.holdings.change(nack.place, STARTED, NACKED):
+            raise _not_in_hand(message)
         self._member.settling.nack(nack)
+
+    def extend(self, message: ReceivedMessage, seconds: float | None, now: float) -> None:
+        """The message may be in hand for so long from now on, None = for its whole time. Raises as `nack` does."""
+        seat = self._member.seat
+        since = now if seconds is None or seat is None else now + seconds - seat.consume_timeout_s
+        if not self._member.holdings.prolong(*message[:3], since):
+            raise _not_in_hand(message)
 
     def give_back(self, message: ReceivedMessage, now: float) -> None:
         """Hands a message back as if it had not been taken. In an ordered group only behind a nack, or at the end."""
@@ -140,6 +154,10 @@ def _not_in_hand(delivered: Delivered) -> NotLeased:
 def _place_of(message: ReceivedMessage) -> Acked:
     topic, partition, offset = message[:3]
     return Acked(topic, partition, offset, offset + 1)
+
+
+def _what(message: ReceivedMessage) -> tuple[Acked, str | None]:
+    return _place_of(message), message.key
 
 
 def _places_of(delivered: Delivered, state: int) -> list[Acked]:

@@ -122,7 +122,7 @@ class Holdings:
         if parcel is None:
             return None
         batch = ReceivedBatch(parcel, parcel.offsets(READY))
-        parcel.touched_at = now
+        parcel.touched_at, parcel.whole = now, True
         self._leave(parcel, parcel.start, parcel.end, STARTED)
         return batch
 
@@ -209,12 +209,12 @@ class Holdings:
 
     def taken(self) -> list[Acked]:
         """What was taken and is not done with."""
-        return [run for parcel in self._all() for state in IN_HAND for run in parcel.runs(state)]
+        return [run for parcel in self.parcels() for state in IN_HAND for run in parcel.runs(state)]
 
     def drop_ready(self, which: Callable[[Parcel], bool] | None = None) -> list[Acked]:
         """Forgets what waits here, all or of these parcels. Returns what it was, to be given back."""
         dropped: list[Acked] = []
-        for parcel in [parcel for parcel in self._all() if parcel.ready and (which is None or which(parcel))]:
+        for parcel in [parcel for parcel in self.parcels() if parcel.ready and (which is None or which(parcel))]:
             dropped += parcel.runs(READY)
             self._leave(parcel, parcel.start, parcel.end, DONE)
             self._tidy(parcel)
@@ -224,7 +224,7 @@ class Holdings:
         """Forgets what waits here of a key, if its lease is below this number; returns what it was."""
         wanted = key_hash(key)
         dropped = []
-        for parcel in [parcel for parcel in self._all() if parcel.topic == topic and parcel.ready]:
+        for parcel in [parcel for parcel in self.parcels() if parcel.topic == topic and parcel.ready]:
             if parcel.lease < lease:
                 hashes = parcel.hashes()
                 for offset in parcel.offsets(READY):
@@ -234,16 +234,21 @@ class Holdings:
                 self._tidy(parcel)
         return dropped
 
-    def leases(self, stuck_since: float) -> set[int]:
-        """Leases that something is left of, unless a message of theirs is in hand and none was touched since then."""
-        alive, touched = set[int](), set[int]()
-        for parcel in self._all():
-            alive.add(parcel.lease)
-            if parcel.touched_at > stuck_since or STARTED not in parcel.states:
-                touched.add(parcel.lease)
-        return alive & touched
+    def leases(self) -> set[int]:
+        """Leases that something is left of."""
+        return {parcel.lease for parcel in self.parcels()}
 
-    def _all(self) -> list[Parcel]:
+    def prolong(self, topic: str, partition: int, offset: int, since: float) -> bool:
+        """A message in hand counts as taken at that time; whether it is in hand."""
+        shelf = self._shelves.get((topic, partition))
+        for parcel in shelf.parcels if shelf is not None else ():
+            if parcel.start <= offset < parcel.end and parcel.state(offset) == STARTED:
+                parcel.since[offset] = since
+                return True
+        return False
+
+    def parcels(self) -> list[Parcel]:
+        """All with anything left in them."""
         return [parcel for shelf in self._shelves.values() for parcel in shelf.parcels]
 
     def _leave(self, parcel: Parcel, start: int, end: int, state: int) -> None:
@@ -256,12 +261,14 @@ class Holdings:
     def _exhausted(self, parcel: Parcel) -> None:
         """Nothing of the parcel waits to be taken any more."""
         self.ready_bytes -= parcel.size
-        parcel.release()
+        if not self._ordered:  # else the key is needed where a handler gives up
+            parcel.release()
 
     def _tidy(self, parcel: Parcel) -> None:
         shelf = self._shelves[parcel.spot]
         if not parcel.left:
             shelf.parcels.pop(parcel, None)
+            parcel.release()
         if not shelf.parcels:
             shelf.top, shelf.overlapping = 0, False
 

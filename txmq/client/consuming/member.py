@@ -17,6 +17,7 @@ from itertools import chain
 
 from txmq.client.consuming.acks import RANGES_AT_ONCE, join
 from txmq.client.consuming.holdings import Holdings
+from txmq.client.consuming.overdue import Overdue
 from txmq.client.consuming.parcels import Parcel
 from txmq.client.consuming.replies import Beat, Joined
 from txmq.client.consuming.requests import Request, Seat, call, fetch, member_args
@@ -67,6 +68,7 @@ class Member:
         self._closing = self._leaving = self._said_goodbye = self._paused = False
         self._fetching = self._beating = self._stale = False
         self._paused_until = self._beat_at = 0.0
+        self._overdue = Overdue(self.holdings)
         self._leases: dict[int, float] = {}  # since when, or extended when
         self._asked_for_topics = False
         self._queue: list[Request] = []  # to be sent before all else
@@ -118,6 +120,7 @@ class Member:
             yield from self._beat(self.seat, now)
         if now < self._paused_until:
             return
+        self.settling.give_up(self._overdue.look(now, self.seat.consume_timeout_s), self.seat.consume_timeout_s)
         yield from self.settling.requests(self.seat, now, at_once=self._closing)
         if self._leaving:
             yield from self._goodbye(self.seat)
@@ -131,7 +134,8 @@ class Member:
         due = self.settling.due_at()
         if due is None and self.may_fetch():
             due = 0.0
-        times = [] if due is None else [max(due, self._paused_until)]
+        look_at = self._overdue.look_at
+        times = [max(look_at if due is None else min(due, look_at), self._paused_until)]
         return min(times if self._beating else [*times, self._beat_at], default=None)
 
     def _first_request(self) -> Request:
@@ -164,10 +168,7 @@ class Member:
     def _joined(self, payload: bytes, now: float) -> None:
         reply = parse_as(Joined, payload)
         self.stats.rejoined += self.seat is not None
-        self.seat = Seat(
-            *(reply.group, reply.member, self._instance, reply.generation, reply.epoch),
-            *(frozenset(reply.assignment), reply.session_ms / 1_000, reply.lease_ms / 1_000),
-        )
+        self.seat = reply.seat(self._instance)
         self.phase = Phase.SERVING
         self._beat_at = now + self.seat.beat_s
         log.info("consumer.joined", group=reply.group, member=reply.member, partitions=len(reply.assignment))
@@ -204,7 +205,7 @@ class Member:
         self._beating = True
         self._beat_at = now + seat.beat_s
         yield call("consumer.heartbeat", member_args(seat), self._beaten, self._beat_refused)
-        alive = self.holdings.leases(now - self.settings.stuck_s)
+        alive = self.holdings.leases()
         self._leases = {lease: since for lease, since in self._leases.items() if lease in alive}
         old = [lease for lease, since in self._leases.items() if now - since > seat.lease_s / 2]
         if old:
@@ -221,11 +222,8 @@ class Member:
         reply, seat = parse_as(Beat, payload), self.seat
         if seat is None:
             return
-        epoch = seat.epoch if reply.epoch is None else reply.epoch
-        before = seat
-        self.seat = seat = seat._replace(
-            generation=reply.generation, epoch=epoch, assignment=frozenset(reply.assignment)
-        )
+        before, self.seat = seat, reply.seat(seat)
+        seat = self.seat
         if seat.epoch != before.epoch:  # what waits here counts by the old one
             self.settling.give_back(self.holdings.drop_ready())
         elif seat.generation != before.generation:

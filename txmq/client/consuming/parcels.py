@@ -30,12 +30,12 @@ class Parcel:
     """The rows of one chunk, and what became of each. `owner` is the consumer that its messages are acked to.
 
     `stored_at` is the first batch's. `epoch` is the group's when it came; `touched_at` when a row was last taken or
-    settled, in the clock's seconds.
+    settled, in the clock's seconds; `since` when rows in hand were first seen to be. `whole`: taken as one batch.
     """
 
     __slots__ = (
         *("_view", "attempt", "base", "end", "epoch", "lease", "left", "moved", "owner", "partition", "ready", "size"),
-        *("start", "states", "stored_at", "topic", "touched_at"),
+        *("since", "start", "states", "stored_at", "topic", "touched_at", "whole"),
     )
 
     def __init__(self, chunk: Chunk, *, owner: object, epoch: int, now: float) -> None:
@@ -49,6 +49,8 @@ class Parcel:
         self.owner, self.epoch, self.touched_at = owner, epoch, now
         self.states = bytearray(chunk.rows)
         self.ready = self.left = chunk.rows
+        self.since: dict[int, float] = {}
+        self.whole = False
 
     @property
     def spot(self) -> tuple[str, int]:
@@ -64,6 +66,10 @@ class Parcel:
     def release(self) -> None:
         """Lets go of the batch: every row was taken, and whoever keeps a message need not keep its neighbours."""
         self._view = None
+
+    def key(self, offset: int) -> str | None:
+        """The key of a message; None after `release`."""
+        return None if self._view is None else self._view.keys[offset - self.base]
 
     def hashes(self) -> Sequence[int | None]:
         """The hash of each row's key."""

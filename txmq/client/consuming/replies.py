@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from txmq.client.consuming.requests import Seat
+
 Partition = tuple[str, int]
 
 
@@ -25,6 +27,14 @@ class Joined(Reply):
     assignment: tuple[Partition, ...]
     session_ms: Annotated[int, Field(gt=0)]
     lease_ms: Annotated[int, Field(gt=0)]
+    consume_timeout_ms: Annotated[int, Field(gt=0)] = 900_000
+
+    def seat(self, instance: str) -> Seat:
+        """The place as the member keeps it."""
+        return Seat(
+            *(self.group, self.member, instance, self.generation, self.epoch, frozenset(self.assignment)),
+            *(self.session_ms / 1_000, self.lease_ms / 1_000, self.consume_timeout_ms / 1_000),
+        )
 
 
 class Beat(Reply):
@@ -33,6 +43,19 @@ class Beat(Reply):
     generation: int
     assignment: tuple[Partition, ...]
     epoch: int | None = None
+    consume_timeout_ms: Annotated[int, Field(gt=0)] | None = None
+
+    def seat(self, before: Seat) -> Seat:
+        """The member's place from now on."""
+        epoch = before.epoch if self.epoch is None else self.epoch
+        told = self.consume_timeout_ms
+        timeout_s = before.consume_timeout_s if told is None else told / 1_000
+        return before._replace(
+            generation=self.generation,
+            epoch=epoch,
+            assignment=frozenset(self.assignment),
+            consume_timeout_s=timeout_s,
+        )
 
 
 class Nacked(Reply):

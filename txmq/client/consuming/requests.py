@@ -26,6 +26,7 @@ class Seat(NamedTuple):
     assignment: frozenset[tuple[str, int]]
     session_s: float
     lease_s: float
+    consume_timeout_s: float
 
     @property
     def beat_s(self) -> float:

@@ -39,8 +39,10 @@ class Options(TypedDict, total=False):
     a restart within that time moves anything.
     `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s; `session_s`: how long a member
     may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most. `span`: of a partition at most so
-    many messages go out, from the first that is not done with on; 0 = any. `stuck_s`: a message in hand for longer,
-    without another one making progress, is left to others when its lease ends.
+    many messages go out, from the first that is not done with on; 0 = any.
+    `consume_timeout_s`: a handler that holds one message for longer, 900 s, has failed: the message is retried
+    as the policy has it, and what the handler says of it later has no effect. `extend` gives it more time; that of a
+    batch begins anew with every message of it that is done with.
     """
 
     mode: Mode
@@ -57,10 +59,10 @@ class Options(TypedDict, total=False):
     flood_keys: int | None
     span: int | None
     lease_s: float | None
+    consume_timeout_s: float | None
     session_s: float | None
     prefetch_messages: int
     prefetch_bytes: int
-    stuck_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,10 @@ class Settings:
     flood_keys: int | None = None
     span: int | None = None
     lease_s: float | None = None
+    consume_timeout_s: float | None = None
     session_s: float | None = None
     prefetch_messages: int = 16_384
     prefetch_bytes: int = 16 * MIB
-    stuck_s: float = 900.0
 
     @property
     def ordered(self) -> bool:
@@ -104,6 +106,7 @@ class Settings:
             "retry": None if self.retry is None else self.retry.to_json(),
             "lease_ms": _milliseconds(self.lease_s),
             "session_ms": _milliseconds(self.session_s),
+            "consume_timeout_ms": _milliseconds(self.consume_timeout_s),
             "strategy": self.strategy,
             "max_parked": self.max_parked,
             "flood_keys": self.flood_keys,
@@ -132,7 +135,7 @@ def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Se
     _one_of("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
     _one_of("strategy", options.get("strategy"), (None, *STRATEGIES))
     _one_of("on_failure", options.pop("on_failure", "broker"), ("broker",))
-    for name in ("prefetch_messages", "prefetch_bytes", "stuck_s", "lease_s", "session_s"):
+    for name in ("prefetch_messages", "prefetch_bytes", "consume_timeout_s", "lease_s", "session_s"):
         value: Any = options.get(name)
         if value is not None and not value > 0:
             raise LocalProtocolError(f"{name} is {value!r}", hint="more than 0 is needed")

@@ -16,27 +16,29 @@ from typing import NamedTuple
 from txmq.client.consuming.acks import RANGES_AT_ONCE, AckBook, join
 from txmq.client.consuming.failure import Failure
 from txmq.client.consuming.holdings import Holdings
-from txmq.client.consuming.parcels import NACKED
+from txmq.client.consuming.overdue import Late, cause
+from txmq.client.consuming.parcels import NACKED, STARTED
 from txmq.client.consuming.replies import Nacked
 from txmq.client.consuming.requests import Request, Seat, ack, call, member_args
 from txmq.client.log import get_logger
 from txmq.errors import NotLeased, RequestRejected, UnknownMember
-from txmq.message import ReceivedMessage
 from txmq.wire.headers import Acked
 from txmq.wire.json import parse_as
 
 NACKS_AT_ONCE = 64
 ANY_LEASE = 1 << 63
 LINGER_S = 0.01  # how long an ack waits for company
+GIVEN_UP = 1_000  # messages that are remembered, so that the log tells of a late ack
 log = get_logger()
 
 
 class Nack(NamedTuple):
-    """A message that failed. `delay_ms` None = by the group's policy; `dead` = to the dead letters at once;
+    """A message at `place` that failed. `delay_ms` None = by the group's policy; `dead` = to the dead letters at once;
     `postpone` = it did not fail, and this delivery does not count.
     """
 
-    message: ReceivedMessage
+    place: Acked
+    key: str | None
     delay_ms: int | None
     failure: Failure
     dead: bool = False
@@ -74,6 +76,7 @@ class Settling:
         self._returning = 0
         self.acks = AckBook()
         self.hurry = False  # somebody waits for an ack
+        self.given_up: deque[Acked] = deque(maxlen=GIVEN_UP)  # because handlers have held them for too long
 
     @property
     def idle(self) -> bool:
@@ -83,6 +86,14 @@ class Settling:
     def nack(self, nack: Nack) -> None:
         """Takes a nack in. The message stays in hand, and keeps its key back, until the broker has it."""
         self._nacks.append(nack)
+
+    def give_up(self, found: Sequence[Late], timeout_s: float) -> None:
+        """Nacks messages that handlers have held for too long; what these say of them later is of no effect."""
+        for place, key in found:
+            if self._holdings.change(place, STARTED, NACKED):
+                log.warning("message.timed_out", place=name_of(place), after_s=timeout_s)
+                self.given_up.append(place)
+                self.nack(Nack(place, key, None, cause(timeout_s)))
 
     def give_back(self, ranges: Sequence[Acked]) -> None:
         """Hands messages back un-started."""
@@ -139,9 +150,9 @@ class Settling:
         self._stats.nacked += not nack.postpone
         self._stats.postponed += nack.postpone
         self._stats.dead_lettered += reply.moved == "letter"
-        place = _place(nack.message)
+        place = name_of(nack.place)
         log.info("message.nacked", place=place, moved=reply.moved, attempt=reply.attempt, error=nack.failure.type)
-        self._gone(nack.message, reply.fence_lease, now)
+        self._gone(nack, reply.fence_lease, now)
         if reply.guarded:
             self.give_back(self._holdings.drop_ready())
 
@@ -151,20 +162,19 @@ class Settling:
             self._nacks.append(nack)
             self._refused(error, now)
             return
-        log.warning("message.nack_refused", place=_place(nack.message), error=error.message)
+        log.warning("message.nack_refused", place=name_of(nack.place), error=error.message)
         lease = ANY_LEASE
         if isinstance(error, NotLeased):  # its lease had lapsed: it comes again, to whomever
             lease = int(str(error.detail.get("fence_lease", ANY_LEASE)))
         else:
             self._refused(error, now)
-        self._gone(nack.message, lease, now)
+        self._gone(nack, lease, now)
 
-    def _gone(self, message: ReceivedMessage, fence_lease: int, now: float) -> None:
+    def _gone(self, nack: Nack, fence_lease: int, now: float) -> None:
         """The message has left; later ones of its key with a lease below `fence_lease` must not be processed now."""
-        if self._ordered and message.key and fence_lease:
-            self.give_back(self._holdings.drop_key(message.topic, message.key, fence_lease))
-        topic, partition, offset = message[:3]
-        self._holdings.settle(Acked(topic, partition, offset, offset + 1), now=now, old=NACKED)
+        if self._ordered and nack.key and fence_lease:
+            self.give_back(self._holdings.drop_key(nack.place.topic, nack.key, fence_lease))
+        self._holdings.settle(nack.place, now=now, old=NACKED)
 
     def _returned(self, payload: bytes, now: float) -> None:
         del payload, now
@@ -176,12 +186,13 @@ class Settling:
         self._refused(error, now)
 
 
-def _place(message: ReceivedMessage) -> str:
-    return f"{message.topic}/{message.partition}/{message.offset}"
+def name_of(place: Acked) -> str:
+    """The first message of a range, for people."""
+    return f"{place.topic}/{place.partition}/{place.start}"
 
 
 def _nack_args(seat: Seat, nack: Nack) -> dict[str, object]:
-    topic, partition, offset = nack.message[:3]
+    topic, partition, offset, _end = nack.place
     place = {"topic": topic, "partition": partition, "offset": offset}
     how = {"delay_ms": nack.delay_ms, "error": nack.failure._asdict(), "dead": nack.dead, "postpone": nack.postpone}
     return member_args(seat) | place | how
