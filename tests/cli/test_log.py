@@ -246,3 +246,19 @@ def test_the_index_equals_its_rebuild_after_random_work(tmp_path: Path, seed: in
                     life.send(*[rng.randbytes(rng.randrange(50)) for _ in range(rng.randrange(1, 5))])
         life.close()
     assert told("verify", str(data), "--deep")["different"] == []
+
+
+def test_messages_are_found_in_the_log_of_a_broker_that_is_stopped(data: Path) -> None:
+    record = next(r for r in lines("dump", str(data)) if r["kind"] == "BatchStored")
+    topic = record["event"]["topic"]
+    everything = told("find", str(data), topic)
+    first = everything["messages"][0]
+    assert (first["position"], first["state"]) == (record["position"], "published")
+    name = first["message_id"]
+    assert [row["message_id"] for row in told("find", str(data), topic, "--id", name)["messages"]] == [name]
+    assert told("find", str(data), topic, "--key", "nobody's")["messages"] == []
+    assert told("find", str(data), topic, "--limit", "1")["more"] is True
+    flip(data, record["position"] + 60)
+    damaged = told("find", str(data), topic, status=1)
+    assert name not in [row["message_id"] for row in damaged["messages"]]
+    assert [one["position"] for one in damaged["damaged"]] == [record["position"]]

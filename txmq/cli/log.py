@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli.command import local
-from txmq.cli.options import Yes, token_of
+from txmq.cli.messages import readable
+from txmq.cli.options import Topic as Named
+from txmq.cli.options import Yes, time_of, token_of
 from txmq.cli.output import FAILED, Output, clock, printable
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from txmq.store.verify import Verified
 
 app = typer.Typer(no_args_is_help=True, help="The log of a broker that is stopped, or an archive of segments.")
+Stored = Annotated[
+    int | None, typer.Option("--from", parser=time_of, metavar="TIME", help="Stored then or later, as 2026-07-01.")
+]
+FOUND = ("message_id", "state", "partition", "offset", "key", "tag", "stored_at", "body")
 Data = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory, or the folder of an archive.")]
 Deep = Annotated[bool, typer.Option("--deep", help="Also make the index anew, in memory, and compare row by row.")]
 Start = Annotated[int, typer.Option("--from", min=0, metavar="POSITION", help="Begin with the record there.")]
@@ -95,6 +101,37 @@ def dump(
     for damage in files.damaged:
         out.line({"damaged": damage._asdict()}, f"{damage.position} DAMAGED to {damage.end}: {damage.reason}")
     if files.damaged:
+        raise typer.Exit(FAILED)
+
+
+@local(app, "find")
+def find(  # noqa: PLR0913  # its options
+    out: Output,
+    data: Data,
+    topic: Named,
+    *,
+    key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
+    message: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only the message of this id.")] = None,
+    start: Stored = None,
+    end: Annotated[int | None, typer.Option("--to", parser=time_of, metavar="TIME", help="Stored before.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Only in this partition.")] = None,
+    offset: Annotated[int, typer.Option(min=0, help="From this offset on.")] = 0,
+    limit: Limit = 1_000,
+) -> None:
+    """Find messages of a topic in an archive, or in the log of a broker that is stopped, in the order of storing."""
+    from txmq.broker.digging import Digging, Place
+    from txmq.broker.finding import Wanted
+    from txmq.message import parse_message_id
+    from txmq.store.fs import RealFileSystem
+    from txmq.store.verify import LogFiles
+
+    files = LogFiles(RealFileSystem(), str(data))
+    wanted = Wanted(key, None if message is None else parse_message_id(message), start, end, bodies=True)
+    rows = Digging(files, Place(topic, partition, offset), wanted).rows()
+    told = [readable(row) for row in rows[:limit]]
+    damaged = [damage._asdict() for damage in files.damaged]
+    out.show({"messages": told, "more": limit is not None and len(rows) > limit, "damaged": damaged}, columns=FOUND)
+    if damaged:
         raise typer.Exit(FAILED)
 
 
