@@ -183,6 +183,8 @@ def test_what_cannot_be_is_refused_before_it_begins(fake: FakeBroker, connect: C
 class Consumer:
     """What a transaction asks of a consumer."""
 
+    log_id = None  # whose messages these are, it does not know yet
+
     def __init__(self) -> None:
         self.log: list[object] = []
 
