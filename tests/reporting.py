@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -13,9 +12,10 @@ import pytest
 COUNTS = "counts"
 # Spark starts a Java machine in each process that needs one; all others are kept together file by file.
 TOGETHER = ("spark",)
-# The longest first, so that none is left to one process at the end; then those that wait beside those that calculate.
-EARLY = {"demo": 0, "spark": 1, "system": 2, "simulation": 2}
-LATE = 3
+# The longest first, so that none is left to one process at the end; those of "system" before those that are shorter.
+FIRST = ("demo", "spark")
+CALCULATES = "simulation"  # waits for nothing: always one of them beside those that wait,
+SPREAD = 0.9  # but none at the very end, each being long for one process
 Report: TypeAlias = Callable[[Mapping[str, int]], None]
 
 
@@ -43,15 +43,25 @@ def pytest_xdist_auto_num_workers() -> int | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Groups what shares fixtures of a file or folder, and sorts the groups by when they are to begin."""
     tests = config.rootpath / "tests"
-    order: dict[pytest.Item, tuple[int, int]] = {}
-    met: Counter[str] = Counter()
+    groups: dict[pytest.Item, str] = {}
+    folders: dict[str, str] = {}
     for item in items:
         place = _place(item, tests)
-        item.add_marker(pytest.mark.xdist_group(_group(item, place)))
-        folder = place.parts[0]
-        order[item] = EARLY.get(folder, LATE), met[folder] if folder in EARLY else 0
-        met[folder] += 1
-    items.sort(key=order.__getitem__)
+        groups[item] = _group(item, place)
+        folders[groups[item]] = place.parts[0]
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    begins = when_to_begin(folders)
+    items.sort(key=lambda item: begins[groups[item]])
+
+
+def when_to_begin(folders: Mapping[str, str]) -> dict[str, float]:
+    """Places in a row for groups of tests, each given with its folder."""
+    calculating = [group for group, folder in folders.items() if folder == CALCULATES]
+    others = [group for group, folder in folders.items() if folder not in (*FIRST, CALCULATES)]
+    others.sort(key=lambda group: folders[group] != "system")
+    first = {group: FIRST.index(folder) - 2.0 for group, folder in folders.items() if folder in FIRST}
+    beside = {group: SPREAD * number / len(calculating) for number, group in enumerate(calculating)}
+    return first | beside | {group: number / len(others) for number, group in enumerate(others)}
 
 
 def _place(item: pytest.Item, tests: Path) -> Path:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ from txmq.client.tokens import new_token
 from txmq.message import COMMIT
 from txmq.testing.broker import OwnBroker
 from txmq.testing.postgres import PostgresServer
-from txmq.testing.processes import ENVIRONMENT, TXMQ, running
+from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 
 __all__ = ["client"]
@@ -94,10 +94,14 @@ def deciding_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBrok
 
 def txmq(*arguments: str) -> tuple[int, Any]:
     """Exit status and JSON of a command in a process of its own."""
-    result = subprocess.run(
-        [*TXMQ, *arguments, "--json"], capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=60
-    )
-    return result.returncode, json.loads(result.stdout or result.stderr)
+    status, text = printed(*arguments, "--json")
+    return status, json.loads(text)
+
+
+def printed(*arguments: str) -> tuple[int, str]:
+    """Exit status of a command, and what it prints: its error where it prints nothing else."""
+    with TemporaryDirectory(prefix="txmq-test-") as name, running(Path(name), *arguments) as process:
+        return process.status(), process.out.read_text() or process.err.read_text()
 
 
 def test_what_is_left_is_recovered_in_two_passes(shop: Shop, tmp_path: Path) -> None:
@@ -154,9 +158,7 @@ def test_the_doctor_names_the_orphan_its_age_its_locks_and_whom_it_blocks(
         pid = backend(waiter)
         thread = waiting(postgres, waiter, "LOCK TABLE effects")
         status, told = txmq("xa", "doctor", "--config", config)
-        table = subprocess.run(
-            [*TXMQ, "xa", "doctor", "--config", config], capture_output=True, text=True, env=ENVIRONMENT, check=False
-        ).stdout
+        table = printed("xa", "doctor", "--config", config)[1]
         rows(shop.dsns["shop"], "SELECT pg_terminate_backend(%s, 5000)", pid)
         thread.join()
     assert status == 1  # it has stood for too long

@@ -272,7 +272,7 @@ def test_a_child_after_a_fork_has_connections_of_its_own(fake: FakeBroker, conne
     if not child:  # nothing of pytest may run here
         try:
             client.send("orders", b"child")
-            client.send_async("orders", b"child too").result(10)
+            client.send_async("orders", b"child too").result(60)
             os._exit(0)
         finally:
             os._exit(1)

@@ -72,7 +72,7 @@ def test_a_send_behind_an_undecided_half_of_its_key_waits_for_it(real: RealBroke
         tx.send("held", b"half", key="k")
         tx.prepare()
         assert client.send("held", b"behind", key="k").offset is None
-        assert client.send_async("held", b"behind too", key="k").result(10).offset is None
+        assert client.send_async("held", b"behind too", key="k").result(60).offset is None
         assert client.send_many("held", [b"other"], ["other"])[0].offset is not None
     tx.wait_published()
     assert [found.body for found in real.read("held") if found.key == "k"] == [b"half", b"behind", b"behind too"]

@@ -66,7 +66,7 @@ def test_two_recovering_processes_agree_in_every_round(world: World, tmp_path: P
     config = tmp_path / "xa.toml"
     sections = [f"[[xa.database]]\nname = '{name}'\ndsn = '{dsn}'" for name, dsn in world.dsns.items()]
     sections += [f"[[xa.broker]]\nurl = '{broker.url}'" for broker in world.brokers]
-    config.write_text("\n".join(["[xa]\nevery_s = 0.02\nsafety_s = 0.1", *sections]))
+    config.write_text("\n".join(["[xa]\nevery_s = 0.05\nsafety_s = 0.1", *sections]))
     random = Random(8)
     with ExitStack() as stack:
         command = ("xa", "recover", "--watch", "--config", str(config))
@@ -75,9 +75,9 @@ def test_two_recovering_processes_agree_in_every_round(world: World, tmp_path: P
             process.first_line()
         for _ in range(ROUNDS):
             some(world, random)
-            wait_until(lambda: not world.standing("a") + world.standing("b"), 30, what="nothing stands prepared")
+            wait_until(lambda: not world.standing("a") + world.standing("b"), 120, what="nothing stands prepared")
         own = {token.hex for token in world.tokens}
-        wait_until(lambda: not own & listed(world.clients), 30, what="no group is undecided")
+        wait_until(lambda: not own & listed(world.clients), 120, what="no group is undecided")
         assert [process.end() for process in processes] == [0, 0]
     events = [event for process in processes for event in process.events()]
     assert "xa.finished" in {event["event"] for event in events}
