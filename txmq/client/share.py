@@ -91,7 +91,7 @@ class Share:
         if not isinstance(owner, AckOwner):
             hint = "ack what a consumer of this process delivered, as it delivered it"
             raise LocalProtocolError(f"{type(delivered).__name__} cannot be acked in a transaction", hint=hint)
-        if getattr(owner, "core", None) is not self.core:
+        if owner.log_id is not None and getattr(owner, "core", None) is not self.core:
             require_same_log(owner, self.core.log_id)
         self.buffer.actions += owner.ack_actions(delivered)
         self._acked.append((owner, delivered))
