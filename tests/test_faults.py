@@ -1,4 +1,4 @@
-"""Which test shows that a fault is survived: the matrix of faults that transactions have to stand, by number.
+"""Which test shows that a fault is survived: the matrix of faults that transactions and consumers stand, by number.
 
 A fault is what happens from outside, and its tests are named here, so that none can be lost when tests are renamed.
 """
@@ -121,13 +121,29 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_branch_of_another_database_is_finished_there_or_told_of",
     ),
     72: ("test_an_orphan_is_told_of_with_its_locks_once_it_is_old",),
+    # consumers: killed, frozen, poisoned, coming and going; acks that are lost or run ahead; retention
+    73: ("test_consumers_killed_in_mid_handler",),
+    74: (
+        "test_fault_74_an_ack_of_a_frozen_member_settles_nothing",
+        "test_fault_74_a_frozen_handler_and_the_one_that_takes_over_have_one_effect",
+    ),
+    75: ("test_exactly_the_message_that_kills_is_a_dead_letter",),
+    76: (
+        "test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_order",
+        "test_each_key_keeps_its_order_while_consumers_are_killed",
+    ),
+    78: (
+        "test_fault_78_acks_that_were_lost_with_the_broker_are_only_redelivered",
+        "test_fault_78_a_position_beyond_the_end_is_refused",
+    ),
+    82: ("test_fault_82_a_group_behind_retention_is_told_what_it_missed",),
     # the operator
     86: ("test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted",),
 }
 
 
-def test_every_fault_of_transactions_has_a_test() -> None:
-    assert FAULTS.keys() == {*range(1, 22), *range(47, 73), 86}
+def test_every_fault_of_transactions_and_consumers_has_a_test() -> None:
+    assert FAULTS.keys() == {*range(1, 22), *range(47, 77), 78, 82, 86}
     files = Path(__file__).parent.rglob("test_*.py")
     there = {name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE)}
     assert {fault: name for fault, names in FAULTS.items() for name in names if name not in there} == {}

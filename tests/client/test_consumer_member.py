@@ -24,6 +24,7 @@ from txmq.errors import (
 )
 from txmq.message import Message
 from txmq.retry import RetryPolicy
+from txmq.wire.headers import pack_refused
 
 HELD = "held"
 
@@ -144,6 +145,24 @@ def test_acks_wait_for_the_answer_to_those_before_them() -> None:
     assert spoken.asked("ack").ranges == places((1, 2))
     spoken.answer("ack", b"")
     assert acks.confirmed(second)
+
+
+def test_an_ack_that_came_too_late_is_told_to_whom_it_belongs() -> None:
+    spoken = Spoken().joined().fetched(chunk("a", "b", "c"))
+    messages = spoken.take(3)
+    first = [spoken.hands.ack(message, spoken.now) for message in messages[:2]]
+    spoken.now += 1
+    spoken.answer("ack", pack_refused(places((1, 2))))
+    second = spoken.hands.ack(messages[2], spoken.now)
+    spoken.now += 1
+    spoken.answer("ack", b"")
+    assert [spoken.hands.refused(*each) for each in zip([*first, second], messages, strict=True)] == [
+        False,
+        True,
+        False,
+    ]
+    assert not spoken.hands.refused(second, messages[1]), "it was acked once more, and taken"
+    assert spoken.member.stats.refused == 1
 
 
 def test_messages_without_a_wanted_tag_are_acked_by_themselves() -> None:

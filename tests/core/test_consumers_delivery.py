@@ -154,13 +154,26 @@ def test_what_is_not_leased_cannot_be_acked(world: World, ranges: TopicRange, st
     assert world.do(Ack("g", "a", 1, (ranges,))).stale == (stale,)
 
 
+def test_an_ack_that_is_not_taken_is_refused_unless_the_message_is_done_with(world: World) -> None:
+    world.publish("t", 1, 2, 3, 4)
+    world.join("a", mode="ordered")
+    world.fetch("a")
+    world.ack("a", (0, 1))
+    world.nack("a", 2)
+    late = world.ack("a", (0, 9))
+    assert (late.messages, late.stale) == (2, (("t", 0, 0, 1), ("t", 0, 2, 3), ("t", 0, 4, 9)))
+    assert set(late.refused) == {("t", 0, 2, 3), ("t", 0, 4, 9)}, "it failed, and those are still to come"
+    assert world.do(Ack("g", "a", 1, (("nothing", 0, 0, 1),))).refused == (("nothing", 0, 0, 1),)
+
+
 def test_an_ack_counts_once(world: World) -> None:
     world.publish("t", 1)
     world.join("a")
     world.fetch("a")
     assert world.ack("a", (0, 1), (0, 1)).messages == 1
     since = len(world.log)
-    assert world.ack("a", (0, 1)).stale == (("t", 0, 0, 1),)
+    again = world.ack("a", (0, 1))
+    assert (again.stale, again.refused) == ((("t", 0, 0, 1),), ()), "not leased any more, but done with"
     assert world.events(since) == []
 
 

@@ -110,6 +110,14 @@ def test_requests_have_the_bytes_of_the_format() -> None:
     assert h.pack_decide(h.Decide(ROLLBACK, TOKEN, 5, "ops")) == decide
 
 
+def test_refused_acks_are_told_by_their_places() -> None:
+    refused = (h.Acked("a", 4, 5, 6), h.Acked("b", 7, 8, 9), h.Acked("a", 4, 9, 10))
+    assert h.unpack_refused(h.pack_refused(refused)) == refused
+    assert h.unpack_refused(b"") == ()
+    with pytest.raises(RemoteProtocolError):
+        h.unpack_refused(h.pack_refused(refused) + b"x")
+
+
 def test_acks_of_one_topic_name_it_once() -> None:
     ranges = tuple(h.Acked("orders", partition, 0, 1) for partition in range(100))
     payload = h.pack_ack(h.Ack(1, "g", "m", ranges))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from txmq.broker.calls import Calls
+    from txmq.broker.core.acks import AckReply
     from txmq.broker.engine import Engine
     from txmq.broker.fetching import Fetching
     from txmq.broker.protocol import Session
@@ -115,7 +116,7 @@ class Requests:
     def _ack(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_ack(frame.payload)
         command = consumer_commands.Ack(request.group, request.member, request.generation, request.ranges)
-        self._submit(session, frame, command, lambda _reply: b"", early=self._engine.flush)
+        self._submit(session, frame, command, _refused_acks, early=self._engine.flush)
 
     def _fetch(self, session: Session, frame: Frame) -> None:
         self._fetching.fetch(session, frame, headers.unpack_fetch(frame.payload))
@@ -198,3 +199,7 @@ def _damaged(topic: str, partition: int, place: Found) -> MessagesDamaged:
     message = f"messages {first} to {end - 1} of {topic}/{partition} are damaged on the broker's disk"
     hint = "the broker's alarms name the file: restore it from a backup, or go on behind them"
     return MessagesDamaged(message, hint=hint, detail={"first": first, "next": end})
+
+
+def _refused_acks(reply: AckReply) -> bytes:
+    return headers.pack_refused([headers.Acked(*place) for place in reply.refused]) if reply.refused else b""

@@ -8,7 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Unpack
 
 from txmq.client.consumer_base import ConsumerBase
-from txmq.client.consuming.hands import NO_ACK
+from txmq.client.consuming.hands import NO_ACK, Delivered, came_too_late
 from txmq.client.consuming.parcels import ReceivedBatch
 from txmq.client.consuming.settings import Options, checked
 from txmq.client.core import Core
@@ -49,19 +49,20 @@ class Consumer(ConsumerBase):
         """The message is processed. Returns at once: acks go out together, within 10 ms.
 
         `wait` until the broker has it in its log; raises RequestTimeout where that takes too long, NotLeased where the
-        message was not in hand any more. Without `wait` nobody is told: the message is simply delivered again.
+        message was not in hand any more, or its lease had run out. Without `wait` nobody is told: the message is simply
+        delivered again.
         """
         with self._changed:
             number = self._hands.ack(message, time.monotonic())
-            self._sent(number, wait=wait)
+            self._sent(number, message, wait=wait)
 
     def ack_batch(self, batch: ReceivedBatch, *, wait: bool = False) -> None:
         """All messages of the batch are processed, but for those that were acked or nacked alone."""
         with self._changed:
             number = self._hands.ack_batch(batch, time.monotonic())
-            self._sent(number, wait=wait)
+            self._sent(number, batch, wait=wait)
 
-    def _sent(self, number: int, *, wait: bool) -> None:
+    def _sent(self, number: int, delivered: Delivered, *, wait: bool) -> None:
         settling = self._member.settling
         if self.settings.ordered:
             self._changed.notify_all()  # the next message of the key may be taken
@@ -76,6 +77,8 @@ class Consumer(ConsumerBase):
         self._changed.wait_for(lambda: settling.acks.confirmed(number) or self._gone, ACK_S)
         if not settling.acks.confirmed(number):
             raise self._member.failure or RequestTimeout("the broker did not confirm the ack")
+        if self._hands.refused(number, delivered):
+            raise came_too_late()
 
     def nack(
         self, message: ReceivedMessage, delay: float | None = None, error: BaseException | str | None = None

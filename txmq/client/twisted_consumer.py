@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from twisted.internet.defer import Deferred, fail, succeed
 
-from txmq.client.consuming.hands import NO_ACK, AckAction, Delivered
+from txmq.client.consuming.hands import NO_ACK, AckAction, Delivered, came_too_late
 from txmq.client.consuming.parcels import DeliveredMessage, ReceivedBatch
 from txmq.client.twisted_consumer_base import ConsumerBase
 from txmq.errors import NotLeased
@@ -21,13 +21,13 @@ class Consumer(ConsumerBase):
 
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> Deferred[None]:
         """The message is processed. The Deferred fires at once, or if one is to `wait`, when the broker has it."""
-        return self._acked(self._hands.ack(message, self._reactor.seconds()), wait=wait)
+        return self._acked(self._hands.ack(message, self._reactor.seconds()), message, wait=wait)
 
     def ack_batch(self, batch: ReceivedBatch, *, wait: bool = False) -> Deferred[None]:
         """All messages of the batch are processed, but for those that were acked or nacked alone."""
-        return self._acked(self._hands.ack_batch(batch, self._reactor.seconds()), wait=wait)
+        return self._acked(self._hands.ack_batch(batch, self._reactor.seconds()), batch, wait=wait)
 
-    def _acked(self, number: int, *, wait: bool) -> Deferred[None]:
+    def _acked(self, number: int, delivered: Delivered, *, wait: bool) -> Deferred[None]:
         settling = self._member.settling
         settling.hurry |= wait
         self._step()
@@ -35,7 +35,12 @@ class Consumer(ConsumerBase):
             return succeed(None)
         if number == NO_ACK:
             return fail(NotLeased("the message is not in hand", hint="it was acked or nacked before, or given back"))
-        return self._when(lambda: settling.acks.confirmed(number))
+
+        def taken(_none: None) -> None:
+            if self._hands.refused(number, delivered):
+                raise came_too_late()
+
+        return self._when(lambda: settling.acks.confirmed(number)).addCallback(taken)
 
     def nack(
         self, message: ReceivedMessage, delay: float | None = None, error: BaseException | str | None = None

@@ -204,22 +204,41 @@ def unpack_fetch(payload: bytes) -> Fetch:
 
 
 def pack_ack(request: Ack) -> bytes:
-    topics = {topic: index for index, topic in enumerate(dict.fromkeys(acked.topic for acked in request.ranges))}
     head = ACK.pack(request.generation) + _string(request.group) + _string(request.member)
-    ranges = [RANGE.pack(topics[topic], 0, *place) for topic, *place in request.ranges]
-    return b"".join([head, COUNT.pack(len(ranges)), *ranges, TOPICS.pack(len(topics)), *map(_string, topics)])
+    return head + pack_refused(request.ranges)
+
+
+def pack_refused(refused: Sequence[Acked]) -> bytes:
+    """The reply to an ACK of which not everything was taken; nothing at all where it was."""
+    topics = {topic: index for index, topic in enumerate(dict.fromkeys(acked.topic for acked in refused))}
+    ranges = [RANGE.pack(topics[topic], 0, *place) for topic, *place in refused]
+    return b"".join([COUNT.pack(len(ranges)), *ranges, TOPICS.pack(len(topics)), *map(_string, topics)])
+
+
+def unpack_refused(payload: bytes) -> tuple[Acked, ...]:
+    if not payload:
+        return ()
+    reader = Reader(payload)
+    ranges = _ranges(reader)
+    reader.end()
+    return ranges
+
+
+def _ranges(reader: Reader) -> tuple[Acked, ...]:
+    (count,) = reader.fields(COUNT)
+    ranges = list(RANGE.iter_unpack(reader.take(RANGE.size * count)))
+    (count,) = reader.fields(TOPICS)
+    topics = [reader.name() for _ in range(count)]
+    return tuple(_acked(topics, *fields) for fields in ranges)
 
 
 def unpack_ack(payload: bytes) -> Ack:
     reader = Reader(payload)
     (generation,) = reader.fields(ACK)
     group, member = reader.group(), reader.name()
-    (count,) = reader.fields(COUNT)
-    ranges = list(RANGE.iter_unpack(reader.take(RANGE.size * count)))
-    (count,) = reader.fields(TOPICS)
-    topics = [reader.name() for _ in range(count)]
+    ranges = _ranges(reader)
     reader.end()
-    return Ack(generation, group, member, tuple(_acked(topics, *fields) for fields in ranges))
+    return Ack(generation, group, member, ranges)
 
 
 def pack_read(request: Read) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import changes, fences, guard, leases, moved
@@ -9,18 +10,25 @@ from txmq.broker.core.changes import Changes
 from txmq.broker.core.consumer_commands import Ack, Return, TopicRange
 from txmq.broker.core.consumer_events import Acked, Range, Returned
 from txmq.broker.core.members import Claim, active
+from txmq.broker.core.ranges import gaps
 from txmq.broker.core.state import Outcome, Rejected, State
 
 if TYPE_CHECKING:
     from txmq.broker.core.consumers import Group, Spotted
     from txmq.broker.core.events import Place
 
+MOST_ROWS = 1_000  # looked up for one stale range, which may be as wide as a client likes
+
 
 class AckReply(NamedTuple):
-    """How many messages were settled or given back; `stale` were not leased to the member (any more)."""
+    """How many messages were settled or given back; `stale` were not leased to the member (any more).
+
+    `refused` are those stale ones that the group is not done with either, so that they come again; not for Return.
+    """
 
     messages: int
     stale: tuple[TopicRange, ...]
+    refused: tuple[TopicRange, ...] = ()
 
 
 class _Claimed(NamedTuple):
@@ -48,6 +56,8 @@ def decide_ack(state: State, command: Ack, now: int) -> Outcome | Rejected:
     if isinstance(found, Rejected):
         return found
     group, ranges, rows, reply = found
+    if reply.stale:
+        reply = reply._replace(refused=tuple(_not_done(state, group, reply.stale)))
     if not reply.messages:
         return Outcome(reply=reply)
     made = Changes(state, group, now)
@@ -57,6 +67,22 @@ def decide_ack(state: State, command: Ack, now: int) -> Outcome | Rejected:
         made.done(spotted, row.key_hash)
     event = Acked(group.group_id, ranges, rows, made.moves, made.fences)
     return Outcome((event,), reply)
+
+
+def _not_done(state: State, group: Group, stale: Iterable[TopicRange]) -> Iterator[TopicRange]:
+    """What of these ranges was not acked before: an ack may come twice, after a lost connection."""
+    for topic, partition, start, end in stale:
+        found = state.topics.get(topic)
+        spot = (found.topic_id if found is not None else 0, partition)
+        position = group.positions.get(spot)
+        if position is None:
+            yield topic, partition, start, end
+            continue
+        low = max(start, position.floor)
+        for open_range in gaps(position.settled.overlap(low, end), low, end) if low < end else ():
+            yield topic, partition, *open_range
+        for spotted, _row in moved.between(state, group, spot, start, end, MOST_ROWS):
+            yield topic, partition, spotted[2], spotted[2] + 1
 
 
 def apply_acked(state: State, event: Acked, place: Place) -> None:

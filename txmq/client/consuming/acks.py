@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from txmq.wire.headers import Acked
 
 RANGES_AT_ONCE = 10_000
+REMEMBERED = 64  # answers that refused something, for those who wait for an ack
+
+
+class _Refused(NamedTuple):
+    """What an answer to acks with numbers above `first`, up to `last`, refused."""
+
+    first: int
+    last: int
+    ranges: Sequence[Acked]
 
 
 class AckBook:
@@ -17,6 +28,8 @@ class AckBook:
         self._under_way: tuple[Acked, ...] = ()
         self._number = 1  # of what is pending
         self._confirmed = self._covers = 0  # up to which number all is confirmed; will be, by what is under way
+        self._last = 0  # the last number of what is under way
+        self._refused: deque[_Refused] = deque(maxlen=REMEMBERED)
         self.since: float | None = None  # when the oldest pending one came
         self.news = False  # since then nobody has looked when to send; for those who look to reset
 
@@ -41,16 +54,18 @@ class AckBook:
         """What goes into the next request."""
         joined = join(self._pending)
         self._under_way, self._pending = tuple(joined[:RANGES_AT_ONCE]), joined[RANGES_AT_ONCE:]
-        self._covers = self._confirmed
+        self._covers, self._last = self._confirmed, self._number
         if not self._pending:
             self.since = None
             self._covers = self._number
             self._number += 1
         return self._under_way
 
-    def confirm(self) -> None:
-        """The broker has what was under way."""
+    def confirm(self, refused: tuple[Acked, ...] = ()) -> None:
+        """The broker has what was under way, except for what it `refused`: that comes again, to whomever."""
         self._under_way = ()
+        if refused:
+            self._refused.append(_Refused(self._confirmed, self._last, refused))
         self._confirmed = self._covers
 
     def put_back(self, now: float) -> None:
@@ -63,6 +78,16 @@ class AckBook:
     def confirmed(self, number: int) -> bool:
         """Whether the ack with this number has reached the broker's log."""
         return number <= self._confirmed
+
+    def refused(self, number: int, place: Acked) -> bool:
+        """Whether anything there, acked with this number and confirmed a moment ago, came too late."""
+        topic, partition, start, end = place
+        answers = (answer.ranges for answer in self._refused if answer.first < number <= answer.last)
+        return any(
+            one.topic == topic and one.partition == partition and one.start < end and start < one.end
+            for ranges in answers
+            for one in ranges
+        )
 
     def ranges(self) -> list[Acked]:
         """All that is not confirmed."""

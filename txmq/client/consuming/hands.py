@@ -76,6 +76,11 @@ class Hands:
             number = self._acked(run, self._member.holdings.settle(run, parcel, now=now), now)
         return number
 
+    def refused(self, number: int, delivered: Delivered) -> bool:
+        """Whether the broker did not take the ack of that number, or not of all, because it came too late."""
+        place = _place_of(delivered) if isinstance(delivered, ReceivedMessage) else _all_of(delivered)
+        return self._member.settling.acks.refused(number, place)
+
     def _acked(self, done: Acked, count: int, now: float) -> int:
         if count:
             self._member.stats.acked += count
@@ -145,6 +150,13 @@ class Hands:
             raise _not_in_hand(message)
 
 
+def came_too_late() -> NotLeased:
+    """The error for an ack that the broker did not take."""
+    return NotLeased(
+        "the ack came too late", hint="the lease had run out: the message comes again, or is another member's"
+    )
+
+
 def _not_in_hand(delivered: Delivered) -> NotLeased:
     where = delivered.offset if isinstance(delivered, ReceivedMessage) else delivered.offsets[0]
     place = f"{delivered.topic}/{delivered.partition}/{where}"
@@ -158,6 +170,10 @@ def _place_of(message: ReceivedMessage) -> Acked:
 
 def _what(message: ReceivedMessage) -> tuple[Acked, str | None]:
     return _place_of(message), message.key
+
+
+def _all_of(batch: ReceivedBatch) -> Acked:
+    return Acked(batch.topic, batch.partition, batch.parcel.start, batch.parcel.end)
 
 
 def _places_of(delivered: Delivered, state: int) -> list[Acked]:

@@ -22,7 +22,7 @@ from txmq.client.consuming.replies import Nacked
 from txmq.client.consuming.requests import Request, Seat, ack, call, member_args
 from txmq.client.log import get_logger
 from txmq.errors import NotLeased, RequestRejected, UnknownMember
-from txmq.wire.headers import Acked
+from txmq.wire.headers import Acked, unpack_refused
 from txmq.wire.json import parse_as
 
 NACKS_AT_ONCE = 64
@@ -47,7 +47,10 @@ class Nack(NamedTuple):
 
 @dataclass(slots=True)
 class Stats:
-    """Counts since the consumer was made; `duplicates` were dropped by the inbox, `retried` run again in place."""
+    """Counts since the consumer was made; `duplicates` were dropped by the inbox, `retried` run again in place.
+
+    `refused` were acked too late: their leases had run out, and they come again, to whomever.
+    """
 
     delivered: int = 0
     acked: int = 0
@@ -59,6 +62,7 @@ class Stats:
     duplicates: int = 0
     retried: int = 0
     rejoined: int = 0
+    refused: int = 0
 
 
 class Settling:
@@ -137,8 +141,12 @@ class Settling:
             yield call("consumer.return", args, self._returned, self._return_refused)
 
     def _acked(self, payload: bytes, now: float) -> None:
-        del payload, now
-        self.acks.confirm()
+        del now
+        refused = unpack_refused(payload)
+        self.acks.confirm(refused)
+        if refused:
+            self._stats.refused += sum(one.end - one.start for one in refused)
+            log.warning("ack.refused", place=f"{refused[0].topic}/{refused[0].partition}/{refused[0].start}")
 
     def _ack_refused(self, error: RequestRejected, now: float) -> None:
         self.acks.put_back(now)
