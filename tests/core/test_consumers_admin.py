@@ -21,6 +21,7 @@ from txmq.broker.core.consumer_events import (
 )
 from txmq.broker.core.consumers import Settings
 from txmq.broker.core.state import Rejected
+from txmq.broker.core.topics import GrowTopic
 from txmq.errors import (
     BadRequest,
     Conflict,
@@ -111,6 +112,24 @@ def test_a_group_goes_on_from_where_it_is_told(world: World) -> None:
     assert world.events(since) == [PositionReset(1, 1, ((0, 1),), 2, "me")]
     assert [(m.offset, m.attempt) for m in world.fetch("a")] == [(1, 1), (2, 1)]
     assert world.join("a").epoch == 2
+
+
+@pytest.mark.parametrize(("to", "offsets"), [("last", ()), ("", ((0, 1), (1, 0), (2, 3)))])
+def test_a_reset_without_members_moves_partitions_that_grew_since(
+    world: World, to: str, offsets: tuple[tuple[int, int], ...]
+) -> None:
+    world.publish("t", 1)
+    world.join("a")
+    world.do(Leave("g", "a", "a"))
+    world.do(GrowTopic("t", 3))
+    world.publish("t", 1, 2, 3, partition=2)
+    command = ResetPosition("g", "t", to=to, offsets=offsets)
+    assert world.do(command._replace(dry_run=True)).positions[2] == (2, 0, 3, 0, 3, 0)
+    world.do(command)
+    world.state = world.replayed()
+    world.publish("t", 4, partition=2)
+    world.join("a")
+    assert [(m.partition, m.offset) for m in world.fetch("a")] == [(2, 3)]
 
 
 def test_a_reset_makes_what_is_under_way_stale(world: World) -> None:

@@ -166,8 +166,8 @@ def _full(seen: Seen) -> str:
 
 def _slow(seen: Seen) -> str:
     groups = seen.state.consumers.by_id.values()
-    leases = ((lease.granted_at, group.name, lease.member) for group in groups for lease in group.leases.values())
-    oldest = min(leases, default=None)
+    first = ((group, next(iter(group.leases.values()))) for group in groups if group.leases)  # in the order of grants
+    oldest = min(((lease.granted_at, group.name, lease.member) for group, lease in first), default=None)
     if oldest is None or not seen.longer(oldest[0], seen.limits.slow_s):
         return ""
     return f"member {oldest[2]} of group {oldest[1]} has had messages for {seen.ago(oldest[0])}"

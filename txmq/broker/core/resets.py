@@ -53,7 +53,7 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     topic = state.topics.get(command.topic)
     if topic is None or not any(spot[0] == topic.topic_id for spot in group.positions):
         return Rejected(UnknownTopic, f"consumer group {command.group!r} does not read topic {command.topic!r}")
-    offsets = _targets(state, group, topic, command)
+    offsets = _targets(state, topic, command)
     if isinstance(offsets, Rejected):
         return offsets
     if any((topic.topic_id, partition) in group.resets for partition, _offset in offsets):
@@ -70,10 +70,8 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     return Outcome((kind(group.group_id, topic.topic_id, offsets, epoch, command.by),), reply)
 
 
-def _targets(
-    state: State, group: Group, topic: Topic, command: ResetPosition
-) -> tuple[tuple[int, int], ...] | Rejected:
-    partitions = [p for p in range(len(topic.ends)) if (topic.topic_id, p) in group.positions]
+def _targets(state: State, topic: Topic, command: ResetPosition) -> tuple[tuple[int, int], ...] | Rejected:
+    partitions = range(len(topic.ends))  # also those that it has grown since the group last had members
     if command.to == FIRST:
         return tuple((p, topic.firsts[p]) for p in partitions)
     if command.to == LAST:
@@ -90,7 +88,7 @@ def _targets(
 
 
 def _meaning(state: State, group: Group, spot: Spot, offset: int) -> Target:
-    position = group.positions[spot]
+    position = group.positions.get(spot) or _unread(state, spot)
     undone_below = sum(
         piece.end - piece.start
         for pieces in (position.leased, position.redeliver, position.reserved)
@@ -101,6 +99,12 @@ def _meaning(state: State, group: Group, spot: Spot, offset: int) -> Target:
     back = len(moved.between(state, group, spot, offset, t.SIGN, ROWS_COUNTED))
     again = below_cursor - (position.unsettled - undone_below if below_cursor else 0) - back
     return Target(spot[1], position.floor, offset, max(0, again), skipped, back)
+
+
+def _unread(state: State, spot: Spot) -> Position:
+    """Where a partition begins that the group has not heard of."""
+    first = state.topics_by_id[spot[0]].firsts[spot[1]]
+    return Position(first, first)
 
 
 def apply_begun(state: State, event: ResetBegun, place: Place) -> None:
@@ -118,6 +122,7 @@ def apply_reset(state: State, event: PositionReset, place: Place) -> None:
     group.epoch = event.epoch
     for partition, offset in event.offsets:
         spot = (event.topic_id, partition)
+        group.positions.setdefault(spot, _unread(state, spot))
         bring_back(state, group, spot, offset)
         leases.release(state, group, spot, 0, group.positions[spot].cursor)
         begin = max(offset, state.topics_by_id[spot[0]].firsts[spot[1]])  # retention may have gone on meanwhile
