@@ -122,6 +122,7 @@ class Alarms(Model):
 
     undecided_s: float = Field(default=300.0, gt=0)  # the oldest undecided transaction is older
     open_s: float = Field(default=300.0, gt=0)  # parts of a transaction have been missing for longer
+    held_mib: PositiveInt = 1_024  # of log are kept because of undecided transactions
     conflict_s: float = Field(default=3_600.0, gt=0)  # how long a contradiction or a refusal is told of
     resolver_s: float = Field(default=30.0, gt=0)  # a database could not be asked for longer
     fence_s: float = Field(default=86_400.0, gt=0)  # a key of an ordered group has been fenced for longer

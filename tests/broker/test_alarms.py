@@ -22,6 +22,7 @@ from txmq.broker.core.topics import AlterTopic, CreateTopic
 from txmq.broker.core.xa import DecideByHand, ForgetHeuristics
 from txmq.broker.disk import DiskWatch
 from txmq.broker.resolving import ResolverStatus
+from txmq.broker.retaining import TRANSACTIONS, Free
 from txmq.config import Settings
 from txmq.config_storage import DiskSpace
 from txmq.message import Decision, Message
@@ -286,6 +287,15 @@ def passed(desk: Desk) -> Iterator[str]:
     desk.broker.pass_time(101)
 
 
+def held(desk: Desk) -> Iterator[str]:
+    retaining, end = desk.broker.assembly.retaining, desk.broker.log.end
+    retaining.free = Free(end - (2 << 30), 0, "topic t")
+    yield ""
+    retaining.free = Free(end - (2 << 30), 0, TRANSACTIONS)
+    yield "2048 MiB of the log are kept because of undecided or waiting transactions"
+    retaining.free = Free(end - 1, 0, TRANSACTIONS)
+
+
 def outbox(desk: Desk) -> Iterator[str]:
     well = ResolverStatus("shop", desk.broker.now(), 0, "", 0, "")
     desk.oracle.is_like = (well,)
@@ -296,6 +306,7 @@ def outbox(desk: Desk) -> Iterator[str]:
 
 
 STORIES = {
+    "retention.held": held,
     "outbox.stuck": outbox,
     "disk.trouble": trouble,
     "log.damaged": damaged,

@@ -19,6 +19,7 @@ from txmq.broker.core.listed import Kind
 from txmq.broker.core.transaction_queries import contradictions
 from txmq.broker.core.transactions import get
 from txmq.broker.reported import Reported
+from txmq.broker.retaining import TRANSACTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class Seen(NamedTuple):
     quarantined: Sequence[Damage]
     disk: Disk
     passed: tuple[int, int]
+    held: int  # bytes of log, for the sake of transactions
     now: int
     resolvers: Sequence[ResolverStatus]
     unresolvable_at: int
@@ -91,6 +93,11 @@ def _passed(seen: Seen) -> str:
     if not messages or seen.longer(at, seen.limits.conflict_s):
         return ""
     return f"retention took {messages} messages that consumer groups had not processed, the last {seen.ago(at)} ago"
+
+
+def _held(seen: Seen) -> str:
+    mib = seen.held >> 20
+    return f"{mib} MiB of the log are kept because of {TRANSACTIONS}" if mib > seen.limits.held_mib else ""
 
 
 def _in_doubt(seen: Seen) -> str:
@@ -201,6 +208,7 @@ RULES = (
     ),
     Rule("disk.trouble", "critical", _trouble, "mend the disk, or free space on it: it is tried again by itself"),
     Rule("retention.passed_group", "critical", _passed, "txmq group show GROUP: passed; keep messages for longer"),
+    Rule("retention.held", "warning", _held, "txmq tx list: mend what decides the oldest; segments go by themselves"),
     Rule(
         "transaction.in_doubt", "critical", _in_doubt,
         "txmq tx list --state in-doubt says why nobody could tell; decide by txmq tx commit or rollback only where the"
@@ -265,8 +273,8 @@ class Alarms:
         resolvers, unresolvable = self._resolving.status(), self._watching.unresolvable_at
         passed = (self._retaining.passed, self._retaining.passed_at)
         return Seen(
-            engine.state, store.read_only, store.quarantined, engine.disk, passed, engine.now(), resolvers,
-            unresolvable, self._limits,
+            engine.state, store.read_only, store.quarantined, engine.disk, passed, self._retaining.held,
+            engine.now(), resolvers, unresolvable, self._limits,
         )  # fmt: skip
 
     def _judge(self, rule: Rule, text: str, now: int) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 HOUR = 3_600_000_000
 PARTITIONS = 256  # looked at in one turn of the reactor: about 2 ms
 READ = 4 << 20  # bytes of batches read in one turn, to copy messages out of them
+TRANSACTIONS = "undecided or waiting transactions"
 log = structlog.get_logger()
 
 
@@ -80,6 +81,11 @@ class Retaining:
     def stop(self) -> None:
         """No further step: the next start begins a round of its own."""
         self._stopped = True
+
+    @property
+    def held(self) -> int:
+        """Bytes of log that are kept because transactions are undecided, or wait for those that are."""
+        return self._engine.store.end - self.free.below if self.free.held_by == TRANSACTIONS else 0
 
     @property
     def archives(self) -> bool:
@@ -174,7 +180,7 @@ class Retaining:
     def _look_besides(self) -> None:
         """What is left are pins: those of messages are copied once more where that frees a segment."""
         state, store = self._engine.state, self._engine.store
-        self._need(retention.needed_besides(state, delayed_too=False), "undecided or waiting transactions")
+        self._need(retention.needed_besides(state, delayed_too=False), TRANSACTIONS)
         self._need(max(0, self._began - pins.SLACK), "what is new")
         whole = max((segment.end for segment in store.segments()[:-1] if segment.end <= self._lowest), default=0)
         if self._move_delayed(whole):
