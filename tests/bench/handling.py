@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgpack
 
 from tests.bench.brokers import broker
-from tests.bench.harness import in_turn, measured, python
+from tests.bench.harness import BenchError, in_turn, measured, python
 from tests.bench.raw.taken_commits import commits_per_s
 from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
 from txmq.broker.core.positions import Grant, Position
@@ -67,6 +67,24 @@ def inbox(run: Run) -> Iterator[Row]:
     )
 
 
+@benchmark("consumer.slow", "one slow message in a partition")
+def slow(run: Run) -> Iterator[Row]:
+    messages = run.count(300_000)
+
+    def taken(way: str) -> float:
+        with broker(run) as server:
+            told = measured(python(f"{CLIENTS}.slow", server.address, way, messages))
+        if told["lag"] != (way == "held"):
+            raise BenchError(f"{told['lag']} messages are left where one was {way}")
+        return float(told["per_s"])
+
+    value, yardstick = in_turn(3, lambda: taken("held"), lambda: taken("free"))
+    what = (
+        "messages of a partition of which one is in hand from the first to the last, its lease extended again and again"
+    )
+    yield row("consumer.slow", f"{what}: against none", "msg/s", value, yardstick=yardstick, goal=at_least(0.95))
+
+
 @benchmark("consumer.gaps", "what is known of a partition with gaps")
 def gaps(run: Run) -> Iterator[Row]:
     """In simulated time: one message is in hand for ten minutes, while others are acked in whatever order."""
@@ -78,8 +96,8 @@ def gaps(run: Run) -> Iterator[Row]:
         if offset % 6:  # every sixth is still in hand, so that there are gaps
             position.leased.cut(offset, offset + 1)
             position.settle(offset, offset + 1)
-    size, pieces = len(msgpack.packb(position.to_row()[2])), len(position.settled)
-    what = f"settled ranges of a partition in which one message takes {SLOW_S} s and {pieces:,} gaps are left"
+    size, pieces = len(msgpack.packb(position.to_row())), len(position.settled)
+    what = f"what is stored of a partition in which one message takes {SLOW_S} s and {pieces:,} gaps are left"
     yield row("consumer.gaps", f"{what}: bytes per 1,000 gaps", "B", size / pieces * 1_000, goal=at_most(1_024))
 
 

@@ -49,6 +49,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     inbox.inbox,
     handling.ordered,
     handling.inbox,
+    handling.slow,
     handling.gaps,
     handling.retries,
 )

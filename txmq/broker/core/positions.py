@@ -8,12 +8,16 @@ the sum of the other three, and they do not overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core.ranges import RangeMap, pack, unpack
 
 if TYPE_CHECKING:
+    from txmq.broker.core.ranges import Piece
     from txmq.broker.core.tables import Row
+
+SCATTERED = 64  # ranges of one lease from which on they are stored as settled ones are: fewer are not worth it
 
 
 class Grant(NamedTuple):
@@ -93,23 +97,40 @@ class Position:
         return self.cursor - self.floor - self.settled.total
 
     def to_row(self) -> Row:
-        return (
+        many = self._scattered()
+        row = (
             self.floor,
             self.cursor,
             pack(self.settled, self.floor),
-            tuple((start, end, tuple(grant)) for start, end, grant in self.leased),
+            tuple((start, end, tuple(grant)) for start, end, grant in self.leased if grant not in many),
             tuple((start, end, *back) for start, end, back in self.redeliver),
             tuple((start, end, tuple(reservation)) for start, end, reservation in self.reserved),
         )
+        if not many:
+            return row
+        return (*row, tuple((tuple(grant), pack(pieces, self.floor)) for grant, pieces in many.items()))
+
+    def _scattered(self) -> dict[Grant, list[Piece[Grant]]]:
+        """What is left of leases of which messages here and there are done with."""
+        if len(self.leased) < SCATTERED:
+            return {}
+        pieces: dict[Grant, list[Piece[Grant]]] = {}
+        for piece in self.leased:
+            pieces.setdefault(piece.value, []).append(piece)
+        return {grant: some for grant, some in pieces.items() if len(some) >= SCATTERED}
 
     @classmethod
     def from_row(cls, row: Any) -> Position:  # noqa: ANN401  # rows are untyped tuples
-        floor, cursor, settled, leased, redeliver, reserved = row
+        floor, cursor, settled, leased, redeliver, reserved, *more = row
+        held = RangeMap((start, end, Grant(*grant)) for start, end, grant in leased)
+        for grant, ranges in chain.from_iterable(more):
+            for start, end, _nothing in unpack(ranges, floor):
+                held.put(start, end, Grant(*grant))
         return cls(
             floor,
             cursor,
             unpack(settled, floor),
-            RangeMap((start, end, Grant(*grant)) for start, end, grant in leased),
+            held,
             RangeMap((start, end, Back(*back)) for start, end, *back in redeliver),
             RangeMap((start, end, Reservation(*reservation)) for start, end, reservation in reserved),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -127,7 +127,7 @@ def gaps(pieces: Iterable[Piece[V]], start: int, end: int) -> Iterator[tuple[int
         yield start, end
 
 
-def pack(ranges: RangeMap[None], origin: int) -> bytes:
+def pack(ranges: Iterable[Piece[Any]], origin: int) -> bytes:
     """Ranges at or above `origin` in about a byte each: the gaps before them, then their lengths, varints, deflated."""
     before, lengths = [], []
     for piece in ranges:

@@ -1,0 +1,39 @@
+"""What is stored of a group's place in a partition: small, and read back as it was."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.broker.core import positions
+from txmq.broker.core.positions import Grant, Position
+
+
+def scattered(messages: int, leases: int, left: set[int]) -> Position:
+    """Messages leased under so many leases, of which all but these are done with."""
+    position = Position()
+    position.take(0, messages)
+    for lease in range(leases):
+        position.leased.put(lease * messages // leases, (lease + 1) * messages // leases, Grant(lease, lease % 3 + 1))
+    for offset in set(range(messages)) - left:
+        position.leased.cut(offset, offset + 1)
+        position.settle(offset, offset + 1)
+    return position
+
+
+@given(st.integers(1, 400), st.integers(1, 5), st.sets(st.integers(0, 399)))
+def test_leases_are_read_back_however_scattered_they_are(messages: int, leases: int, left: set[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positions, "SCATTERED", 3)
+        position = scattered(messages, leases, left)
+        row = position.to_row()
+        again = Position.from_row(msgpack.unpackb(msgpack.packb(row), use_list=False))
+    assert (again, again.to_row()[:3]) == (position, row[:3])
+
+
+def test_a_thousand_gaps_take_less_than_a_kibibyte() -> None:
+    position = scattered(6_000, 1, set(range(0, 6_000, 6)))
+    assert len(position.leased) == 1_000
+    assert len(msgpack.packb(position.to_row())) <= 1_024
