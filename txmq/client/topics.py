@@ -15,6 +15,8 @@ from txmq.message import check_name
 Partitioner = Callable[[str, str | None, int], int | None]  # topic, key, partitions; None = by the key's hash
 Describe = Callable[[str], dict[str, Any]]  # a topic's name, made on first use where the broker allows it
 
+MOST = 1 << 32
+
 
 class Shape(NamedTuple):
     """A topic: how many partitions it has, and which of its shapes this is."""
@@ -102,8 +104,9 @@ class Topics:
         return dict(places)
 
 
-def _checked(partition: int, partitions: int = 1 << 32) -> int:
+def _checked(partition: int, partitions: int = MOST) -> int:
     """The number itself, if it can be one of a partition: whether it exists, the broker knows best."""
     if type(partition) is not int or not 0 <= partition < partitions:
-        raise LocalProtocolError(f"{partition!r} is no partition", hint="a number from 0 is needed")
+        last = f" to {partitions - 1}" if partitions < MOST else ""
+        raise LocalProtocolError(f"{partition!r} is no partition", hint=f"a number from 0{last} is needed")
     return partition

@@ -136,14 +136,21 @@ def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Se
     _one_of("strategy", options.get("strategy"), (None, *STRATEGIES))
     _one_of("on_failure", options.pop("on_failure", "broker"), ("broker",))
     for name in ("prefetch_messages", "prefetch_bytes", "consume_timeout_s", "lease_s", "session_s"):
-        value: Any = options.get(name)
-        if value is not None and not value > 0:
-            raise LocalProtocolError(f"{name} is {value!r}", hint="more than 0 is needed")
+        _number(name, options.get(name), "a number above 0 is needed", above=0)
+    for name in ("max_parked", "flood_keys", "span"):
+        _number(name, options.get(name), "a whole number from 0 is needed", above=-1, kind=int)
     fields: dict[str, Any] = dict(options)
     fields["tags"] = _tags(fields.get("tags"))
     fields["selector"] = _selector(fields.get("selector"))
     fields["start"] = _start(fields.get("start"))
     return Settings(group, names, **fields)
+
+
+def _number(name: str, value: object, rule: str, *, above: int, kind: type[float] = float) -> None:
+    """Nothing, None, is left to the group or the default."""
+    fits = isinstance(value, int | kind) and not isinstance(value, bool) and value > above
+    if not fits and value is not None:
+        raise LocalProtocolError(f"{name} is {value!r}", hint=rule)
 
 
 def _one_of(name: str, value: object, known: Sequence[object]) -> None:
@@ -172,7 +179,9 @@ def _start(start: Start | datetime | timedelta | int | None) -> Start | int | No
         return -microseconds_ago(start)
     if start is None or isinstance(start, int | datetime):
         return None if start is None else micros(start)
-    _one_of("start", start, STARTS)
+    if start not in STARTS:
+        hint = '"first", "last", a datetime with a time zone, or how long ago: timedelta(hours=2)'
+        raise LocalProtocolError(f"start is {start!r}", hint=hint)
     return start
 
 
