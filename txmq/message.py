@@ -6,7 +6,7 @@ Times are microseconds since the epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from types import MappingProxyType
@@ -159,6 +159,12 @@ def delay_level(level: int) -> timedelta:
 def message_id(producer_id: bytes, sequence: int) -> str:
     """The id of a producer's message with that sequence; in a transaction: of its token and the place in the group."""
     return f"{producer_id.hex()}-{sequence}"
+
+
+def message_ids(producer_id: bytes, sequences: Iterable[int]) -> list[str]:
+    """The ids of a producer's messages with these sequences."""
+    prefix = producer_id.hex()
+    return [f"{prefix}-{sequence}" for sequence in sequences]
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:

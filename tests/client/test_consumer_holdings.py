@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.consuming import bodies, chunk, keyed, parcel, places
+from txmq.client.consuming.acks import AckBook
 from txmq.client.consuming.holdings import Holdings
 from txmq.client.consuming.parcels import DeliveredMessage
 from txmq.errors import LocalProtocolError
@@ -162,7 +163,7 @@ def test_what_comes_again_while_it_is_in_hand_is_settled_with_it() -> None:
     holdings.add(parcel(chunk(*keyed("aa"), lease=2, attempt=2)))
     assert take(holdings) == []
     assert holdings.leases() == {1, 2}
-    assert holdings.settle_one(first, place_of(first), now=2.0)
+    assert holdings.settle_one(first, now=2.0)
     assert [(message.body, message.attempt) for message in take(holdings)] == [(b"a1", 2)]
     settle(holdings, 1, 2)
     assert holdings.leases() == set()
@@ -190,15 +191,15 @@ def test_a_dropped_message_does_not_hold_back_those_behind_it() -> None:
     holdings.add(parcel(chunk(*keyed("a"), at=2, lease=6)))
     [first] = take(holdings, 1)
     assert holdings.drop_key("orders", "a", 6) == list(places((1, 2)))
-    holdings.settle_one(first, place_of(first), now=2.0)
+    holdings.settle_one(first, now=2.0)
     assert [message.offset for message in take(holdings)] == [2]
 
 
 def test_acking_twice_settles_once() -> None:
     holdings = holding("a", ordered=False)
     [message] = take(holdings)
-    assert holdings.settle_one(message, place_of(message), now=2.0)
-    assert not holdings.settle_one(message, place_of(message), now=2.0)
+    assert holdings.settle_one(message, now=2.0)
+    assert not holdings.settle_one(message, now=2.0)
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(("take", "settle", "add")), st.integers(0, 3)), max_size=60)
@@ -226,3 +227,26 @@ def test_every_message_comes_once_and_each_key_in_order(keys: list[str], steps: 
     for key in "abc":
         offsets = [message.offset for message in seen if message.key == key]
         assert offsets == sorted(offsets)
+
+
+def test_messages_are_made_right_whatever_is_left_out_between_them() -> None:
+    holdings = Holdings(ordered=False)
+    holdings.add(parcel(chunk(*map(str, range(200)))))
+    holdings.add(parcel(chunk("anew", "anew", at=70, lease=2)))
+    found = {message.offset: message.body.decode() for message in take_singly(holdings)}
+    assert found == {offset: "anew" if offset in {70, 71} else str(offset) for offset in range(200)}
+    assert holdings.ready == 0
+
+
+def test_messages_of_a_run_have_times_of_their_own_and_are_acked_as_one_range() -> None:
+    first, second = chunk("a", "b"), chunk("c", at=2)
+    batches, further = first.batch + second.batch, ((len(second.batch), 1, 11),)
+    holdings, book = Holdings(ordered=False), AckBook()
+    holdings.add(parcel(first._replace(rows=3, batch=batches, further=further)))
+    taken = take(holdings)
+    assert [(m.offset, m.body, m.stored_at) for m in taken] == [(0, b"a", 9), (1, b"b", 9), (2, b"c", 11)]
+    for message in taken:
+        assert holdings.settle_one(message, now=2.0)
+        book.add(message.topic, message.partition, message.offset, message.offset + 1, 2.0)
+    assert book.take() == (Acked("orders", 0, 0, 3),)
+    assert not holdings.taken()

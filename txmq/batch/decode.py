@@ -14,7 +14,7 @@ from txmq.batch.encode import TIME, pack_row
 from txmq.batch.header import FIELDS, KEY, LENGTH, PREFIX, BatchHeader, read_header
 from txmq.batch.layout import Column, locate, padded
 from txmq.keys import key_hash, tag_bit, tag_filter
-from txmq.message import NO_HEADERS, message_id
+from txmq.message import NO_HEADERS, message_ids
 
 BOUNDS = struct.Struct("<ii")  # of one cell, within the joined bytes
 
@@ -107,7 +107,7 @@ class BatchView:
     @cached_property
     def message_ids(self) -> list[str]:
         first = self.header.sequence
-        return [message_id(self.header.producer_id, sequence) for sequence in range(first, first + self._count)]
+        return message_ids(self.header.producer_id, range(first, first + self._count))
 
     def _texts(self, column: Column | None) -> list[str | None]:
         return [None] * self._count if column is None else texts_of(self.buffer, column, self._count)

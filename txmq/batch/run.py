@@ -16,7 +16,7 @@ from txmq.batch.decode import BatchView, key_cells
 from txmq.batch.header import EXPIRE_AT, HEADERS, KEY, LENGTH, MAGIC, TAG, VERSION, Codec
 from txmq.errors import RemoteProtocolError
 from txmq.keys import key_hash
-from txmq.message import NO_HEADERS, message_id
+from txmq.message import NO_HEADERS, message_ids
 
 HEAD = struct.Struct("<4s4xBBHIII")  # magic, version, codec, columns, count, length, size of the bodies
 FILTER = struct.Struct("<32xQ")
@@ -91,11 +91,10 @@ class RunView:
     @cached_property
     def message_ids(self) -> list[str]:
         origins = (ORIGIN.unpack_from(self._buffer, start) for start in self._starts)
-        return [
-            message_id(producer_id, first + row)
-            for (producer_id, first), rows in zip(origins, self._rows, strict=True)
-            for row in range(rows)
-        ]
+        ids = list[str]()
+        for (producer_id, first), rows in zip(origins, self._rows, strict=True):
+            ids += message_ids(producer_id, range(first, first + rows))
+        return ids
 
     @cached_property
     def stored_at(self) -> list[int]:

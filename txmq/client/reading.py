@@ -13,7 +13,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from txmq.client.consuming.parcels import Parcel
+from txmq.client.consuming.parcels import Parcel, delivered_messages
 from txmq.client.consuming.settings import microseconds_ago
 from txmq.client.conversation import returned
 from txmq.client.log import get_logger
@@ -174,8 +174,7 @@ class Reading:
 def messages_of(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
     """The messages of a chunk from an offset on: its batch may begin before the one that was asked for."""
     parcel = Parcel(chunk, owner=None, epoch=0, now=0.0)
-    for offset in range(max(start, parcel.start), parcel.end):
-        yield ReceivedMessage(*parcel.message(offset))
+    return map(ReceivedMessage._make, delivered_messages(parcel, parcel.view, max(start, parcel.start), parcel.end))
 
 
 def _at(spot: Spot, first: int, end: int, at: int) -> Plan[int]:

@@ -49,8 +49,7 @@ class Taking(ABC):
 
         Raises why the consumer cannot go on.
         """
-        found = self.receive_many(1, timeout)
-        return found[0] if found else None
+        return self._take(Hands.take_one, timeout)
 
     def receive_many(
         self, most: int, timeout: float | None = None, *, batch_wait: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from txmq.wire.headers import Acked
@@ -20,11 +21,25 @@ class _Refused(NamedTuple):
     ranges: Sequence[Acked]
 
 
+@dataclass(slots=True)
+class _Run:
+    """Offsets that were acked one after the other."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def acked(self) -> Acked:
+        return Acked(self.topic, self.partition, self.start, self.end)
+
+
 class AckBook:
     """What is acked here and not yet confirmed. One request is under way at a time; what comes meanwhile waits."""
 
     def __init__(self) -> None:
-        self._pending: list[Acked] = []
+        self._pending: list[_Run] = []
         self._under_way: tuple[Acked, ...] = ()
         self._number = 1  # of what is pending
         self._confirmed = self._covers = 0  # up to which number all is confirmed; will be, by what is under way
@@ -43,17 +58,22 @@ class AckBook:
         """Whether a request could go out now."""
         return bool(self._pending) and not self._under_way
 
-    def add(self, acked: Acked, now: float) -> int:
-        """Takes an ack in. Returns a number for `confirmed`."""
-        self._pending.append(acked)
+    def add(self, topic: str, partition: int, start: int, end: int, now: float) -> int:
+        """Takes the ack of a range in. Returns a number for `confirmed`."""
+        last = self._pending[-1] if self._pending else None
+        if last is not None and last.end == start and last.partition == partition and last.topic == topic:
+            last.end = end
+        else:
+            self._pending.append(_Run(topic, partition, start, end))
         if self.since is None:
             self.since, self.news = now, True
         return self._number
 
     def take(self) -> tuple[Acked, ...]:
         """What goes into the next request."""
-        joined = join(self._pending)
-        self._under_way, self._pending = tuple(joined[:RANGES_AT_ONCE]), joined[RANGES_AT_ONCE:]
+        joined = join(run.acked for run in self._pending)
+        self._under_way = tuple(joined[:RANGES_AT_ONCE])
+        self._pending = [_Run(*rest) for rest in joined[RANGES_AT_ONCE:]]
         self._covers, self._last = self._confirmed, self._number
         if not self._pending:
             self.since = None
@@ -70,7 +90,7 @@ class AckBook:
 
     def put_back(self, now: float) -> None:
         """What was under way may or may not have arrived: it goes out again."""
-        self._pending[:0] = self._under_way
+        self._pending[:0] = [_Run(*acked) for acked in self._under_way]
         self._under_way = ()
         if self._pending and self.since is None:
             self.since = now
@@ -91,7 +111,7 @@ class AckBook:
 
     def ranges(self) -> list[Acked]:
         """All that is not confirmed."""
-        return [*self._under_way, *self._pending]
+        return [*self._under_way, *(run.acked for run in self._pending)]
 
 
 def join(ranges: Iterable[Acked]) -> list[Acked]:

@@ -51,6 +51,17 @@ class Hands:
         member.stats.delivered += len(messages)
         return messages
 
+    def take_one(self, now: float) -> DeliveredMessage | None:
+        """The next message. Raises why the member cannot go on."""
+        member = self._member
+        if member.failure is not None:
+            raise member.failure
+        if not member.holdings.ready:
+            return None
+        message = member.holdings.take_one(now=now)
+        member.stats.delivered += message is not None
+        return message
+
     def take_batch(self, now: float) -> ReceivedBatch | None:
         """The messages of one delivery. Raises why the member cannot go on."""
         member = self._member
@@ -62,18 +73,19 @@ class Hands:
 
     def ack(self, message: ReceivedMessage, now: float) -> int:
         """The message is processed. Returns the number of its ack; `NO_ACK` where it is in nobody's hands any more."""
-        member, done = self._member, _place_of(message)
+        holdings = self._member.holdings
         if isinstance(message, DeliveredMessage):
-            count = int(member.holdings.settle_one(message, done, now=now))
+            count = int(holdings.settle_one(message, now=now))
         else:
-            count = member.holdings.settle(done, now=now)
-        return self._acked(done, count, now)
+            count = holdings.settle(_place_of(message), now=now)
+        topic, partition, offset = message[:3]
+        return self._acked(topic, partition, offset, offset + 1, count, now)
 
     def ack_batch(self, batch: ReceivedBatch, now: float) -> int:
         """All messages of the batch are processed, but for those that were acked or nacked alone."""
         number, parcel = NO_ACK, batch.parcel
         for run in list(parcel.runs(STARTED)):
-            number = self._acked(run, self._member.holdings.settle(run, parcel, now=now), now)
+            number = self._acked(*run, self._member.holdings.settle(run, parcel, now=now), now)
         return number
 
     def refused(self, number: int, delivered: Delivered) -> bool:
@@ -81,10 +93,11 @@ class Hands:
         place = _place_of(delivered) if isinstance(delivered, ReceivedMessage) else _all_of(delivered)
         return self._member.settling.acks.refused(number, place)
 
-    def _acked(self, done: Acked, count: int, now: float) -> int:
+    def _acked(self, topic: str, partition: int, start: int, end: int, count: int, now: float) -> int:
         if count:
             self._member.stats.acked += count
-            return self._member.settling.acks.add(done, now)
+            return self._member.settling.acks.add(topic, partition, start, end, now)
+        done = Acked(topic, partition, start, end)
         if done in self._member.settling.given_up:
             log.warning("message.ack_late", place=name_of(done), hint="it was given up, and is delivered again")
         return NO_ACK

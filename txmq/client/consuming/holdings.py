@@ -106,15 +106,20 @@ class Holdings:
     def take(self, most: int = 1, *, now: float) -> list[DeliveredMessage]:
         """At most so many messages; more than one of a key only for whoever processes them in this order."""
         line = self._line if self._line is not None and not self._new else self._single_line()
-        messages = []
-        for parcel, offset in line.take(most):
-            messages.append(parcel.message(offset))
-            parcel.touched_at = now
-            parcel.move(offset, READY, STARTED)
-            self.ready -= 1
-            if not parcel.ready:
-                self._exhausted(parcel)
-        return messages
+        return [self._taken(parcel, offset, now) for parcel, offset in line.take(most)]
+
+    def take_one(self, *, now: float) -> DeliveredMessage | None:
+        """As `take`, for the one case that is hot."""
+        line = self._line if self._line is not None and not self._new else self._single_line()
+        found = line.take(1)
+        return self._taken(*found[0], now) if found else None
+
+    def _taken(self, parcel: Parcel, offset: int, now: float) -> DeliveredMessage:
+        message = parcel.take(offset, now)
+        self.ready -= 1
+        if not parcel.ready:
+            self._exhausted(parcel)
+        return message
 
     def take_batch(self, *, now: float) -> ReceivedBatch | None:
         """The messages of one delivery that wait here."""
@@ -155,21 +160,20 @@ class Holdings:
                     line.put(parcel)
             self._new.clear()
 
-    def settle_one(self, message: DeliveredMessage, done: Acked, *, now: float) -> bool:
-        """The message, of this place, is done with; whether it was in the user's hands.
+    def settle_one(self, message: DeliveredMessage, *, now: float) -> bool:
+        """The message is done with; whether it was in the user's hands.
 
         As `settle`, for the one case that is hot.
         """
-        parcel = message.parcel
+        parcel, offset = message.parcel, message[2]
         if self._shelves[parcel.spot].overlapping:
-            return self.settle(done, now=now) > 0
-        if not parcel.move(done[2], STARTED, DONE):
+            return self.settle(Acked(*parcel.spot, offset, offset + 1), now=now) > 0
+        if not parcel.finish(offset, now):
             return False
-        parcel.touched_at = now
         if not parcel.left:
             self._tidy(parcel)
         if self._ordered:
-            self._line_settled(done, 1)
+            self._line_settled(Acked(*parcel.spot, offset, offset + 1), 1)
         return True
 
     def settle(self, done: Acked, parcel: Parcel | None = None, *, now: float, old: int = STARTED) -> int:

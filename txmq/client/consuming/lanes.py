@@ -57,12 +57,16 @@ class Arrivals:
 
     def take(self, most: int) -> list[Taken]:
         taken: list[Taken] = []
-        while len(taken) < most and (parcel := self.take_parcel()) is not None:
+        parcels = self._parcels
+        while parcels and len(taken) < most:
+            parcel = parcels[0]
             row = parcel.states.find(READY, self._row)
-            while row >= 0 and len(taken) < most:
+            if row < 0:
+                parcels.popleft()
+                self._row = 0
+            else:
                 taken.append((parcel, parcel.start + row))
-                row = parcel.states.find(READY, row + 1)
-            self._row = len(parcel.states) if row < 0 else row
+                self._row = row + 1
         return taken
 
     def take_parcel(self) -> Parcel | None:

@@ -264,7 +264,7 @@ class Member:
         self._leases.setdefault(chunk.lease_id, now)
         parcel = Parcel(chunk, owner=self._owner, epoch=self.seat.epoch, now=now)
         for unwanted in self.holdings.add(parcel):
-            self.settling.acks.add(unwanted, now)
+            self.settling.acks.add(*unwanted, now)
             self.stats.filtered += unwanted.end - unwanted.start
 
     def _fetch_refused(self, error: RequestRejected, now: float) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import repeat
 from typing import Any, TypeVar
 
 from txmq.batch import BatchView, RunView, read_header
@@ -14,6 +15,7 @@ from txmq.wire.headers import Acked
 # What became of a row: nobody has taken it; it is in the user's hands; nacked, which the broker has still to confirm;
 # acked by a transaction that is not over; done with; any of these three in another parcel, of an earlier delivery.
 READY, STARTED, NACKED, LENT, DONE, TWIN = range(6)
+MANY, FEW = 64, 8  # messages that are begun together, where they are taken one after the other, and where not
 T = TypeVar("T")
 
 
@@ -34,12 +36,14 @@ class Parcel:
     """
 
     __slots__ = (
-        *("_view", "attempt", "base", "end", "epoch", "lease", "left", "moved", "owner", "partition", "ready", "size"),
-        *("since", "start", "states", "stored_at", "topic", "touched_at", "whole"),
+        *("_made_to", "_messages", "_next", "_view", "attempt", "base", "end", "epoch", "lease", "left", "moved"),
+        *("owner", "partition", "ready", "since", "size", "spot", "start", "states", "stored_at", "topic"),
+        *("touched_at", "whole"),
     )
 
     def __init__(self, chunk: Chunk, *, owner: object, epoch: int, now: float) -> None:
         self.topic, self.partition, self.base = chunk.topic, chunk.partition, chunk.base_offset
+        self.spot = (chunk.topic, chunk.partition)
         self.start = chunk.base_offset + chunk.first_row
         self.end = self.start + chunk.rows
         self.lease, self.attempt, self.stored_at = chunk.lease_id, chunk.attempt, chunk.stored_at
@@ -51,11 +55,8 @@ class Parcel:
         self.ready = self.left = chunk.rows
         self.since: dict[int, float] = {}
         self.whole = False
-
-    @property
-    def spot(self) -> tuple[str, int]:
-        """Topic and partition."""
-        return self.topic, self.partition
+        self._messages: Iterator[DeliveredMessage] = iter(())
+        self._next = self._made_to = -1  # the offset of the next of these, and the one behind their last
 
     @property
     def view(self) -> BatchView | RunView:
@@ -66,6 +67,7 @@ class Parcel:
     def release(self) -> None:
         """Lets go of the batch: every row was taken, and whoever keeps a message need not keep its neighbours."""
         self._view = None
+        self._messages, self._next, self._made_to = iter(()), -1, -1
 
     def key(self, offset: int) -> str | None:
         """The key of a message; None after `release`."""
@@ -92,16 +94,27 @@ class Parcel:
             self.left -= count if new == DONE else 0
         return count
 
-    def move(self, offset: int, old: int, new: int) -> bool:
-        """As `change`, for one message; whether it was in state `old`."""
+    def take(self, offset: int, now: float) -> DeliveredMessage:
+        """The message at that offset, which was READY, goes to the user."""
+        if offset != self._next or offset == self._made_to:
+            self._made_to = min(self.end, offset + (MANY if offset == self._next else FEW))
+            self._messages = delivered_messages(self, self.view, offset, self._made_to)
+        message = next(self._messages)
+        message.parcel = self
+        self._next = offset + 1
+        self.states[offset - self.start] = STARTED
+        self.ready -= 1
+        self.touched_at = now
+        return message
+
+    def finish(self, offset: int, now: float) -> bool:
+        """The message at that offset is done with, if it was in the user's hands; whether it was."""
         row = offset - self.start
-        if self.states[row] != old:
+        if self.states[row] != STARTED:
             return False
-        self.states[row] = new
-        if old == READY:
-            self.ready -= 1
-        if new == DONE:
-            self.left -= 1
+        self.states[row] = DONE
+        self.left -= 1
+        self.touched_at = now
         return True
 
     def runs(self, state: int) -> Iterator[Acked]:
@@ -116,10 +129,6 @@ class Parcel:
         if self.states.count(state) == len(self.states):
             return range(self.start, self.end)
         return [self.start + row for row, found in enumerate(self.states) if found == state]
-
-    def message(self, offset: int) -> DeliveredMessage:
-        """The message at that offset."""
-        return _message(self, self.view, offset)
 
 
 class DeliveredMessage(ReceivedMessage):
@@ -174,7 +183,13 @@ class ReceivedBatch:
 
     def messages(self) -> list[ReceivedMessage]:
         """The same one by one; each can be acked and nacked alone."""
-        return [_message(self.parcel, self._view, offset) for offset in self.offsets]
+        first, last = self.offsets[0], self.offsets[-1]
+        messages = list(delivered_messages(self.parcel, self._view, first, last + 1))
+        for message in messages:
+            message.parcel = self.parcel
+        if isinstance(self.offsets, range):
+            return [*messages]
+        return [messages[offset - first] for offset in self.offsets]
 
     def _pick(self, column: list[T]) -> Sequence[T]:
         base, offsets = self.parcel.base, self.offsets
@@ -183,12 +198,16 @@ class ReceivedBatch:
         return [column[offset - base] for offset in offsets]
 
 
-def _message(parcel: Parcel, view: BatchView | RunView, offset: int) -> DeliveredMessage:
-    row = offset - parcel.base
-    stored_at = view.stored_at[row] if isinstance(view, RunView) else parcel.stored_at
-    message = DeliveredMessage(
-        *(parcel.topic, parcel.partition, offset, view.keys[row], view.tags[row], view.headers[row], view.bodies[row]),
-        *(view.message_ids[row], parcel.attempt, view.born_at[row], stored_at),
+def delivered_messages(parcel: Parcel, view: BatchView | RunView, start: int, end: int) -> Iterator[DeliveredMessage]:
+    """The messages of these offsets, each made when it is asked for, and yet without its parcel.
+
+    Only the tuple itself is made for each: most consumers take one message after the other, and all of them.
+    """
+    low, high = start - parcel.base, end - parcel.base
+    rows = zip(
+        *(repeat(parcel.topic), repeat(parcel.partition), range(start, end), view.keys[low:high], view.tags[low:high]),
+        *(view.headers[low:high], view.bodies[low:high], view.message_ids[low:high], repeat(parcel.attempt)),
+        *(view.born_at[low:high], view.stored_at[low:high] if isinstance(view, RunView) else repeat(parcel.stored_at)),
+        strict=False,
     )
-    message.parcel = parcel
-    return message
+    return map(partial(tuple.__new__, DeliveredMessage), rows)
