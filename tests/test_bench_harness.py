@@ -125,15 +125,15 @@ def test_a_killed_server_stays_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "within_s", "complaint"),
     [
-        ("raise SystemExit('no disk left')", "no disk left"),
-        ("print('hello', flush=True)", "ready ADDRESS"),
-        ("import signal; signal.pause()", "was not ready in time"),
+        ("raise SystemExit('no disk left')", 60.0, "no disk left"),
+        ("print('hello', flush=True)", 60.0, "ready ADDRESS"),
+        ("import signal; signal.pause()", 1.0, "was not ready in time"),
     ],
 )
-def test_a_server_that_does_not_get_ready_says_why(text: str, complaint: str) -> None:
-    with pytest.raises(BenchError, match=complaint), serving(python_text(text), ready_within_s=1.0):
+def test_a_server_that_does_not_get_ready_says_why(text: str, within_s: float, complaint: str) -> None:
+    with pytest.raises(BenchError, match=complaint), serving(python_text(text), ready_within_s=within_s):
         pytest.fail("it was taken for ready")
 
 
