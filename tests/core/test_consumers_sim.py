@@ -109,10 +109,6 @@ def a_restart_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "end", lambda *args, **_: end(*args, died=True))
 
 
-def others_beside_what_is_out_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(suspects, "has_one_alone", lambda *_: False)
-
-
 def deaths_do_not_survive_the_broker(patch: pytest.MonkeyPatch) -> None:
     load = Position.from_row
 
@@ -205,7 +201,6 @@ def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
         expiry_forgets_the_attempt,
         every_death_counts,
         a_restart_counts,
-        others_beside_what_is_out_alone,
         deaths_do_not_survive_the_broker,
         no_look_at_the_generation,
         the_chain_out_of_order,
