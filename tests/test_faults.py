@@ -118,6 +118,9 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_time_goes_on_while_the_clock_is_behind_and_meets_it_again",
         "test_every_invariant_holds_whatever_the_seed",
     ),
+    # the broker: it stands still, has no file handles left, dies
+    40: ("test_fault_40_a_broker_that_stood_still_gives_no_member_up",),
+    41: ("test_fault_41_without_file_handles_left_those_who_are_connected_go_on",),
     42: ("test_a_broker_killed_under_load_keeps_its_word",),
     43: ("test_a_second_broker_is_refused_and_the_first_serves_on",),
     44: ("test_sigterm_under_load_drains",),
@@ -210,7 +213,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
 
 
 def test_every_fault_of_transactions_brokers_and_consumers_has_a_test() -> None:
-    assert FAULTS.keys() == {*range(1, 40), *range(42, 77), 78, 82, 86}
+    assert FAULTS.keys() == {*range(1, 77), 78, 82, 86}
     files = Path(__file__).parent.rglob("test_*.py")
     there = {name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE)}
     assert {fault: name for fault, names in FAULTS.items() for name in names if name not in there} == {}

@@ -25,6 +25,7 @@ from txmq.broker.doubts import Doubts
 from txmq.broker.fetching import Fetching
 from txmq.broker.membership import Membership
 from txmq.broker.protocol import SessionFactory
+from txmq.broker.reprieve import Reprieve
 from txmq.broker.requests import Requests
 from txmq.broker.retaining import Retaining
 from txmq.broker.statistics import Statistics
@@ -84,8 +85,7 @@ class Assembly:
         engine.before_answers.append(self.sessions.gather)
         engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
         self._timers: list[tuple[float, Callable[[], None]]] = [
-            (TICK_S, membership.tick),
-            (TICK_S, self._expire),
+            (TICK_S, Reprieve(clock, membership.tick, self._expire).tick),
             (TICK_S, checks.tick),
             (TICK_S, fetching.retry),
             (TICK_S, self._backlog.tick),

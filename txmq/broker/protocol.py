@@ -14,6 +14,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from zope.interface import implementer
 
 from txmq import limits
+from txmq.broker import handles
 from txmq.errors import ProtocolError, TxmqError
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_pieces
 from txmq.wire.headers import Opcode
@@ -200,13 +201,23 @@ class SessionFactory(Factory):
 
     noisy = False
 
-    def __init__(self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock) -> None:
+    def __init__(
+        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, room: Callable[[], int] = handles.room
+    ) -> None:
+        """`room`: how many connections there may be at the moment; one more is closed as soon as it is there."""
         self._gathering = Gathering()
         self._make = partial(Session, handle, welcome, clock, self._gathering)
+        self._room = room
         self._open: dict[Session, None] = {}
+        self._full = False
 
-    def buildProtocol(self, addr: IAddress | None) -> Session:
-        del addr
+    def buildProtocol(self, addr: IAddress | None) -> Session | None:
+        full, self._full = self._full, len(self._open) >= self._room()
+        if self._full:
+            if not full:  # once: they try again and again
+                hint = "raise the limit of open files (ulimit -n)"
+                log.warning("connection.refused", peer=str(addr), open=len(self._open), hint=hint)
+            return None
         session = self._make()
         self._open[session] = None
         session.lost[self] = lambda: self._open.pop(session, None)

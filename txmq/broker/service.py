@@ -23,6 +23,7 @@ from txmq.broker.cataloguing import catalogue_beside
 from txmq.broker.core import undecided
 from txmq.broker.disk import DiskWatch
 from txmq.broker.engine import Engine
+from txmq.broker.handles import raise_limit
 from txmq.broker.memory import keep_freed
 from txmq.broker.publishing import Publisher
 from txmq.broker.resolving import Resolving
@@ -238,6 +239,7 @@ def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edg
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed()
+    raise_limit()
     the_reactor = _reactor()
     the_reactor.seconds = time.monotonic  # Twisted's timers go by the wall clock: put back, they would all stand still
     service = BrokerService(settings, the_reactor, edges)

@@ -1,0 +1,73 @@
+"""Faults of a broker's process by their numbers (FAULTS 40, 41): it stands still, or has no file handles left."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from txmq import connect
+from txmq.broker.handles import RESERVED
+from txmq.client import Client
+from txmq.testing.broker import OwnBroker
+from txmq.testing.wait import wait_until
+
+PATIENCE_S = 60.0
+SESSION_S = 1.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[OwnBroker]:
+    with OwnBroker(tmp_path, "[consumers]\nlost_connection_grace_s = 30\n") as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: OwnBroker) -> Iterator[Client]:
+    with connect(broker.url, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def test_fault_40_a_broker_that_stood_still_gives_no_member_up(broker: OwnBroker, client: Client) -> None:
+    topic, group, pid = f"t-{uuid4().hex[:8]}", "g", broker.process.process.pid
+    client.send(topic, b"x")
+    with client.consumer(group, [topic], start="first", session_s=SESSION_S) as consumer:
+        message = consumer.receive(PATIENCE_S)
+        assert message is not None
+        before = client.call("group.show", group=group)
+        os.kill(pid, signal.SIGSTOP)
+        until = time.monotonic() + 3 * SESSION_S
+        try:
+            wait_until(lambda: time.monotonic() > until, PATIENCE_S, what="its session would be over")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        consumer.ack(message, wait=True)
+        after = client.call("group.show", group=group)
+    assert (after["generation"], after["members"]) == (before["generation"], 1)
+    assert "broker.stood_still" in broker.log
+    assert "member.lost" not in broker.log
+
+
+def test_fault_41_without_file_handles_left_those_who_are_connected_go_on(broker: OwnBroker, client: Client) -> None:
+    topic, pid = f"t-{uuid4().hex[:8]}", broker.process.process.pid
+    client.send(topic, b"before")
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (RESERVED + 8, limits[1]))
+    host, port = broker.url.removeprefix("txmq://").split(":")
+    with ExitStack() as opened:
+        for _ in range(20):
+            opened.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+        wait_until(lambda: "connection.refused" in broker.log, PATIENCE_S, what="a connection is refused")
+        client.send(topic, b"meanwhile")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    with connect(broker.url, timeout=PATIENCE_S) as other:
+        other.send(topic, b"after")
+        assert {message.body for message in other.find(topic)} == {b"before", b"meanwhile", b"after"}
