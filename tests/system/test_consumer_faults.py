@@ -236,3 +236,33 @@ def test_fault_82_a_group_behind_retention_is_told_what_it_missed(broker: OwnBro
         consumer.ack(after, wait=True)
     with pytest.raises(OffsetOutOfRange, match="10"):
         client.call("group.reset", group=group, topic=topic, to={"0": 3})
+
+
+def test_a_database_restored_to_before_what_is_retained_is_an_alarm_and_the_rest_comes_again(
+    client: Client, database: str
+) -> None:
+    topic, group = made(client)
+    took: list[int] = []
+
+    def run() -> None:
+        with client.consumer(group, [topic]) as consumer:
+            consumer.run(
+                lambda message, _connection: took.append(message.offset),
+                inbox=lambda: psycopg2.connect(database),
+                idle_exit=1.0,
+            )
+
+    client.send_batch(topic, [Message(b"old") for _ in range(10)])
+    run()
+    client.call("topic.alter", name=topic, retention_ms=1)
+    wait_until(lambda: client.call("topic.show", name=topic)["firsts"] == [10], PATIENCE_S, what="all is too old")
+    client.call("topic.alter", name=topic, retention_ms=0)
+    client.send_batch(topic, [Message(b"new") for _ in range(3)])
+    run()
+    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE public.txmq_inbox SET applied = applied * '{[0,4)}' WHERE grp = %s", (group,))
+        cursor.execute("DELETE FROM public.txmq_inbox_recent WHERE grp = %s", (group,))
+    run()
+    assert took == [*range(10), *range(10, 13), *range(10, 13)]
+    [alarm] = [one for one in client.call("broker.alarms")["alarms"] if one["name"] == "inbox.lost"]
+    assert f"messages 4 to 10 of {topic}/0" in alarm["text"]

@@ -1,9 +1,10 @@
 """What a consumer with an inbox does now and then: keep the inbox small, and see that it is not behind the broker.
 
 The database is the authority for what was applied. A database restored to the past lacks effects that the broker knows
-as acked: then the position of the group goes back to where the inbox ends, and the messages are delivered again. Gaps
-below that are no sign of it: dead letters, skipped and parked messages leave some. Nor can a consumer that chooses by
-tags tell, since what it does not want is acked without a trace in the inbox.
+as acked: then the position of the group goes back to where the inbox ends, and the messages are delivered again, as far
+as they are retained; those that are not are an alarm. Gaps below that are no sign of it: dead letters, skipped and
+parked messages leave some. Nor can a consumer that chooses by tags tell, since what it does not want is acked without a
+trace in the inbox.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from txmq.client.log import get_logger
-from txmq.errors import TxmqError
+from txmq.client.reporting import Alarm, report, source_of
+from txmq.errors import OffsetOutOfRange, TxmqError
 from txmq.tx.postgres.folding import fold
 from txmq.tx.postgres.inbox import Position, applied
 from txmq.tx.postgres.translate import translated
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 5.0
 LETTERS_AT_ONCE = 1_000
+REPORTED_S = 3_600.0
 log = get_logger()
 
 
@@ -46,6 +49,7 @@ class Keeper:
         self._connection: Connection | None = None
         self._checked: frozenset[tuple[str, int]] = frozenset()
         self._folded_at = 0  # how many acks ago
+        self._lost: dict[tuple[str, int], str] = {}  # what became of effects that no message can bring back
 
     def start(self) -> None:
         """Begins with a look at the positions."""
@@ -73,6 +77,7 @@ class Keeper:
                 self._connection = open_connection(self._connect)
                 self._checked = frozenset()  # it may be another database by now
             self._check(self._connection)
+            self._tell()
             acked = self._consumer.stats.acked
             if acked != self._folded_at:
                 fold(self._connection, self._consumer.inbox_name)
@@ -107,8 +112,34 @@ class Keeper:
         dead = sum(1 for letter in self._letters(topic, partition) if top <= letter["offset"] < floor)
         if top + elsewhere + dead < floor:
             log.error("inbox.behind", group=shown["group"], topic=topic, partition=partition, inbox=top, broker=floor)
-            args = {"group": shown["group"], "topic": topic, "to": {str(partition): top}}
-            self._consumer.core.call("group.reset", args, repeat=True)
+            self._go_back(topic, partition, top)
+
+    def _go_back(self, topic: str, partition: int, top: int) -> None:
+        """The group goes on at `top`, or at what is retained above it."""
+        try:
+            self._reset(topic, partition, top)
+        except OffsetOutOfRange as gone:
+            first = gone.detail["first"]
+        else:
+            return
+        self._lost[topic, partition] = f"messages {top} to {first} of {topic}/{partition}"
+        log.error("inbox.lost", group=self._consumer.group, topic=topic, partition=partition, start=top, end=first)
+        self._reset(topic, partition, first)
+
+    def _reset(self, topic: str, partition: int, offset: object) -> None:
+        args = {"group": self._consumer.group, "topic": topic, "to": {str(partition): offset}}
+        self._consumer.core.call("group.reset", args, repeat=True)
+
+    def _tell(self) -> None:
+        """While the consumer runs, and an hour longer: nothing that it could see later would tell."""
+        if self._lost:
+            text = f"group {self._consumer.group}: the database was restored to before {', '.join(self._lost.values())}"
+            action = "bring their effects back by other means: these messages are not retained any more"
+            lost = Alarm("inbox.lost", "critical", text, action)
+            report(self._call, source_of("inbox"), [lost], REPORTED_S)
+
+    def _call(self, name: str, **args: object) -> object:
+        return self._consumer.core.call(name, args, repeat=True)
 
     def _letters(self, topic: str, partition: int) -> Iterator[Mapping[str, Any]]:
         after = 0

@@ -1,4 +1,4 @@
-"""Alarms that others than the broker raise: recovery of XA, relays (docs/FORMATS.md 2.3)."""
+"""Alarms that others than the broker raise: recovery of XA, relays, consumers with an inbox (docs/FORMATS.md 2.3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from pydantic import Field, StringConstraints
 from txmq.wire.args import Args, Name
 
 ReportedName = Literal[
-    "xa.needs_operator", "xa.orphan", "xa.unreachable", "relay.lost", "relay.unreserved", "relay.retained", "relay.lag"
+    "xa.needs_operator",
+    "xa.orphan",
+    "xa.unreachable",
+    "relay.lost",
+    "relay.unreserved",
+    "relay.retained",
+    "relay.lag",
+    "inbox.lost",
 ]
 REPORTED_NAMES: tuple[ReportedName, ...] = get_args(ReportedName)
 Told = Annotated[str, StringConstraints(min_length=1, max_length=1_000)]
