@@ -38,7 +38,7 @@ DELETE FROM public.txmq_inbox
 """
 FINGERPRINT = """
 SELECT (SELECT array_agg(concat_ws(' ', oid, relname, relacl) ORDER BY oid) FROM pg_class WHERE oid >= 16384),
-       (SELECT array_agg(oid ORDER BY oid) FROM pg_proc WHERE oid >= 16384),
+       (SELECT array_agg(concat_ws(' ', oid, proacl, prosrc) ORDER BY oid) FROM pg_proc WHERE oid >= 16384),
        (SELECT array_agg(concat_ws(' ', oid, nspname) ORDER BY oid) FROM pg_namespace WHERE oid >= 16384),
        (SELECT count(*) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
         WHERE d.datname = current_database()),

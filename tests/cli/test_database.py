@@ -29,8 +29,8 @@ def test_the_tables_are_made_and_looked_over(empty_database: str) -> None:
     missing = run("schema", "check", empty_database, "--json")
     assert (missing.exit_code, json.loads(missing.stderr)["error"]) == (1, "SchemaMissing")
     for _ in range(2):
-        assert run("schema", "install", empty_database).stdout.split() == ["version", "2"]
-    assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {"version": 2, "remarks": []}
+        assert run("schema", "install", empty_database).stdout.split() == ["version", "3"]
+    assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {"version": 3, "remarks": []}
 
 
 def test_the_database_may_come_from_the_environment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

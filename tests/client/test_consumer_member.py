@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.client.consuming import Spoken, bodies, chunk, keyed, places
 from txmq.client.consuming.hands import NO_ACK
@@ -264,9 +265,7 @@ def in_time(spoken: Spoken, seconds: float, **beat: Any) -> None:
             spoken.answer("consumer.extend", deadline=0)
 
 
-def test_a_message_held_for_too_long_has_failed_and_what_is_said_of_it_later_has_no_effect(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_message_held_for_too_long_has_failed_and_what_is_said_of_it_later_has_no_effect() -> None:
     spoken = Spoken().joined().fetched(chunk("a", "b", "c", lease=7))
     spoken.take()
     in_time(spoken, 850)
@@ -282,8 +281,9 @@ def test_a_message_held_for_too_long_has_failed_and_what_is_said_of_it_later_has
     (third,) = spoken.take()
     in_time(spoken, 2_000)
     assert spoken.asked("consumer.nack")["offset"] == 2
-    assert spoken.hands.ack(third, spoken.now) == NO_ACK
-    assert "message.ack_late" in caplog.text
+    with capture_logs() as told:
+        assert spoken.hands.ack(third, spoken.now) == NO_ACK
+    assert [one["event"] for one in told] == ["message.ack_late"]
     with pytest.raises(NotLeased):
         spoken.hands.nack(third, None, "late")
     with pytest.raises(NotLeased):
