@@ -95,7 +95,7 @@ class World:
             return fail()
 
     def protocol(self) -> object:
-        return self.assembly.sessions.buildProtocol(None)
+        return self.assembly.sessions.accept()
 
     def turn(self, seconds: float = 0) -> None:
         self.clock.advance(seconds)

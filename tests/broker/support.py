@@ -107,7 +107,7 @@ class Broker:
         return client
 
     def protocol(self) -> object:
-        return self.assembly.sessions.buildProtocol(None)
+        return self.assembly.sessions.accept()
 
     def pass_time(self, seconds: float) -> None:
         """Turns of the reactor, so many that timers find each other's work done."""

@@ -54,7 +54,7 @@ def unasked(session: Session, frame: Frame) -> None:
 
 
 def connected(factory: SessionFactory) -> tuple[Session, Transport]:
-    session, transport = factory.buildProtocol(None), Transport()
+    session, transport = factory.accept(), Transport()
     session.makeConnection(transport)  # type: ignore[no-untyped-call]  # Twisted's
     return session, transport
 

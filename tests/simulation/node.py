@@ -77,7 +77,7 @@ class Node:
         return EPOCH_US + int(self._clock.seconds() * 1_000_000) - self._clock.put_back
 
     def accept(self, peer: Peer) -> Link:
-        session = self._assembly.sessions.buildProtocol(None)
+        session = self._assembly.sessions.accept()
         link = Link(self._clock, self._rng, session, peer)
         self._links.append(link)
         return link

@@ -84,8 +84,9 @@ class Assembly:
         self._delays = Delays(engine, clock)
         engine.before_answers.append(self.sessions.gather)
         engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
+        self._reprieve = Reprieve(clock, membership.tick, self._expire)
         self._timers: list[tuple[float, Callable[[], None]]] = [
-            (TICK_S, Reprieve(clock, membership.tick, self._expire).tick),
+            (TICK_S, self._reprieve.tick),
             (TICK_S, checks.tick),
             (TICK_S, fetching.retry),
             (TICK_S, self._backlog.tick),
@@ -110,6 +111,7 @@ class Assembly:
     def start(self, failed: Callable[[Failure], None]) -> None:
         """Begin the timers; one that fails has met a bug, and ends the broker through `failed`."""
         self._membership.adopt()
+        self._reprieve.tick()  # the first, by which the next one is late or not
         self._delays.tick()  # what was due meanwhile comes before whatever is sent now
         for seconds, function in self._timers:
             loop = LoopingCall(function)

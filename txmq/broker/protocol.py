@@ -218,6 +218,10 @@ class SessionFactory(Factory):
                 hint = "raise the limit of open files (ulimit -n)"
                 log.warning("connection.refused", peer=str(addr), open=len(self._open), hint=hint)
             return None
+        return self.accept()
+
+    def accept(self) -> Session:
+        """A session for a connection that there is room for."""
         session = self._make()
         self._open[session] = None
         session.lost[self] = lambda: self._open.pop(session, None)
