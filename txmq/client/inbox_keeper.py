@@ -90,7 +90,7 @@ class Keeper:
         assigned = consumer.assignment
         fresh = assigned - self._checked
         if fresh and consumer.settings.tags is None and consumer.settings.selector is None:
-            shown = consumer.core.call("group.show", {"group": consumer.group}, repeat=True)
+            shown = self._call("group.show", group=consumer.group)
             for place in shown["positions"]:
                 if (place["topic"], place["partition"]) in fresh:
                     self._check_one(connection, place, shown)
@@ -127,8 +127,7 @@ class Keeper:
         self._reset(topic, partition, first)
 
     def _reset(self, topic: str, partition: int, offset: object) -> None:
-        args = {"group": self._consumer.group, "topic": topic, "to": {str(partition): offset}}
-        self._consumer.core.call("group.reset", args, repeat=True)
+        self._call("group.reset", group=self._consumer.group, topic=topic, to={str(partition): offset})
 
     def _tell(self) -> None:
         """While the consumer runs, and an hour longer: nothing that it could see later would tell."""
@@ -138,13 +137,12 @@ class Keeper:
             lost = Alarm("inbox.lost", "critical", text, action)
             report(self._call, source_of("inbox"), [lost], REPORTED_S)
 
-    def _call(self, name: str, **args: object) -> object:
+    def _call(self, name: str, **args: object) -> dict[str, Any]:
         return self._consumer.core.call(name, args, repeat=True)
 
     def _letters(self, topic: str, partition: int) -> Iterator[Mapping[str, Any]]:
         after = 0
         while after is not None:
-            args = {"group": self._consumer.group, "after": after, "limit": LETTERS_AT_ONCE}
-            page = self._consumer.core.call("dlq.list", args, repeat=True)
+            page = self._call("dlq.list", group=self._consumer.group, after=after, limit=LETTERS_AT_ONCE)
             yield from (one for one in page["letters"] if (one["topic"], one["partition"]) == (topic, partition))
             after = page["next"]
