@@ -12,7 +12,7 @@ from txmq.client.conversation import result
 from txmq.client.core import Core
 from txmq.client.log import get_logger
 from txmq.client.offsets import OffsetStore, Spot
-from txmq.client.reading import LOOK_S, POLL_S, SAVE_S, Plan, Reading, Start
+from txmq.client.reading import LOOK_S, POLL_S, SAVE_S, Plan, Reading, Reads, Start
 from txmq.errors import ConnectionLost, OffsetOutOfRange, TxmqError
 from txmq.message import ReceivedMessage
 from txmq.wire.frames import Frame
@@ -23,7 +23,7 @@ T = TypeVar("T")
 log = get_logger()
 
 
-class Reader:
+class Reader(Reads):
     """For one thread, and for use with `with`. Made by `client.reader`."""
 
     def __init__(self, core: Core, name: str, topics: Iterable[str], store: OffsetStore, start: Start) -> None:
@@ -35,21 +35,6 @@ class Reader:
         self._saved_at = self._looked_at = 0.0
         self._pause, self._paused_until = FIRST_PAUSE_S, 0.0
         self.closed = False
-
-    @property
-    def name(self) -> str:
-        """What its positions are kept under."""
-        return self._reading.name
-
-    @property
-    def positions(self) -> dict[Spot, int]:
-        """The next message to process of each partition."""
-        return self._reading.positions
-
-    @property
-    def missed(self) -> int:
-        """Messages that retention had dropped before they were read."""
-        return self._reading.missed
 
     def open(self) -> None:
         """Finds its positions. Called once, by `client.reader`. Raises UnknownTopic, LogChanged, as a call does."""

@@ -177,6 +177,27 @@ def messages_of(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
     return map(ReceivedMessage._make, delivered_messages(parcel, parcel.view, max(start, parcel.start), parcel.end))
 
 
+class Reads:
+    """What a reader of either face tells of itself."""
+
+    _reading: Reading
+
+    @property
+    def name(self) -> str:
+        """What its positions are kept under."""
+        return self._reading.name
+
+    @property
+    def positions(self) -> dict[Spot, int]:
+        """The next message to process of each partition."""
+        return self._reading.positions
+
+    @property
+    def missed(self) -> int:
+        """Messages that retention had dropped before they were read."""
+        return self._reading.missed
+
+
 def _at(spot: Spot, first: int, end: int, at: int) -> Plan[int]:
     """The first offset that was stored at that time or later."""
     while first < end:

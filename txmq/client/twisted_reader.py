@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 
 from txmq.client.log import get_logger
 from txmq.client.offsets import OffsetStore, Spot
-from txmq.client.reading import LOOK_S, POLL_S, SAVE_S, Ask, Plan, Reading, Start
+from txmq.client.reading import LOOK_S, POLL_S, SAVE_S, Ask, Plan, Reading, Reads, Start
 from txmq.client.twisted_core import Core
 from txmq.client.twisted_link import Connected, Link, nothing, timed
 from txmq.client.twisted_seams import Closing
@@ -26,7 +26,7 @@ T = TypeVar("T")
 log = get_logger()
 
 
-class Reader(Closing):
+class Reader(Reads, Closing):
     """For the reactor's thread, and one coroutine. Made by `client.reader`; as the blocking one otherwise.
 
     `async for message in reader` gives messages until it is closed; one is processed when the next one is asked for.
@@ -47,21 +47,6 @@ class Reader(Closing):
         self._loop = LoopingCall(self._save_now_and_then)
         self._loop.clock = core.reactor
         self.closed = False
-
-    @property
-    def name(self) -> str:
-        """What its positions are kept under."""
-        return self._reading.name
-
-    @property
-    def positions(self) -> dict[Spot, int]:
-        """The next message to process of each partition."""
-        return self._reading.positions
-
-    @property
-    def missed(self) -> int:
-        """Messages that retention had dropped before they were read."""
-        return self._reading.missed
 
     async def opened(self) -> Reader:
         """Itself, with its positions. Called once, by `client.reader`. Raises UnknownTopic, LogChanged."""
