@@ -13,6 +13,7 @@ from txmq.client.consumer_thread import ConsumerThread
 from txmq.client.consuming.hands import AckAction, Delivered, Hands
 from txmq.client.consuming.member import Member, Phase
 from txmq.client.consuming.parcels import DeliveredMessage
+from txmq.client.consuming.seated import Seated
 from txmq.client.consuming.settings import Settings
 from txmq.client.consuming.settling import Stats
 from txmq.client.core import Core
@@ -24,7 +25,7 @@ CLOSE_S = 10.0
 T = TypeVar("T")
 
 
-class ConsumerBase(Taking):
+class ConsumerBase(Seated, Taking):
     """A member of a consumer group. For any number of threads, and for use with `with`."""
 
     def __init__(self, core: Core, settings: Settings, changed: Condition | None = None) -> None:
@@ -120,24 +121,6 @@ class ConsumerBase(Taking):
             self._member.close()
             self._changed.notify_all()
             self._thread.poke()
-
-    @property
-    def group(self) -> str:
-        """The group as the broker knows it: of a broadcast member its own, `group@member`."""
-        seat = self._member.seat
-        return self.settings.group if seat is None else seat.group
-
-    @property
-    def member(self) -> str:
-        """The name of the member, given or made by the broker."""
-        seat = self._member.seat
-        return (self.settings.member or "") if seat is None else seat.member
-
-    @property
-    def epoch(self) -> int:
-        """How many times the group was told to process messages once more: the inbox counts by it."""
-        seat = self._member.seat
-        return 0 if seat is None else seat.epoch
 
     @property
     def assignment(self) -> frozenset[tuple[str, int]]:

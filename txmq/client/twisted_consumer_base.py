@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from txmq.client.consuming.hands import Hands
 from txmq.client.consuming.member import Member, Phase
 from txmq.client.consuming.requests import Request
+from txmq.client.consuming.seated import Seated
 from txmq.client.consuming.settings import Settings
 from txmq.client.consuming.settling import Stats
 from txmq.client.twisted_core import Core
@@ -25,7 +26,7 @@ CLOSE_S = 10.0
 T = TypeVar("T")
 
 
-class ConsumerBase(Taking):
+class ConsumerBase(Seated, Taking):
     """A member of a consumer group, for the reactor's thread."""
 
     def __init__(self, core: Core, settings: Settings, takers: Takers | None = None) -> None:
@@ -50,24 +51,6 @@ class ConsumerBase(Taking):
     def log_id(self) -> UUID | None:
         """The log that its messages are of, as soon as there was a connection."""
         return self.core.known_log_id
-
-    @property
-    def group(self) -> str:
-        """The group as the broker knows it: of a broadcast member its own, `group@member`."""
-        seat = self._member.seat
-        return self.settings.group if seat is None else seat.group
-
-    @property
-    def member(self) -> str:
-        """The name of the member, given or made by the broker."""
-        seat = self._member.seat
-        return (self.settings.member or "") if seat is None else seat.member
-
-    @property
-    def epoch(self) -> int:
-        """How many times the group was told to process messages once more."""
-        seat = self._member.seat
-        return 0 if seat is None else seat.epoch
 
     @property
     def closed(self) -> bool:
