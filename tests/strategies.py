@@ -60,7 +60,18 @@ send_receipts = st.builds(SendReceipt, st.integers(-1, limits.SEQUENCE), offsets
 printable = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=50)
 decides = st.builds(Decide, st.sampled_from([Decision.COMMIT, Decision.ROLLBACK]), ids, U32, printable)
 decide_receipts = st.builds(DecideReceipt, st.integers(0, 255), st.booleans())
-fetches = st.builds(Fetch, U32, U32, U32, U32, groups, names, st.just(0) | st.integers(1, (1 << 64) - 1), U32)
+fetches = st.builds(
+    Fetch,
+    U32,
+    U32,
+    U32,
+    U32,
+    groups,
+    names,
+    st.just(0) | st.integers(1, (1 << 64) - 1),
+    U32,
+    st.lists(names, max_size=3).map(tuple),
+)
 acked = st.builds(Acked, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE))
 acks = st.builds(Ack, U32, groups, names, st.lists(acked, max_size=5).map(tuple))
 reads = st.builds(Read, U32, offsets, U32, U32, names)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tests.broker.support import Broker, send_payload
+from txmq.wire.chunks import unpack_chunks
+from txmq.wire.frames import encode_frame
 from txmq.wire.headers import Fetch, Opcode, pack_fetch
 
 WHO = {"operator": "ada", "reason": "no use"}
@@ -78,3 +80,54 @@ def test_a_group_may_begin_a_duration_ago(broker: Broker) -> None:
     broker.pass_time(10)
     client.call("consumer.join", group="late", topics=["t"], instance="i", start=-50_000_000)
     assert broker.ask("group.show", group="late")["positions"][0]["cursor"] == 7
+
+
+class Fetcher:
+    """A member of a group of two topics, on a connection of its own."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.client = broker.connect()
+        self.client.call("topic.create", name="u", partitions=1)
+        args = {"group": "two", "topics": ["t", "u"], "start": "last", "instance": "i", "member": "m"}
+        joined: Any = self.client.call("consumer.join", **args)
+        self.generation = joined["generation"]
+
+    def fetch(self, number: int, *without: str) -> None:
+        wanted = Fetch(self.generation, 20_000, 1 << 20, 100, "two", "m", without=without)
+        self.client.send(encode_frame(Opcode.FETCH, number, pack_fetch(wanted)))
+
+    def answers(self) -> dict[int, list[str]]:
+        """Of fetches, by their numbers: the topics that came."""
+        replies = self.client.replies()
+        return {reply.correlation: [c.topic for c in unpack_chunks(reply.payload).chunks] for reply in replies}
+
+
+def test_a_newer_fetch_of_a_member_ends_one_that_waits_and_gets_nothing_of_topics_left_out(broker: Broker) -> None:
+    member, sender = Fetcher(broker), broker.connect()
+    member.fetch(1)
+    assert member.answers() == {}
+    member.fetch(2, "t", "no-such-topic")
+    assert member.answers() == {1: []}
+    sender.ask(Opcode.SEND, send_payload(7))
+    broker.pass_time(1)
+    assert member.answers() == {}, "it is of the topic left out"
+    sender.ask(Opcode.SEND, send_payload(8, topic="u"))
+    broker.pass_time(1)
+    assert member.answers() == {2: ["u"]}
+    member.fetch(3)
+    assert member.answers() == {3: ["t"]}
+
+
+def test_what_a_member_has_paused_for_itself_is_told_until_it_goes_on_or_is_gone(broker: Broker) -> None:
+    member = Fetcher(broker)
+    broker.connect().ask(Opcode.SEND, send_payload(7))
+    known: dict[str, Any] = {"group": "two", "member": "m", "generation": member.generation, "instance": "i"}
+
+    def told() -> tuple[list[str], list[str]]:
+        shown = broker.ask("group.show", group="two")
+        return shown["member_list"][0]["paused"], [position["reason"] for position in shown["positions"]]
+
+    member.client.call("consumer.heartbeat", **known, paused=["t"])
+    assert told() == (["t"], ["member-paused", ""])
+    member.client.call("consumer.heartbeat", **known, paused=[])
+    assert told() == ([], ["", ""])

@@ -65,7 +65,8 @@ class Spoken:
     """A member, its clock, and what it asked and was not answered yet."""
 
     def __init__(self, mode: str = "concurrent", **options: Any) -> None:
-        settings = checked("billing", ["orders"], mode=mode, **options)  # type: ignore[arg-type]  # any mode
+        topics = options.pop("topics", ["orders"])
+        settings = checked("billing", topics, mode=mode, **options)  # type: ignore[arg-type]  # any mode
         self.member = Member(settings, "i-1", owner=self)
         self.hands = Hands(self.member)
         self.now = 100.0

@@ -429,22 +429,6 @@ def test_it_leaves_when_everything_is_confirmed_and_gives_the_rest_back() -> Non
     assert spoken.member.phase is Phase.GONE
 
 
-def test_a_paused_member_gives_back_what_waits_and_goes_on_later() -> None:
-    spoken = Spoken().joined().fetched(chunk(*"abc"))
-    [message] = spoken.take()
-    spoken.ask()
-    spoken.member.pause(paused=True)
-    assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 1, 3]]
-    assert spoken.take() == []
-    spoken.answer("consumer.return", stale=[])
-    spoken.fetched(chunk("d", at=3))
-    assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 3, 4]]
-    assert spoken.hands.ack(message, spoken.now) != 0
-    assert "fetch" not in spoken.names()
-    spoken.member.pause(paused=False)
-    assert "fetch" in spoken.names()
-
-
 def test_a_static_member_does_not_leave_and_gives_back_all_it_has() -> None:
     spoken = Spoken(member="one", static=True).joined().fetched(chunk(*"ab"))
     spoken.take()

@@ -78,10 +78,18 @@ class World(Driver):
         return tuple(self.keys[c.topic_id, c.partition, c.start + row] for row in range(c.rows))
 
     def plan(
-        self, member: str, *, most: int = 1_000, size: int = EVERYTHING, durable: int | None = None, run: int = 0
+        self,
+        member: str,
+        *,
+        most: int = 1_000,
+        size: int = EVERYTHING,
+        durable: int | None = None,
+        run: int = 0,
+        without: tuple[str, ...] = (),
     ) -> Any:
+        left_out = frozenset(self.state.topics[topic].topic_id for topic in without)
         durable = self.end if durable is None else durable
-        return plan(self.state, "g", member, self.generation(), durable, Wish(most, size, run=run), self.now)
+        return plan(self.state, "g", member, self.generation(), durable, Wish(most, size, 0, run, left_out), self.now)
 
     def fetch(self, member: str, group: str = "g", *, most: int = 1_000, generation: int | None = None) -> Any:
         """What the member gets, message by message; a Rejected where it is refused."""

@@ -232,3 +232,26 @@ def test_a_candidate_names_its_batch(world: World) -> None:
     assert (candidate.batch.length, candidate.batch.stored_at, candidate.attempt) == (BATCH, world.now, 1)
     assert not candidate.needs_keys
     assert world.do(Deliver("g", "a", 1, (Pick(candidate),))).deliveries == ((0, 1, 3, 1),)
+
+
+def test_nothing_of_a_topic_that_a_member_leaves_out_is_planned_whatever_became_of_it() -> None:
+    world = World(t=1, u=1)
+    for topic in ("t", "u"):
+        world.publish(topic, 1, 2, 3)
+    world.join("a", "t", "u", retry=QUICK)
+    assert len(world.fetch("a")) == 6
+    world.nack("a", 0)
+    world.give_back("a", (1, 2))
+    world.now += 60 * SECOND
+    for topic in ("t", "u"):
+        world.publish(topic, 4)
+
+    def planned(*without: str) -> set[int]:
+        return {candidate.topic_id for candidate in world.plan("a", without=without).candidates}
+
+    sources = {candidate.source for candidate in world.plan("a", without=("u",)).candidates}
+    assert sources == {Source.LIVE, Source.REDELIVER, Source.MOVED}
+    assert planned() == {1, 2}
+    assert planned("t") == {2}
+    assert planned("u") == {1}
+    assert planned("t", "u") == set()

@@ -8,6 +8,7 @@ from tests.core.consumer_world import QUICK, Got, World, rows
 from txmq.broker.core import machine
 from txmq.broker.core.consumer_commands import Rebalance, ReplayLetters
 from txmq.broker.core.consumer_queries import show
+from txmq.broker.core.standstill import Seen
 from txmq.broker.core.topics import GrowTopic
 
 SECOND = 1_000_000
@@ -28,7 +29,7 @@ def grow(world: World, partitions: int) -> None:
 
 
 def reason(world: World, partition: int) -> str:
-    shown = show(world.state, "g", 1 << 60)
+    shown = show(world.state, "g", Seen(1 << 60, world.now))
     assert isinstance(shown, dict)
     return str(shown["positions"][partition]["reason"])
 

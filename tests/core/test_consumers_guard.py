@@ -12,6 +12,7 @@ from txmq.broker.core.consumer_commands import ExpireLeases, Failure, GroupPause
 from txmq.broker.core.consumer_queries import show
 from txmq.broker.core.guard import FIRST_PROBE, LONGEST_PROBE, WATCHED_FOR
 from txmq.broker.core.moved import Kind
+from txmq.broker.core.standstill import Seen
 
 SECOND = 1_000_000
 AWAY = Failure("psycopg2.OperationalError", "connection refused", "away")
@@ -176,7 +177,7 @@ def test_an_ordered_group_keeps_its_order_through_a_flood() -> None:
 
 def test_a_flood_is_shown_and_survives_a_restart(world: World) -> None:
     flooded(world)
-    shown = show(world.state, "g", 1 << 60)
+    shown = show(world.state, "g", Seen(1 << 60, world.now))
     assert isinstance(shown, dict)
     assert (shown["state"], shown["floods"], shown["flood"]["fingerprint"]) == ("guarded", 1, "away")
     assert shown["positions"][0]["reason"] == "guarded"

@@ -10,6 +10,7 @@ from tests.core.consumer_world import QUICK, World, rows
 from txmq.broker.core import consumer_queries as queries
 from txmq.broker.core import machine
 from txmq.broker.core.consumer_commands import AbandonLetters, Failure
+from txmq.broker.core.standstill import Seen
 from txmq.broker.core.state import Rejected
 from txmq.errors import UnknownGroup, UnknownLetter, UnknownMember
 
@@ -32,7 +33,7 @@ def world() -> World:
 
 
 def test_a_group_tells_where_it_stands(world: World) -> None:
-    shown = queries.show(world.state, "g", world.end, world.now + 5_000_000)
+    shown = queries.show(world.state, "g", Seen(world.end, world.now + 5_000_000))
     assert not isinstance(shown, Rejected)
     json.dumps(shown)
     expected = {"lag": 6, "leased": 1, "retrying": 1, "parked": 2, "fences": 2, "letters": 1, "state": "active"}
@@ -110,7 +111,7 @@ def test_an_unknown_group_is_said_to_be_unknown(world: World) -> None:
     answers = (
         queries.lag(world.state, "x"),
         queries.letter_stats(world.state, "x"),
-        queries.show(world.state, "x", 0, 0),
+        queries.show(world.state, "x", Seen(0, 0)),
         queries.letters(world.state, "x", 0, 1),
         queries.letter(world.state, "x", "t", 0, 0),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,9 @@ def world() -> World:
     return world
 
 
-def why(world: World, durable: int | None = None, partition: int = 0, group: str = "g") -> str:
-    seen = world.end if durable is None else durable
-    reason = standstill.why(world.state, world.group(group), (1, partition), seen, world.now)
+def why(world: World, durable: int | None = None, partition: int = 0, group: str = "g", **seen: Any) -> str:
+    look = standstill.Seen(world.end if durable is None else durable, world.now, **seen)
+    reason = standstill.why(world.state, world.group(group), (1, partition), look)
     return "" if reason is None else f"{reason.code}: {reason.text}"
 
 
@@ -78,6 +79,18 @@ def test_the_group_may_be_guarded() -> None:
 def test_nobody_may_read_it(world: World) -> None:
     world.do(Leave("g", "a", "a"))
     assert why(world) == "no-member: no member reads this partition"
+
+
+def test_all_members_that_read_it_may_have_paused_its_topic_for_themselves(world: World) -> None:
+    paused = frozenset({"t"})
+    assert why(world, paused={"a": frozenset({"u"}), "b": paused}) == ""
+    assert why(world, paused={"a": paused}) == "member-paused: paused by the member itself: a"
+    world = World(t=1)
+    world.publish("t", 1)
+    world.join("a")
+    world.join("b")
+    assert why(world, paused={"a": paused}) == "", "the other one reads along"
+    assert why(world, paused={"a": paused, "b": paused}) == "member-paused: paused by the member itself: a, b"
 
 
 def test_a_member_that_had_it_before_may_still_have_messages() -> None:
@@ -232,7 +245,7 @@ def test_the_next_message_or_the_next_that_failed_may_be_damaged(world: World) -
 
     def why_with(*spans: tuple[int, int]) -> str:
         damaged = [Damage("file", *span, "") for span in spans]
-        reason = standstill.why(world.state, world.group(), (1, 0), world.end, world.now, damaged)
+        reason = standstill.why(world.state, world.group(), (1, 0), standstill.Seen(world.end, world.now, damaged))
         return "" if reason is None else reason.text
 
     assert why_with((first.position + 8, first.position + 9)).startswith("message 0 is damaged")

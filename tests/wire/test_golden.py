@@ -88,6 +88,8 @@ CONVERSATION = [
     (Opcode.GROUP, 0, b"".join(pack_part(ONE_PHASE))),
 ]
 
+CHOOSY = h.Fetch(5, 20_000, 1 << 20, 500, "billing", "b-1", 1 << 17, 1_000, ("orders", "refunds"))
+
 
 def written(name: str) -> bytes:
     return (GOLDEN / name).read_bytes()
@@ -127,6 +129,11 @@ def test_frames_are_written_as_ever() -> None:
         for number, (opcode, status, payload) in enumerate(CONVERSATION)
     ]
     assert b"".join(stream) == written("frame-v1.bin")
+
+
+def test_a_fetch_with_all_its_fields_is_written_and_read_as_ever() -> None:
+    assert h.pack_fetch(CHOOSY) == written("fetch-v1.bin")
+    assert h.unpack_fetch(written("fetch-v1.bin")) == CHOOSY
 
 
 def test_frames_of_version_1_are_read() -> None:

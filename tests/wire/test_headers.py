@@ -103,6 +103,11 @@ def test_noise_is_a_value_or_refused(name: str, noise: bytes) -> None:
 def test_requests_have_the_bytes_of_the_format() -> None:
     send = struct.pack("<HHI", 0, 2, 3) + b"\x06ordersBATCH"
     assert pack_send(h.Send("orders", 3, 2, b"BATCH")) == send
+    fetch = struct.pack("<IIII", 1, 2, 3, 4) + b"\x01g\x01m"
+    assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m")) == fetch
+    assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m", 5)) == fetch + struct.pack("<Q", 5)
+    without = fetch + struct.pack("<QIH", 0, 6, 2) + b"\x01a\x01b"
+    assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m", 0, 6, ("a", "b"))) == without
     ack = struct.pack("<I", 9) + b"\x01g\x01m" + struct.pack("<I", 2)
     ack += struct.pack("<HHIqq", 0, 0, 4, 5, 6) + struct.pack("<HHIqq", 1, 0, 7, 8, 9) + b"\x02\x00\x01a\x01b"
     assert h.pack_ack(h.Ack(9, "g", "m", (h.Acked("a", 4, 5, 6), h.Acked("b", 7, 8, 9)))) == ack

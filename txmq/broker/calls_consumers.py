@@ -12,6 +12,7 @@ from txmq.broker.calls import Answer, Asking, Handler, then
 from txmq.broker.core import consumer_commands as core
 from txmq.broker.core import consumer_queries as queries
 from txmq.broker.core.letters import locate
+from txmq.broker.core.standstill import Seen
 from txmq.broker.core.state import Rejected
 from txmq.broker.reading import offset_at, read_batches
 from txmq.errors import CorruptRecord
@@ -43,10 +44,7 @@ class ConsumerCalls:
             "consumer.return": self.give_back,
             "consumer.extend": self.extend,
             "group.list": self.listed,
-            "group.show": lambda asking, args: engine.tell(
-                asking.answer,
-                queries.show(engine.state, args.group, engine.store.durable, engine.now(), engine.store.quarantined),
-            ),
+            "group.show": self.show,
             "group.alter": self.alter,
             "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),
             "group.reset": self.reset,
@@ -67,6 +65,11 @@ class ConsumerCalls:
     def listed(self, asking: Asking, args: object) -> None:
         del args
         self._engine.tell(asking.answer, {"groups": queries.groups(self._engine.state, self._engine.now())})
+
+    def show(self, asking: Asking, args: wire.Group) -> None:
+        engine, paused = self._engine, self._membership.paused(args.group)
+        seen = Seen(engine.store.durable, engine.now(), engine.store.quarantined, paused)
+        engine.tell(asking.answer, queries.show(engine.state, args.group, seen))
 
     def join(self, asking: Asking, args: wire.Join) -> None:
         named = args.member is not None
@@ -112,7 +115,7 @@ class ConsumerCalls:
     def heartbeat(self, asking: Asking, args: wire.Heartbeat) -> None:
         reply = queries.membership(self._engine.state, args.group, args.member, args.instance)
         if not isinstance(reply, Rejected):
-            self._membership.heard(asking.session, args.group, args.member)
+            self._membership.heard(asking.session, args.group, args.member, args.paused)
         self._engine.tell(asking.answer, reply)
 
     def leave(self, asking: Asking, args: wire.Member) -> None:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-from txmq.batch import BatchView, expires, key_hashes, single_row
+from txmq.batch import BatchView, single_row
 from txmq.broker.core.candidates import WORTH_SLICING, Candidate, Source, Wish
 from txmq.broker.core.consumer_commands import Deliver, Pick
 from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.state import Rejected
+from txmq.broker.picking import Batches, covered, pick
 from txmq.broker.reading import before_damage, read_batches
 from txmq.errors import CorruptRecord
-from txmq.message import at_time
 from txmq.wire.chunks import MOVED, Chunk, pack_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from txmq.broker.core.consumers import Spot
     from txmq.broker.core.delivery import DeliverReply, Delivery
-    from txmq.broker.core.tables import Entry
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
     from txmq.broker.seams import Clock, Timer
@@ -33,10 +31,8 @@ if TYPE_CHECKING:
 LONGEST_MS = 60_000
 MOST_MESSAGES = 10_000
 MOST_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
-NOTHING: frozenset[int] = frozenset()
 
 Views = dict[int, BatchView]  # of large batches of which rows go out, by position: decompressed once for a reply
-Batches = list[bytes]  # of one candidate; none where it is not wanted
 
 
 class Attempt(Protocol):
@@ -74,7 +70,10 @@ class Fetching:
         engine.on_durable.append(self._wake)
 
     def fetch(self, session: Session, frame: Frame, request: Fetch) -> None:
-        """Lease messages to a member, now or when there are some."""
+        """Lease messages to a member, now or when there are some. What else it has waiting here gets nothing more."""
+        member = (request.group, request.member)
+        for waiter in [w for w in session.lost if isinstance(w, _Waiter) and w.member == member]:
+            self._end(waiter)
         _Fetch(self, self._engine, session, frame, request, self._clock.seconds()).start()
 
     def soon(self, function: Callable[[], None]) -> Timer:
@@ -104,8 +103,11 @@ class Fetching:
     def end(self, group: str, member: str) -> None:
         """The member has joined again: what it had waiting, perhaps on a connection that is dead, gets nothing more."""
         for waiter in [w for w in self._waiters if w.member == (group, member)]:
-            self._forget(waiter)
-            waiter.end()
+            self._end(waiter)
+
+    def _end(self, waiter: _Waiter) -> None:
+        self._forget(waiter)
+        waiter.end()
 
     def _forget(self, waiter: _Waiter) -> None:
         self._waiters.pop(waiter, None)
@@ -165,9 +167,7 @@ class _Fetch:
             if last:
                 self._reply([])
             return last
-        request = self._request
-        messages, size = min(request.max_messages, MOST_MESSAGES), min(request.max_bytes, MOST_BYTES)
-        found, batches = self._readable(Wish(messages, size, request.tag_filter, min(request.run, MOST_MESSAGES)))
+        found, batches = self._readable(self._wish())
         if isinstance(found, Rejected):
             self._session.reject(self._frame, found)
             return True
@@ -177,6 +177,12 @@ class _Fetch:
         if last:
             self._reply([])
         return last
+
+    def _wish(self) -> Wish:
+        request, topics = self._request, self._engine.state.topics
+        messages, size = min(request.max_messages, MOST_MESSAGES), min(request.max_bytes, MOST_BYTES)
+        without = frozenset(topics[name].topic_id for name in request.without if name in topics)
+        return Wish(messages, size, request.tag_filter, min(request.run, MOST_MESSAGES), without)
 
     def _readable(self, wish: Wish) -> tuple[Plan | Rejected, list[Batches]]:
         """What could go out, and its batches. No damaged one is passed over: its partition stands still before it."""
@@ -218,7 +224,7 @@ class _Fetch:
         """Lease what may go out of what was read; from the second delivery on only once that is durable."""
         now = self._engine.now()
         picks = tuple(
-            _pick(c, b, now) if b else Pick(c, unwanted=True) for c, b in zip(candidates, batches, strict=True)
+            pick(c, b, now) if b else Pick(c, unwanted=True) for c, b in zip(candidates, batches, strict=True)
         )
 
         def deliver(reply: DeliverReply | Rejected) -> None:
@@ -248,7 +254,7 @@ class _Fetch:
     def _chunk(self, delivery: Delivery, lease: int, candidate: Candidate, batches: Batches, views: Views) -> Chunk:
         rows = delivery.end - delivery.start
         flags = MOVED if candidate.source is Source.MOVED else 0
-        base, (stored, *others), (batch, *more) = _covered(delivery, candidate, batches)
+        base, (stored, *others), (batch, *more) = covered(delivery, candidate, batches)
         first = delivery.start - base
         if rows == 1 and len(batch) > WORTH_SLICING:
             view = views.setdefault(stored.position, BatchView(batch))
@@ -262,35 +268,3 @@ class _Fetch:
 
     def _reply(self, chunks: list[Chunk]) -> None:
         self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
-
-
-def _covered(
-    delivery: Delivery, candidate: Candidate, batches: Batches
-) -> tuple[int, Sequence[Entry], Sequence[bytes]]:
-    """The offset of the first batch that has rows of the delivery; these batches, as stored and as read."""
-    entries = candidate.batches
-    if len(entries) == 1:
-        return candidate.base_offset, entries, batches
-    bases = list(accumulate((entry.count for entry in entries), initial=candidate.base_offset))
-    low, high = bisect_right(bases, delivery.start) - 1, bisect_left(bases, delivery.end)
-    return bases[low], entries[low:high], batches[low:high]
-
-
-def _pick(candidate: Candidate, batches: Batches, now: int) -> Pick:
-    keys = _keys(candidate, *batches) if candidate.needs_keys else None
-    return Pick(candidate, keys, _expired(candidate, batches, now) if any(map(expires, batches)) else NOTHING)
-
-
-def _expired(candidate: Candidate, batches: Batches, now: int) -> frozenset[int]:
-    """The offsets of messages whose time to live is over; a span of it counts from when they could be delivered."""
-    ends = chain.from_iterable(
-        [at_time(carried, entry.stored_at) for carried in BatchView(batch).expire_at]
-        for entry, batch in zip(candidate.batches, batches, strict=True)
-    )
-    times = enumerate(islice(ends, candidate.first_row, candidate.first_row + candidate.rows), candidate.start)
-    return frozenset(offset for offset, end in times if 0 < end <= now)
-
-
-def _keys(candidate: Candidate, batch: bytes) -> tuple[int | None, ...]:
-    hashes = key_hashes(batch)
-    return tuple(hashes[candidate.first_row : candidate.first_row + candidate.rows])

@@ -16,6 +16,8 @@ from txmq.broker.core.events import TopicDeleted, TopicGrown
 from txmq.broker.core.state import Rejected
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
     from txmq.broker.seams import Clock
@@ -31,6 +33,7 @@ class _Seen:
     lasts: float  # seconds without a heartbeat
     until: float
     static: bool = False
+    paused: frozenset[str] = frozenset()
 
 
 class Membership:
@@ -63,11 +66,12 @@ class Membership:
         self._seen[name] = _Seen(instance, session, lasts, self._clock.seconds() + lasts, static)
         self._watch(name, session)
 
-    def heard(self, session: Session, group: str, member: str) -> None:
-        """A member is alive, on this connection."""
+    def heard(self, session: Session, group: str, member: str, paused: Iterable[str] = ()) -> None:
+        """A member is alive, on this connection, and does not fetch the topics that are `paused`."""
         seen = self._seen.get((group, member))
         if seen is not None:
             seen.until = self._clock.seconds() + seen.lasts
+            seen.paused = frozenset(paused)
             if seen.session is not session:
                 seen.session = session
                 self._watch((group, member), session)
@@ -78,6 +82,10 @@ class Membership:
     def left(self, group: str, member: str) -> None:
         """A member left by itself."""
         self._seen.pop((group, member), None)
+
+    def paused(self, group: str) -> dict[str, frozenset[str]]:
+        """The topics that members do not fetch for now, by member."""
+        return {member: seen.paused for (name, member), seen in self._seen.items() if name == group and seen.paused}
 
     def _disconnected(self, name: tuple[str, str], session: Session) -> None:
         seen = self._seen.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from threading import Condition
 from typing import Self, TypeVar
@@ -98,20 +98,32 @@ class ConsumerBase(Seated, Taking):
             self._thread.poke()
         return found
 
-    def pause(self) -> None:
-        """Hands out nothing until `resume`; what waits here goes back to the group, and its share stays its own.
+    def pause(self, *topics: str) -> None:
+        """Hands out nothing of these topics, or of any where none is named, until `resume`; from when it returns on.
 
-        Messages in hand may be settled. For others, while this member is away: `txmq group pause`, or `close`.
+        Its partitions stay its own, and what waits here of them goes back to the group, as if it had not been
+        delivered: no attempt is counted, no lease runs out. Messages in hand may be settled. It holds for this member
+        alone, through rebalances and lost connections. For all, while this one is away: `txmq group pause`, or `close`.
+        Raises LocalProtocolError for a topic that the consumer does not read.
         """
-        self._pause(paused=True)
+        self._pause(topics, paused=True)
 
-    def resume(self) -> None:
-        """Goes on after `pause`."""
-        self._pause(paused=False)
+    def resume(self, *topics: str) -> None:
+        """Goes on with these topics after `pause(*topics)`, with all after `pause()`.
 
-    def _pause(self, *, paused: bool) -> None:
+        Each undoes its own: after `pause()` and `resume()` topics that were paused by name still are.
+        """
+        self._pause(topics, paused=False)
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The topics of which it hands out nothing for now; all that it reads, after `pause()`."""
         with self._changed:
-            self._member.pause(paused=paused)
+            return self._member.intake.paused
+
+    def _pause(self, topics: Collection[str], *, paused: bool) -> None:
+        with self._changed:
+            self._member.pause(topics, paused=paused)
             self._changed.notify_all()
             self._thread.poke()
 

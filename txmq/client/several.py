@@ -43,8 +43,10 @@ class Part(Protocol):
     def postpone(self, message: ReceivedMessage, delay: float | None = None) -> None: ...
     def extend(self, message: ReceivedMessage, seconds: float | None = None) -> None: ...
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
+    @property
+    def paused(self) -> frozenset[str]: ...
+    def pause(self, *topics: str) -> None: ...
+    def resume(self, *topics: str) -> None: ...
     def holds(self, message: ReceivedMessage) -> bool: ...
     def epoch_of(self, message: ReceivedMessage) -> int: ...
 
@@ -107,15 +109,20 @@ class Several(Generic[P]):
         for message in messages:
             self.part_of(message).give_back([message])
 
-    def pause(self) -> None:
-        """Hands out nothing until `resume`; as the one of a single broker."""
+    def pause(self, *topics: str) -> None:
+        """Hands out nothing until `resume`, of these topics or at all; as the one of a single broker."""
         for part in self.parts:
-            part.pause()
+            part.pause(*topics)
 
-    def resume(self) -> None:
+    def resume(self, *topics: str) -> None:
         """Goes on after `pause`."""
         for part in self.parts:
-            part.resume()
+            part.resume(*topics)
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The topics of which it hands out nothing for now, of whatever broker."""
+        return frozenset().union(*(part.paused for part in self.parts))
 
     def holds(self, message: ReceivedMessage) -> bool:
         """Whether the message is in hand, neither acked nor nacked."""

@@ -94,12 +94,19 @@ class Consumer(ConsumerBase):
         self._hands.lent(delivered, self._reactor.seconds(), committed=committed)
         self._step()
 
-    def pause(self) -> None:
-        """Hands out nothing until `resume`; what waits here goes back to the group, and its share stays its own."""
-        self._member.pause(paused=True)
+    def pause(self, *topics: str) -> None:
+        """Hands out nothing of these topics, or of any where none is named, until `resume`; what waits here of them
+        goes back to the group, and its share stays its own. As `Consumer.pause` of the blocking face.
+        """
+        self._member.pause(topics, paused=True)
         self._step()
 
-    def resume(self) -> None:
-        """Goes on after `pause`."""
-        self._member.pause(paused=False)
+    def resume(self, *topics: str) -> None:
+        """Goes on with these topics after `pause(*topics)`, with all after `pause()`; each undoes its own."""
+        self._member.pause(topics, paused=False)
         self._step()
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The topics of which it hands out nothing for now."""
+        return self._member.intake.paused

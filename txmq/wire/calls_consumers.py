@@ -82,9 +82,10 @@ class Member(Args):
 
 
 class Heartbeat(Member):
-    """A member and the generation it last heard of."""
+    """A member and the generation it last heard of; `paused` are topics that it does not fetch for now."""
 
     generation: int
+    paused: Annotated[tuple[Name, ...], Field(max_length=1_000)] = ()
 
 
 class Failure(Args):

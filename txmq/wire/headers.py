@@ -86,7 +86,7 @@ class Fetch(NamedTuple):
     """Lease messages to a member of a consumer group; waits up to `max_wait_ms` for the first.
 
     Batches that share no bit with `tag_filter` are not wanted; 0 = all are. Neighbouring batches of together at most
-    `run` rows may come as one chunk.
+    `run` rows may come as one chunk. Nothing of the topics `without` is to come, now.
     """
 
     generation: int
@@ -97,6 +97,7 @@ class Fetch(NamedTuple):
     member: str
     tag_filter: int = 0
     run: int = 0
+    without: tuple[str, ...] = ()
 
 
 class Acked(NamedTuple):
@@ -188,9 +189,10 @@ def unpack_decide_receipt(payload: bytes) -> DecideReceipt:
 
 
 def pack_fetch(request: Fetch) -> bytes:
-    tags = TAGS.pack(request.tag_filter) if request.tag_filter or request.run else b""
-    run = RUN.pack(request.run) if request.run else b""
-    return FETCH.pack(*request[:4]) + _string(request.group) + _string(request.member) + tags + run
+    without = _names(request.without) if request.without else b""
+    run = RUN.pack(request.run) if request.run or without else b""
+    tags = TAGS.pack(request.tag_filter) if request.tag_filter or run else b""
+    return FETCH.pack(*request[:4]) + _string(request.group) + _string(request.member) + tags + run + without
 
 
 def unpack_fetch(payload: bytes) -> Fetch:
@@ -199,8 +201,9 @@ def unpack_fetch(payload: bytes) -> Fetch:
     group, member = reader.group(), reader.name()
     (tags,) = reader.fields(TAGS) if reader.left else (0,)
     (run,) = reader.fields(RUN) if reader.left else (0,)
+    without = _read_names(reader) if reader.left else ()
     reader.end()
-    return Fetch(generation, max_wait_ms, max_bytes, max_messages, group, member, tags, run)
+    return Fetch(generation, max_wait_ms, max_bytes, max_messages, group, member, tags, run, without)
 
 
 def pack_ack(request: Ack) -> bytes:
@@ -212,7 +215,7 @@ def pack_refused(refused: Sequence[Acked]) -> bytes:
     """The reply to an ACK of which not everything was taken; nothing at all where it was."""
     topics = {topic: index for index, topic in enumerate(dict.fromkeys(acked.topic for acked in refused))}
     ranges = [RANGE.pack(topics[topic], 0, *place) for topic, *place in refused]
-    return b"".join([COUNT.pack(len(ranges)), *ranges, TOPICS.pack(len(topics)), *map(_string, topics)])
+    return b"".join([COUNT.pack(len(ranges)), *ranges, _names(tuple(topics))])
 
 
 def unpack_refused(payload: bytes) -> tuple[Acked, ...]:
@@ -227,8 +230,7 @@ def unpack_refused(payload: bytes) -> tuple[Acked, ...]:
 def _ranges(reader: Reader) -> tuple[Acked, ...]:
     (count,) = reader.fields(COUNT)
     ranges = list(RANGE.iter_unpack(reader.take(RANGE.size * count)))
-    (count,) = reader.fields(TOPICS)
-    topics = [reader.name() for _ in range(count)]
+    topics = _read_names(reader)
     return tuple(_acked(topics, *fields) for fields in ranges)
 
 
@@ -262,6 +264,15 @@ def _acked(topics: Sequence[str], index: int, flags: int, partition: int, start:
     if not 0 <= start < end:
         raise RemoteProtocolError(f"an acknowledgement of offsets {start} to {end}")
     return Acked(topics[index], partition, start, end)
+
+
+def _names(topics: Sequence[str]) -> bytes:
+    return b"".join([TOPICS.pack(len(topics)), *map(_string, topics)])
+
+
+def _read_names(reader: Reader) -> tuple[str, ...]:
+    (count,) = reader.fields(TOPICS)
+    return tuple(reader.name() for _ in range(count))
 
 
 def _string(text: str) -> bytes:

@@ -56,13 +56,14 @@ class Candidate(NamedTuple):
 
 class Wish(NamedTuple):
     """What a fetch asks for: messages and bytes at most; batches that share a bit with `tags`, 0 = all; neighbouring
-    ones of at most `run` rows joined.
+    ones of at most `run` rows joined; nothing of the topics `without`, by their ids.
     """
 
     messages: int
     size: int
     tags: int = 0
     run: int = 0
+    without: frozenset[int] = frozenset()
 
 
 class Runs:

@@ -13,15 +13,15 @@ from txmq.broker.core import tables as t
 from txmq.broker.core.consumers import FenceState
 from txmq.broker.core.members import active, known
 from txmq.broker.core.moved import Kind, Moved
+from txmq.broker.core.standstill import Seen
 from txmq.broker.core.state import Rejected, State
 from txmq.errors import UnknownLetter, UnknownMember
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from txmq.broker.core.consumers import Fence, Group, Member, Spot, Spotted
     from txmq.broker.core.positions import Position
-    from txmq.broker.core.standstill import Damaged
 
 FENCES_SHOWN = 100
 TIMED = 16  # partitions of a group whose oldest message is looked up for a list of all groups
@@ -109,23 +109,19 @@ def lag(state: State, name: str) -> int | Rejected:
     return int(summary["lag"] + summary["retrying"] + summary["parked"] + held)
 
 
-def show(
-    state: State, name: str, durable: int, now: int | None = None, damaged: Sequence[Damaged] = ()
-) -> dict[str, Any] | Rejected:
+def show(state: State, name: str, seen: Seen) -> dict[str, Any] | Rejected:
     """A group in full. `why` tells for each partition what keeps it from moving, "" where nothing does (`standstill`).
 
-    `lag_ms` is the age of the oldest message that is neither processed nor moved; `now` None = as of the last record.
-    `damaged` are spans of the log that cannot be read.
+    `lag_ms` is the age of the oldest message that is neither processed nor moved.
     """
     group = known(state, name)
     if isinstance(group, Rejected):
         return group
-    at = state.stored_at if now is None else now
-    positions = [_position(state, group, spot, (durable, at, damaged)) for spot in sorted(group.positions)]
-    return _summary(state, group, at) | {
+    positions = [_position(state, group, spot, seen) for spot in sorted(group.positions)]
+    return _summary(state, group, seen.now) | {
         "settings": settings(group),
         "flood": None if group.flood is None else group.flood._asdict(),
-        "member_list": [_member(state, group, member) for member in group.members.values()],
+        "member_list": [_member(state, group, member, seen) for member in group.members.values()],
         "lag_ms": max((position["lag_ms"] for position in positions), default=0),
         "paused_topics": [state.topics_by_id[topic_id].name for topic_id in sorted(group.paused_topics)],
         "positions": positions,
@@ -138,7 +134,7 @@ def settings(group: Group) -> dict[str, Any]:
     return group.settings._asdict() | {"retry": group.settings.policy.to_json()}
 
 
-def _member(state: State, group: Group, member: Member) -> dict[str, Any]:
+def _member(state: State, group: Group, member: Member, seen: Seen) -> dict[str, Any]:
     mine = [lease for lease in group.leases.values() if lease.member == member.name]
     return {
         "member": member.name,
@@ -146,6 +142,7 @@ def _member(state: State, group: Group, member: Member) -> dict[str, Any]:
         "assignment": _assignment(state, member),
         "leased": sum(lease.left for lease in mine),
         "oldest_lease": min((lease.granted_at for lease in mine), default=None),
+        "paused": sorted(seen.paused.get(member.name, ())),
     }
 
 
@@ -153,10 +150,9 @@ def _assignment(state: State, member: Member) -> list[tuple[str, int]]:
     return [(state.topics_by_id[topic_id].name, partition) for topic_id, partition in member.partitions]
 
 
-def _position(state: State, group: Group, spot: Spot, seen: tuple[int, int, Sequence[Damaged]]) -> dict[str, Any]:
+def _position(state: State, group: Group, spot: Spot, seen: Seen) -> dict[str, Any]:
     position = group.positions[spot]
-    durable, now, _damaged = seen
-    reason = standstill.why(state, group, spot, *seen)
+    reason = standstill.why(state, group, spot, seen)
     topic = state.topics_by_id[spot[0]]
     holders = sorted({group.leases[piece.value.lease].member for piece in position.leased})
     owners = [member.name for member in group.members.values() if spot in member.partitions]
@@ -165,7 +161,7 @@ def _position(state: State, group: Group, spot: Spot, seen: tuple[int, int, Sequ
         "partition": spot[1],
         "floor": position.floor,
         "cursor": position.cursor,
-        "end": gates.end(state, *spot, durable),
+        "end": gates.end(state, *spot, seen.durable),
         "lag": _lag(state, spot, position),
         "leased": position.leased.total,
         "leased_to": holders,
@@ -174,7 +170,7 @@ def _position(state: State, group: Group, spot: Spot, seen: tuple[int, int, Sequ
         "retrying": group.retrying[spot],
         "owners": owners,
         "passed": _passed(state, group, spot),
-        "lag_ms": _age_ms(state, group, spot, now),
+        "lag_ms": _age_ms(state, group, spot, seen.now),
         "why": "" if reason is None else reason.text,
         "reason": "" if reason is None else reason.code,
     }

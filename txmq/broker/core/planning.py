@@ -170,8 +170,9 @@ class _Planner:
 
     def _stands(self, spot: Spot) -> bool:
         topic = self._state.topics_by_id[spot[0]]
-        closed = topic.deleted or not topic.settings.readable or spot in self.without
-        return closed or self._group.stands(spot)
+        closed = topic.deleted or not topic.settings.readable
+        unwanted = spot in self.without or spot[0] in self._wish.without
+        return closed or unwanted or self._group.stands(spot)
 
     def moved_rows(self, most: int) -> None:
         """Retries that are due."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.broker.core import fences, gates, growth, suspects, topics
 from txmq.broker.core import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from txmq.broker.core.consumers import Group, Spot
     from txmq.broker.core.positions import Position
@@ -35,15 +36,24 @@ class Damaged(Protocol):
     def end(self) -> int: ...
 
 
+class Seen(NamedTuple):
+    """What the state does not tell: readers see the log up to `durable`, but for spans that are `damaged`, and members
+    do not fetch, for now, the topics that they have `paused`.
+    """
+
+    durable: int
+    now: int
+    damaged: Sequence[Damaged] = ()
+    paused: Mapping[str, Collection[str]] = MappingProxyType({})
+
+
 class Look(NamedTuple):
-    """What the reasons are judged by; readers see the log up to `durable`, but for what is `damaged`."""
+    """What the reasons are judged by."""
 
     state: State
     group: Group
     spot: Spot
-    durable: int
-    now: int
-    damaged: Sequence[Damaged] = ()
+    seen: Seen
 
     @property
     def position(self) -> Position:
@@ -65,14 +75,12 @@ class Look(NamedTuple):
         return self.position.cursor >= self.end and not self.position.redeliver
 
     def seconds_since(self, time: int) -> int:
-        return max(0, self.now - time) // SECOND
+        return max(0, self.seen.now - time) // SECOND
 
 
-def why(
-    state: State, group: Group, spot: Spot, durable: int, now: int, damaged: Sequence[Damaged] = ()
-) -> Reason | None:
+def why(state: State, group: Group, spot: Spot, seen: Seen) -> Reason | None:
     """What keeps a partition from moving; None = nothing does, or there is nothing to move."""
-    look = Look(state, group, spot, durable, now, damaged)
+    look = Look(state, group, spot, seen)
     found = ((rule.__name__.strip("_").replace("_", "-"), rule(look)) for rule in RULES)
     return next((Reason(code, text) for code, text in found if text), None)
 
@@ -121,11 +129,18 @@ def _no_member(look: Look) -> str:
     return "" if look.owners else "no member reads this partition"
 
 
+def _member_paused(look: Look) -> str:
+    """Not the group's doing: members may stop fetching topics for a while, each for itself."""
+    topic, owners = look.state.topics_by_id[look.spot[0]].name, look.owners
+    paused = all(topic in look.seen.paused.get(member, ()) for member in owners)
+    return f"paused by the member itself: {', '.join(owners)}" if paused else ""
+
+
 def _damaged(look: Look) -> str:
     """The next message, or one that failed and is next: nothing is passed over."""
     back = look.position.redeliver.first()
     offsets = [look.position.cursor] if back is None else [back.start, look.position.cursor]
-    for offset in offsets if look.damaged else ():
+    for offset in offsets if look.seen.damaged else ():
         row = next(topics.entries_from(look.state, look.spot, offset), None)
         if row is not None and _is_damaged(look, row[1]):
             return f"message {offset} is damaged on the broker's disk: restore the segment, or reset behind it"
@@ -134,7 +149,7 @@ def _damaged(look: Look) -> str:
 
 def _is_damaged(look: Look, entry: t.Entry) -> bool:
     end = entry.position + entry.length
-    return any(span.position < end and entry.position < span.end for span in look.damaged)
+    return any(span.position < end and entry.position < span.end for span in look.seen.damaged)
 
 
 def _held_before(look: Look) -> str:
@@ -197,14 +212,14 @@ def _leased(look: Look) -> str:
     if not look.drained or not numbers:
         return ""
     first = min((look.group.leases[number] for number in numbers), key=lambda lease: lease.granted_at)
-    slow = look.now - first.granted_at > look.group.settings.lease_us
+    slow = look.seen.now - first.granted_at > look.group.settings.lease_us
     what = "its handlers are slow, or hang" if slow else "waiting for acks"
     return f"everything is leased, to {first.member} for {look.seconds_since(first.granted_at)} s: {what}"
 
 
 def _not_durable(look: Look) -> str:
     row = look.state.entries.get(t.ENTRY_KEY.pack(*look.spot, look.position.cursor))
-    waits = row is not None and t.Entry._make(row).visible_at > look.durable
+    waits = row is not None and t.Entry._make(row).visible_at > look.seen.durable
     return "the next message is not durable yet" if waits else ""
 
 
@@ -244,6 +259,7 @@ def _parked(look: Look) -> str:
 
 
 RULES: tuple[Callable[[Look], str], ...] = (
-    _deleted, _closed, _paused, _topic_paused, _being_reset, _guarded, _no_member, _damaged, _held_before, _transaction,
-    _fence_full, _growth, _alone, _span, _leased, _not_durable, _gate, _undecided, _retrying, _parked,
+    _deleted, _closed, _paused, _topic_paused, _being_reset, _guarded, _no_member, _member_paused, _damaged,
+    _held_before, _transaction, _fence_full, _growth, _alone, _span, _leased, _not_durable, _gate, _undecided,
+    _retrying, _parked,
 )  # fmt: skip

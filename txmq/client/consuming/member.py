@@ -11,16 +11,17 @@ for requests again. Everything is called by one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum, auto
 from itertools import chain
 
 from txmq.client.consuming.acks import RANGES_AT_ONCE, join
 from txmq.client.consuming.holdings import Holdings
+from txmq.client.consuming.intake import Intake
 from txmq.client.consuming.overdue import Overdue
 from txmq.client.consuming.parcels import Parcel
 from txmq.client.consuming.replies import Beat, Joined
-from txmq.client.consuming.requests import Request, Seat, call, fetch, member_args
+from txmq.client.consuming.requests import Request, Seat, call, member_args
 from txmq.client.consuming.settings import Settings
 from txmq.client.consuming.settling import Settling, Stats
 from txmq.client.log import get_logger
@@ -33,11 +34,9 @@ from txmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
-from txmq.keys import tag_filter
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.json import parse_as
 
-FETCH_WAIT_S = 20.0
 PAUSE_S = 0.2  # where the broker asks for one
 log = get_logger()
 
@@ -59,14 +58,15 @@ class Member:
         self.settings = settings
         self.stats = Stats()
         self.holdings = Holdings(ordered=settings.ordered, tags=settings.tags, selector=settings.selector)
+        self.intake = Intake(settings, self.holdings)
         self.settling = Settling(self.holdings, self.stats, self._refused, ordered=settings.ordered)
         self.phase = Phase.AWAY
         self.seat: Seat | None = None
         self.failure: TxmqError | None = None  # why it cannot go on
         self.wants_reconnect = False
         self._instance, self._owner = instance, owner
-        self._closing = self._leaving = self._said_goodbye = self._paused = False
-        self._fetching = self._beating = self._stale = False
+        self._closing = self._leaving = self._said_goodbye = False
+        self._beating = self._stale = False
         self._paused_until = self._beat_at = 0.0
         self._overdue = Overdue(self.holdings)
         self._leases: dict[int, float] = {}  # since when, or extended when
@@ -84,8 +84,9 @@ class Member:
         if self.phase is Phase.GONE:
             return
         self.phase = Phase.AWAY
-        self._fetching = self._beating = self._stale = self._said_goodbye = False
+        self._beating = self._stale = self._said_goodbye = False
         self._queue.clear()
+        self.intake.lost()
         self.settling.lost(now)
         self.holdings.drop_ready()
 
@@ -99,11 +100,17 @@ class Member:
         self._closing = True
         self.settling.give_back(self.holdings.drop_ready())
 
-    def pause(self, *, paused: bool) -> None:
-        """Hands out nothing for a while and gives back what waits here, but stays a member; or goes on."""
-        self._paused = paused
-        if paused:
-            self.settling.give_back(self.holdings.drop_ready())
+    def pause(self, topics: Collection[str] = (), *, paused: bool) -> None:
+        """Hands out nothing for a while, of these topics or at all, and gives back what waits here of it; or goes on.
+
+        The broker is told at once. Raises LocalProtocolError for a topic that it does not read.
+        """
+        self.intake.pause(topics, paused=paused)
+        self._give_back_paused()
+        self._beat_at = 0.0
+
+    def _give_back_paused(self) -> None:
+        self.settling.give_back(self.holdings.drop_ready(self.intake.leaves_out))
 
     def leave(self) -> None:
         """Goes, once the broker has confirmed everything. What is still in hand is delivered to others."""
@@ -125,7 +132,7 @@ class Member:
         if self._leaving:
             yield from self._goodbye(self.seat)
         elif self.may_fetch():
-            yield self._fetch(self.seat)
+            yield self.intake.fetch(self.seat, self._fetched, self._refused)
 
     def wake_at(self) -> float | None:
         """When to ask for requests without another reason; None = there is no such time."""
@@ -170,7 +177,7 @@ class Member:
         self.stats.rejoined += self.seat is not None
         self.seat = reply.seat(self._instance)
         self.phase = Phase.SERVING
-        self._beat_at = now + self.seat.beat_s
+        self._beat_at = now if self.intake.paused else now + self.seat.beat_s
         log.info("consumer.joined", group=reply.group, member=reply.member, partitions=len(reply.assignment))
 
     def _join_refused(self, error: RequestRejected, now: float) -> None:
@@ -204,7 +211,8 @@ class Member:
     def _beat(self, seat: Seat, now: float) -> Iterator[Request]:
         self._beating = True
         self._beat_at = now + seat.beat_s
-        yield call("consumer.heartbeat", member_args(seat), self._beaten, self._beat_refused)
+        args = member_args(seat) | {"paused": sorted(self.intake.paused)}
+        yield call("consumer.heartbeat", args, self._beaten, self._beat_refused)
         alive = self.holdings.leases()
         self._leases = {lease: since for lease, since in self._leases.items() if lease in alive}
         old = [lease for lease, since in self._leases.items() if now - since > seat.lease_s / 2]
@@ -238,26 +246,16 @@ class Member:
         return parcel.spot not in self.seat.assignment and (self.settings.ordered or not parcel.moved)
 
     def may_fetch(self) -> bool:
-        """Whether half of what may wait here could be filled, and nobody is about to."""
-        if self._fetching or self._closing or self._paused or self._stale:
-            return False
-        holdings, settings = self.holdings, self.settings
-        few = holdings.ready <= settings.prefetch_messages // 2
-        return few and holdings.ready_bytes <= settings.prefetch_bytes // 2
-
-    def _fetch(self, seat: Seat) -> Request:
-        self._fetching = True
-        messages = self.settings.prefetch_messages - self.holdings.ready
-        size = self.settings.prefetch_bytes - self.holdings.ready_bytes
-        tags = tag_filter(self.settings.tags or ())
-        return fetch(seat, FETCH_WAIT_S, messages, size, self._fetched, self._fetch_refused, tags=tags)
+        """Whether there is room for more, and nothing against it."""
+        return not (self._closing or self._stale) and self.intake.wanted()
 
     def _fetched(self, payload: bytes, now: float) -> None:
-        self._fetching = False
         for chunk in unpack_chunks(payload).chunks:
             self._take_in(chunk, now)
-        if self._closing or self._paused:
+        if self._closing:
             self.settling.give_back(self.holdings.drop_ready())
+        elif self.intake.paused:
+            self._give_back_paused()
 
     def _take_in(self, chunk: Chunk, now: float) -> None:
         assert self.seat is not None, "only members fetch"
@@ -267,10 +265,6 @@ class Member:
             self.settling.acks.add(*unwanted, now)
             self.stats.filtered += unwanted.end - unwanted.start
 
-    def _fetch_refused(self, error: RequestRejected, now: float) -> None:
-        self._fetching = False
-        self._refused(error, now)
-
     def _goodbye(self, seat: Seat) -> Iterator[Request]:
         """Once all is confirmed, the end. Before it, if a fetch is under way, a rejoin gives back what that brings.
 
@@ -279,7 +273,7 @@ class Member:
         if not self.settling.idle or self._said_goodbye:
             return
         self._said_goodbye = True
-        if self._fetching:
+        if self.intake.under_way:
             yield self._join()._replace(reply=self._parted, refused=lambda _error, now: self._parted(b"", now))
             return
         if self.settings.static:
@@ -290,7 +284,8 @@ class Member:
 
     def _parted(self, payload: bytes, now: float) -> None:
         del payload, now
-        self._fetching = self._said_goodbye = False
+        self.intake.lost()
+        self._said_goodbye = False
 
     def _left(self, answer: object, now: float) -> None:
         del answer, now

@@ -57,11 +57,21 @@ def member_args(seat: Seat) -> dict[str, Any]:
     return {"group": seat.group, "member": seat.member, "generation": seat.generation, "instance": seat.instance}
 
 
-def fetch(
-    seat: Seat, wait_s: float, messages: int, size: int, reply: Reply, refused: Refusal, *, tags: int = 0
+def fetch(  # all that a fetch says
+    seat: Seat,
+    wait_s: float,
+    messages: int,
+    size: int,
+    reply: Reply,
+    refused: Refusal,
+    *,
+    tags: int = 0,
+    without: tuple[str, ...] = (),
 ) -> Request:
-    """A request for at most so many messages and bytes of batches, of those whose tag filter has a bit of `tags`."""
-    wanted = Fetch(seat.generation, round(wait_s * 1_000), size, messages, seat.group, seat.member, tags, RUN)
+    """A request for at most so many messages and bytes of batches, of those whose tag filter has a bit of `tags`;
+    nothing of the topics `without`.
+    """
+    wanted = Fetch(seat.generation, round(wait_s * 1_000), size, messages, seat.group, seat.member, tags, RUN, without)
     return Request(Opcode.FETCH, pack_fetch(wanted), reply, refused, wait_s + REPLY_S)
 
 
