@@ -12,6 +12,7 @@ import pytest
 
 import txmq
 from tests.client.consuming import fresh
+from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
 from txmq.client.blocking import Client
 from txmq.client.consumer import Consumer
@@ -25,7 +26,6 @@ from txmq.tx.postgres.session import Connection
 
 WAIT_S = 20.0
 IDLE_S = 0.6
-EFFECT = "INSERT INTO effects (body, attempt) VALUES (%s, %s)"
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +43,7 @@ def client(broker: RealBroker) -> Iterator[Client]:
 
 @pytest.fixture
 def connect(database: str) -> Callable[[], Connection]:
-    """Connects to a database that has a table of effects."""
-    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE effects (body text, attempt int)")
-    return lambda: psycopg2.connect(database)
-
-
-def effects(connect: Callable[[], Connection]) -> list[str]:
-    with closing(connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT body FROM effects ORDER BY body")
-        return [body for (body,) in cursor.fetchall()]
-
-
-def take_effect(message: ReceivedMessage, connection: Connection) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(EFFECT, (message.body.decode(), message.attempt))
+    return with_effects(database)
 
 
 def send(client: Client, topic: str, count: int) -> list[str]:

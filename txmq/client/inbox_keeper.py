@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from txmq.client.log import get_logger
 from txmq.client.reporting import Alarm, report, source_of
@@ -23,12 +23,31 @@ from txmq.tx.postgres.translate import translated
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
-    from txmq.client.consumer_base import ConsumerBase
+    from txmq.client.consuming.settings import Settings
+    from txmq.client.consuming.settling import Stats
+    from txmq.client.core import Core
 
 EVERY_S = 5.0
 LETTERS_AT_ONCE = 1_000
 REPORTED_S = 3_600.0
 log = get_logger()
+
+
+class Kept(Protocol):
+    """What the keeper needs of a member, on whatever thread that is."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def core(self) -> Core: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def inbox_name(self) -> str: ...
+    @property
+    def assignment(self) -> frozenset[tuple[str, int]]: ...
+    @property
+    def stats(self) -> Stats: ...
 
 
 def open_connection(connect: Callable[[], Connection]) -> Connection:
@@ -42,7 +61,7 @@ def open_connection(connect: Callable[[], Connection]) -> Connection:
 class Keeper:
     """A thread with a connection of its own, as long as handlers run."""
 
-    def __init__(self, consumer: ConsumerBase, connect: Callable[[], Connection]) -> None:
+    def __init__(self, consumer: Kept, connect: Callable[[], Connection]) -> None:
         self._consumer, self._connect = consumer, connect
         self._stopped = Event()
         self._thread = Thread(target=self._run, name=f"txmq-{consumer.settings.group}-inbox", daemon=True)

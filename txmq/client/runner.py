@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
-    from txmq.client.consumer_base import ConsumerBase
     from txmq.client.consuming.settings import Settings
+    from txmq.client.inbox_keeper import Kept
 
 LOOK_EVERY_S = 0.25  # at `stop` and `idle_exit`, while there are no messages
 log = get_logger()
@@ -38,7 +38,7 @@ class Source(Holder, Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def parts(self) -> Sequence[ConsumerBase]: ...
+    def parts(self) -> Sequence[Kept]: ...
     def working(
         self, most: int, timeout: float, batch_wait: float
     ) -> AbstractContextManager[Sequence[ReceivedMessage]]: ...

@@ -21,6 +21,7 @@ from txmq.client.twisted_link import Connected, Link, timed
 from txmq.client.twisted_seams import Timer
 from txmq.client.twisted_taking import Take, Takers, Taking
 from txmq.errors import BrokerUnavailable, ClientClosed, RequestRejected, RequestTimeout, TxmqError
+from txmq.message import ReceivedMessage
 
 CLOSE_S = 10.0
 T = TypeVar("T")
@@ -33,6 +34,8 @@ class ConsumerBase(Seated, Taking):
         """`takers` are given where it is one of several brokers' members that are waited for together."""
         super().__init__()
         self.core, self.settings = core, settings
+        self.parts = (self,)
+        self._is_part = takers is not None
         self._reactor = core.reactor
         self._member = Member(settings, uuid4().hex, owner=self)
         self._hands = Hands(self._member)
@@ -51,6 +54,21 @@ class ConsumerBase(Seated, Taking):
     def log_id(self) -> UUID | None:
         """The log that its messages are of, as soon as there was a connection."""
         return self.core.known_log_id
+
+    @property
+    def inbox_name(self) -> str:
+        """Its group as the inbox knows it, once there was a connection; as with the blocking face."""
+        return f"{self.group}#{self.log_id}" if self._is_part else self.group
+
+    def inbox_of(self, message: ReceivedMessage) -> str:
+        """The group that the inbox counts the message in."""
+        del message
+        return self.inbox_name
+
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
+        """Adds to the stats what only handlers know."""
+        self._member.stats.duplicates += duplicates
+        self._member.stats.retried += retried
 
     @property
     def closed(self) -> bool:

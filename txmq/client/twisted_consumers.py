@@ -24,6 +24,8 @@ class Consumers(Several[Consumer], Taking):
     Made by `consumer` of a client of several brokers. `parts` are its members, in the order of the brokers.
     """
 
+    parts: tuple[Consumer, ...]
+
     def __init__(self, cores: Sequence[Core], settings: Settings) -> None:
         super().__init__()
         self.settings, self._reactor = settings, cores[0].reactor
@@ -53,6 +55,14 @@ class Consumers(Several[Consumer], Taking):
     def ack_batch(self, batch: ReceivedBatch, *, wait: bool = False) -> Deferred[None]:
         """All messages of the batch are processed, but for those that were acked or nacked alone."""
         return self.part_of(batch).ack_batch(batch, wait=wait)
+
+    def inbox_of(self, message: ReceivedMessage) -> str:
+        """The group that the inbox counts the message in: offsets of several brokers are told apart."""
+        return self.part_of(message).inbox_name
+
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
+        """Adds to the stats what only handlers know."""
+        self.parts[0].count(duplicates=duplicates, retried=retried)
 
     def close(self) -> Deferred[None]:
         """Leaves the group everywhere, as the one of Consumer does."""

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from inspect import iscoroutine
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from twisted.internet.defer import Deferred, DeferredList
 
-from txmq.client.consuming.parcels import DeliveredMessage
 from txmq.client.runner import check_limits, nack_all
-from txmq.client.twisted_seams import Reactor
+from txmq.client.twisted_inbox import Source as Bridged
+from txmq.client.twisted_inbox import run_in_threads
 from txmq.message import ReceivedMessage
 
-Handler: TypeAlias = Callable[[Any], object]  # of a message or a list of them; may give a Deferred or a coroutine
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+
+Handler: TypeAlias = Callable[..., object]  # of a message or a list of them; may give a Deferred or a coroutine
 
 
-class Source(Protocol):
+class Source(Bridged, Protocol):
     """What handlers need of a consumer, be it of one broker or of several."""
 
     @property
-    def closed(self) -> bool: ...
-    @property
     def at_work(self) -> int: ...
-    @property
-    def reactor(self) -> Reactor: ...
-    def working(self) -> AbstractContextManager[None]: ...
-    def receive_many(self, most: int, timeout: float | None = None) -> Deferred[list[DeliveredMessage]]: ...
-    async def filled(self, found: list[DeliveredMessage], most: int, seconds: float) -> list[DeliveredMessage]: ...
-    def holds(self, message: ReceivedMessage) -> bool: ...
-    def ack(self, message: ReceivedMessage) -> Deferred[None]: ...
-    def nack(self, message: ReceivedMessage, *, error: BaseException) -> None: ...
 
 
 class Limits(NamedTuple):
@@ -45,9 +37,14 @@ class Limits(NamedTuple):
     idle_exit: float | None
 
 
-async def run_handler(consumer: Source, handler: Handler, limits: Limits) -> None:
+async def run_handler(
+    consumer: Source, handler: Handler, inbox: Callable[[], Connection] | None, limits: Limits
+) -> None:
     """What `run` does. Raises LocalProtocolError for what cannot be meant, and why the consumer cannot go on."""
     check_limits(limits.workers, "workers", limits.batch, limits.batch_wait)
+    if inbox is not None:
+        await run_in_threads(consumer, handler, inbox, limits)
+        return
     runner = Runner(consumer, handler, limits)
     work = [Deferred.fromCoroutine(runner.work()) for _ in range(limits.workers)]
     ends: list[tuple[bool, Any]] = await DeferredList(work, consumeErrors=True)

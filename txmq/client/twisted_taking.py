@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
@@ -17,6 +17,12 @@ from txmq.client.twisted_runner import Handler, Limits, run_handler
 from txmq.client.twisted_seams import Closing, Reactor
 from txmq.errors import TxmqError
 from txmq.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+
+    from txmq.client.consuming.settings import Settings
+    from txmq.client.twisted_consumer_base import ConsumerBase
 
 T = TypeVar("T")
 Take = Callable[[Hands, float], T]
@@ -61,8 +67,10 @@ class Takers:
 
 
 class Taking(Closing):
-    """What messages come out of."""
+    """What messages come out of. `parts` are the members that it is, one at each broker."""
 
+    settings: Settings
+    parts: Sequence[ConsumerBase]
     _reactor: Reactor
     _takers: Takers
     _handlers = 0  # that have messages
@@ -93,6 +101,22 @@ class Taking(Closing):
         self, message: ReceivedMessage, delay: float | None = None, error: BaseException | str | None = None
     ) -> None:
         """The message failed."""
+
+    @abstractmethod
+    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Hands messages back as if they had never been taken."""
+
+    @abstractmethod
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
+        """Adds to the stats what only handlers know."""
+
+    @abstractmethod
+    def epoch_of(self, message: ReceivedMessage) -> int:
+        """The group's epoch when the message came."""
+
+    @abstractmethod
+    def inbox_of(self, message: ReceivedMessage) -> str:
+        """The group that the inbox counts the message in."""
 
     @abstractmethod
     def _awaited(self) -> None:
@@ -151,6 +175,7 @@ class Taking(Closing):
         self,
         handler: Handler,
         *,
+        inbox: Callable[[], Connection] | None = None,
         workers: int = 1,
         batch: int | None = None,
         batch_wait: float = 0.0,
@@ -161,9 +186,13 @@ class Taking(Closing):
         `handler(message)` may give a Deferred or a coroutine: what it returns from is acked, what raises is nacked, and
         retried by the group's policy. `batch`: the handler gets lists of up to so many messages instead, and
         `batch_wait` seconds are waited for a list to fill. `idle_exit`: seconds without a message after which to end.
+
+        `inbox`, a function that connects to PostgreSQL: then `handler(message, connection)` runs in a transaction that
+        also remembers the message, as with the blocking `Consumer.run`. It runs in a thread, one for each worker, and
+        is no coroutine; of this consumer it has to ask by `blockingCallFromThread(reactor, consumer.nack, message)`.
         """
         limits = Limits(workers, batch, batch_wait, idle_exit)
-        return Deferred.fromCoroutine(run_handler(self, handler, limits))
+        return Deferred.fromCoroutine(run_handler(self, handler, inbox, limits))
 
     @property
     def at_work(self) -> int:
