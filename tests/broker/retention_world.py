@@ -28,6 +28,7 @@ from txmq.config import Broker, Settings, load
 from txmq.errors import TxmqError
 from txmq.message import Message
 from txmq.store.index import LmdbTables
+from txmq.store.log import Log
 from txmq.testing.simfs import SimFS
 
 DATA, ARCHIVE = "/data", "/cold"
@@ -68,22 +69,29 @@ class _Frozen:
 class World:
     """One life of a broker. Messages of topic `t` are kept for an hour, three of those are a segment."""
 
-    def __init__(self, fs: SimFS, *, now: int = BEGAN, **retention_settings: Any) -> None:
+    def __init__(self, fs: SimFS, *, now: int = BEGAN, data: str = DATA, **retention_settings: Any) -> None:
         self.fs, self.clock, self._began = fs, Clock(), now
-        settings = load(None, {"data": DATA})
+        settings = load(None, {"data": data})
         kept = settings.retention.model_copy(update={"hours": 1.0, "archive": Path(ARCHIVE)} | retention_settings)
         self.settings: Settings = settings.model_copy(update={"retention": kept})
-        self.log, state = recover(fs, now)
-        self.state = state
-        self.engine = Engine(self.log, state, clock=self.clock, now=self.now, in_thread=self._at_once)
+        self.own: Broker = settings.broker.model_copy(update=self.broker_settings())
+        self.log, self.state, self.tables = self.opened(now)
+        self.engine = Engine(self.log, self.state, clock=self.clock, now=self.now, in_thread=self._at_once)
         self.engine.on_failure = Failure.raiseException
         self.engine.boot("test")
         self.assembly = Assembly(self.engine, self.settings, self.clock, Nobody(), Random(1))
-        tables = cast("LmdbTables", Rows(state, self.log.first))
-        own: Broker = settings.broker.model_copy(update={"snapshot_bytes": 1 << 40})
-        self.keeper = Keeper(fs, self.engine, tables, own, self._at_once)
+        self.keeper = Keeper(fs, self.engine, self.tables, self.own, self._at_once)
         self.keeper.remove_for(self.assembly.retaining, ARCHIVE)
         self.sequence = 0
+
+    def broker_settings(self) -> dict[str, Any]:
+        """What is otherwise than by default."""
+        return {"snapshot_bytes": 1 << 40}
+
+    def opened(self, now: int) -> tuple[Log, State, LmdbTables]:
+        """What is on the disk, recovered."""
+        log, state = recover(self.fs, now)
+        return log, state, cast("LmdbTables", Rows(state, log.first))
 
     def now(self) -> int:
         return self._began + round(self.clock.seconds() * SECOND)

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import heapq
 from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 
+from tests.broker.random_work import KEYS, Work
 from tests.broker.retention_world import DATA, World
 from tests.simulation.node import recover
-from txmq.batch import BatchView, encode, verify
+from txmq.batch import BatchView
 from txmq.broker import finding
 from txmq.broker.candidates import Candidates
 from txmq.broker.core import machine, pieces
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.delays import PublishDue
-from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.sends import Send
 from txmq.broker.core.topics import CreateTopic
 from txmq.broker.finding import Page, Search, Wanted
 from txmq.broker.storage import roll_forward
 from txmq.errors import StoreError, UnsupportedFormat
-from txmq.message import Decision, Message
 from txmq.store import cataloguing
-from txmq.store.catalogue import Catalogue, blocks, folder_of, numbers, open_catalogues
-from txmq.store.cataloguing import Source, update
+from txmq.store.catalogue import (
+    KEY_ROW,
+    OFFSET_BITS,
+    Catalogue,
+    base_of,
+    blocks,
+    folder_of,
+    hash_of_key,
+    hashes_of_id,
+    numbers,
+    open_catalogues,
+    remove_catalogues,
+)
+from txmq.store.cataloguing import Source, gaps, update
 from txmq.store.pages import PAGE
 from txmq.testing.simfs import SimFS, crash_points
 
-KEYS = [f"k{number}" for number in range(12)]
 HOUR = 3_600
 
 
@@ -62,71 +70,6 @@ def catalogue(world: World, fs: SimFS | None = None) -> list[Catalogue]:
     while update(disk, DATA, source(world)):
         pass
     return open_catalogues(disk, DATA, world.log.log_id)
-
-
-class Work:
-    """Random sends, groups, decisions, delays and retention; every id that it made is in `ids`."""
-
-    def __init__(self, world: World, seed: int) -> None:
-        self.world, self._rng, self.ids = world, Random(seed), list[tuple[bytes, int]]()
-        self._open: list[bytes] = []
-        self._groups = 0
-        self._seed = seed
-        self._sequence = 0
-
-    def some(self, steps: int) -> None:
-        acts = [self.send] * 6 + [self.half, self.half, self.decide, self.decide, self.pass_time, self.retain]
-        for _ in range(steps):
-            self._rng.choice(acts)()
-
-    def _messages(self, most: int) -> list[Message]:
-        rng = self._rng
-        delay = rng.choice([None, None, None, 5.0, 3 * HOUR])
-        return [
-            Message(rng.randbytes(rng.randrange(60)), rng.choice([*KEYS, None, "ü" * 9]), delay=delay)
-            for _ in range(rng.randrange(1, most))
-        ]
-
-    def send(self) -> None:
-        messages, producer = self._messages(9), bytes([self._seed]) * 16
-        self.ids += [(producer, self._sequence + row) for row in range(len(messages))]
-        data = encode(messages, producer_id=producer, epoch=0, sequence=self._sequence, born_at=1)
-        self._sequence += len(messages)
-        self.world.do(Send(self._rng.choice("ttu"), 0, self._rng.randrange(3), data, verify(data)))
-
-    def half(self) -> None:
-        rng = self._rng
-        self._groups += 1
-        token = (self.world.now() // 1_000).to_bytes(6, "big") + bytes([self._seed]) * 2 + self._groups.to_bytes(8)
-        batches = []
-        for number in range(rng.randrange(1, 5)):
-            data = encode(self._messages(4), producer_id=token, epoch=0, sequence=10 * number, born_at=1)
-            header = verify(data)
-            if header.columns & 8 and header.count > 1:
-                continue  # a broker takes these apart
-            self.ids += [(token, 10 * number + row) for row in range(header.count)]
-            batches.append(GroupBatch(rng.choice("tu"), 0, rng.randrange(3), data, header))
-        local = rng.random() < 0.3
-        decider = ("local",) if local else ("postgres", 1, 1, 5, 7)
-        self.world.do(StorePart(token, 0, tuple(batches), True, local, b"d" * 32, 0, decider, "shop", (), 10**6))
-        if not local:
-            self._open.append(token)
-
-    def decide(self) -> None:
-        if self._open:
-            token = self._open.pop(self._rng.randrange(len(self._open)))
-            outcome = self._rng.choice([Decision.COMMIT, Decision.COMMIT, Decision.ROLLBACK])
-            self.world.do(Decide(token, outcome, "test"))
-            self.world.assembly._backlog.tick()
-            self.world.turn()
-
-    def pass_time(self) -> None:
-        self.world.turn(self._rng.choice([1, 10, HOUR / 2]))
-        self.world.do(PublishDue())
-        self.world.turn()
-
-    def retain(self) -> None:
-        self.world.retain()
 
 
 def found(world: World, catalogues: list[Catalogue], topic: str, wanted: Wanted, **place: int) -> list[Any]:
@@ -297,6 +240,59 @@ def test_a_rebuilt_state_finds_by_the_same_catalogues() -> None:
     assert roll_forward(state, log, log.end) == 0
     world.log, world.state = log, state
     assert [found(world, catalogues, "t", Wanted(key=key)) for key in KEYS] == expected
+
+
+def led(world: World, catalogues: list[Catalogue], ids: list[tuple[bytes, int]]) -> list[Any]:
+    """Of what is kept: the batches that keys and ids lead to, and the offsets that are in no catalogue."""
+    found = list[Any]()
+    for topic in world.state.topics.values():
+        for one in [*KEYS, *ids]:
+            places = {
+                place
+                for each in catalogues
+                for hashed in _hashes(topic.topic_id, one, each.about.levels)
+                for place in each.places(hashed, 0)
+                if base_of(place) >= topic.firsts[place >> OFFSET_BITS]
+            }
+            found.append((topic.name, one, sorted(places)))
+        for partition, (first, end) in enumerate(zip(topic.firsts, topic.ends, strict=True)):
+            ranges = sorted((r.first, r.end) for each in catalogues for r in each.ranges(topic.topic_id)
+                            if r.partition == partition)  # fmt: skip
+            found.append((topic.name, partition, list(gaps(ranges, first, end))))
+    return found
+
+
+def _hashes(topic_id: int, one: Any, levels: int) -> list[bytes]:
+    if isinstance(one, str):
+        return [hash_of_key(topic_id, one.encode())]
+    producer_id, sequence = one
+    return list(hashes_of_id(topic_id, producer_id, sequence, levels))
+
+
+def test_catalogues_made_anew_lead_to_what_those_lead_to_that_grew_with_the_log() -> None:
+    world = new_world()
+    work, merged = Work(world, 11), 0
+    for _ in range(12):
+        work.some(12)
+        before = set(numbers(world.fs, DATA))
+        catalogue(world)
+        merged += len(before - set(numbers(world.fs, DATA)))
+    assert merged > 2
+    grown = led(world, catalogue(world), work.ids)
+    anew = world.fs.copy()
+    remove_catalogues(anew, DATA)
+    assert led(world, catalogue(world, anew), work.ids) == grown
+    assert sum(len(places) for _topic, _one, places in grown) > 50
+
+
+def test_the_comparison_notices_what_a_merge_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def forgetful(*sources: Any) -> Any:
+        return (row for number, row in enumerate(heapq.merge(*sources)) if number % 3 or len(row) != KEY_ROW)
+
+    monkeypatch.setattr(cataloguing, "merge", forgetful)
+    with pytest.raises(AssertionError):
+        test_catalogues_made_anew_lead_to_what_those_lead_to_that_grew_with_the_log()
 
 
 def test_blocks_of_sequences_cover_a_batch_exactly() -> None:

@@ -17,6 +17,7 @@ from lmdb import Environment, Transaction, _Database
 
 from txmq.broker.core.tables import META, NAMES
 from txmq.errors import DiskFull, StoreError, UnsupportedFormat
+from txmq.store.fs import RealFileSystem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,13 +202,23 @@ def _opened(env: Environment) -> Opened:
 
 def _created(path: Path, log_id: UUID, map_size: int, reason: str) -> Opened:
     env = _open(path, map_size)
-    databases = {name: env.open_db(name.encode()) for name in NAMES}
     with writing(env) as txn:
+        databases = {name: env.open_db(name.encode(), txn) for name in NAMES}
         write_identity(txn, databases, log_id, 0)
+    _sync_names(path)
     return Opened(env, databases, 0, reason)
 
 
 def _remove(path: Path) -> None:
-    """Delete the environment's own two files, nothing else that somebody may have put there."""
+    """Delete the environment's own two files, nothing else that somebody may have put there; no power cut brings them
+    back.
+    """
     (path / DATA).unlink()
     (path / LOCK).unlink(missing_ok=True)
+    _sync_names(path)
+
+
+def _sync_names(path: Path) -> None:
+    """LMDB syncs its file, not the name of it."""
+    for directory in (path, path.parent):
+        RealFileSystem().sync_directory(str(directory))

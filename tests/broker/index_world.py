@@ -1,0 +1,172 @@
+"""A broker with the real LMDB and a disk that loses power: what LMDB does to its file is done again on that disk.
+
+LMDB writes its file itself, in C, so no simulated file system can hold it. It works in a real directory here, and
+`Mirror` repeats each of its commits on the simulated disk, in the order that LMDB keeps by contract: the pages, an
+fdatasync, and then the page that names them, which the next commit syncs (`metasync=False`; without `sync` there is no
+fdatasync either). So the power may go, and what was not synced be torn, in the middle of a commit as anywhere else.
+What is left is written back to the real directory, and LMDB has to open that. A process that is killed leaves the same
+files without loss; that its locks and readers die with it is for a process to show (`tests/store/test_index.py`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+from lmdb import Environment
+
+from tests.broker.retention_world import ARCHIVE, World
+from tests.broker.support import BEGAN
+from tests.simulation.node import dumped
+from txmq.broker.core import machine
+from txmq.broker.core.state import State
+from txmq.broker.core.tables import META, MemoryTables
+from txmq.broker.storage import Scans, open_directory, roll_forward
+from txmq.config import Broker
+from txmq.store import environment
+from txmq.store.fs import RealFileSystem
+from txmq.store.index import LmdbTables
+from txmq.store.log import Log
+from txmq.testing.simfs import SimFS
+
+SEGMENT, PREALLOCATE = 64 << 10, 8 << 10
+SNAPSHOT = 6 << 10  # bytes of log between two
+METAS = 2  # pages at the beginning that name the others, in turns
+STORAGE = {"segment_bytes": SEGMENT, "preallocate_bytes": PREALLOCATE, "snapshot_bytes": SNAPSHOT}
+Rows = list[tuple[str, bytes, bytes]]
+
+
+class Indexed(World):
+    """One life of a broker whose tables are in LMDB, below a real directory; all else is on the simulated disk."""
+
+    def __init__(self, fs: SimFS, data: Path, *, now: int = BEGAN) -> None:
+        super().__init__(fs, now=now, data=str(data), policy="archive")
+
+    def broker_settings(self) -> dict[str, Any]:
+        return STORAGE
+
+    def opened(self, now: int) -> tuple[Log, State, LmdbTables]:
+        found = open_directory(self.fs, self.own, now)
+        return found.log, found.state, found.tables
+
+    def tend(self) -> None:
+        """Until the keeper has brought everything to disk."""
+        for _ in range(12):
+            self.keeper.tend()
+            self.turn()
+
+    def close(self) -> None:
+        self.keeper.close()
+        self.log.close()
+
+    def die(self) -> None:
+        """What is in memory is gone."""
+        self.tables.close()
+        self.log.close()
+
+
+def settings_of(data: Path) -> Broker:
+    return Broker(data=data).model_copy(update=STORAGE)
+
+
+def new_disk(data: Path) -> SimFS:
+    fs = SimFS()
+    fs.makedirs(str(data))
+    fs.makedirs(ARCHIVE)
+    return fs.copy()
+
+
+def folded(log: Scans) -> Rows:
+    """What a log alone comes to."""
+    state = machine.load(MemoryTables())
+    roll_forward(state, log, 0)
+    return rows_of(state)
+
+
+def rows_of(state: State) -> Rows:
+    """All rows, without LMDB's own."""
+    return [row for row in dumped(state) if row[0] != META or row[1] not in environment.RESERVED]
+
+
+def stored(data: Path, log_id: UUID) -> tuple[int, Rows]:
+    """The position that LMDB stands for, and what it holds, table by table, as it is on the disk."""
+    with closing(LmdbTables.open(data / "index", log_id=log_id)) as tables, tables.dump() as (position, rows):
+        return position, list(rows)
+
+
+class Mirror:
+    """LMDB's file in `data`, on the simulated disk."""
+
+    def __init__(self, fs: SimFS, data: Path) -> None:
+        self._fs, self._data = fs, data
+        self._folder = f"{data}/index"
+        self._path = f"{self._folder}/{environment.DATA}"
+        self._envs: list[Environment] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """All that is done to the environment meanwhile. Closes what the power cut left open."""
+        with (
+            patch.object(environment, "_open", self._following(environment._open)),
+            patch.object(environment, "_keep_long_enough", self._repeating(environment._keep_long_enough)),
+            patch.object(environment, "_remove", self._removing(environment._remove)),
+            patch.object(RealFileSystem, "sync_directory", lambda _real, path: self._fs.sync_directory(path)),
+        ):
+            try:
+                yield
+            finally:
+                for env in self._envs:
+                    env.close()
+
+    def _following(self, real: Any) -> Any:
+        def opened(path: Path, map_size: int) -> Environment:
+            env: Environment = real(path, map_size)
+            self._envs.append(env)
+            self._fs.makedirs(self._folder)
+            if environment.DATA not in self._fs.listdir(self._folder):
+                self._fs.create(self._path).pwrite([(path / environment.DATA).read_bytes()], 0)
+            return env
+
+        return opened
+
+    def _repeating(self, real: Any) -> Any:
+        def committed(env: Environment) -> None:
+            flags, metas = env.flags(), METAS * env.stat()["psize"]
+            assert not flags["writemap"], "it would write in another order"
+            real(env)
+            now = (self._data / "index" / environment.DATA).read_bytes()
+            with closing(self._fs.open(self._path, write=True)) as file:
+                before = file.pread(len(now), 0)
+                changed = [at for at in range(metas, len(now), 512) if now[at : at + 512] != before[at : at + 512]]
+                if changed:
+                    file.pwrite([now[changed[0] : changed[-1] + 512]], changed[0])
+                if flags["sync"]:
+                    file.fdatasync()
+                file.pwrite([now[:metas]], 0)
+                file.truncate(len(now))
+
+        return committed
+
+    def _removing(self, real: Any) -> Any:
+        def removed(path: Path) -> None:
+            self._fs.remove(self._path)
+            real(path)
+
+        return removed
+
+
+def written_back(fs: SimFS, data: Path) -> None:
+    """Make the real directory what the simulated disk holds of LMDB."""
+    index = data / "index"
+    shutil.rmtree(index, ignore_errors=True)
+    folder = str(index)
+    if environment.DATA in fs.listdir(folder):
+        index.mkdir(parents=True)
+        path = f"{folder}/{environment.DATA}"
+        with closing(fs.open(path)) as file:
+            (index / environment.DATA).write_bytes(file.pread(file.size(), 0))

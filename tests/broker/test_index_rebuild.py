@@ -1,0 +1,160 @@
+"""After random work the index is what the log alone comes to, and a snapshot with the rest of it: row by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.broker.index_world import Indexed, Rows, new_disk, settings_of, stored
+from tests.broker.random_work import Everything
+from tests.broker.retention_world import ARCHIVE
+from tests.broker.support import BEGAN
+from txmq.broker import storage
+from txmq.broker.core import holds, machine, pieces
+from txmq.broker.core.events import KINDS, Event, Place
+from txmq.broker.core.state import State
+from txmq.broker.core.tables import NAMES, Row
+from txmq.broker.core.topics import CreateTopic
+from txmq.broker.offline import rebuild
+from txmq.store import index
+from txmq.store.segment import read_log_id
+from txmq.store.verify import LogFiles
+from txmq.testing.simfs import SimFS
+
+SEEDS, LIVES, STEPS = 4, 3, 110
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of a few keys are large, and wait for each other piece by piece."""
+    monkeypatch.setattr(pieces, "KEYS", 4)
+    monkeypatch.setattr(holds, "CASCADE", 6)
+
+
+def worked(data: Path, seed: int, lives: int = LIVES) -> SimFS:
+    """Lives of a broker, checkpoints in the midst of its work; some end in good order, others do not."""
+    disk, rng, now = new_disk(data), Random(seed), BEGAN
+    work: Everything | None = None
+    for life in range(lives):
+        world = Indexed(disk, data, now=now)
+        if work is None:
+            for name in "tu":
+                world.do(CreateTopic(name, 3))
+            work = Everything(world, seed)
+        else:
+            work.go_on_with(world)
+        work.some(STEPS)
+        now = world.now()
+        if life == lives - 1:
+            world.tend()
+        if life == lives - 1 or rng.random() < 0.5:
+            world.close()
+        else:
+            world.die()
+    return disk
+
+
+def moved_to(disk: SimFS, data: Path, other: Path, *, folders: tuple[str, ...]) -> SimFS:
+    """The files of these folders as those of another data directory, on a disk of its own."""
+    fs = new_disk(other)
+    for folder in folders:
+        base, _, name = folder.rpartition("/")
+        fs.makedirs(f"{other}/{name}")
+        for file in disk.listdir(f"{base or data}/{name}"):
+            with closing(disk.open(f"{base or data}/{name}/{file}")) as source:
+                content = source.pread(source.size(), 0)
+            with closing(fs.create(f"{other}/{name}/{file}")) as copy:
+                copy.pwrite([content], 0)
+    return fs.copy()
+
+
+def differences(ours: Rows, theirs: Rows) -> list[tuple[str, str]]:
+    """Tables and keys of rows that are otherwise, or only in one of the two."""
+    return sorted({(name, key.hex()) for name, key, _row in set(ours) ^ set(theirs)})
+
+
+def compare(disk: SimFS, data: Path, elsewhere: Path) -> int:
+    """The index with what is made of the whole log, archive and all, and of the newest snapshot and what is after it.
+    Returns its rows.
+    """
+    log_id = read_log_id(disk, str(data))
+    assert log_id is not None
+    position, rows = stored(data, log_id)
+    for name, folders in {"all": (f"{ARCHIVE}/log", "log"), "rest": ("log", "snapshot")}.items():
+        other = elsewhere / name
+        fs = moved_to(disk, data, other, folders=folders)
+        made = rebuild(fs, settings_of(other), BEGAN)
+        assert (made.snapshot > 0) is (name == "rest")
+        again, found = stored(other, log_id)
+        assert (again, made.position) == (position, position)
+        assert differences(rows, found) == []
+        assert rows == found
+    return len(rows)
+
+
+def met(disk: SimFS, data: Path, elsewhere: Path) -> Counter[str]:
+    """The events of the whole log, and the tables of the index, by how many there are."""
+    files = LogFiles(moved_to(disk, data, elsewhere, folders=(f"{ARCHIVE}/log", "log")), str(elsewhere))
+    names = {number: kind.__name__ for kind, number in KINDS.items()}
+    log_id = read_log_id(disk, str(data))
+    assert log_id is not None
+    return Counter(names[r.kind] for r in files.scan(0)) + Counter(name for name, _k, _v in stored(data, log_id)[1])
+
+
+def test_the_index_is_what_a_rebuild_makes_after_any_work(tmp_path: Path) -> None:
+    seen = Counter[str]()
+    for seed in range(SEEDS):
+        data = tmp_path / f"{seed}"
+        disk = worked(data, seed)
+        assert compare(disk, data, tmp_path / f"{seed} again") > 200, seed
+        seen += met(disk, data, tmp_path / f"{seed} whole")
+    events, tables = {kind.__name__ for kind in KINDS} & set(seen), set(NAMES) & set(seen)
+    assert len(events) > 40, sorted(events)
+    assert len(tables) > 24, sorted(tables)
+
+
+def topics_are_saved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a broker's life: what changes of them later is in the log, and not in the index."""
+    save, saved = machine.save, dict[int, set[int]]()
+
+    def forgetful(state: State) -> None:
+        before = saved.setdefault(id(state), set())
+        state.dirty_topics -= before
+        before |= state.dirty_topics
+        save(state)
+
+    monkeypatch.setattr(machine, "save", forgetful)
+
+
+def deleted_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = index._write
+
+    def careless(txn: Any, database: Any, rows: dict[bytes, Row | None]) -> None:
+        write(txn, database, {key: row for key, row in rows.items() if row is not None})
+
+    monkeypatch.setattr(index, "_write", careless)
+
+
+def replay_takes_other_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if `apply` looked at a clock, which says something else when the log is read again."""
+    roll = storage._roll
+
+    def later(state: State, event: Event, place: Place) -> None:
+        roll(state, event, place._replace(stored_at=place.stored_at + 1))
+
+    monkeypatch.setattr(storage, "_roll", later)
+
+
+@pytest.mark.parametrize("plant", [topics_are_saved_once, deleted_rows_stay, replay_takes_other_times])
+def test_the_comparison_finds_a_planted_bug(
+    tmp_path: Path, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        compare(worked(tmp_path / "data", 0, lives=1), tmp_path / "data", tmp_path)
