@@ -17,7 +17,7 @@ WHO = {"operator": "ada", "reason": "no use"}
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     """Seven dead letters in a group without members; records touch two of them at most."""
-    for module in ("tidying", "resets"):
+    for module in ("tidying", "resets", "clones"):
         monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
     broker = Broker()
     broker.start()
@@ -45,13 +45,16 @@ def test_a_large_reset_ends_by_itself(broker: Broker) -> None:
 
 
 def test_a_large_deletion_ends_by_itself_and_the_name_is_free_at_once(broker: Broker) -> None:
-    broker.ask("group.clone", group="billing", to="again", **WHO)
+    assert broker.ask("group.clone", group="billing", to="again", **WHO) == {"pending": True}
+    assert broker.ask("group.show", group="again")["state"] == "being cloned"
+    broker.pass_time(1)
     broker.ask("group.delete", group="billing", **WHO)
     consumers = broker.engine.state.consumers
     assert (list(consumers.groups), len(consumers.doomed)) == (["again"], 1)
     broker.pass_time(1)
     assert consumers.doomed == {}
-    assert broker.ask("group.show", group="again")["lag"] == 0
+    shown = broker.ask("group.show", group="again")
+    assert (shown["state"], shown["lag"]) == ("empty", 0)
 
 
 def test_members_get_the_partitions_that_their_topic_has_grown(broker: Broker) -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
 from tests.core.consumer_checks import check, moved_rows
-from tests.core.consumer_world import World, rows
-from txmq.broker.core import clones, machine
+from tests.core.consumer_world import QUICK, World, rows
+from txmq.broker.core import consumer_queries as queries
+from txmq.broker.core import machine, standstill
 from txmq.broker.core.consumer_commands import (
     ExpireLeases,
     GroupClone,
     GroupDelete,
     GroupPause,
     Leave,
+    ReplayLetters,
     ResetPosition,
     TidyGroups,
 )
+from txmq.broker.core.events import FirstsMoved
+from txmq.broker.core.moved import PENDING
 from txmq.broker.core.resets import Target
+from txmq.broker.core.standstill import Seen
 from txmq.errors import BadRequest, Conflict, UnknownGroup, UnknownTopic
 
 
@@ -62,7 +68,7 @@ def test_a_preview_tells_what_would_come_again_be_skipped_and_be_brought_back(wo
 @pytest.fixture
 def failed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """Ten failed messages of twelve, two of them waiting for another go; and records that touch two at most."""
-    for module in ("tidying", "resets"):
+    for module in ("tidying", "resets", "clones"):
         monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
     world.publish("t", *range(12))
     world.join("a", mode="ordered")
@@ -141,21 +147,116 @@ def test_a_clone_needs_a_name_of_its_own(world: World, to: str, error: type[Exce
     assert world.do(GroupClone("x", to)).error is UnknownGroup
 
 
-def test_what_is_too_much_to_look_through_is_not_cloned(failed: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clones, "MOST_ROWS", 9)
-    assert failed.do(GroupClone("g", "h")).error is Conflict
-    monkeypatch.setattr(clones, "MOST_ROWS", 10)
-    failed.do(GroupClone("g", "h"))
-    assert "h" in failed.state.consumers.groups
+def test_a_clone_of_very_many_failed_messages_is_made_in_slices_and_delivers_nothing_meanwhile(failed: World) -> None:
+    world = failed
+    assert world.do(GroupClone("g", "h")).pending
+    clone = world.group("h")
+    world.join("b", group="h", mode="ordered")
+    world.publish("t", 20)
+    assert world.offsets("b", group="h") == []
+    assert standstill.why(world.state, clone, (1, 0), Seen(world.end, world.now)) == standstill.Reason(
+        "being-cloned", "it is still being made from g, of which many messages have failed"
+    )
+    assert shown(world, "h")["state"] == "being cloned"
+    for refused in (
+        GroupClone("h", "i"),
+        ResetPosition("g", "t", to="last"),
+        ResetPosition("h", "t", to="last"),
+        GroupDelete("g"),
+    ):
+        assert world.do(refused).error is Conflict
+    assert sliced(world) == 6
+    assert world.offsets("b", group="h") == [0, 1, 10, 11, 12], "two were to be retried, and eight are dead"
+    check(world.state, clone, world.keys, {(1, 0, offset) for offset in range(2, 10)})
+    assert (clone.cloning, world.group().clones, world.state.consumers.cloning) == (None, set(), set())
+
+
+def test_of_a_clone_nothing_is_missing_that_was_done_with_before_its_slice_came(failed: World) -> None:
+    """As it stood when it was begun: 0, 1 and 9 wait for another delivery, 10 and 11 are in hand, the rest is dead."""
+    world = failed
+    world.do(ReplayLetters("g", (("t", 0, 9),)))
+    world.do(GroupClone("g", "h"))
+    world.do(TidyGroups())
+    world.ack("a", (10, 11))
+    world.nack("a", 11)
+    world.now += 3_600_000_000
+    assert sorted(world.offsets("a")) == [0, 1, 9, 11]
+    world.ack("a", (0, 2), (9, 10), (11, 12))
+    assert sliced(world) == 5
+    world.join("b", group="h", mode="ordered")
+    assert world.offsets("b", group="h") == [0, 1, 9, 10, 11]
+
+
+def test_a_clone_that_is_being_made_may_be_deleted_and_its_source_then_too(failed: World) -> None:
+    world = failed
+    world.do(GroupClone("g", "h"))
+    world.do(TidyGroups())
+    world.do(GroupDelete("h"))
+    assert world.group().clones == set()
+    assert world.join("b", group="h", mode="ordered").group_id == 3
+    world.do(Leave("g", "a", "a"))
+    world.do(GroupDelete("g"))
+    assert sliced(world) > 0
+    assert list(world.state.consumers.groups) == ["h"]
+
+
+def test_what_retention_has_passed_cannot_be_cloned_and_is_counted_where_it_does_so_meanwhile(failed: World) -> None:
+    world = failed
+    world.do(GroupClone("g", "h"))
+    world.record(FirstsMoved(1, ((0, 2),), ()))
+    assert world.do(GroupClone("g", "i")).error is Conflict
+    assert sliced(world) == 6
+    [place, *_rest] = shown(world, "h")["positions"]
+    assert (place["passed"], place["floor"]) == (2, 10)
     failed.join("c", group="b", mode="broadcast")
     assert failed.do(GroupClone("b", "c")).error is BadRequest
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_members_do_meanwhile_a_clone_has_all_that_was_not_done_with_when_it_was_begun(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("tidying", "clones"):
+        monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
+    random, world = Random(seed), World(t=1)
+    world.publish("t", *(random.randrange(4) for _ in range(14)))
+    world.join("a", mode=random.choice(("ordered", "concurrent")), lease_us=5_000_000, retry=QUICK)
+    for _ in range(20):
+        happens(world, random)
+    pending, end = undone(world), world.state.topics_by_id[1].ends[0]
+    world.do(GroupClone("g", "h"))
+    while world.group("h").cloning is not None:
+        happens(world, random)
+        if random.random() < 0.2:
+            world.do(TidyGroups())
+    clone = world.group("h")
+    ended = {(1, 0, offset) for offset in range(end)} - undone(world, "h")
+    check(world.state, clone, world.keys, ended)
+    assert pending <= undone(world, "h")
+    assert world.replayed().consumers == world.state.consumers
+
+
+def shown(world: World, name: str) -> dict[str, Any]:
+    told = queries.show(world.state, name, Seen(world.end, world.now))
+    assert isinstance(told, dict)
+    return told
+
+
+def undone(world: World, name: str = "g") -> set[tuple[int, int, int]]:
+    """Messages that a group has yet to be done with, but for dead letters."""
+    group, end = world.group(name), world.state.topics_by_id[1].ends[0]
+    position = group.positions[1, 0]
+    live = {piece[:2] for pieces in (position.leased, position.redeliver, position.reserved) for piece in pieces}
+    offsets = {offset for start, end in (*live, (position.cursor, end)) for offset in range(start, end)}
+    rows = {spotted for spotted, row in moved_rows(world.state, group).items() if row.kind in PENDING}
+    return rows | {(1, 0, offset) for offset in offsets}
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_members_do_meanwhile_a_reset_ends_as_it_was_asked_for(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("tidying", "resets"):
+    for module in ("tidying", "resets", "clones"):
         monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
     random, world = Random(seed), World(t=1)
     world.publish("t", *(random.randrange(4) for _ in range(14)))

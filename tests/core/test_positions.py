@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.broker.core import positions
-from txmq.broker.core.positions import Grant, Position
+from txmq.broker.core.positions import Back, Grant, Position
 
 
 def scattered(messages: int, leases: int, left: set[int]) -> Position:
@@ -23,11 +23,16 @@ def scattered(messages: int, leases: int, left: set[int]) -> Position:
     return position
 
 
-@given(st.integers(1, 400), st.integers(1, 5), st.sets(st.integers(0, 399)))
-def test_leases_are_read_back_however_scattered_they_are(messages: int, leases: int, left: set[int]) -> None:
+@given(st.integers(1, 400), st.integers(1, 5), st.sets(st.integers(0, 399)), st.sets(st.integers(0, 399)))
+def test_leases_and_what_has_come_back_are_read_back_however_scattered_they_are(
+    messages: int, leases: int, left: set[int], back: set[int]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "SCATTERED", 3)
         position = scattered(messages, leases, left)
+        for offset in back & left & set(range(messages)):
+            [(_start, _end, grant)] = position.leased.cut(offset, offset + 1)
+            position.give_back(offset, offset + 1, Back(grant.attempt + 1))
         row = position.to_row()
         again = Position.from_row(msgpack.unpackb(msgpack.packb(row), use_list=False))
     assert (again, again.to_row()[:3]) == (position, row[:3])
@@ -36,4 +41,8 @@ def test_leases_are_read_back_however_scattered_they_are(messages: int, leases: 
 def test_a_thousand_gaps_take_less_than_a_kibibyte() -> None:
     position = scattered(6_000, 1, set(range(0, 6_000, 6)))
     assert len(position.leased) == 1_000
+    assert len(msgpack.packb(position.to_row())) <= 1_024
+    for piece in list(position.leased):
+        position.leased.cut(piece.start, piece.end)
+        position.give_back(piece.start, piece.end, Back(1))
     assert len(msgpack.packb(position.to_row())) <= 1_024

@@ -136,7 +136,7 @@ class Assembly:
 
     def _tidy(self) -> None:
         consumers = self._engine.state.consumers
-        if not self._tidying and (consumers.doomed or consumers.resetting):
+        if not self._tidying and (consumers.doomed or consumers.resetting or consumers.cloning):
             self._tidying = True
             self._engine.submit(TidyGroups(), self._tidied)
 

@@ -57,7 +57,8 @@ class ConsumerCalls:
         self._engine.submit(command, then(answer, lambda _reply: {}))
 
     def clone(self, asking: Asking, args: wire.GroupClone) -> None:
-        self._do(core.GroupClone(args.group, args.to, _by(args)), asking.answer)
+        command = core.GroupClone(args.group, args.to, _by(args))
+        self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))
 
     def _pause(self, asking: Asking, args: wire.GroupPause, *, paused: bool) -> None:
         self._do(core.GroupPause(args.group, paused, _by(args), args.topic or ""), asking.answer)

@@ -61,9 +61,7 @@ class GroupPaused(NamedTuple):
 
 @event(67)
 class GroupDeleted(NamedTuple):
-    """The group is gone and its name is free; its id is never used again. `most`: so many rows and fences of it go now,
-    what is left of them by GroupTidied.
-    """
+    """The group is gone, its name free, its id never used again. `most`: rows and fences that go now (GroupTidied)."""
 
     group_id: int
     by: str
@@ -95,9 +93,7 @@ class MemberLeft(NamedTuple):
 
 @event(70)
 class Rebalanced(NamedTuple):
-    """A new generation: `shares` are the partitions of each member, `starts` where partitions new to the group
-    begin.
-    """
+    """A new generation: `shares` are each member's partitions, `starts` where those new to the group begin."""
 
     group_id: int
     generation: int
@@ -127,9 +123,7 @@ class GroupGuarded(NamedTuple):
 
 @event(76)
 class ResetBegun(NamedTuple):
-    """Partitions will go on from other offsets. Too much has left its place there for one record: until it is all back
-    nothing of them is delivered, then a PositionReset follows.
-    """
+    """As PositionReset, but very many messages have left their place: nothing is delivered before that one follows."""
 
     group_id: int
     topic_id: int
@@ -165,6 +159,31 @@ class GroupCloned(NamedTuple):
     name: str
     source: int
     by: str
+
+
+@event(101)
+class CloneBegun(NamedTuple):
+    """As GroupCloned, but very many messages have failed: nothing of the clone is delivered before CloneEnded."""
+
+    group_id: int
+    name: str
+    source: int
+    by: str
+
+
+@event(102)
+class CloneContinued(NamedTuple):
+    """The next `most` messages that have failed in the source of a clone are looked through."""
+
+    group_id: int
+    most: int
+
+
+@event(103)
+class CloneEnded(NamedTuple):
+    """There are no more, and the clone goes on by itself."""
+
+    group_id: int
 
 
 @event(80)

@@ -90,6 +90,8 @@ def _state(group: Group) -> str:
         return "guarded"
     if group.resets:
         return "being reset"
+    if group.cloning is not None:
+        return "being cloned"
     return "active" if group.members else "empty"
 
 

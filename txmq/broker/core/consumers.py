@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import tables as t
+from txmq.broker.core.cloning import Cloning
 from txmq.broker.core.guard import Flood, Watch
 from txmq.broker.core.positions import Position
 from txmq.retry import RetryPolicy
@@ -27,7 +28,7 @@ Spotted = tuple[int, int, int]  # topic id, partition, offset: one message
 CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = POLICIES = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
-EARLIER: tuple[Any, ...] = ((), None, 0, (), (), False, 0, ())  # the last fields of a row, for one without them
+EARLIER: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None)  # the last fields of a row, for one without them
 
 
 class Settings(NamedTuple):
@@ -154,6 +155,8 @@ class Group:
     stops: dict[Spot, tuple[int, int]] = field(default_factory=dict)  # where a key's fence was full: offset, key hash
     paused_topics: set[int] = field(default_factory=set)
     resets: dict[Spot, int] = field(default_factory=dict)  # resets that take a while: where they will go on
+    cloning: Cloning | None = None  # while it is being made from another one
+    clones: set[int] = field(default_factory=set)  # groups that are being made from this one
     expired: int = 0  # messages whose time to live was over before they were delivered
     doomed: bool = False  # deleted, but for rows of its moved messages
     lots: dict[str, int] = field(default_factory=dict)  # leases of suspects, by member
@@ -166,8 +169,8 @@ class Group:
         return self.settings.mode == ORDERED
 
     def stands(self, spot: Spot) -> bool:
-        """Whether nothing of a partition is to be delivered, because an operator says so."""
-        return self.paused or spot[0] in self.paused_topics or spot in self.resets
+        """Whether nothing of a partition is to be delivered, because of what an operator has said."""
+        return self.paused or spot[0] in self.paused_topics or spot in self.resets or self.cloning is not None
 
     @property
     def limit(self) -> int | None:
@@ -212,13 +215,16 @@ class Group:
             tuple((*spot, *stop) for spot, stop in self.stops.items()), self.flood, self.floods,
             tuple(sorted(self.paused_topics)), tuple((*spot, offset) for spot, offset in self.resets.items()),
             self.doomed, self.expired, tuple((*spotted, due) for spotted, due in self.loners.items()),
+            self.cloning,
         )  # fmt: skip
 
     @classmethod
     def from_row(cls, group_id: int, row: Any) -> Group:  # noqa: ANN401  # rows are untyped tuples
         (name, settings, parent, temporary, paused, epoch, generation, next_lease, next_letter, letters,
          members, leases, retrying, *later) = row  # fmt: skip
-        stops, flood, floods, paused_topics, resets, doomed, expired, loners = tuple(later) + EARLIER[len(later) :]
+        stops, flood, floods, paused_topics, resets, doomed, expired, loners, cloning = (
+            tuple(later) + EARLIER[len(later) :]
+        )
         group = cls(group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation)
         group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
         group.paused_topics, group.doomed, group.expired = set(paused_topics), doomed, expired
@@ -234,6 +240,7 @@ class Group:
                 group.lots[lease.member] = number
         for topic_id, partition, count in retrying:
             group.retrying[topic_id, partition] = count
+        group.cloning = None if cloning is None else Cloning(cloning[0], tuple(cloning[1]))
         group.flood, group.floods = None if flood is None else Flood(*flood), floods
         for topic_id, partition, offset, key_hash in stops:
             group.stops[topic_id, partition] = (offset, key_hash)

@@ -11,7 +11,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import suspects
+from txmq.broker.core import cloning, suspects
 from txmq.broker.core import tables as t
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ class Kind(IntEnum):
     PARKED = 2
     LETTER = 3
     ABANDONED = 4
+
+
+PENDING = (Kind.RETRY, Kind.PARKED)  # what is to be delivered again
 
 
 class Moved(NamedTuple):
@@ -117,6 +120,8 @@ def drop(state: State, group: Group, spotted: Spotted) -> Moved | None:
     if row is None:
         return None
     state.tables[t.MOVED].delete(t.MOVED_KEY.pack(group.group_id, *spotted))
+    if group.clones and row.kind in PENDING:
+        cloning.keep(state, group, spotted)
     if row.kind == Kind.RETRY:
         if spotted not in group.held_rows and not row.token:
             _unindex_retry(state, group, spotted, row.due)
@@ -179,9 +184,9 @@ def between(
     return [((*spot, t.MOVED_KEY.unpack(key)[3]), Moved(*row)) for key, row in islice(rows, most)]
 
 
-def of_group(state: State, group: Group, most: int) -> list[Spotted]:
-    """The first so many messages of a group that have rows."""
-    low, high = (t.MOVED_KEY.pack(number, 0, 0, 0) for number in (group.group_id, group.group_id + 1))
+def of_group(state: State, group: Group, most: int | None, start: Spotted = (0, 0, 0)) -> list[Spotted]:
+    """Messages of a group that have rows, in order from that one on; at most so many of them."""
+    low, high = t.MOVED_KEY.pack(group.group_id, *start), t.MOVED_KEY.pack(group.group_id + 1, 0, 0, 0)
     return [t.MOVED_KEY.unpack(key)[1:] for key, _row in islice(state.tables[t.MOVED].range(low, high), most)]
 
 

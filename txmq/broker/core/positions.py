@@ -8,8 +8,7 @@ the sum of the other three, and they do not overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from txmq.broker.core.ranges import RangeMap, pack, unpack
 
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from txmq.broker.core.ranges import Piece
     from txmq.broker.core.tables import Row
 
-SCATTERED = 64  # ranges of one lease from which on they are stored as settled ones are: fewer are not worth it
+SCATTERED = 64  # ranges of one value from which on they are stored as settled ones are: fewer are not worth it
+V = TypeVar("V")
 
 
 class Grant(NamedTuple):
@@ -97,40 +97,48 @@ class Position:
         return self.cursor - self.floor - self.settled.total
 
     def to_row(self) -> Row:
-        many = self._scattered()
+        held, back = _scattered(self.leased), _scattered(self.redeliver)
         row = (
             self.floor,
             self.cursor,
             pack(self.settled, self.floor),
-            tuple((start, end, tuple(grant)) for start, end, grant in self.leased if grant not in many),
-            tuple((start, end, *back) for start, end, back in self.redeliver),
+            tuple((start, end, tuple(grant)) for start, end, grant in self.leased if grant not in held),
+            tuple((start, end, *value) for start, end, value in self.redeliver if value not in back),
             tuple((start, end, tuple(reservation)) for start, end, reservation in self.reserved),
         )
-        if not many:
-            return row
-        return (*row, tuple((tuple(grant), pack(pieces, self.floor)) for grant, pieces in many.items()))
-
-    def _scattered(self) -> dict[Grant, list[Piece[Grant]]]:
-        """What is left of leases of which messages here and there are done with."""
-        if len(self.leased) < SCATTERED:
-            return {}
-        pieces: dict[Grant, list[Piece[Grant]]] = {}
-        for piece in self.leased:
-            pieces.setdefault(piece.value, []).append(piece)
-        return {grant: some for grant, some in pieces.items() if len(some) >= SCATTERED}
+        packed = [
+            tuple((tuple(value), pack(pieces, self.floor)) for value, pieces in many.items()) for many in (held, back)
+        ]
+        return (*row, *packed) if back else (*row, *packed[:1]) if held else row
 
     @classmethod
     def from_row(cls, row: Any) -> Position:  # noqa: ANN401  # rows are untyped tuples
         floor, cursor, settled, leased, redeliver, reserved, *more = row
-        held = RangeMap((start, end, Grant(*grant)) for start, end, grant in leased)
-        for grant, ranges in chain.from_iterable(more):
-            for start, end, _nothing in unpack(ranges, floor):
-                held.put(start, end, Grant(*grant))
-        return cls(
+        position = cls(
             floor,
             cursor,
             unpack(settled, floor),
-            held,
+            RangeMap((start, end, Grant(*grant)) for start, end, grant in leased),
             RangeMap((start, end, Back(*back)) for start, end, *back in redeliver),
             RangeMap((start, end, Reservation(*reservation)) for start, end, reservation in reserved),
         )
+        for grant, ranges in more[0] if more else ():
+            _restore(position.leased, Grant(*grant), unpack(ranges, floor))
+        for back, ranges in more[1] if len(more) > 1 else ():
+            _restore(position.redeliver, Back(*back), unpack(ranges, floor))
+        return position
+
+
+def _scattered(ranges: RangeMap[V]) -> dict[V, list[Piece[V]]]:
+    """Values that very many ranges have, as what is left of a lease where messages here and there are done with."""
+    if len(ranges) < SCATTERED:
+        return {}
+    pieces: dict[V, list[Piece[V]]] = {}
+    for piece in ranges:
+        pieces.setdefault(piece.value, []).append(piece)
+    return {value: some for value, some in pieces.items() if len(some) >= SCATTERED}
+
+
+def _restore(ranges: RangeMap[V], value: V, packed: RangeMap[None]) -> None:
+    for start, end, _nothing in packed:
+        ranges.put(start, end, value)

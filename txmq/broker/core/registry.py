@@ -27,6 +27,7 @@ class Consumers:
     by_id: dict[int, Group] = field(default_factory=dict)
     doomed: dict[int, Group] = field(default_factory=dict)  # deleted groups with rows that are yet to go
     resetting: set[int] = field(default_factory=set)  # groups with resets that take a while
+    cloning: set[int] = field(default_factory=set)  # groups that are being made from others
     next_group_id: int = 1
     deadlines: Any = field(default_factory=SortedList)
     dirty_groups: set[int] = field(default_factory=set, compare=False)
@@ -44,8 +45,17 @@ class Consumers:
         del self.by_id[group.group_id], self.groups[group.name]
         self.doomed[group.group_id] = group
         self.resetting.discard(group.group_id)
+        self.cloned(group)
         group.doomed = True
         self.dirty_groups.add(group.group_id)
+
+    def cloned(self, group: Group) -> None:
+        """A group is no longer being made from another one."""
+        if group.cloning is not None:
+            self.by_id[group.cloning.source].clones.discard(group.group_id)
+            self.cloning.discard(group.group_id)
+            self.dirty_groups.add(group.group_id)
+            group.cloning = None
 
     def forget(self, group: Group) -> None:
         """Nothing is left of a doomed group."""
@@ -118,6 +128,9 @@ class Consumers:
             self._known(group_id).set_fence(topic_id, shifted - t.SIGN, fence)
         for group in self.by_id.values():
             self.deadlines.update((lease.deadline, group.group_id, number) for number, lease in group.leases.items())
+            if group.cloning is not None:
+                self.by_id[group.cloning.source].clones.add(group.group_id)
+                self.cloning.add(group.group_id)
         self.dirty_groups.clear()
 
 

@@ -56,10 +56,8 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     offsets = _targets(state, topic, command)
     if isinstance(offsets, Rejected):
         return offsets
-    if any((topic.topic_id, partition) in group.resets for partition, _offset in offsets):
-        return Rejected(
-            Conflict, f"a reset of topic {command.topic!r} is under way", "wait for its end: txmq group show"
-        )
+    if busy := _busy(group, topic, offsets):
+        return Rejected(Conflict, busy, "wait for the end: txmq group show")
     targets = tuple(_meaning(state, group, (topic.topic_id, partition), offset) for partition, offset in offsets)
     large = sum(target.back for target in targets) > SLICE
     reply = ResetReply(targets, pending=large)
@@ -68,6 +66,13 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     kind = ResetBegun if large else PositionReset
     epoch = group.epoch + command.reprocess
     return Outcome((kind(group.group_id, topic.topic_id, offsets, epoch, command.by),), reply)
+
+
+def _busy(group: Group, topic: Topic, offsets: tuple[tuple[int, int], ...]) -> str:
+    if group.clones or group.cloning is not None:
+        return f"consumer group {group.name!r} is being cloned"
+    resetting = any((topic.topic_id, partition) in group.resets for partition, _offset in offsets)
+    return f"a reset of topic {topic.name!r} is under way" if resetting else ""
 
 
 def _targets(state: State, topic: Topic, command: ResetPosition) -> tuple[tuple[int, int], ...] | Rejected:

@@ -118,6 +118,13 @@ def _being_reset(look: Look) -> str:
     return "a reset brings back many failed messages" if look.spot in look.group.resets else ""
 
 
+def _being_cloned(look: Look) -> str:
+    """What had failed in the group that it is made from is not all looked through."""
+    cloning = look.group.cloning
+    name = "" if cloning is None else look.state.consumers.by_id[cloning.source].name
+    return f"it is still being made from {name}, of which many messages have failed" if name else ""
+
+
 def _guarded(look: Look) -> str:
     flood = look.group.flood
     if flood is None:
@@ -259,7 +266,7 @@ def _parked(look: Look) -> str:
 
 
 RULES: tuple[Callable[[Look], str], ...] = (
-    _deleted, _closed, _paused, _topic_paused, _being_reset, _guarded, _no_member, _member_paused, _damaged,
-    _held_before, _transaction, _fence_full, _growth, _alone, _span, _leased, _not_durable, _gate, _undecided,
+    _deleted, _closed, _paused, _topic_paused, _being_reset, _being_cloned, _guarded, _no_member, _member_paused,
+    _damaged, _held_before, _transaction, _fence_full, _growth, _alone, _span, _leased, _not_durable, _gate, _undecided,
     _retrying, _parked,
 )  # fmt: skip

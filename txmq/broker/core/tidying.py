@@ -1,4 +1,6 @@
-"""Groups are deleted and messages brought back a slice at a time: there may be a million, and no apply takes long."""
+"""Groups are deleted, cloned, and messages brought back a slice at a time: there may be a million, and no apply takes
+long.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.core import fences, leases, moved
 from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import GroupDelete, TidyGroups
-from txmq.broker.core.consumer_events import BroughtBack, GroupDeleted, GroupTidied, PositionReset
+from txmq.broker.core.consumer_events import (
+    BroughtBack,
+    CloneContinued,
+    CloneEnded,
+    GroupDeleted,
+    GroupTidied,
+    PositionReset,
+)
 from txmq.broker.core.group_admin import family
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.errors import Conflict
@@ -35,6 +44,9 @@ def decide_delete(state: State, command: GroupDelete, now: int) -> Outcome | Rej
     if members:
         message = f"consumer group {command.group!r} has members: {', '.join(members[:3])}"
         return Rejected(Conflict, message, "stop them first")
+    if any(group.clones for group in found):
+        message = f"consumer group {command.group!r} is being cloned"
+        return Rejected(Conflict, message, "wait for the end (txmq group show), or delete the clone first")
     return Outcome(tuple(GroupDeleted(group.group_id, command.by, SLICE) for group in reversed(found)))
 
 
@@ -43,10 +55,12 @@ def decide_tidy(state: State, command: TidyGroups, now: int) -> Outcome:
     doomed = next(iter(state.consumers.doomed), None)
     if doomed is not None:
         return Outcome((GroupTidied(doomed, SLICE),), TidyReply(more=True))
-    resetting = min(state.consumers.resetting, default=None)
-    if resetting is None:
-        return Outcome(reply=TidyReply(more=False))
-    return Outcome((_next_step(state, state.consumers.by_id[resetting]),), TidyReply(more=True))
+    resetting, cloning = (min(some, default=0) for some in (state.consumers.resetting, state.consumers.cloning))
+    if resetting:
+        return Outcome((_next_step(state, state.consumers.by_id[resetting]),), TidyReply(more=True))
+    if cloning:
+        return Outcome((_next_of_clone(state, state.consumers.by_id[cloning]),), TidyReply(more=True))
+    return Outcome(reply=TidyReply(more=False))
 
 
 def _next_step(state: State, group: Group) -> Event:
@@ -59,6 +73,13 @@ def _next_step(state: State, group: Group) -> Event:
     firsts = state.topics_by_id[topic_id].firsts  # retention may have moved on meanwhile
     kept = tuple((partition, max(offset, firsts[partition])) for partition, offset in sorted(offsets.items()))
     return PositionReset(group.group_id, topic_id, kept, group.epoch, "")
+
+
+def _next_of_clone(state: State, clone: Group) -> Event:
+    assert clone.cloning is not None, "it is being made"
+    source, start = clone.cloning
+    left = moved.of_group(state, state.consumers.by_id[source], 1, start)
+    return CloneContinued(clone.group_id, SLICE) if left else CloneEnded(clone.group_id)
 
 
 def bring_back(state: State, group: Group, spot: Spot, offset: int, most: int | None = None) -> None:
