@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (  # by name below txmq; where several match, the longest decides
-    "errors errors_xa limits message retry config config_storage crashpoints listen",
+    "errors errors_xa mistakes limits message retry config config_storage crashpoints listen",
     "keys wire batch selector store.record",
     "tx broker.core",
     "store tx.postgres* recover",

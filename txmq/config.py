@@ -53,6 +53,7 @@ from txmq.config_storage import Catalogues, DiskSpace, FlushEvery, Model, Positi
 from txmq.errors import ConfigError
 from txmq.listen import is_loopback, listen_address
 from txmq.message import is_name
+from txmq.mistakes import first_mistake
 
 MIB = 1 << 20
 M = TypeVar("M", bound=BaseModel)
@@ -269,22 +270,11 @@ def _checked(model: type[M], tree: dict[str, Any], path: Path | None, given: Col
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]  # the input may hold a password
-        where = ".".join(part for part in map(str, first["loc"]) if part.strip())
+        path_to, why = first_mistake(error, unit="setting")
+        where = ".".join(part for part in path_to if part.strip())
         help_of = "relay run" if model is Relays else "broker"
         hint = f"in {path}" if path is not None and where not in given else f"see txmq {help_of} --help"
-        raise ConfigError(where, _reason(first), hint=hint) from None
-
-
-def _reason(error: Any) -> str:  # noqa: ANN401  # pydantic's dictionary
-    match error["type"]:
-        case "missing":
-            return "is missing"
-        case "extra_forbidden":
-            return "there is no such setting"
-        case "value_error":
-            return str(error["ctx"]["error"])
-    return str(error["msg"])
+        raise ConfigError(where, why, hint=hint) from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,8 +22,11 @@ from txmq.testing.wait import wait_until
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
     """A broker and its URL, for the whole module: tests use topics of their own."""
     directory = tmp_path_factory.mktemp("broker")
-    with running(directory, "broker", "--data", str(directory / "data"), "--listen", "127.0.0.1:0") as process:
-        yield process, process.first_line().removeprefix("ready ")
+    arguments = ("broker", "--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--json")
+    with running(directory, *arguments) as process:
+        ready = json.loads(process.first_line())
+        assert ready["console"] == ""
+        yield process, ready["ready"]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.store.harness import (
     overwrite,
     segment_of,
 )
-from txmq.errors import CorruptRecord, DirectoryInUse
+from txmq.errors import CorruptRecord, DirectoryInUse, StoreError
 from txmq.store import repair as module
 from txmq.store.record import LOST
 from txmq.store.repair import repair
@@ -137,12 +137,15 @@ def test_a_torn_tail_is_no_loss() -> None:
     assert report.torn is not None
 
 
-def test_nothing_is_done_to_a_log_that_is_whole_missing_or_in_use() -> None:
+def test_nothing_is_done_to_a_log_that_is_whole_or_in_use_and_none_is_made() -> None:
     fs, _ = closed_log()
     before = fs.trace.copy()
     assert repair(fs, DIRECTORY) == []
     assert not [call for call in fs.trace[len(before) :] if call.startswith(("pwrite", "create", "truncate"))]
-    assert repair(new_disk(), DIRECTORY) == []
+    empty = new_disk()
+    with pytest.raises(StoreError, match="there is no log"):
+        repair(empty, DIRECTORY)
+    assert empty.listdir(DIRECTORY) == []
     open_log(fs)
     with pytest.raises(DirectoryInUse):
         repair(fs, DIRECTORY)

@@ -12,11 +12,10 @@ from txmq.broker.core import listed, marks, undecided
 from txmq.broker.core import tables as t
 from txmq.broker.core.jobs import DecideJob, members
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions import Transaction, every_batch, get
+from txmq.broker.core.transactions import Transaction, every_batch, get, unknown
 from txmq.broker.core.xa import DecideByHand
 from txmq.broker.offers import Taker
 from txmq.broker.reading import before_damage
-from txmq.errors import UnknownTransaction
 from txmq.message import Decision
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class TransactionCalls:
         state, token = self._engine.state, bytes.fromhex(args.token)
         row = get(state, token)
         if row is None:
-            asking.answer(_unknown(args.token))
+            asking.answer(unknown(bytes.fromhex(args.token)))
             return
         told = self._line(token, row) | views.contents(state, token, row)
         if args.detail:
@@ -89,7 +88,7 @@ class TransactionCalls:
     def check(self, asking: Asking, args: wire.TxCheck) -> None:
         token = None if args.token is None else bytes.fromhex(args.token)
         if token is not None and get(self._engine.state, token) is None:
-            asking.answer(_unknown(token.hex()))
+            asking.answer(unknown(token))
             return
         asking.answer({"due": self._checks.check_now(token)})
 
@@ -160,10 +159,6 @@ class TransactionCalls:
             asking.answer({"state": "UNKNOWN" if row is None else row.state.name})
 
         self._checks.answered(token, Decision[args.answer], "checker", args.reason, told)
-
-
-def _unknown(token: str) -> Rejected:
-    return Rejected(UnknownTransaction, f"transaction {token} was never stored at this broker, or long ago")
 
 
 def _beginning(batches: Iterable[HeldBatch]) -> Iterator[HeldBatch]:

@@ -14,7 +14,7 @@ from txmq.store.catalogue import remove_catalogues
 from txmq.store.environment import remove_environment
 from txmq.store.index import LmdbTables
 from txmq.store.log import lock_directory
-from txmq.store.segment import read_log_id
+from txmq.store.segment import existing_segments, read_log_id
 from txmq.store.snapshot import newest_snapshot, read_rows
 from txmq.store.verify import LogFiles, Misplaced, verify_index
 
@@ -121,8 +121,9 @@ def _plain(row: object) -> bytes:
 def rebuild(fs: FileSystem, settings: Broker, now: int) -> Rebuilt:
     """Throw the index away and make it anew from the newest snapshot and the log; catalogues are made by the broker.
 
-    Raises DirectoryInUse while a broker runs, and what opening the directory raises.
+    Raises DirectoryInUse while a broker runs, StoreError where there is no log, and what opening the directory raises.
     """
+    existing_segments(fs, str(settings.data))  # or the index would be that of a new log, made here
     lock = lock_directory(fs, str(settings.data))
     try:
         remove_environment(settings.data / "index")

@@ -38,7 +38,7 @@ def broker(out: Output, *, data: Data = None, config: Config = None, listen: Lis
     from txmq.config import load
 
     settings = load(config, {"data": data, "listen": listen, "http": http})
-    serve(out, settings, ready=lambda url, _console: print(f"ready {url}", flush=True))
+    serve(out, settings, ready=lambda url, console: out.line({"ready": url, "console": console}, f"ready {url}"))
 
 
 def serve(out: Output, settings: Settings, *, ready: Callable[[str, str], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from txmq.cli.command import Session, remote
 from txmq.cli.options import Group, Operator, Reason, Topic, Yes, is_number, name_of, time_of
 from txmq.cli.units import milliseconds
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, UnknownPartition
 from txmq.retry import MAX_STEPS, RetryPolicy
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
@@ -19,6 +20,14 @@ CLASSES = "A class of errors, one of its bases, or MODULE.*; may be given again.
 AGO = re.compile(r"\d+[a-z]+")
 CHANGES = ("partition", "before", "after", "again", "skipped", "back")
 COLUMNS = ("group", "mode", "state", "members", "topics", "lag", "lag_ms", "leased", "retrying", "fences", "letters")
+
+
+class Exhausted(StrEnum):
+    """What becomes of a message that failed for good, in an ordered group of its key."""
+
+    PARK = "park"
+    BLOCK = "block"
+    SKIP = "skip"
 
 
 class Target(NamedTuple):
@@ -116,7 +125,7 @@ def alter(  # noqa: PLR0913  # its options
     jitter: Annotated[float | None, typer.Option(min=0, max=1, help="Fraction by which delays are spread.")] = None,
     dead: Annotated[list[str] | None, typer.Option(metavar="CLASS", help=f"Not to be retried. {CLASSES}")] = None,
     postpone: Annotated[list[str] | None, typer.Option(metavar="CLASS", help=f"Not to be counted. {CLASSES}")] = None,
-    on_exhausted: Annotated[str | None, typer.Option(metavar="park|block|skip", help="After the last retry.")] = None,
+    on_exhausted: Annotated[Exhausted | None, typer.Option(help="What becomes of it after the last retry.")] = None,
     lease: Annotated[float | None, typer.Option(min=1, help="Seconds that a delivery may take unextended.")] = None,
     session_s: Annotated[float | None, typer.Option("--session", min=1, help="Seconds a member may be silent.")] = None,
     consume_timeout: Annotated[float | None, typer.Option(min=1, help="Seconds a handler may hold a message.")] = None,
@@ -134,8 +143,9 @@ def alter(  # noqa: PLR0913  # its options
     retry = None
     if changes:
         retry = session.client.call("group.show", group=group)["settings"]["retry"] | changes
+    policy = None if on_exhausted is None else on_exhausted.value
     session.show(
-        "group.alter", group=group, on_exhausted=on_exhausted, retry=retry, lease_ms=_ms(lease),
+        "group.alter", group=group, on_exhausted=policy, retry=retry, lease_ms=_ms(lease),
         session_ms=_ms(session_s), consume_timeout_ms=_ms(consume_timeout), max_parked=max_parked,
         flood_keys=flood_keys, span=span, operator=operator, reason=reason,
     )  # fmt: skip
@@ -219,8 +229,10 @@ def _ends(session: Session, group: str, topic: str | None, partition: int | None
     shown = session.client.call("group.show", group=group)
     if partition is None:
         return [{"topic": name, "to": "last"} for name in shown["topics"]]
-    places = (place for place in shown["positions"] if (place["topic"], place["partition"]) == (topic, partition))
-    return [{"topic": topic, "to": {str(partition): place["end"]}} for place in places]
+    for place in shown["positions"]:
+        if (place["topic"], place["partition"]) == (topic, partition):
+            return [{"topic": topic, "to": {str(partition): place["end"]}}]
+    raise UnknownPartition(f"group {group} does not read {topic}/{partition}", hint=f"see: txmq group show {group}")
 
 
 @remote(app, "clone")

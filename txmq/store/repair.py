@@ -17,7 +17,7 @@ from txmq.store.log import lock_directory
 from txmq.store.record import LOST, MAX_BODY, encode_start, record_size, start_size
 from txmq.store.recovery import Found, find_log, sync_names
 from txmq.store.scan import CHUNK, Damage
-from txmq.store.segment import SegmentHeader, encode_segment_header, list_segments
+from txmq.store.segment import SegmentHeader, encode_segment_header, existing_segments
 from txmq.store.survey import Known, Surveyor
 
 _SMALLEST = start_size(0)
@@ -29,12 +29,13 @@ def repair(fs: FileSystem, directory: str, *, durable: int = 0) -> list[Damage]:
 
     For the operator, with the broker stopped; takes the directory's lock. `durable` is the position that tables or
     snapshots know the log to have reached. May be interrupted and run again. Raises CorruptRecord where the beginning
-    of the log is missing: only a backup helps then.
+    of the log is missing: only a backup helps then; StoreError where there is no log.
     """
+    existing_segments(fs, directory)  # before the lock, which would make the directory
     lock = lock_directory(fs, directory)
     try:
-        segments = list_segments(fs, directory)
-        known = Known(scan_from=segments[0].first if segments else 0, durable=durable)
+        segments = existing_segments(fs, directory)
+        known = Known(scan_from=segments[0].first, durable=durable)
         found = find_log(fs, directory, known)
         return _repair(fs, directory, found, known) if found else []
     finally:

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from google_crc32c import value
 
-from txmq.errors import UnsupportedFormat
+from txmq.errors import StoreError, UnsupportedFormat
 from txmq.store.fs import File, FileSystem
 
 MAGIC = b"TXSEG\0\0\1"
@@ -112,6 +112,19 @@ def list_segments(fs: FileSystem, directory: str) -> list[Segment]:
     """The segments of a data directory, first to last. Other files are no business of the log's."""
     names = fs.listdir(log_directory(directory))
     return [_inspect(fs, directory, first) for name in names if (first := _first_of(name)) is not None]
+
+
+def existing_segments(fs: FileSystem, directory: str) -> list[Segment]:
+    """As `list_segments`, for whoever must not begin a log where there is none. Raises StoreError."""
+    segments = list_segments(fs, directory)
+    if not segments:
+        raise no_log(directory)
+    return segments
+
+
+def no_log(directory: str) -> StoreError:
+    """The error for a directory without a log."""
+    return StoreError(f"{directory}: there is no log", hint="name the data directory of a broker, or its archive")
 
 
 def read_log_id(fs: FileSystem, directory: str) -> UUID | None:

@@ -21,7 +21,7 @@ from txmq.store.reader import LogReader
 from txmq.store.record import Record
 from txmq.store.recovery import find_log
 from txmq.store.scan import Damage, SegmentScan
-from txmq.store.segment import Segment, list_segments
+from txmq.store.segment import Segment, existing_segments, no_log
 from txmq.store.survey import Known, Surveyor
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def verify_log(fs: FileSystem, directory: str) -> Verified:
 
     Raises StoreError where there is none, CorruptRecord where its beginning is missing.
     """
-    segments = _segments(fs, directory)
+    segments = existing_segments(fs, directory)
     known = Known(scan_from=segments[0].first)
     found = find_log(fs, directory, known)
     if found is None:
-        raise _no_log(directory)
+        raise no_log(directory)
     damaged: list[Damage] = []
     survey = Surveyor(fs, known, damaged.append).survey(found.segments, found.sealed_at)
     last = found.segments[-1]
@@ -75,7 +75,7 @@ class LogFiles:
     """The records of a log that nobody changes. Damaged spans are passed over, and kept in `damaged`."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
-        self._fs, self._segments = fs, _segments(fs, directory)
+        self._fs, self._segments = fs, existing_segments(fs, directory)
         self._reader = LogReader(fs, directory, [segment.first for segment in self._segments])
         self.damaged: list[Damage] = []
 
@@ -142,17 +142,6 @@ def _unlike(files: LogFiles, position: int, length: int, count: int) -> str:
     if size != length or (count and messages != count):
         return f"a batch of {messages} messages, {size} bytes"
     return ""
-
-
-def _segments(fs: FileSystem, directory: str) -> list[Segment]:
-    segments = list_segments(fs, directory)
-    if not segments:
-        raise _no_log(directory)
-    return segments
-
-
-def _no_log(directory: str) -> StoreError:
-    return StoreError(f"{directory}: there is no log", hint="name the data directory of a broker, or its archive")
 
 
 def _blank(fs: FileSystem, segment: Segment, end: int) -> bool:

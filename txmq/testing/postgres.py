@@ -266,13 +266,18 @@ def _environment() -> dict[str, str]:
 
 
 def _locked(directory: Path) -> IO[bytes]:
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = (directory / "lock").open("ab")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("ab")
+    except OSError as error:
+        why = f"{directory}: {error.strerror}"
+        raise ConfigError("data", why, hint="name a directory that can be made or written") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise DirectoryInUse(f"another process runs a PostgreSQL server in {directory}") from None
+        message = f"another process runs a PostgreSQL server in {directory}"
+        raise DirectoryInUse(message, hint="stop it, or name another directory") from None
     return lock
 
 

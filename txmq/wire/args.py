@@ -8,12 +8,18 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from txmq import limits
+from txmq.message import is_name
 from txmq.wire.json import WireModel
 
-Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
 Text = Annotated[str, StringConstraints(max_length=4_096)]
 Reason = Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
 Limit = Annotated[int, Field(ge=1, le=10_000)]
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"is no name: 1 to {limits.NAME} letters, digits and . _ -, no dot first")
+    return text
 
 
 def _token(text: str) -> str:
@@ -25,6 +31,7 @@ def _token(text: str) -> str:
 
 TOKEN = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 Token = Annotated[str, AfterValidator(_token)]
+Name = Annotated[str, AfterValidator(_name)]
 
 
 class Args(WireModel):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, ValidationError
 
 from txmq.errors import RemoteProtocolError
+from txmq.mistakes import first_mistake
 from txmq.wire import calls_consumers as consumers
 from txmq.wire import calls_messages as messages
 from txmq.wire import calls_topics as topics
 from txmq.wire import calls_xa as xa
 from txmq.wire.args import Args, Limit, Name, Text, Token
 from txmq.wire.calls_alarms import AlarmsReport
-from txmq.wire.json import WireModel, dump, parse, validated
+from txmq.wire.json import WireModel, dump, parse
+
+ARGUMENTS = "docs/FORMATS.md 2.3 tells what the calls take"
 
 
 class NoArgs(Args):
@@ -166,7 +169,12 @@ def decode_call(payload: bytes) -> tuple[str, Args]:
     if not isinstance(name, str) or name not in CALLS:
         hint = "client and broker must be of one version"
         raise RemoteProtocolError(f"there is no call {str(name)[:64]!r}", hint=hint)
-    return name, validated(_envelope(name), payload).args
+    try:
+        return name, _envelope(name).model_validate_json(payload).args
+    except ValidationError as error:
+        where, why = first_mistake(error, unit="argument")
+        field = ".".join(part for part in where if part != "args") or "the whole"
+        raise RemoteProtocolError(f"{name}: {field}: {why}", hint=ARGUMENTS) from None
 
 
 @cache

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from txmq import limits
 from txmq.errors import ConfigError
+from txmq.message import is_name
 from txmq.retry import RetryPolicy
 from txmq.wire.args import Args, Limit, Name, Text
 
-MemberName = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{limits.NAME - 1}}}$")]
-GroupName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}(@[A-Za-z0-9_-][A-Za-z0-9._-]{0,126})?$")
-]
+
+def _group(text: str) -> str:
+    parent, has_member, member = text.partition("@")
+    if not is_name(parent) or (has_member and not is_name(member)):
+        raise ValueError("is no name of a consumer group: GROUP, or GROUP@MEMBER in broadcast mode")
+    return text
+
+
+GroupName = Annotated[str, AfterValidator(_group)]
 Ms = Annotated[int, Field(ge=0, le=366 * 24 * 3600 * 1000)]
 Offset = Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
 Partition = Annotated[int, Field(ge=0, le=4_095)]
@@ -63,7 +69,7 @@ class Join(Wanted):
     """Become a member of a consumer group; null = no opinion, the group has its own or the default."""
 
     group: Name
-    member: MemberName | None = None  # null = a name is made, and in broadcast mode forgotten with the member
+    member: Name | None = None  # null = a name is made, and in broadcast mode forgotten with the member
     instance: Annotated[str, StringConstraints(min_length=1, max_length=64)]  # tells two processes of one name apart
     mode: Literal["concurrent", "ordered", "broadcast"] = "concurrent"
     topics: Annotated[tuple[Name, ...], Field(min_length=1, max_length=1_000)]
@@ -77,7 +83,7 @@ class Member(Args):
     """A member, by the group's name that the join gave."""
 
     group: GroupName
-    member: MemberName
+    member: Name
     instance: str = ""
 
 

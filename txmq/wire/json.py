@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from txmq import limits
 from txmq.errors import LocalProtocolError, RemoteProtocolError
+from txmq.mistakes import first_mistake
 
 INTEGERS = range(-(1 << 63), 1 << 64)
 LONGEST_INTEGER = 20  # digits and sign
@@ -46,17 +47,11 @@ def parse(payload: bytes) -> JsonValue:
 def parse_as(model: type[M], payload: bytes) -> M:
     """The model that a JSON text describes. Raises RemoteProtocolError, which names the first field that is wrong."""
     parse(payload)
-    return validated(model, payload)
-
-
-def validated(model: type[M], payload: bytes) -> M:
-    """As `parse_as`, of a text that `parse` has let pass."""
     try:
         return model.model_validate_json(payload)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]  # the input may hold secrets
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise RemoteProtocolError(f"{model.__name__}: {where}: {first['msg']}") from error
+        where, why = first_mistake(error, unit="field")
+        raise RemoteProtocolError(f"{model.__name__}: {'.'.join(where) or 'the whole'}: {why}") from error
 
 
 def dump(value: object) -> bytes:

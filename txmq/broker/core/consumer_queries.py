@@ -237,7 +237,8 @@ def letter(state: State, name: str, topic: str, partition: int, offset: int) -> 
         return group
     spotted, row = rules.find(state, group, topic, partition, offset)
     if spotted is None or row is None or row.kind not in (Kind.LETTER, Kind.ABANDONED):
-        return Rejected(UnknownLetter, f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}")
+        message = f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}"
+        return Rejected(UnknownLetter, message, "see: txmq dlq list")
     return _letter(state, group, spotted, row)
 
 

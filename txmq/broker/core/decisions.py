@@ -14,8 +14,8 @@ from txmq.broker.core.holds import Release, Waiting
 from txmq.broker.core.pieces import Large, Phase
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.broker.core.transaction_events import ConflictSeen, ConflictsForgotten, Decided, Released
-from txmq.broker.core.transactions import KEPT, Transaction, get, takes_early, token_time
-from txmq.errors import Conflict, HeuristicOutcome, UnknownTransaction
+from txmq.broker.core.transactions import KEPT, Transaction, get, takes_early, token_time, unknown
+from txmq.errors import Conflict, HeuristicOutcome
 from txmq.message import Decision
 from txmq.tx.group import GroupState, Step, decided, makes_holds, step
 
@@ -53,8 +53,8 @@ def judge(state: State, command: Decide, now: int) -> Transaction | Outcome | Re
     row = get(state, command.token)
     if row is None:
         late = token_time(command.token) < now - KEPT
-        why = "older than the outcomes that are kept" if late else "never stored at this broker"
-        return Rejected(UnknownTransaction, f"transaction {command.token.hex()} is {why}")
+        why = "is older than the outcomes that are kept" if late else "was never stored at this broker"
+        return unknown(command.token, why)
     after = step(row.state, STEPS[command.outcome])
     if after is None:
         return _contradiction(state, row, command)

@@ -48,7 +48,7 @@ def decide_pause(state: State, command: GroupPause, now: int) -> Outcome | Rejec
         return found
     topic = state.topics.get(command.topic)
     if command.topic and topic is None:
-        return Rejected(UnknownTopic, f"there is no topic {command.topic!r}")
+        return Rejected(UnknownTopic, f"there is no topic {command.topic!r}", "see: txmq topic list")
     topic_id = 0 if topic is None else topic.topic_id
     changed = [
         group for group in found if _is_paused(group, topic_id) is not command.paused or _guarded(group, command)

@@ -92,7 +92,11 @@ def decide_job(state: State, command: DecideJob, now: int) -> Outcome | Rejected
         return Outcome(reply=JobReceipt(Decision(known[0]), repeated=True))
     stored = tuple(members(state, command.token))
     if not stored and _is_old(command.token, now):
-        return Rejected(UnknownTransaction, f"job {command.token.hex()} is older than the outcomes that are kept")
+        return Rejected(
+            UnknownTransaction,
+            f"job {command.token.hex()} is older than the outcomes that are kept",
+            "make another job",
+        )
     winners = command.winners if command.outcome is Decision.COMMIT else ()
     missing = sorted(set(winners) - set(stored))
     if missing:

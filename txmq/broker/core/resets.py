@@ -52,7 +52,8 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
         return group
     topic = state.topics.get(command.topic)
     if topic is None or not any(spot[0] == topic.topic_id for spot in group.positions):
-        return Rejected(UnknownTopic, f"consumer group {command.group!r} does not read topic {command.topic!r}")
+        message = f"consumer group {command.group!r} does not read topic {command.topic!r}"
+        return Rejected(UnknownTopic, message, "see: txmq group show")
     offsets = _targets(state, topic, command)
     if isinstance(offsets, Rejected):
         return offsets
@@ -86,7 +87,8 @@ def _targets(state: State, topic: Topic, command: ResetPosition) -> tuple[tuple[
     for partition, offset in command.offsets:
         if partition not in partitions or offset < 0:
             place = f"{topic.name}/{partition}"
-            return Rejected(OffsetOutOfRange, f"offset {offset} of {place} is out of range", detail={"offset": offset})
+            message = f"{place} has no offset {offset}: it has {len(partitions)} partitions, from 0"
+            return Rejected(OffsetOutOfRange, message, "see: txmq topic show", {"offset": offset})
         if outside := topics.outside(state, topic, partition, offset):
             return outside
     return tuple(sorted(dict(command.offsets).items()))

@@ -66,14 +66,15 @@ def find(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic |
         )
     if partition >= len(topic.ends):
         message = f"topic {name!r} has no partition {partition}: it has {len(topic.ends)}, from 0"
-        return Rejected(UnknownPartition, message, detail={"topic": name, "partitions": len(topic.ends)})
+        hint = "name none, and the key or the client chooses one"
+        return Rejected(UnknownPartition, message, hint, {"topic": name, "partitions": len(topic.ends)})
     return topic
 
 
 def _bad_count(partitions: int) -> Rejected | None:
     if 1 <= partitions <= MAX_PARTITIONS:
         return None
-    return Rejected(BadRequest, f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions}")
+    return Rejected(BadRequest, f"a topic has 1 to {MAX_PARTITIONS} partitions", f"{partitions} is out of range")
 
 
 def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rejected:
@@ -115,7 +116,8 @@ def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejecte
     if bad := _bad_count(command.partitions):
         return bad
     if command.partitions < len(topic.ends):
-        return Rejected(BadRequest, f"topic {command.name!r} has {len(topic.ends)} partitions; it can only grow")
+        message = f"topic {command.name!r} has {len(topic.ends)} partitions; it can only grow"
+        return Rejected(BadRequest, message, "for fewer partitions, make another topic")
     if command.partitions == len(topic.ends):
         return Outcome(reply=view(topic))
     if held := _held(state, topic):

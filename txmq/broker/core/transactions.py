@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import holds, pieces
 from txmq.broker.core.holds import HeldBatch, Waiting
+from txmq.broker.core.state import Rejected
+from txmq.errors import UnknownTransaction
 from txmq.tx.group import GroupState, makes_holds
 
 if TYPE_CHECKING:
@@ -62,6 +64,11 @@ def get(state: State, token: bytes) -> Transaction | None:
     found = Transaction(*row)
     found = found._replace(state=GroupState(found.state), batches=tuple(holds.held(b) for b in found.batches))
     return found if found.large is None else found._replace(large=pieces.of_row(found.large))
+
+
+def unknown(token: bytes, why: str = "was never stored at this broker, or long ago") -> Rejected:
+    """The no to whoever asks for a transaction that there is not."""
+    return Rejected(UnknownTransaction, f"transaction {token.hex()} {why}", "those that are open: txmq tx list")
 
 
 def is_large(state: State, token: bytes) -> bool:

@@ -13,7 +13,7 @@ from txmq.broker.core.branches import Heuristic
 from txmq.broker.core.decisions import Decide, decide_decide, decide_now
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.broker.core.transaction_events import HeuristicForgotten, HeuristicSeen, TombstoneWritten
-from txmq.broker.core.transactions import KEPT, Transaction, get, token_time
+from txmq.broker.core.transactions import KEPT, Transaction, get, token_time, unknown
 from txmq.errors import BadRequest, UnknownTransaction
 from txmq.message import Decision
 from txmq.tx.group import GroupState, decided
@@ -115,7 +115,7 @@ def decide_note(state: State, command: NoteHeuristic, now: int) -> Outcome | Rej
     """
     del now
     if get(state, command.token) is None:
-        return _unknown(command.token)
+        return unknown(command.token)
     known = branches.heuristics(state, command.token)
     seen = HeuristicSeen(*command._replace(decided=int(command.decided)))  # type: ignore[arg-type]  # plain in the log
     if branches.was_dealt_with(state, command.token, *seen[1:4]):
@@ -123,21 +123,18 @@ def decide_note(state: State, command: NoteHeuristic, now: int) -> Outcome | Rej
     if any(entry[:3] == seen[1:4] for entry in known):
         return Outcome(reply=False)
     if len(known) >= MOST_HEURISTICS:
-        return Rejected(BadRequest, f"transaction {command.token.hex()} has {len(known)} entries in its journal")
+        message = f"transaction {command.token.hex()} has {len(known)} entries in its journal"
+        return Rejected(BadRequest, message, "say that they are dealt with: txmq xa forget")
     return Outcome((seen,), reply=False)
 
 
 def decide_forget(state: State, command: ForgetHeuristics, now: int) -> Outcome | Rejected:
     del now
     if get(state, command.token) is None:
-        return _unknown(command.token)
+        return unknown(command.token)
     if not branches.has_heuristics(state, command.token):
         return Outcome()
     return Outcome((HeuristicForgotten(*command),))
-
-
-def _unknown(token: bytes) -> Rejected:
-    return Rejected(UnknownTransaction, f"transaction {token.hex()} was never stored at this broker, or long ago")
 
 
 def apply_tombstone(state: State, event: TombstoneWritten, place: Place) -> None:

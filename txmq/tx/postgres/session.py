@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 import psycopg2
 from psycopg2 import extensions
 
-from txmq.errors import TransactionAborted
-from txmq.tx.postgres.translate import translated
+from txmq.errors import DatabaseError, TransactionAborted
+from txmq.tx.postgres.translate import describe, translated
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
 Connection: TypeAlias = extensions.connection
@@ -37,12 +37,14 @@ SETTINGS: Final = {
 def connect(dsn: str, *, application_name: str) -> Connection:
     """A connection to the server of `dsn` that takes writes. What `dsn` itself says goes before the settings here.
 
-    Raises DatabaseUnavailable, or DatabaseError where trying again is no use.
+    Raises DatabaseUnavailable, or DatabaseError where trying again is no use, as with what is no DSN.
     """
+    try:
+        given = extensions.parse_dsn(dsn)
+    except psycopg2.ProgrammingError as error:
+        raise DatabaseError(describe(error), hint="postgresql://role@host/database, or host=… dbname=…") from None
     with translated("connecting to PostgreSQL"):
-        connection: Connection = psycopg2.connect(
-            **{**SETTINGS, "application_name": application_name, **extensions.parse_dsn(dsn)}
-        )
+        connection: Connection = psycopg2.connect(**{**SETTINGS, "application_name": application_name, **given})
     connection.autocommit = True
     return connection
 

@@ -1,0 +1,125 @@
+"""What holds for each command of `txmq`: it explains itself, and with `--json` it prints JSON, errors too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from tests.cli.support import run
+from txmq.cli.app import app
+from txmq.cli.command import Client
+from txmq.errors import BrokerUnavailable
+
+TOKEN = "019a0000000070008000000000000001"
+NOBODY = "host=127.0.0.1 port=1 dbname=nowhere"
+NO_FILE, NO_DIR = "/nowhere/txmq.toml", "/nowhere/data"
+COMMANDS = {  # each with what it needs, where neither a broker nor a database answers, and no file is there
+    "alarms": "",
+    "broker": f"--config {NO_FILE}",
+    "dev": "--data /proc/nowhere",
+    "dlq abandon": "billing orders/0/1 --reason x",
+    "dlq list": "billing",
+    "dlq replay": "billing orders/0/1",
+    "dlq show": "billing orders/0/1",
+    "dlq stats": "billing",
+    "group alter": "billing --lease 5",
+    "group clone": "billing again",
+    "group delete": "billing --yes",
+    "group list": "",
+    "group pause": "billing",
+    "group reset": "billing orders --to first --yes",
+    "group resume": "billing",
+    "group show": "billing",
+    "group skip": "billing --yes",
+    "log dump": NO_DIR,
+    "log find": f"{NO_DIR} orders",
+    "log rebuild": NO_DIR,
+    "log repair": f"{NO_DIR} --yes",
+    "log verify": NO_DIR,
+    "message delayed": "",
+    "message find": "orders",
+    "message recall": "a-1",
+    "message show": "a-1",
+    "outbox drop": "DSN 1 --keep /nowhere/kept --reason x --yes",
+    "outbox list": "DSN",
+    "outbox renew": "DSN 1 --yes",
+    "outbox show": "DSN 1",
+    "relay create": "DSN",
+    "relay drop": "DSN --yes",
+    "relay run": f"--config {NO_FILE}",
+    "relay status": "DSN",
+    "resolver": f"--config {NO_FILE}",
+    "schema brokers": "DSN",
+    "schema check": "DSN",
+    "schema install": "DSN",
+    "send": "orders hello",
+    "stats": "",
+    "tail": "orders",
+    "topic alter": "orders --set retention=7d",
+    "topic create": "orders",
+    "topic delete": "orders --yes",
+    "topic list": "",
+    "topic set": "orders --partitions 9",
+    "topic show": "orders",
+    "tx check": "",
+    "tx commit": f"{TOKEN} --reason x",
+    "tx list": "",
+    "tx rollback": f"{TOKEN} --reason x",
+    "tx show": TOKEN,
+    "xa doctor": f"--config {NO_FILE}",
+    "xa forget": f"{TOKEN} --reason x",
+    "xa list": "",
+    "xa recover": f"--config {NO_FILE}",
+    "xa verify": f"--config {NO_FILE} --since 2026-07-01",
+}
+
+
+def commands(command: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """Each command there is, by its words."""
+    if not hasattr(command, "commands"):
+        yield " ".join(path), command
+        return
+    assert command.help, f"{path} has no help text"
+    for name, inner in command.commands.items():
+        yield from commands(inner, *path, name)
+
+
+EACH = dict(commands(get_command(app)))
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker answers, whatever its address."""
+
+    def connect(url: str) -> Client:
+        raise BrokerUnavailable(f"no broker answered at {url}", hint="is it running?")
+
+    monkeypatch.setattr("txmq.cli.command.connect", connect)
+
+
+def test_no_command_is_left_out() -> None:
+    assert sorted(COMMANDS) == sorted(EACH)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_command_tells_what_it_and_each_of_its_options_does(name: str) -> None:
+    command = EACH[name]
+    assert command.help
+    assert any("--json" in option.opts for option in command.params)
+    assert [option.name for option in command.params if not option.help] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_meets_nobody_says_why_and_what_to_do(name: str) -> None:
+    arguments = [*name.split(), *(NOBODY if word == "DSN" else word for word in COMMANDS[name].split())]
+    told = run(*arguments, "--json")
+    assert (told.exit_code, told.stdout) == (1, "")
+    error = json.loads(told.stderr)
+    assert error.keys() >= {"error", "message", "hint", "retriable", "outcome"}
+    assert error["hint"], error
+    assert not Path("/nowhere").exists()
