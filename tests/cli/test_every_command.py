@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,30 @@ def test_a_command_that_meets_nobody_says_why_and_what_to_do(name: str) -> None:
     assert error.keys() >= {"error", "message", "hint", "retriable", "outcome"}
     assert error["hint"], error
     assert not Path("/nowhere").exists()
+
+
+DOCUMENTS = [Path(__file__).parents[2] / name for name in ("README.md", "docs/TRANSACTIONS.md", "docs/CONSUMERS.md")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_commands_that_a_document_names_are_there_with_their_options(document: Path) -> None:
+    groups = {name.split()[0] for name in EACH if " " in name}
+    seen = 0
+    for line in re.findall(r"(?<![\w/])txmq ([a-z][^`\n#()]*)", document.read_text()):
+        for words in alternatives(line.split()):
+            if words[0] in groups and len(words) == 1:
+                continue
+            name = " ".join(words[: 2 if words[0] in groups else 1])
+            known = {option for parameter in EACH[name].params for option in parameter.opts}
+            assert {word for word in words if word.startswith("--")} <= known, line
+            seen += 1
+    assert seen > 5
+
+
+def alternatives(words: list[str]) -> Iterator[list[str]]:
+    """The commands in "group pause|resume GROUP [TOPIC]": one for each."""
+    bare = [word.strip("[],;.:") for word in words]
+    if len(bare) > 1 and "|" in bare[1]:
+        yield from ([bare[0], choice, *bare[2:]] for choice in bare[1].split("|"))
+    else:
+        yield bare

@@ -248,6 +248,12 @@ def test_each_broadcast_member_gets_everything_and_keeps_its_place(world: World)
     assert world.join("x", group="b").error is GroupMismatch
 
 
+def test_a_nameless_broadcast_member_begins_where_it_asks_to(world: World) -> None:
+    world.publish("t", 1)
+    world.join("m-1", group="b", mode="broadcast", named=False, start="first")
+    assert world.offsets("m-1", group="b@m-1") == [0]
+
+
 def test_a_nameless_broadcast_member_begins_at_the_end_and_leaves_nothing(world: World) -> None:
     world.publish("t", 1)
     world.join("m-1", group="b", mode="broadcast", named=False)

@@ -95,6 +95,9 @@ class Settings:
     @classmethod
     def of(cls, service: str | None, **options: Unpack[Options]) -> Self:
         """The settings with these options. Raises ConfigError."""
+        if unknown := options.keys() - Options.__optional_keys__:
+            why = f"there is no option {min(unknown)!r}"
+            raise ConfigError("connect", why, hint="see txmq.client.settings.Options")
         try:
             return cls(service, **options)
         except TypeError as error:

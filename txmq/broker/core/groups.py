@@ -187,7 +187,7 @@ def _starts(state: State, group: Group, topics: dict[int, int], join: Join | Non
 def _start(state: State, group: Group, topic: Topic, partition: int, join: Join | None) -> int:
     start, last = group.settings.start, gates.end(state, topic.topic_id, partition)
     first = topic.firsts[partition]
-    if join is not None and join.wanted.start is not None and not group.temporary:
+    if join is not None and join.wanted.start is not None:
         start = join.wanted.start
     if start == LAST:
         return last

@@ -28,7 +28,8 @@ class Options(TypedDict, total=False):
     is, is remembered by the name of the `member`). `tags`: only messages with one of them. `selector`: only
     messages for which this condition over their headers is true, after SQL-92 (see `txmq.selector`); what a member does
     not want is done with for its whole group, so that all members should want the same. `start`: where a topic new
-    to the group begins: "first", "last", a time, or a timedelta ago. `on_exhausted`: what becomes of a message that
+    to the group begins: "first", "last", a time, or a timedelta ago; by default "first", and "last" for a broadcast
+    member without a name. `on_exhausted`: what becomes of a message that
     failed for good, in an ordered group of its key: "park", "block" or "skip". `max_parked`: how many messages may wait
     behind a failed one of their key, 10,000; with
     more of the key to come its partition stands still, and an alarm says so. `flood_keys`: with so many keys failing
