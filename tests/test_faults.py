@@ -99,6 +99,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_full_disk_refuses_records_and_serves_until_there_is_space",
         "test_a_segment_that_could_not_be_made_is_made_when_there_is_space",
         "test_a_snapshot_that_finds_no_space_is_an_alarm_and_is_made_later",
+        "test_retention_frees_a_disk_that_others_have_filled",
+        "test_an_error_at_any_call_of_a_round_stops_the_broker_or_is_lived_with",
     ),
     34: ("test_a_write_that_the_kernel_cuts_short_is_finished",),
     35: (

@@ -63,12 +63,14 @@ class DiskSpace(Model):
     """How much space, in MiB, must be free on the data directory's disk: an alarm, no more writes, writes again.
 
     RocketMQ's are 85 % and 95 % of the disk; what a broker needs to go on does not grow with the disk, so these are no
-    shares of it.
+    shares of it. The `ballast` is a file of that size, made once the log has had a second segment, and given up when
+    others have filled the disk: acks, decisions and retention go on with that.
     """
 
     warn_free_mib: int = Field(default=1_024, ge=0)
     refuse_free_mib: int = Field(default=256, ge=0)
     resume_free_mib: int = Field(default=384, ge=0)
+    ballast_mib: int = Field(default=64, ge=0)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

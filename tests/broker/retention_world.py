@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from tests.broker.support import BEGAN, SECOND, Nobody
-from tests.simulation.node import recover
+from tests.simulation.node import SEGMENT, recover
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.assembly import Assembly
 from txmq.broker.core import delayed, machine, retention
@@ -86,7 +86,7 @@ class World:
 
     def broker_settings(self) -> dict[str, Any]:
         """What is otherwise than by default."""
-        return {"snapshot_bytes": 1 << 40}
+        return {"snapshot_bytes": 1 << 40, "segment_bytes": SEGMENT}
 
     def opened(self, now: int) -> tuple[Log, State, LmdbTables]:
         """What is on the disk, recovered."""
@@ -118,13 +118,16 @@ class World:
         return reply
 
     def send(self, body: bytes, topic: str = "t", key: str | None = None, delay: float | None = None) -> Any:
+        return self.do(self.sending(body, topic, key, delay))
+
+    def sending(self, body: bytes, topic: str = "t", key: str | None = None, delay: float | None = None) -> Send:
         """The producer of a life is its own."""
         data = encode(
             [Message(body, key, delay=delay)], producer_id=b"p" * 8 + self.engine.state.boot_epoch.to_bytes(8), epoch=0,
             sequence=self.sequence, born_at=1,
         )  # fmt: skip
         self.sequence += 1
-        return self.do(Send(topic, 0, 0, data, verify(data)))
+        return Send(topic, 0, 0, data, verify(data))
 
     def retain(self) -> None:
         """A round, and whatever the keeper does of it."""

@@ -1,13 +1,13 @@
 """What the broker knows of its disk: how much space there is, and what could not be written.
 
 Before a disk is full, writes of clients are refused: acks, decisions and retention, which makes space, still need some.
-Reads go on, whatever the disk says.
+Where others take that away, the ballast is given up for them. Reads go on, whatever the disk says.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 import structlog
 
@@ -15,12 +15,16 @@ from txmq.broker.core.parts import StorePart
 from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.together import StoreTogether
-from txmq.errors import ReadOnly, StoreError
+from txmq.errors import DiskFull, ReadOnly, StoreError
+from txmq.store.ballast import Ballast
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from txmq.config_storage import DiskSpace
     from txmq.store.fs import FileSystem, Space
 
+P = ParamSpec("P")
 MIB = 1 << 20
 WRITES = (Send, StorePart, StoreTogether)
 log = structlog.get_logger()
@@ -30,12 +34,15 @@ log = structlog.get_logger()
 class Disk:
     """`space` is what was last seen, None = nothing yet; `low`: less than an operator wants.
 
-    `troubles` tells by its name ("index", "snapshot", "retention", "catalogue") what is tried again and again, and why.
+    `troubles` tells by its name ("index", "snapshot", "retention", "ballast", "catalogue") what is tried again and
+    again, and why. `roomy`: there is space for the `ballast`, and more than an operator wants besides.
     """
 
     space: Space | None = None
     low: bool = False
+    roomy: bool = False
     refusing: bool = False
+    ballast: Ballast | None = None
     troubles: dict[str, str] = field(default_factory=dict)
 
     def refusal(self, command: object) -> Rejected | None:
@@ -44,6 +51,23 @@ class Disk:
             return None
         message = f"the broker's disk has {self.free_mib} MiB left: it takes no messages, but serves them"
         return Rejected(ReadOnly, message, "free space on its disk, or keep messages for less long")
+
+    def insist(self, write: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Write what space must be made for: where there is none, with that of the ballast. Blocks, in any thread."""
+        try:
+            write(*args, **kwargs)
+        except DiskFull:
+            if not self.give_up():
+                raise
+            write(*args, **kwargs)
+
+    def give_up(self) -> bool:
+        """Give up the ballast, for whatever is not refused; False = there is none. Blocks, in any thread."""
+        if self.ballast is None or not self.ballast.there:
+            return False
+        self.refusing = True  # before anybody who writes messages can take the space
+        log.error("disk.ballast_given_up", bytes=self.ballast.size)
+        return self.ballast.give_up()
 
     @property
     def free_mib(self) -> int:
@@ -55,6 +79,7 @@ class DiskWatch:
 
     def __init__(self, fs: FileSystem, directory: str, disk: Disk, limits: DiskSpace) -> None:
         self._fs, self._directory, self._disk, self._limits = fs, directory, disk, limits
+        disk.ballast = Ballast(fs, directory, limits.ballast_mib * MIB)
 
     def tick(self) -> None:
         """Timer."""
@@ -66,6 +91,7 @@ class DiskWatch:
             return
         disk.troubles.pop("space", None)
         disk.low = disk.space.free < limits.warn_free_mib * MIB
+        disk.roomy = disk.space.free >= (limits.warn_free_mib + limits.ballast_mib) * MIB
         enough = limits.resume_free_mib if disk.refusing else limits.refuse_free_mib
         refusing = disk.space.free < enough * MIB
         if refusing is not disk.refusing:

@@ -266,7 +266,7 @@ class Engine:
         """Write and sync everything, blocking: at the start only. Raises what `Log.write` raises."""
         flush = self._cut()
         if flush is not None:
-            self.store.write(flush)
+            self.disk.insist(self.store.write, flush)
             self._done(flush, self._take_early())
 
     def _write(self, flush: Flush, *, sync: bool = True) -> bool:

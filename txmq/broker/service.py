@@ -112,6 +112,8 @@ class BrokerService:
             soon=getattr(self._reactor, "soon", None), quick_s=QUICK_DISK_S,
         )  # fmt: skip
         engine.on_failure = self._failed
+        watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
+        watch.tick()
         engine.boot(settings.name)
         self._engine = engine
         self._keeper = Keeper(fs, engine, opened.tables, settings, self._threads["index"])
@@ -132,8 +134,6 @@ class BrokerService:
             fs, str(settings.data), opened, self._assembly.cataloguing, self._threads["catalogue"]
         )
         self._scrubbing = Scrubbing(engine, self._settings.scrub, self._reactor, self._threads["scrub"])
-        watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
-        watch.tick()
         self._assembly.every(DISK_S, watch.tick)
         self._assembly.every(TOKENS_S, self._look_after_tokens)
         self._assembly.every(PROBE_S, self._probe)

@@ -1,6 +1,6 @@
 """The broker's data directory: opened at start, kept in order while it runs.
 
-    <data>/lock  <data>/log/*.seg  <data>/index/ (LMDB, a cache)  <data>/snapshot/*.snap
+    <data>/lock  <data>/log/*.seg  <data>/index/ (LMDB, a cache)  <data>/snapshot/*.snap  <data>/ballast
 
 Start: tables as LMDB has them, or as the newest snapshot does, then every later record of the log through the same
 `apply` that made them. While it runs, the tables' overlay is written to LMDB now and then, always behind what is
@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from txmq.broker.core import lost, machine
 from txmq.broker.core.events import Event, Place, decode
+from txmq.broker.core.upkeep import NoteSnapshot
 from txmq.errors import DiskFull
 from txmq.store.archive import archive_segment
 from txmq.store.index import LmdbTables
@@ -127,7 +128,7 @@ class Keeper:
 
     `tend` is called now and then by a timer of the reactor's; everything that blocks runs in one thread, one piece at
     a time. A disk that is full, or an archive that takes nothing, is no failure: it is told of (`Disk.troubles`), and
-    tried again.
+    tried again; where the broker itself needs space to go on, the ballast is given up.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Keeper:
         self._retaining: Retaining | None = None
         self._archive = ""
         self._pause = 0  # calls of `tend` to let pass after trouble
+        self._looked = False  # for space, in the call before
 
     def remove_for(self, retaining: Retaining, archive: str) -> None:
         """From now on remove what that says is needed no longer, or move it to the folder `archive`."""
@@ -152,18 +154,28 @@ class Keeper:
         log = self._engine.store
         if self._busy or self._engine.failed is not None:
             return
-        if log.wants_room or log.read_only:
-            self._run("", log.try_space)  # a full disk is no failure: the log says read-only until there is space
+        self._looked = (log.wants_room or log.read_only) and not (log.read_only and self._looked)
+        if self._looked:  # and in turns with it, on a full disk, whatever frees space
+            self._run("", self._find_space)
         elif self._pause:
             self._pause -= 1
         elif self._frozen is not None:
             if log.durable >= self._frozen.position:
                 work = self._run("index", self._commit, self._frozen, log.durable)
                 work.addCallback(lambda _: self._committed())
-        elif self._tables.position - self._snapshot >= self._snapshot_due():
-            self._run("snapshot", self._write_snapshot)
+        else:
+            self._tend_files()
+
+    def _tend_files(self) -> None:
+        log, disk = self._engine.store, self._engine.disk
+        if self._tables.position - self._snapshot >= self._snapshot_due():
+            self._run("snapshot", disk.insist, self._write_snapshot)
         elif self._release():
             self._run("retention", self._remove, self._retaining is not None and self._retaining.archives)
+        elif log.end == self._snapshot and self._held():
+            self._engine.submit(NoteSnapshot(self._snapshot), lambda _reply: None)
+        elif disk.roomy and disk.ballast is not None and disk.ballast.wanted and log.end > self._settings.segment_bytes:
+            self._run("ballast", disk.ballast.make)
         elif log.end > self._tables.position:
             machine.save(self._engine.state)
             self._frozen = self._tables.freeze(log.end)
@@ -192,8 +204,13 @@ class Keeper:
 
         return work.addBoth(over).addErrback(self._engine.fail)
 
+    def _find_space(self) -> None:
+        """A full disk is no failure: the log says read-only until there is space."""
+        if not self._engine.store.try_space() and self._engine.disk.give_up():
+            self._engine.store.try_space()
+
     def _commit(self, frozen: Frozen, durable: int) -> None:
-        self._tables.commit(frozen, durable=durable)
+        self._engine.disk.insist(self._tables.commit, frozen, durable=durable)
 
     def _committed(self) -> None:
         frozen = self._frozen
@@ -204,10 +221,13 @@ class Keeper:
 
     def _snapshot_due(self) -> int:
         """How much log after the newest snapshot makes another one due: any where that lets a segment go."""
+        return 1 if self._held() else self._settings.snapshot_bytes
+
+    def _held(self) -> bool:
+        """Whether a segment is kept for want of snapshots alone."""
         segments = self._engine.store.segments()
         free = 0 if self._retaining is None else self._retaining.free.below
-        held = len(segments) > 1 and self._older < segments[0].end <= min(free, self._tables.position)
-        return 1 if held else self._settings.snapshot_bytes
+        return len(segments) > 1 and self._older < segments[0].end <= min(free, self._tables.position)
 
     def _release(self) -> bool:
         """Take from the log what nobody needs: neither the state, nor a start from the older snapshot."""

@@ -245,8 +245,10 @@ class Log:
 
     def remove(self, segment: SegmentInfo) -> None:
         """Remove a segment that was released; in any thread. To be called in their order: a crash must leave no gap."""
-        self._fs.remove(segment.path)
-        self._fs.sync_directory(log_directory(self._directory))
+        folder = log_directory(self._directory)
+        if segment.path.rpartition("/")[2] in self._fs.listdir(folder):  # else a try before failed after that
+            self._fs.remove(segment.path)
+        self._fs.sync_directory(folder)
 
     def drop_before(self, position: int) -> list[SegmentInfo]:
         """Release the segments below a position, and remove them; returns them."""

@@ -109,6 +109,15 @@ class FirstsMoved(NamedTuple):
     passed: tuple[tuple[int, int, int], ...] = ()
 
 
+@event(37)
+class SnapshotNoted(NamedTuple):
+    """A snapshot stands for `position`, and nothing has happened since: the next one needs a position of its own, and
+    only below the older of two may segments go.
+    """
+
+    position: int
+
+
 @event(7)
 class MessagesCopied(NamedTuple):
     """Single messages out of batches that are kept no longer were copied. Attachment: batches of one row, joined."""

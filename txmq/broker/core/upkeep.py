@@ -1,4 +1,4 @@
-"""Upkeep: the timers of transactions."""
+"""Upkeep: the timers of transactions, and of snapshots."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.core import listed
 from txmq.broker.core import tables as t
+from txmq.broker.core.events import SnapshotNoted
 from txmq.broker.core.state import Outcome, State
 from txmq.broker.core.transaction_events import CheckPlanned
 from txmq.broker.core.transactions import get
@@ -24,6 +25,12 @@ class PlanCheck(NamedTuple):
     check_at: int
     tries: int
     in_doubt: bool
+
+
+class NoteSnapshot(NamedTuple):
+    """Let the log go on after a snapshot that stands for its end."""
+
+    position: int
 
 
 def due_checks(state: State, now: int, limit: int) -> Iterator[bytes]:
@@ -59,5 +66,14 @@ def apply_planned(state: State, event: CheckPlanned, place: Place) -> None:
     )
 
 
-DECIDERS = {PlanCheck: decide_plan}
-APPLIERS = {CheckPlanned: apply_planned}
+def decide_note(state: State, command: NoteSnapshot, now: int) -> Outcome:
+    del state, now
+    return Outcome((SnapshotNoted(command.position),))
+
+
+def apply_noted(state: State, event: SnapshotNoted, place: Place) -> None:
+    """The record is all that was wanted."""
+
+
+DECIDERS = {PlanCheck: decide_plan, NoteSnapshot: decide_note}
+APPLIERS = {CheckPlanned: apply_planned, SnapshotNoted: apply_noted}
