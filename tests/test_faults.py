@@ -1,6 +1,7 @@
 """Which test shows that a fault is survived: the faults that transactions, brokers and consumers stand, by number.
 
 A fault is what happens from outside, and its tests are named here, so that none can be lost when tests are renamed.
+So are the bugs that are planted to prove the checks: one that stays green on them proves nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_fault_20_a_commit_in_a_black_hole_is_waited_for",
     ),
     21: ("test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message",),
-    # the broker and its disk; 40 and 41, a reactor that hangs and a process without file handles, are missing here
+    # the broker and its disk
     22: ("test_a_broker_killed_under_load_keeps_its_word",),
     23: ("test_a_broker_killed_under_load_keeps_its_word",),
     24: (
@@ -215,6 +216,32 @@ FAULTS: dict[int, tuple[str, ...]] = {
     # the operator
     86: ("test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted",),
 }
+
+BUGS = {  # planted on purpose, each with the test that must turn red, or the name under which it is planted
+    "acknowledging before the sync": ("ack_before_fsync", "replies go out before the flush"),
+    "no sync": ("a flush does not sync", "no_fsync_after_recovery", "no_sync_of_directories"),
+    "no checksum": ("no_checksum",),
+    "records in each other's place": ("test_a_record_of_another_position_is_none",),
+    "cutting a damaged middle": ("test_the_check_finds_a_recovery_that_cuts_the_damaged_middle",),
+    "tables ahead of the log": ("a snapshot leads the log", "position_before_the_rows"),
+    "publishing before the flush": ("a slice becomes visible early", "replies go out before the flush"),
+    "storing twice": ("a repeated send is stored again", "a job decided again is carried out again"),
+    "a group without its end": ("a group is published in part",),
+    "silence taken for a rollback": ("no answer is taken for a rollback", "absence is taken for a rollback"),
+    "the row before the status": ("row_before_status",),
+    "no fence before ROLLBACK": ("without_fence",),
+    "trusting tpc_prepare": ("test_a_prepare_that_is_believed_as_psycopg2_tells_it_would_be_seen",),
+    "committing without all votes": ("CommitsWithoutAVote",),
+    "folding without locks": ("test_a_fold_without_the_locks_is_found_out",),
+    "order by the decision": ("order tickets are ignored", "plain sends pass held keys"),
+    "no look at the generation": ("no_look_at_the_generation",),
+}
+
+
+def test_every_bug_that_a_check_must_catch_is_planted() -> None:
+    texts = [file.read_text("utf-8") for file in Path(__file__).parent.rglob("*.py") if file != Path(__file__)]
+    names = {name for planted in BUGS.values() for name in planted}
+    assert {name for name in names if not any(name in text for text in texts)} == set()
 
 
 def test_every_fault_of_transactions_brokers_and_consumers_has_a_test() -> None:

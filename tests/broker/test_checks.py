@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,6 +46,27 @@ def half(broker: Broker, number: int = 1, decider: tuple[object, ...] = ("postgr
 
 def shown(broker: Broker, token: bytes) -> Any:
     return broker.ask("tx.show", token=token.hex())
+
+
+def test_a_transaction_is_asked_about_ever_more_slowly_and_never_for_the_last_time(oracle: Oracle) -> None:
+    broker = Broker(oracle, Settings.model_validate({"broker": {"data": "/data"}}))
+    broker.start()
+    token = half(broker)
+    waits, flags = [], []
+    for _ in range(20):
+        row = shown(broker, token)
+        waits.append((row["check_at"] - broker.now()) / SECOND)
+        flags.append(row["in_doubt"])
+        broker.pass_time(waits[-1] + 1)
+        oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert waits[0] == pytest.approx(6, abs=1)
+    assert waits[1] == pytest.approx(28.5, abs=2.5)
+    assert all(later > earlier for earlier, later in pairwise(waits[:8]))
+    assert all(530 <= wait <= 601 for wait in waits[10:])
+    assert (flags[5], flags[15:]) == (False, [True] * 5)
+    broker.pass_time(602)
+    oracle.answer(token, Decision.COMMIT)
+    assert shown(broker, token)["state"] == "PUBLISHED"
 
 
 def test_a_check_asked_for_by_hand_is_no_try_and_puts_nothing_off(broker: Broker, oracle: Oracle) -> None:
