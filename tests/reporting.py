@@ -31,13 +31,13 @@ def report(request: pytest.FixtureRequest) -> Report:
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
-    """One process more than there are cores: tests with processes of their own wait for them a good part of the time.
+    """Two processes more than there are cores: tests with processes of their own wait for them most of the time.
     PYTEST_XDIST_AUTO_NUM_WORKERS sets another number.
     """
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return 1 + (cores or 1)
+    return 2 + (cores or 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
