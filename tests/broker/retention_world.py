@@ -17,7 +17,7 @@ from tests.broker.support import BEGAN, SECOND, Nobody
 from tests.simulation.node import SEGMENT, recover
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.assembly import Assembly
-from txmq.broker.core import delayed, machine, retention
+from txmq.broker.core import delayed, machine, needed
 from txmq.broker.core import tables as t
 from txmq.broker.core.moved import Moved
 from txmq.broker.core.sends import Send
@@ -198,5 +198,5 @@ def recount(state: State) -> None:
             entries = [t.Entry._make(row) for _key, row in state.entries.range(low, high)]
             assert topic.sizes[partition] == sum(entry.length for entry in entries)
             assert topic.ends[partition] - topic.firsts[partition] == sum(entry.count for entry in entries)
-            lowest = retention.needed_by(state, topic)
+            lowest = needed.by_topic(state, topic)
             assert all(e.position >= lowest or state.tables[t.PINS].get(t.PIN_KEY.pack(e.position)) for e in entries)

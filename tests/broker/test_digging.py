@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.broker.random_work import KEYS, Work
 from tests.broker.retention_world import ARCHIVE, DATA
-from tests.broker.test_catalogues import KEYS, Work, found, new_world
+from tests.broker.test_catalogues import found, new_world
 from txmq.broker.core import pieces, pins
 from txmq.broker.digging import Digging, Place
 from txmq.broker.finding import Wanted

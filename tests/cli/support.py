@@ -15,6 +15,9 @@ from txmq.cli.app import app
 from txmq.message import Message, Receipt
 
 NOBODY = "txmq://127.0.0.1:1"
+TOKEN = "019a0000000070008000000000000001"
+BY_ADA = {"operator": "ada", "reason": ""}
+WHY = ("--reason", "lost on 3 May")
 
 
 @dataclass

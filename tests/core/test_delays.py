@@ -14,8 +14,8 @@ from txmq.batch import BatchView, encode, verify
 from txmq.broker.core import decisions, delayed
 from txmq.broker.core import tables as t
 from txmq.broker.core.delays import RECALLS_KEPT, ForgetRecalls, PublishDue, Recall, RecallReply
+from txmq.broker.core.needed import besides
 from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.retention import needed_besides
 from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected, SendReceipt
 from txmq.broker.core.topics import DeleteTopic
@@ -233,12 +233,12 @@ def test_the_log_is_kept_from_the_first_message_on_that_waits_also_behind_a_key(
     core.send("t", *("x" for _ in range(50)), producer=b"q" * 16)
     name = token(core, 1)
     half(core, name, Message(b"half", "k"))
-    assert needed_besides(core.state) == waiting.position
+    assert besides(core.state) == waiting.position
     pass_time(core, 1)
     assert core.state.delayed == 0
-    assert needed_besides(core.state) == waiting.position
+    assert besides(core.state) == waiting.position
     core.do(decisions.Decide(name, Decision.COMMIT, "producer"))
-    assert needed_besides(core.state) > waiting.position
+    assert besides(core.state) > waiting.position
 
 
 def test_what_waits_for_a_topic_that_is_deleted_is_dropped(core: Driver) -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from tests.core.consumer_world import BATCH, QUICK, World
 from tests.core.driver import RECORD, SECOND, Driver, token
-from txmq.broker.core import pins, retention
+from txmq.broker.core import needed, outliving, pins, retention
 from txmq.broker.core.consumer_commands import AbandonLetters, ResetPosition
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.events import MessagesCopied
 from txmq.broker.core.letter_retention import ExpireLetters
-from txmq.broker.core.retention import CopyOut, Keep, Outlived, Repoint, Retain, Retained
+from txmq.broker.core.outliving import CopyOut, Outlived, Repoint
+from txmq.broker.core.retention import Keep, Retain, Retained
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import MOVED, MOVED_KEY, NAMES, SIGN
 from txmq.broker.core.topics import CreateTopic, DeleteTopic
@@ -77,7 +78,7 @@ def test_all_of_a_partition_may_go(world: World) -> None:
     assert retain(world, days=1).batches == 10
     assert first(world) == end_of(world.state, 1, 0, world.end) == 20
     assert world.state.topics_by_id[1].sizes == [0]
-    assert retention.needed_by(world.state, world.state.topics_by_id[1]) == SIGN
+    assert needed.by_topic(world.state, world.state.topics_by_id[1]) == SIGN
 
 
 def test_the_oldest_go_where_there_is_too_much_of_a_topic() -> None:
@@ -198,13 +199,13 @@ def test_the_pin_of_what_is_done_with_is_taken_away(world: World) -> None:
     dead(world, 3)
     world.do(Repoint(tuple(copied_out(world, retain(world, days=3.5).outlived))))
     [pin] = pins.below(world.state, SIGN)
-    again = retention.outlived(world.state, pin)
+    again = outliving.outlived(world.state, pin)
     assert again is not None
-    assert not retention.is_stale(world.state, pin)
+    assert not outliving.is_stale(world.state, pin)
     world.do(ExpireLetters(1, 0, 1))
     world.now += SECOND
     world.do(ExpireLetters(1, 0, 1))
-    assert retention.is_stale(world.state, pin)
+    assert outliving.is_stale(world.state, pin)
     world.do(Repoint((), (pin.position, pin.position + 8)))
     assert not list(pins.below(world.state, SIGN))
 
@@ -227,23 +228,23 @@ def test_nothing_that_a_transaction_holds_is_dropped_from_the_log(core: Driver) 
     core.store(number, [("t", 0, "k", "half")], POSTGRES)
     stored = core.log[-1][0]
     core.send("t", "behind", key="k")
-    assert retention.needed_besides(core.state) == stored.position
+    assert needed.besides(core.state) == stored.position
     core.store(token(core, 2), [("t", 1, "k", "later")], POSTGRES)
     core.do(Decide(number, Decision.ROLLBACK, "test"))
-    assert retention.needed_besides(core.state) > stored.end
+    assert needed.besides(core.state) > stored.end
     core.do(Decide(token(core, 2), Decision.ROLLBACK, "test"))
-    assert retention.needed_besides(core.state) == SIGN
+    assert needed.besides(core.state) == SIGN
 
 
 def test_what_is_committed_and_waits_is_needed(core: Driver) -> None:
     one, two = token(core, 1), token(core, 2)
     core.store(two, [("t", 0, "k", "job")], ("job", b"j" * 16))
-    needed = core.log[-1][0].position
+    stands_at = core.log[-1][0].position
     core.store(one, [("t", 0, "k", "half")], POSTGRES)
     core.do(Decide(two, Decision.COMMIT, "test"))
-    assert retention.needed_besides(core.state) <= needed + RECORD
+    assert needed.besides(core.state) <= stands_at + RECORD
     core.do(Decide(one, Decision.COMMIT, "test"))
-    assert retention.needed_besides(core.state) == SIGN
+    assert needed.besides(core.state) == SIGN
     assert len(core.bodies("t")) == 2
 
 
@@ -258,7 +259,7 @@ def test_what_was_stored_long_before_it_was_published_is_pinned(core: Driver, mo
     for one in (late, soon):
         core.do(Decide(one, Decision.COMMIT, "test"))
     assert [pin.position for pin in pins.below(core.state, SIGN)] == [place]
-    assert retention.needed_by(core.state, core.state.topics_by_id[1]) <= core.log[1][0].attachment
+    assert needed.by_topic(core.state, core.state.topics_by_id[1]) <= core.log[1][0].attachment
     core.now += 10 * DAY
     retain(core, days=1)
     assert not list(pins.below(core.state, SIGN))

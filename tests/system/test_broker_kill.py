@@ -28,6 +28,9 @@ partitions = 4
 segment_bytes = 1048576
 preallocate_bytes = 262144
 snapshot_bytes = 1048576
+
+[disk]
+ballast_mib = 1
 """
 
 

@@ -20,6 +20,9 @@ segment_bytes = 1048576
 snapshot_bytes = 1048576
 preallocate_bytes = 65536
 
+[disk]
+ballast_mib = 1
+
 [retention]
 hours = 0.0005
 every_s = 0.1

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from txmq.batch import single_row
-from txmq.broker.core import delayed, pins, retention
+from txmq.broker.core import delayed, needed, outliving, pins, retention
 from txmq.broker.core.delays import MoveDelayed
 from txmq.broker.core.events import FirstsMoved, MessagesCopied
 from txmq.broker.core.letter_retention import ExpireLetters
-from txmq.broker.core.retention import CopyOut, Keep, Outlived, Repoint, Retain, keep_of
+from txmq.broker.core.outliving import CopyOut, Outlived, Repoint
+from txmq.broker.core.retention import Keep, Retain, keep_of
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import SIGN
 from txmq.broker.reading import read_batches
@@ -128,7 +129,7 @@ class Retaining:
         self._soon(self._look if self._topics else self._expire_letters)
 
     def _done_with(self, topic: Topic) -> None:
-        self._need(retention.needed_by(self._engine.state, topic), f"topic {topic.name}")
+        self._need(needed.by_topic(self._engine.state, topic), f"topic {topic.name}")
         self._topics.pop()
 
     def _need(self, position: int, by: str) -> None:
@@ -180,20 +181,20 @@ class Retaining:
     def _look_besides(self) -> None:
         """What is left are pins: those of messages are copied once more where that frees a segment."""
         state, store = self._engine.state, self._engine.store
-        self._need(retention.needed_besides(state, delayed_too=False), TRANSACTIONS)
+        self._need(needed.besides(state, delayed_too=False), TRANSACTIONS)
         self._need(max(0, self._began - pins.SLACK), "what is new")
         whole = max((segment.end for segment in store.segments()[:-1] if segment.end <= self._lowest), default=0)
         if self._move_delayed(whole):
             return
-        self._need(retention.needed_besides(state), "messages that wait for their time")
+        self._need(needed.besides(state), "messages that wait for their time")
         stale, again = list[int](), list[Outlived]()
         for pin in pins.below(state, whole):
-            if len(stale) + len(again) >= retention.COPIED_AT_ONCE:
+            if len(stale) + len(again) >= outliving.COPIED_AT_ONCE:
                 break
-            if retention.is_stale(state, pin):
+            if outliving.is_stale(state, pin):
                 stale.append(pin.position)
                 continue
-            row = retention.outlived(state, pin)
+            row = outliving.outlived(state, pin)
             if row is None:
                 break
             again.append(row)
@@ -204,7 +205,7 @@ class Retaining:
 
     def _move_delayed(self, whole: int) -> bool:
         """Store messages again that wait for their time in segments that nobody else needs; False = there are none."""
-        waiting = tuple(islice(delayed.below(self._engine.state, whole), retention.COPIED_AT_ONCE))
+        waiting = tuple(islice(delayed.below(self._engine.state, whole), outliving.COPIED_AT_ONCE))
         try:
             found = read_batches(self._engine.store, [(one.place, one.message.length) for one in waiting])
         except CorruptRecord as error:

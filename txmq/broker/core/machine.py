@@ -13,6 +13,7 @@ from txmq.broker.core import (
     jobs,
     letter_retention,
     lost,
+    outliving,
     parts,
     persistence,
     retention,
@@ -45,6 +46,7 @@ RULES = (
     upkeep,
     sweeping,
     retention,
+    outliving,
     letter_retention,
     consumer_rules,
 )

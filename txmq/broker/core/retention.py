@@ -1,11 +1,10 @@
-"""Retention: which messages are kept no longer, and from where on the log is still needed.
+"""Retention: which messages are kept no longer.
 
     batches too old, or too many bytes of them ─► FirstsMoved: the first offset of a partition goes up
-    what outlives its batch (retries, parked messages, letters) ─► MessagesCopied ─► durable ─► RowsRepointed
 
-Nothing of an undecided transaction goes: not the batches it holds, nor the messages it acks. A group that stands below
-the first offset goes on from there; how many messages it has missed is counted in table `passed`. Segments are dropped
-by `broker/storage.py`, below what `needed_by` and `needed_besides` name.
+What outlives its batch is copied first (`outliving`). Nothing of an undecided transaction goes: not the batches it
+holds, nor the messages it acks. A group that stands below the first offset goes on from there; how many messages it has
+missed is counted in table `passed`. Segments are dropped by `broker/storage.py`, below what `needed` names.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import delayed, gates, holds, leases, listed, pins
+from txmq.broker.core import gates, leases, pins
 from txmq.broker.core import tables as t
-from txmq.broker.core.events import FirstsMoved, MessagesCopied, RowsRepointed
-from txmq.broker.core.moved import Moved
+from txmq.broker.core.events import FirstsMoved
+from txmq.broker.core.outliving import COPIED_AT_ONCE, Outlived, moved_from
 from txmq.broker.core.state import Outcome
-from txmq.broker.core.transactions import every_batch, get
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from txmq.broker.core.state import State, Topic
 
 AT_ONCE = 500  # batches that one command may take away, so that no apply takes long
-COPIED_AT_ONCE = 64  # messages
-WAITING_LOOKED_AT = 10_000  # committed transactions that wait; where there are more, nothing is freed for the moment
 
 
 class Keep(NamedTuple):
@@ -39,18 +35,6 @@ class Keep(NamedTuple):
 
     time: int
     size: int
-
-
-class Outlived(NamedTuple):
-    """A row of table `moved` whose batch is to go: where its message stands now."""
-
-    group_id: int
-    topic_id: int
-    partition: int
-    offset: int
-    position: int
-    length: int
-    row: int
 
 
 class Retain(NamedTuple):
@@ -68,19 +52,6 @@ class Retained(NamedTuple):
     batches: int
     outlived: tuple[Outlived, ...]
     more: bool
-
-
-class CopyOut(NamedTuple):
-    """Store batches of one row each; their places are known once that is applied."""
-
-    batches: tuple[bytes, ...]
-
-
-class Repoint(NamedTuple):
-    """Let rows be found at copies that are durable: (row, position, length). `stale` are pins that may be gone."""
-
-    rows: tuple[tuple[Outlived, int, int], ...]
-    stale: tuple[int, ...] = ()
 
 
 def keep_of(topic: Topic, default: Keep) -> Keep:
@@ -181,16 +152,9 @@ class _Draft:
     def _rows(self, group: Group, spot: Spot) -> Iterator[Outlived]:
         """Messages that left their place, and are not copied yet."""
         start = self._topic.firsts[spot[1]]
-        for offset, row in _moved_from(self._state, group, spot, start):
+        for offset, row in moved_from(self._state, group.group_id, spot, start):
             if row.position >= self._command.oldest and not pins.at(self._state, row.position):
                 yield Outlived(group.group_id, *spot, offset, row.position, row.length, row.row)
-
-
-def _moved_from(state: State, group: Group, spot: Spot, start: int) -> Iterator[tuple[int, Moved]]:
-    low, high = (t.MOVED_KEY.pack(group.group_id, *spot, offset) for offset in (start, t.SIGN))
-    rows: Any = state.tables[t.MOVED].range(low, high)
-    for key, row in rows:
-        yield t.MOVED_KEY.unpack(key)[3], Moved(*row)
 
 
 def _readers(state: State, spot: Spot) -> Iterator[tuple[Group, Position]]:
@@ -236,114 +200,5 @@ def _drop_entries(state: State, topic: Topic, partition: int, first: int) -> Non
         pins.drop(state, entry.position)
 
 
-def decide_copy(state: State, command: CopyOut, now: int) -> Outcome:
-    del state, now
-    return Outcome((MessagesCopied(tuple(map(len, command.batches))),), None, b"".join(command.batches))
-
-
-def apply_copied(state: State, event: MessagesCopied, place: Place) -> None:
-    """Nothing is to be found there until a record that comes after it says so."""
-
-
-def decide_repoint(state: State, command: Repoint, now: int) -> Outcome:
-    """What was acked, replayed or copied meanwhile is left as it is."""
-    del now
-    rows = tuple(
-        (*outlived[:4], position, length)
-        for outlived, position, length in command.rows
-        if _position(state, outlived[:4]) == outlived.position
-    )
-    gone = tuple(pin.position for pin in (pins.at(state, at) for at in command.stale) if pin and is_stale(state, pin))
-    return Outcome((RowsRepointed(rows, gone),) if rows or gone else ())
-
-
-def _position(state: State, key: tuple[int, int, int, int]) -> int | None:
-    row: Any = state.tables[t.MOVED].get(t.MOVED_KEY.pack(*key))
-    return None if row is None else Moved(*row).position
-
-
-def is_stale(state: State, pin: pins.Pin) -> bool:
-    """Whether what was pinned is gone, or elsewhere by now. Pins of batches go with their batches."""
-    return pin.group_id != pins.ENTRY and _position(state, pin[1:]) != pin.position
-
-
-def outlived(state: State, pin: pins.Pin) -> Outlived | None:
-    """The message whose copy is pinned, to be copied once more."""
-    row: Any = state.tables[t.MOVED].get(t.MOVED_KEY.pack(*pin[1:]))
-    if pin.group_id == pins.ENTRY or row is None:
-        return None
-    found = Moved(*row)
-    return Outlived(*pin[1:], found.position, found.length, found.row)
-
-
-def apply_repointed(state: State, event: RowsRepointed, place: Place) -> None:
-    """Only where a message is found changes: its indexes stay as they are."""
-    del place
-    for *spotted, position, length in event.rows:
-        key = t.MOVED_KEY.pack(*spotted)
-        row: Any = state.tables[t.MOVED].get(key)
-        assert row is not None, "found there when it was decided"
-        before = Moved(*row)
-        pins.drop(state, before.position)
-        state.tables[t.MOVED].put(key, tuple(before._replace(position=position, length=length, row=0)))
-        pins.put(state, position, *spotted)
-    for position in event.unpinned:
-        pins.drop(state, position)
-
-
-def needed_by(state: State, topic: Topic) -> int:
-    """The lowest position that a published batch of a topic may stand at, pinned ones aside."""
-    lowest = t.SIGN
-    for partition, first in enumerate(topic.firsts):
-        row = state.entries.get(t.ENTRY_KEY.pack(topic.topic_id, partition, first))
-        if row is not None:
-            entry = t.Entry._make(row)
-            lowest = min(lowest, entry.position, max(0, entry.visible_at - pins.SLACK))
-    return lowest
-
-
-def needed_besides(state: State, *, delayed_too: bool = True) -> int:
-    """The lowest position that something other than published batches and copies of messages may stand at; without
-    delayed messages, which can be stored again, if they are not counted.
-    """
-    found = (position for needed in NEEDED if delayed_too or needed is not _delayed for position in needed(state))
-    return min(found, default=t.SIGN)
-
-
-def _undecided(state: State) -> Iterator[int]:
-    for key, _row in islice(state.tables[t.UNDECIDED].range(b""), 1):
-        yield t.TICKET_KEY.unpack(key)[0]
-
-
-def _queued(state: State) -> Iterator[int]:
-    """Of batches that wait for a key: those that were delayed before that stand far below their tickets."""
-    for looked, (_key, row) in enumerate(islice(state.tables[t.QUEUED].range(b""), WAITING_LOOKED_AT + 1)):
-        yield holds.held(row).position if looked < WAITING_LOOKED_AT else 0
-
-
-def _delayed(state: State) -> Iterator[int]:
-    lowest = delayed.lowest_place(state)
-    if lowest is not None:
-        yield lowest
-
-
-def _waiting(state: State) -> Iterator[int]:
-    """Of transactions that are committed and wait: their tickets may be those of their decisions."""
-    if state.listed[listed.Kind.WAITING] > WAITING_LOOKED_AT:
-        yield 0
-        return
-    for token in listed.tokens(state, listed.Kind.WAITING):
-        row = get(state, token)
-        if row is not None:
-            yield from (batch.position for batch, _offset in islice(every_batch(state, token, row), 1))
-
-
-# Whoever keeps positions of the log in a table of its own has a line here, or retention takes what is there.
-NEEDED = (_undecided, _queued, _waiting, _delayed)
-
-DECIDERS: dict[type, Any] = {Retain: decide_retain, CopyOut: decide_copy, Repoint: decide_repoint}
-APPLIERS: dict[type, Any] = {
-    FirstsMoved: apply_firsts,
-    MessagesCopied: apply_copied,
-    RowsRepointed: apply_repointed,
-}
+DECIDERS: dict[type, Any] = {Retain: decide_retain}
+APPLIERS: dict[type, Any] = {FirstsMoved: apply_firsts}
