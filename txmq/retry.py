@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from txmq.errors import ConfigError
 
@@ -124,18 +123,6 @@ class RetryPolicy:
     def to_json(self) -> dict[str, object]:
         fields: dict[str, object] = {"delays": list(self.delays), "attempts": self.attempts, "jitter": self.jitter}
         return fields | {"dead": list(self.dead), "postpone": list(self.postpone)}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The policy that `to_json` described. Raises ConfigError for anything else."""
-        unknown = fields.keys() - {"delays", "attempts", "jitter", "dead", "postpone"}
-        rule = "a retry policy has delays, attempts, jitter, dead and postpone"
-        _require("/".join(sorted(unknown)), not unknown, rule)
-        delays = fields.get("delays", DEFAULT_DELAYS)
-        if not isinstance(delays, list | tuple):
-            raise ConfigError("retry.delays", "a list is needed")
-        classes = (_names(name, fields.get(name, ())) for name in ("dead", "postpone"))
-        return cls(tuple(delays), fields.get("attempts"), fields.get("jitter", 0.0), *classes)
 
 
 def _names(field: str, names: Iterable[str]) -> tuple[str, ...]:

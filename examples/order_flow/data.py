@@ -21,7 +21,6 @@ from psycopg2.extras import execute_values
 from txmq.errors import ConfigError
 
 TABLES = ("customer", "lineitem", "orders")
-ORDERS_AT_SCALE_1 = 1_500_000
 
 
 class Line(NamedTuple):

@@ -15,7 +15,7 @@ from txmq.tx.postgres.translate import translate
 from txmq_spark.evidence import Tables
 from txmq_spark.postgres import Snapshot, exists, query_frame, table_frame
 
-TOKENS, RECENT, INBOX = "public.txmq_token", "public.txmq_inbox_recent", "public.txmq_inbox"
+TOKENS, RECENT = "public.txmq_token", "public.txmq_inbox_recent"
 # What an applied query may give, by the names of its columns.
 FORMS: Final = {
     frozenset({"message_id"}): "message_id string",

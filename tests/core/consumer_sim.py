@@ -10,6 +10,7 @@ from tests.core.consumer_clients import GROUPS, LISTENERS, PARTITIONS, STRAY, Cl
 from tests.core.consumer_processes import Consumer, Message
 from tests.core.consumer_world import rows
 from tests.core.driver import SECOND
+from tests.core.due import next_due
 from txmq.broker.core import machine
 from txmq.broker.core.candidates import Wish
 from txmq.broker.core.consumer_commands import (
@@ -24,7 +25,6 @@ from txmq.broker.core.consumer_commands import (
 from txmq.broker.core.consumer_events import Delivered, Returned
 from txmq.broker.core.consumer_queries import letters
 from txmq.broker.core.decisions import Decide
-from txmq.broker.core.leases import next_due
 from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.topics import GrowTopic
 from txmq.message import Decision

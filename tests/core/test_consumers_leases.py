@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.core.consumer_world import Got, World
+from tests.core.due import next_due
 from txmq.broker.core.consumer_commands import (
     ExpireLeases,
     ExtendLeases,
     Leave,
 )
 from txmq.broker.core.consumer_events import LeasesExpired, LeasesExtended, MemberLeft, Returned
-from txmq.broker.core.leases import ExpireReply, next_due
+from txmq.broker.core.leases import ExpireReply
 from txmq.broker.core.positions import Back
 from txmq.errors import BadRequest
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.consumer_world import BATCH, QUICK, Got, World
+from tests.core.due import next_due
 from txmq.broker.core import letters
 from txmq.broker.core.consumer_commands import (
     AbandonLetters,
@@ -18,7 +19,6 @@ from txmq.broker.core.consumer_commands import (
     Wanted,
 )
 from txmq.broker.core.consumer_events import Abandoned, Acked, DeadLettered, Delivered, Replayed, Retried
-from txmq.broker.core.leases import next_due
 from txmq.broker.core.letters import ERROR_TEXT, LETTERS_AT_ONCE, LettersReply, NackReply
 from txmq.broker.core.moved import Kind, Move, Moved
 from txmq.broker.core.suspects import ALONE

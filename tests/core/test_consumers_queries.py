@@ -38,7 +38,6 @@ def test_a_group_tells_where_it_stands(world: World) -> None:
     json.dumps(shown)
     expected = {"lag": 6, "leased": 1, "retrying": 1, "parked": 2, "fences": 2, "letters": 1, "state": "active"}
     assert {name: shown[name] for name in expected} == expected
-    assert queries.lag(world.state, "g") == 9
     (first, second) = shown["positions"]
     assert (first["lag_ms"], second["lag_ms"], shown["lag_ms"]) == (5_000, 5_000, 5_000)
     assert (first["floor"], first["cursor"], first["end"], first["leased_to"]) == (3, 7, 7, ["a"])
@@ -109,13 +108,12 @@ def test_letters_are_counted_by_what_they_have_in_common(world: World) -> None:
 
 def test_an_unknown_group_is_said_to_be_unknown(world: World) -> None:
     answers = (
-        queries.lag(world.state, "x"),
         queries.letter_stats(world.state, "x"),
         queries.show(world.state, "x", Seen(0, 0)),
         queries.letters(world.state, "x", 0, 1),
         queries.letter(world.state, "x", "t", 0, 0),
     )
-    assert [answer.error for answer in answers if isinstance(answer, Rejected)] == [UnknownGroup] * 5
+    assert [answer.error for answer in answers if isinstance(answer, Rejected)] == [UnknownGroup] * 4
 
 
 def test_the_tables_alone_are_the_whole_state(world: World) -> None:

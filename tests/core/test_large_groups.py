@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
+from tests.core.due import due_checks
 from tests.core.test_transactions import LOCAL, POSTGRES, decide
 from txmq import limits
 from txmq.broker.core import backlog, decisions, gates, holds, jobs, parts, pieces, undecided, upkeep
@@ -258,18 +259,18 @@ def test_an_open_group_is_due_some_time_after_its_latest_part(core: Driver, deci
     name = large(core, 1, *"abcd", decider=decider, sealed=False)
     core.now += wait // 2
     core.store(name, sends(1, "e"), decider, part=2, sealed=False, commit=False)
-    assert list(upkeep.due_checks(core.state, core.now + wait - 1, 9)) == []
-    assert list(upkeep.due_checks(core.state, core.now + wait, 9)) == [name]
+    assert list(due_checks(core.state, core.now + wait - 1, 9)) == []
+    assert list(due_checks(core.state, core.now + wait, 9)) == [name]
     core.do(upkeep.PlanCheck(name, core.now + 2 * wait, 1, in_doubt=False))
-    assert list(upkeep.due_checks(core.state, core.now + wait, 9)) == []
+    assert list(due_checks(core.state, core.now + wait, 9)) == []
 
 
 def test_the_first_check_back_counts_from_the_seal(core: Driver) -> None:
     name = large(core, 1, *"abcd", decider=CHECKER, sealed=False)
     core.now += 20 * SECOND
     core.store(name, sends(1, "e"), CHECKER, part=2)
-    assert list(upkeep.due_checks(core.state, core.now + 6 * SECOND - 1, 9)) == []
-    assert list(upkeep.due_checks(core.state, core.now + 6 * SECOND, 9)) == [name]
+    assert list(due_checks(core.state, core.now + 6 * SECOND - 1, 9)) == []
+    assert list(due_checks(core.state, core.now + 6 * SECOND, 9)) == [name]
 
 
 def test_parts_that_could_not_be_are_refused(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
+from tests.core.due import due_checks
 from txmq.batch import encode, verify
 from txmq.broker.core import decisions, jobs, sweeping, upkeep
 from txmq.broker.core.sends import Send
@@ -235,12 +236,12 @@ def test_a_job_waits_behind_halves_of_its_keys(core: Driver) -> None:
 
 def test_check_backs_are_due_until_the_decision(core: Driver) -> None:
     name = half(core, 1, "a")
-    assert list(upkeep.due_checks(core.state, core.now + 5 * SECOND, 10)) == []
-    assert list(upkeep.due_checks(core.state, core.now + 6 * SECOND, 10)) == [name]
+    assert list(due_checks(core.state, core.now + 5 * SECOND, 10)) == []
+    assert list(due_checks(core.state, core.now + 6 * SECOND, 10)) == [name]
     core.do(upkeep.PlanCheck(name, core.now + 36 * SECOND, 1, in_doubt=False))
-    assert list(upkeep.due_checks(core.state, core.now + 35 * SECOND, 10)) == []
+    assert list(due_checks(core.state, core.now + 35 * SECOND, 10)) == []
     decide(core, name)
-    assert list(upkeep.due_checks(core.state, core.now + 100 * SECOND, 10)) == []
+    assert list(due_checks(core.state, core.now + 100 * SECOND, 10)) == []
 
 
 def test_a_repeated_send_gets_its_first_receipt(core: Driver) -> None:

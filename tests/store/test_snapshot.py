@@ -11,13 +11,18 @@ import pytest
 from tests.store.harness import DIRECTORY, LOG_ID
 from txmq.errors import CorruptRecord, UnsupportedFormat
 from txmq.store import snapshot as module
-from txmq.store.fs import RealFileSystem
-from txmq.store.snapshot import Row, bad_snapshots, newest_snapshot, read_rows, write_snapshot
+from txmq.store.fs import FileSystem, RealFileSystem
+from txmq.store.snapshot import Row, newest_snapshot, read_rows, write_snapshot
 from txmq.testing.simfs import SimFS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "snapshot-v1.snap"
 GOLDEN_POSITION = 4_160
 ROWS = [("topics", b"\0\1", b"first"), ("topics", b"\0\2", b""), ("groups", b"g", b"\xff" * 20)]
+
+
+def bad_snapshots(fs: FileSystem, directory: str) -> list[str]:
+    """Those that were set aside because they are damaged."""
+    return [f"{directory}/snapshot/{name}" for name in fs.listdir(f"{directory}/snapshot") if name.endswith(".bad")]
 
 
 def disk() -> SimFS:

@@ -32,7 +32,7 @@ class RunView:
 
     def __init__(self, buffer: bytes, rows: Sequence[int], lengths: Sequence[int], times: Sequence[int]) -> None:
         """Rows and bytes of each batch, and when it was stored. RemoteProtocolError where they are others than that."""
-        self._buffer, self._rows, self._lengths, self._times = buffer, rows, lengths, times
+        self._buffer, self._rows, self._times = buffer, rows, times
         self._starts = list(accumulate(lengths, initial=0))[:-1]
         try:
             self._heads = [HEAD.unpack_from(buffer, start) for start in self._starts]

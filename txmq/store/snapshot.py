@@ -93,7 +93,7 @@ def older_snapshot(fs: FileSystem, directory: str) -> int:
 def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | None:
     """The newest snapshot of the data directory that is whole, read through from end to end; None if there is none.
 
-    One that is damaged, or of another log, is renamed to `.bad` (`bad_snapshots` tells) and the older one tried.
+    One that is damaged, or of another log, is renamed to `.bad` and the older one tried.
     Raises UnsupportedFormat for another version's.
     """
     folder = f"{directory}/snapshot"
@@ -105,12 +105,6 @@ def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | 
             fs.rename(path, path + _BAD)
             fs.sync_directory(folder)
     return None
-
-
-def bad_snapshots(fs: FileSystem, directory: str) -> list[str]:
-    """The snapshots that were set aside because they are damaged."""
-    folder = f"{directory}/snapshot"
-    return [f"{folder}/{name}" for name in fs.listdir(folder) if name.endswith(_BAD)]
 
 
 def read_rows(fs: FileSystem, snapshot: Snapshot) -> Iterator[Row]:

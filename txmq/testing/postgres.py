@@ -270,8 +270,7 @@ def _locked(directory: Path) -> IO[bytes]:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / "lock").open("ab")
     except OSError as error:
-        why = f"{directory}: {error.strerror}"
-        raise ConfigError("data", why, hint="name a directory that can be made or written") from None
+        raise ConfigError("data", f"{directory}: {error.strerror}", hint="name one that can be written") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -75,10 +75,6 @@ class Branch(NamedTuple):
     def gid(self) -> str:
         return self.xid.gid
 
-    def is_of(self, log_id: UUID) -> bool:
-        """Whether that log may be the one that decides. As it is but the beginning of the id, ask for the whole."""
-        return self.log == log_digits(log_id)
-
     @classmethod
     def parse(cls, gid: str) -> Self | None:
         """The branch of this gid; None where it is not ours."""

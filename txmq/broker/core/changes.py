@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from txmq.broker.core.moved import Moved
     from txmq.broker.core.state import State
 
-HEADS = (FenceState.RETRYING, FenceState.DEAD)
-
 
 class Changes:
     """The moves and fences of one event. What was put here before is taken into account by what comes after."""

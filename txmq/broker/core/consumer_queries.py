@@ -101,16 +101,6 @@ def _lag(state: State, spot: Spot, position: Position) -> int:
     return 0 if topic.deleted else gates.end(state, *spot) - position.cursor + position.unsettled
 
 
-def lag(state: State, name: str) -> int | Rejected:
-    """Messages that a group has still to process, retries and parked ones included, dead letters not."""
-    group = known(state, name)
-    if isinstance(group, Rejected):
-        return group
-    summary = _summary(state, group, state.stored_at)
-    held = len(group.held_rows)
-    return int(summary["lag"] + summary["retrying"] + summary["parked"] + held)
-
-
 def show(state: State, name: str, seen: Seen) -> dict[str, Any] | Rejected:
     """A group in full. `why` tells for each partition what keeps it from moving, "" where nothing does (`standstill`).
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.core import moved, suspects
-from txmq.broker.core import tables as t
 from txmq.broker.core.consumer_commands import ExpireLeases, ExtendLeases
 from txmq.broker.core.consumer_events import Due, LeasesExpired, LeasesExtended
 from txmq.broker.core.consumers import BLOCK, Group, Lease, Spot, Spotted
@@ -164,18 +163,6 @@ def put_back(state: State, group: Group, rows: Iterable[Due], *, died: bool = Fa
         release_row(state, group, spotted)
         row = row._replace(due=due, attempt=row.attempt - (not counts), deaths=row.deaths + died)
         moved.put(state, group, spotted, row)
-
-
-def next_due(state: State, now: int) -> int | None:
-    """When the engine should call next: to expire a lease, or to wake whoever waits for a retry. None = nothing is
-    set.
-    """
-    deadlines = state.consumers.deadlines
-    times = [deadlines[0][0]] if deadlines else []
-    for key, _row in state.tables[t.WAKES].range(t.WAKE_KEY.pack(now + 1, 0, 0, 0, 0)):
-        times.append(t.WAKE_KEY.unpack(key)[0])
-        break
-    return min(times, default=None)
 
 
 def decide_expire(state: State, command: ExpireLeases, now: int) -> Outcome:

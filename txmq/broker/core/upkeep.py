@@ -13,8 +13,6 @@ from txmq.broker.core.transactions import get
 from txmq.tx.group import decided
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from txmq.broker.core.events import Place
 
 
@@ -31,15 +29,6 @@ class NoteSnapshot(NamedTuple):
     """Let the log go on after a snapshot that stands for its end."""
 
     position: int
-
-
-def due_checks(state: State, now: int, limit: int) -> Iterator[bytes]:
-    """Tokens of undecided transactions whose check-back is due, the longest due first."""
-    start, stop = t.DUE_KEY.pack(0, 0, 0), t.DUE_KEY.pack(now + 1, 0, 0)
-    for key, row in state.tables[t.DUE].range(start, stop):
-        if t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK and limit > 0:
-            limit -= 1
-            yield row[0]
 
 
 def decide_plan(state: State, command: PlanCheck, now: int) -> Outcome:
