@@ -8,12 +8,12 @@ from typing import Any
 from tests.broker.retention_world import World
 from tests.broker.support import HELLO, Client
 from txmq.batch import encode, verify
-from txmq.broker.core import delayed
+from txmq.broker.core import delayed, sends
 from txmq.broker.core.consumer_commands import ExpireLeases
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.delays import PublishDue, Recall
 from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.sends import Send
+from txmq.broker.core.sends import Send, SendTogether
 from txmq.broker.core.sweeping import Sweep
 from txmq.broker.core.together import DecideTogether, StoreTogether
 from txmq.broker.core.topics import AlterTopic, GrowTopic
@@ -43,7 +43,8 @@ class Work:
         self._sequence = 0
 
     def some(self, steps: int) -> None:
-        acts = [self.send] * 6 + [self.half, self.half, self.decide, self.decide, self.pass_time, self.retain]
+        rest = [self.half, self.half, self.decide, self.decide, self.pass_time, self.retain]
+        acts = [self.send] * 5 + [self.send_together, *rest]
         for _ in range(steps):
             self._rng.choice(acts)()
 
@@ -56,11 +57,22 @@ class Work:
         ]
 
     def send(self) -> None:
-        messages, producer = self._messages(9), bytes([self._seed]) * 16
+        self.world.do(self._send(self._messages(9)))
+
+    def send_together(self) -> None:
+        """Sends of one frame: one record, where nothing has to wait."""
+        frame = [self._send([Message(b"x", self._rng.choice(KEYS))]) for _ in range(3)]
+        state = self.world.state
+        share = all(sends.shares(state, state.topics.get(send.topic), send) for send in frame)
+        for command in [SendTogether(tuple(frame))] if share else frame:
+            self.world.do(command)
+
+    def _send(self, messages: list[Message]) -> Send:
+        producer = bytes([self._seed]) * 16
         self.ids += [(producer, self._sequence + row) for row in range(len(messages))]
         data = encode(messages, producer_id=producer, epoch=0, sequence=self._sequence, born_at=1)
         self._sequence += len(messages)
-        self.world.do(Send(self._rng.choice("ttu"), 0, self._rng.randrange(3), data, verify(data)))
+        return Send(self._rng.choice("ttu"), 0, self._rng.randrange(3), data, verify(data))
 
     def token(self) -> bytes:
         self._groups += 1
@@ -120,6 +132,7 @@ class Everything(Work):
         seldom = [
             self.pass_time, self.retain, self.change_topics, self.operate, self.treat_letters, self.branch, self.job,
             self.move_mark, self.acks_in_a_transaction, self.together, self.contradict, self.recall, self.age,
+            self.send_together,
         ]  # fmt: skip
         for _ in range(steps):
             self._rng.choice(often * 2 + seldom)()

@@ -20,7 +20,7 @@ from txmq.broker.core.consumer_commands import Deliver, Failure, Join, Nack, Pic
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.planning import plan
-from txmq.broker.core.sends import Send
+from txmq.broker.core.sends import Send, SendTogether
 from txmq.broker.core.tables import ENTRIES, MOVED
 from txmq.broker.core.topics import CreateTopic
 from txmq.broker.engine import Engine
@@ -68,6 +68,13 @@ class Life:
         return reply
 
     def send(self, *bodies: bytes, topic: str = "t", partition: int = 0) -> None:
+        self.do(self._batch(*bodies, topic=topic, partition=partition))
+
+    def send_to(self, *topics: str) -> None:
+        """In one frame."""
+        self.do(SendTogether(tuple(self._batch(topic.encode() * 3, topic=topic) for topic in topics)))
+
+    def _batch(self, *bodies: bytes, topic: str, partition: int = 0) -> Send:
         data = encode(
             [Message(body, "k") for body in bodies],
             producer_id=self.producer,
@@ -76,7 +83,7 @@ class Life:
             born_at=1,
         )
         self.sequence += len(bodies)
-        self.do(Send(topic, 0, partition, data, verify(data)))
+        return Send(topic, 0, partition, data, verify(data))
 
     def half(self, number: int, outcome: Decision | None) -> None:
         token = bytes.fromhex(TOKEN)[:-1] + bytes([number])
@@ -112,6 +119,7 @@ def data(tmp_path: Path) -> Path:
         life.half(number, outcome)
     for _ in range(5):
         life.send(bytes(500_000), topic="u")
+    life.send_to("u", "t")
     life.close()
     return directory
 
@@ -187,7 +195,12 @@ def test_records_are_printed_as_events_and_can_be_chosen(data: Path) -> None:
     sent = next(r for r in records if r["kind"] == "BatchStored")
     assert (sent["event"]["topic"], sent["event"]["count"], sent["event"]["producer"]) == ("t", 2, "70" * 16)
     assert set(kinds(data, "--kind", "PartStored", "--kind", "Decided")) == {"PartStored", "Decided"}
-    assert kinds(data, "--topic", "u") == ["TopicCreated", *["BatchStored"] * 5]
+    assert kinds(data, "--topic", "u") == ["TopicCreated", *["BatchStored"] * 5, "BatchesStored"]
+    [several] = lines("dump", str(data), "--kind", "BatchesStored", "--topic", "t")
+    assert [(b["topic"], b["base_offset"], b["count"]) for b in several["event"]["batches"]] == [
+        ("u", 5, 1),
+        ("t", 2, 1),
+    ]
     assert kinds(data, "--token", TOKEN[:-1] + "2") == ["PartStored", "Decided"]
     middle = records[4]["position"]
     assert lines("dump", str(data), "--from", str(middle)) == records[4:]

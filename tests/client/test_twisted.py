@@ -79,6 +79,23 @@ def test_what_is_sent_in_one_turn_keeps_its_order_and_shares_frames(client: Clie
     tell(story)
 
 
+def test_what_goes_to_several_topics_in_one_turn_shares_frames(client: Client, tell: Tell) -> None:
+    async def story() -> None:
+        topics = [fresh("t") for _ in range(4)]
+        for topic in topics:
+            await client.send(topic, b"first", partition=0)
+        flights = client.core.sending._flights
+        frames, connections = flights.stats.frames, flights.stats.connections
+        receipts = [client.send(topic, b"%d" % number, partition=0) for number in range(30) for topic in topics]
+        assert [(await receipt).offset for receipt in receipts] == [n for n in range(1, 31) for _ in topics]
+        for topic in topics:
+            assert await bodies(client, topic) == [b"first", *(b"%d" % number for number in range(30))]
+        assert flights.stats.frames <= frames + 4
+        assert flights.stats.connections == connections
+
+    tell(story)
+
+
 def test_batches_and_columns_are_sent(client: Client, tell: Tell) -> None:
     async def story() -> None:
         topic = fresh("t")

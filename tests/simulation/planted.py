@@ -6,9 +6,9 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-from tests.simulation import actors, crowds, node
+from tests.simulation import actors, convoys, crowds, node
 from tests.simulation import delays as scheduling
-from txmq.broker import checks, grouping
+from txmq.broker import checks, grouping, sending
 from txmq.broker.core import (
     decisions,
     delayed,
@@ -24,7 +24,7 @@ from txmq.broker.core import (
     xa,
 )
 from txmq.broker.core.decisions import Decide
-from txmq.broker.core.state import Outcome, Rejected
+from txmq.broker.core.state import Outcome, Rejected, SendReceipt
 from txmq.message import Decision
 from txmq.store.snapshot import write_snapshot
 from txmq.tx.group import GroupState
@@ -161,6 +161,19 @@ def _with_crowds(module: object, name: str, bug: object) -> Iterator[None]:
 
 
 @contextmanager
+def _with_convoys(module: object, name: str, bug: object) -> Iterator[None]:
+    """In worlds where sends share frames, all of them."""
+    with patch.object(convoys, "SHARE", 1.0), patch.object(module, name, bug):
+        yield
+
+
+@contextmanager
+def _with_repeats_turned_round() -> Iterator[None]:
+    with patch.object(convoys, "SHARE", 1.0), patch.dict(machine.DECIDERS, {sends.SendTogether: _repeats_turned_round}):
+        yield
+
+
+@contextmanager
 def _with_all_or_none() -> Iterator[None]:
     with (
         patch.object(crowds, "SHARE", 1.0),
@@ -180,6 +193,27 @@ def _other_way_round(answers: Any) -> Any:
     return _answers(answers[::-1])
 
 
+def _refused_last(answers: Any) -> Any:
+    return _answers(sorted(answers, key=lambda answer: answer.status != 0))
+
+
+def _repeats_turned_round(state: Any, command: Any, now: int) -> Any:
+    made = sends.decide_together(state, command, now)
+    replies: Any = made.reply
+    known = [reply for reply in replies if isinstance(reply, SendReceipt) and reply.duplicate]
+    return made._replace(reply=[known.pop() if reply in known else reply for reply in replies])
+
+
+def _at_the_same_offset(self: Any, send: Any) -> Any:
+    self._ends.clear()
+    return _stored(self, send)
+
+
+def _with_the_bytes_of_the_first(event: Any, place: Any) -> Any:
+    for one, _position in _batches(event, place):
+        yield one, place.attachment
+
+
 def _without_mine(self: Any, ticket: int, token: bytes | None) -> Any:
     return decisions.committed(self._state, ticket, token)
 
@@ -190,6 +224,7 @@ def _one_ticket(event: Any, place: Any) -> Any:
 
 
 _answers, _groups = pack_answers, together._groups
+_stored, _batches = sends._Made.stored, sends.batches
 _rows = delayed.rows
 _settle_large = decisions._settle_large
 _publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
@@ -230,6 +265,16 @@ BUGS = (
     Bug(
         "a decision does not see those before it in its record",
         around=lambda: _with_crowds(together._Made, "_committed", _without_mine),
+    ),
+    Bug("a refused send shifts the receipts", around=lambda: _with_convoys(sending, "pack_answers", _refused_last)),
+    Bug("repeated sends get each other's receipts", around=_with_repeats_turned_round),
+    Bug(
+        "sends of one record have the same offset",
+        around=lambda: _with_convoys(sends._Made, "stored", _at_the_same_offset),
+    ),
+    Bug(
+        "sends of one record have the same bytes",
+        around=lambda: _with_convoys(sends, "batches", _with_the_bytes_of_the_first),
     ),
     Bug("an ack of a run takes in what failed in it", around=lambda: patch.object(actors, "join", _over_gaps)),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),

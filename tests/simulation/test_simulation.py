@@ -34,6 +34,7 @@ ENOUGH = {
     "large": 3,
     "committed together": 0.5,
     "decided together": 0.5,
+    "sent together": 1,
     "runs": 5,
     "delayed": 0.2,
     "recalled": 0.02,

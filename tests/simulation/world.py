@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
 
-from tests.simulation import actors, branches, crowds, delays
+from tests.simulation import actors, branches, convoys, crowds, delays
 from tests.simulation.clock import Clock
 from tests.simulation.database import Database
 from tests.simulation.history import Broken, History
@@ -40,7 +40,7 @@ class World:
     """Everything that a seed decides about."""
 
     def __init__(self, seed: int, bug: Bug | None = None) -> None:
-        self.rng, self.clock = Random(seed), Clock()
+        self._seed, self.rng, self.clock = seed, Random(seed), Clock()
         self.history, self.database = History(), Database(self.clock, self.rng)
         self.failures: dict[tuple[str, str], int] = {}
         self.branches: dict[bytes, str] = {}  # of home transactions, elsewhere: token → how it stands
@@ -91,6 +91,8 @@ class World:
                 self._xa()
             if self.rng.random() < crowds.SHARE:
                 self._do(crowds.Crowd(self, "w").run(2))
+            if Random(~self._seed).random() < convoys.SHARE:  # apart: the other seeds stay as they were
+                self._do(convoys.Convoys(self, "v").run(3))
             if self.rng.random() < delays.SHARE:
                 self._do(delays.Scheduler(self, "d").run(4))
             self._always(actors.Consumer(self, "m0").run())

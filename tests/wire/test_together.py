@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wire.test_golden import HOME, PART, TOKEN
+from tests.wire.test_golden import BORN, HOME, PART, PLAIN, SEND, TOKEN
 from txmq import limits
 from txmq.errors import RemoteProtocolError, UnknownTransaction
 from txmq.message import COMMIT, ROLLBACK
@@ -20,7 +20,7 @@ from txmq.wire.headers import Opcode
 from txmq.wire.status import reply_for, to_error
 from txmq.wire.together import MOST, Answer, pack_answers, pack_requests, unpack_answers, unpack_requests
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "together-v1.bin"
+GOLDEN = Path(__file__).parents[1] / "golden"
 PAYLOADS = st.lists(st.binary(max_size=60), min_size=1, max_size=20)
 GROUPS = [b"".join(pack_part(part)) for part in (HOME, PART)]
 DECISIONS = [h.pack_decide(h.Decide(outcome, TOKEN, 7, "orders")) for outcome in (COMMIT, ROLLBACK)]
@@ -31,15 +31,49 @@ CONVERSATION = [
     (Opcode.DECISIONS, pack_requests(DECISIONS)),
     (Opcode.DECISIONS, pack_answers([NO, Answer(0, h.pack_decide_receipt(h.DecideReceipt(3, repeated=True)))])),
 ]
+OTHER = h.Send("audit", 0, 0, PLAIN)
+SENDING = [
+    (Opcode.SENDS, pack_requests([h.send_header(*send[:3]) + send.batch for send in (SEND, OTHER)])),
+    (Opcode.SENDS, pack_answers([Answer(0, h.pack_send_receipt(h.SendReceipt(7, BORN))), NO])),
+]
 
 
-def test_they_are_written_as_ever() -> None:
-    written = [encode_frame(opcode, number, payload) for number, (opcode, payload) in enumerate(CONVERSATION)]
-    assert b"".join(written) == GOLDEN.read_bytes()
+@pytest.mark.parametrize(("name", "frames"), [("together-v1.bin", CONVERSATION), ("sends-v1.bin", SENDING)])
+def test_they_are_written_as_ever(name: str, frames: list[tuple[Opcode, list[bytes]]]) -> None:
+    written = [encode_frame(opcode, number, payload) for number, (opcode, payload) in enumerate(frames)]
+    assert b"".join(written) == (GOLDEN / name).read_bytes()
+
+
+def test_sends_of_version_1_are_read_wherever_they_are_cut() -> None:
+    data = (GOLDEN / "sends-v1.bin").read_bytes()
+    for cut in range(len(data)):
+        decoder = FrameDecoder(limits.FRAME)
+        request, reply = [*decoder.feed(data[:cut]), *decoder.feed(data[cut:])]
+    assert [h.unpack_send(payload) for payload in unpack_requests(request.payload)] == [SEND, OTHER]
+    yes, no = unpack_answers(reply.payload, 2)
+    assert h.unpack_send_receipt(yes.payload) == h.SendReceipt(7, BORN)
+    assert type(to_error(*no)) is UnknownTransaction
+
+
+def test_a_flipped_bit_spoils_a_frame_of_sends() -> None:
+    data = (GOLDEN / "sends-v1.bin").read_bytes()
+    end = 4 + int.from_bytes(data[:4], "little")
+    for at in range(4, end):
+        spoiled = bytearray(data[:end])
+        spoiled[at] ^= 1 << at % 8
+        with pytest.raises(RemoteProtocolError):
+            FrameDecoder(limits.FRAME).feed(bytes(spoiled))
+
+
+def test_as_many_answers_are_read_as_there_were_requests() -> None:
+    reply = b"".join(pack_answers([NO, NO]))
+    assert unpack_answers(reply, 2) == unpack_answers(reply) == [NO, NO]
+    with pytest.raises(RemoteProtocolError, match="2 answers to 3"):
+        unpack_answers(reply, 3)
 
 
 def test_those_of_version_1_are_read() -> None:
-    frames = FrameDecoder(limits.FRAME).feed(GOLDEN.read_bytes())
+    frames = FrameDecoder(limits.FRAME).feed((GOLDEN / "together-v1.bin").read_bytes())
     assert frames == [Frame(op, 0, number, b"".join(pieces)) for number, (op, pieces) in enumerate(CONVERSATION)]
     groups, receipts, decisions, answers = [frame.payload for frame in frames]
     assert [unpack_part(payload) for payload in unpack_requests(groups)] == [HOME, PART]

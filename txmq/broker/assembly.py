@@ -32,7 +32,7 @@ from txmq.broker.statistics import Statistics
 from txmq.broker.watching import Watching
 from txmq.tx.checkback import CheckSchedule
 from txmq.wire.hello import Limits, Welcome
-from txmq.wire.together import FEATURE
+from txmq.wire.together import FEATURE, SENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +165,7 @@ class Assembly:
         sizes = Limits(frame=limits.FRAME, message=self._settings.broker.message_bytes)
         name = self._settings.broker.name
         return Welcome(
-            version=version, features=(FEATURE,), broker=name, log_id=store.log_id, boot_epoch=state.boot_epoch,
+            version=version, features=(FEATURE, SENDS), broker=name, log_id=store.log_id, boot_epoch=state.boot_epoch,
             limits=sizes,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec
 import structlog
 
 from txmq.broker.core.parts import StorePart
-from txmq.broker.core.sends import Send
+from txmq.broker.core.sends import Send, SendTogether
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.together import StoreTogether
 from txmq.errors import DiskFull, ReadOnly, StoreError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 MIB = 1 << 20
-WRITES = (Send, StorePart, StoreTogether)
+WRITES = (Send, SendTogether, StorePart, StoreTogether)
 log = structlog.get_logger()
 
 

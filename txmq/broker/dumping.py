@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 
 from txmq.broker.core import consumer_events, events, transaction_events
-from txmq.broker.core.events import EVENTS, TopicCreated
+from txmq.broker.core.events import EVENTS, BatchesStored, BatchStored, TopicCreated
 from txmq.broker.core.tables import TICKET_KEY, TOPICS
 from txmq.store.record import LOST, split_body
 from txmq.store.snapshot import newest_snapshot, read_rows
@@ -82,10 +82,16 @@ def _told(record: Record, names: dict[int, str]) -> dict[str, Any]:
         return told | {"bytes": len(record.body)}
     body = split_body(record)
     event: Any = events.decode(record.kind, body.head)
-    fields = {name: _readable(value) for name, value in event._asdict().items()}
-    if TOPIC_FIELDS in fields:
-        fields["topic"] = names.get(event.topic_id, "")
+    fields = _fields(event, names)
+    if isinstance(event, BatchesStored):
+        fields["batches"] = [_fields(BatchStored(*batch), names) for batch in event.batches]
+        fields["topics"] = sorted({batch["topic"] for batch in fields["batches"]})
     return told | {"attached": len(body.attachment), "event": fields}
+
+
+def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN401  # an Event, which has no fields
+    fields = {name: _readable(value) for name, value in event._asdict().items()}
+    return fields | ({"topic": names.get(event.topic_id, "")} if TOPIC_FIELDS in fields else {})
 
 
 def _kind(record: Record) -> str:
@@ -99,7 +105,7 @@ def _is_wanted(told: dict[str, Any], record: Record, wanted: Wanted) -> bool:
     if wanted.kinds and told["kind"] not in wanted.kinds:
         return False
     fields = told.get("event", {})
-    if wanted.topic and wanted.topic not in (fields.get("topic"), fields.get("name")):
+    if wanted.topic and wanted.topic not in (fields.get("topic"), fields.get("name"), *fields.get("topics", ())):
         return False
     return not wanted.token or wanted.token in bytes(split_body(record).head)
 

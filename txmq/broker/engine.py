@@ -6,8 +6,8 @@
 One write is under way at a time; what arrives meanwhile goes with the next one (group commit). It happens inline when
 exactly one reply waits for it or the disk is quick, else in a thread, which costs 140 µs of work for each hand-over.
 
-A full disk is no failure: the write that found it full is kept, together with all replies that wait for it, and made
-again until there is space; meanwhile new writes are refused, and reads go on.
+A full disk is no failure: the write that found it full is kept, with all replies that wait for it, and made again until
+there is space; meanwhile new writes are refused, and reads go on.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from txmq.config_storage import FlushEvery
     from txmq.store.log import Log
 
+    Deliver = Callable[[Any], None]
+
 log = structlog.get_logger()
 INLINE_BYTES = 256 * 1024  # a larger write keeps the reactor busy for longer than a thread hand-off takes
 FULL_DISK_S = 0.2  # between attempts to write while there is no space
@@ -44,7 +46,7 @@ FULL_DISK_S = 0.2  # between attempts to write while there is no space
 
 class _Waiting(NamedTuple):
     end: int
-    deliver: Callable[[Any], None]
+    deliver: Deliver
     reply: Any
 
 
@@ -97,10 +99,10 @@ class Engine:
         self._record(Outcome((Booted(self.state.boot_epoch, name),)), self.now())
         self.flush_now()
 
-    def submit(self, command: object, deliver: Callable[[Any], None], *, early: FlushEvery | None = None) -> None:
+    def submit(self, command: object, deliver: Deliver, *, early: FlushEvery | None = None, messages: int = 1) -> None:
         """Decide a command; `deliver` gets the reply (or a Rejected) once all that it rests on is durable.
 
-        `early`: the reply need not wait for the disk (plain sends and acks only), which follows by this policy.
+        `early`: the reply, to sends and acks only, need not wait for the disk, which follows by this policy.
         """
         now = self.now()
         outcome = machine.decide(self.state, command, now)
@@ -119,13 +121,13 @@ class Engine:
             deliver(outcome.reply)
             self._tick_soon()
         elif early is not None:
-            self._pace.add(early)
+            self._pace.add(early, messages)
             self._written.append(_Waiting(0, deliver, outcome.reply))
             self._tick_soon()
         else:
             self._answer_later(deliver, outcome.reply)
 
-    def tell(self, deliver: Callable[[Any], None], reply: object) -> None:
+    def tell(self, deliver: Deliver, reply: object) -> None:
         """Give an answer that was read from the state, once everything decided so far is durable."""
         self._answer_later(deliver, reply)
 
@@ -145,7 +147,7 @@ class Engine:
             for (one, its_place), listener in product(together.members(event, place) if listeners else (), listeners):
                 listener(one, its_place)
 
-    def _answer_later(self, deliver: Callable[[Any], None], reply: object) -> None:
+    def _answer_later(self, deliver: Deliver, reply: object) -> None:
         """A refusal or a repeated receipt may rest on what is not yet on disk, so it waits like any other reply."""
         if self.store.end == self.store.durable:
             deliver(reply)
@@ -288,10 +290,7 @@ class Engine:
         return isinstance(error, DiskFull) and self.store.read_only
 
     def fail(self, failure: Failure) -> None:
-        """Something the broker cannot go on without has failed.
-
-        A write: nobody knows what is on disk. No reply is sent, nothing is tried again (PROTOCOLS 8).
-        """
+        """The broker cannot go on, as after a failed write: no reply is sent, nothing is tried again (PROTOCOLS 8)."""
         self.failed = failure
         self.on_failure(failure)
 

@@ -122,7 +122,7 @@ class Together:
 
     def answer(self, reply: object) -> None:
         """The next one gets this reply."""
-        self._answers.append(self._answer(reply))
+        self._answers.append(answer_to(reply, self._encode))
 
     def add(self, token: bytes, command: object, *, shares: bool) -> None:
         """The next one. A token that comes again is a request like any other, after the first one's."""
@@ -130,7 +130,7 @@ class Together:
             self._flush()
         self._places[token] = len(self._answers)
         self._run.append(command)
-        self._answers.append(_NOT_YET)
+        self._answers.append(NOT_YET)
         if not shares:
             self._flush()
 
@@ -148,7 +148,7 @@ class Together:
                     self._submit(place, command)
                 return
             for place, reply in zip(places, replies, strict=True):
-                self._answers[place] = self._answer(reply)
+                self._answers[place] = answer_to(reply, self._encode)
 
         if len(run) > 1:
             self._engine.submit(self._kind(tuple(run)), deliver)
@@ -157,17 +157,19 @@ class Together:
 
     def _submit(self, place: int, command: object) -> None:
         def deliver(reply: object) -> None:
-            self._answers[place] = self._answer(reply)
+            self._answers[place] = answer_to(reply, self._encode)
 
         self._engine.submit(command, deliver)
 
-    def _answer(self, reply: object) -> Answer:
-        if isinstance(reply, Rejected):
-            return Answer(*reply_for(reply.error(reply.message, hint=reply.hint, detail=reply.detail)))
-        return Answer(OK, self._encode(reply))
+
+NOT_YET = Answer(OK, b"")  # in the place of an answer that is to come
 
 
-_NOT_YET = Answer(OK, b"")
+def answer_to(reply: object, encode: Encode) -> Answer:
+    """One request's answer: the core's no, or the reply as `encode` has it."""
+    if isinstance(reply, Rejected):
+        return Answer(*reply_for(reply.error(reply.message, hint=reply.hint, detail=reply.detail)))
+    return Answer(OK, encode(reply))
 
 
 def fence(engine: Engine, session: Session) -> Rejected | None:

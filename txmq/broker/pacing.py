@@ -18,9 +18,9 @@ class Pace:
         self._messages, self._most, self._every_ms = 0, NEVER, NEVER
         self.synced()
 
-    def add(self, policy: FlushEvery) -> None:
-        """A message was taken whose sender does not wait for the disk."""
-        self._messages += 1
+    def add(self, policy: FlushEvery, messages: int = 1) -> None:
+        """Messages were taken whose sender does not wait for the disk."""
+        self._messages += messages
         self._most = min(self._most, policy.messages)
         self._every_ms = min(self._every_ms, policy.every_ms)
 

@@ -4,17 +4,15 @@ bytes.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from txmq import limits
-from txmq.batch import verify
-from txmq.broker.core import admission, consumer_commands, sends, topics
+from txmq.broker.core import admission, consumer_commands, topics
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import find
-from txmq.broker.grouping import Grouping, fence, too_large
+from txmq.broker.grouping import Grouping
 from txmq.broker.reading import Found, before_damage, end_of, published
-from txmq.config_storage import FlushEvery
+from txmq.broker.sending import Sending
 from txmq.errors import BadRequest, MessagesDamaged, OffsetOutOfRange, TxmqError
 from txmq.wire import headers
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
@@ -47,10 +45,10 @@ class Requests:
         message_bytes: int = limits.MESSAGE,
     ) -> None:
         self._engine, self._fetching, self._calls = engine, fetching, calls
-        self._message_bytes = message_bytes
-        grouping = Grouping(engine, resolving, watching, message_bytes)
+        sending, grouping = Sending(engine, message_bytes), Grouping(engine, resolving, watching, message_bytes)
         self._handlers: dict[int, Callable[[Session, Frame], None]] = {
-            Opcode.SEND: self._send,
+            Opcode.SEND: sending.send,
+            Opcode.SENDS: sending.sends,
             Opcode.ACK: self._ack,
             Opcode.FETCH: self._fetch,
             Opcode.GROUP: grouping.group,
@@ -75,48 +73,17 @@ class Requests:
             # fine.
             session.refuse(frame, error)
 
-    def _submit(
-        self,
-        session: Session,
-        frame: Frame,
-        command: object,
-        encode: Callable[[Any], bytes],
-        *,
-        early: FlushEvery | None = None,
-    ) -> None:
-        def deliver(reply: object) -> None:
-            if isinstance(reply, Rejected):
-                session.reject(frame, reply)
-            else:
-                session.reply(frame, encode(reply))
-
-        self._engine.submit(command, deliver, early=early)
-
-    def _send(self, session: Session, frame: Frame) -> None:
-        request = headers.unpack_send(frame.payload)
-        command = sends.Send(
-            request.topic, request.topic_epoch, request.partition, request.batch, verify(request.batch)
-        )
-        no = too_large([(command.header, command.batch)], self._message_bytes)
-        if no is None and session.instance is not None and not sends.is_known(self._engine.state, command.header):
-            no = fence(self._engine, session)
-        if no is not None:
-            self._engine.tell(lambda no: session.reject(frame, no), no)
-            return
-        self._submit(session, frame, command, headers.pack_send_receipt, early=self._flush_of(request.topic))
-
-    def _flush_of(self, name: str) -> FlushEvery | None:
-        """How messages of a topic come to disk; None = before they are acknowledged."""
-        topic = self._engine.state.topics.get(name)
-        own = topic.settings.flush if topic is not None else ""
-        if not own:
-            return self._engine.flush
-        return None if isinstance(own, str) else _flush_every(*own)
-
     def _ack(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_ack(frame.payload)
         command = consumer_commands.Ack(request.group, request.member, request.generation, request.ranges)
-        self._submit(session, frame, command, _refused_acks, early=self._engine.flush)
+
+        def deliver(reply: Any) -> None:  # noqa: ANN401  # a Rejected, or an AckReply
+            if isinstance(reply, Rejected):
+                session.reject(frame, reply)
+            else:
+                session.reply(frame, _refused_acks(reply))
+
+        self._engine.submit(command, deliver, early=self._engine.flush)
 
     def _fetch(self, session: Session, frame: Frame) -> None:
         self._fetching.fetch(session, frame, headers.unpack_fetch(frame.payload))
@@ -187,11 +154,6 @@ class Requests:
             for p, data in zip(places, batches, strict=True)
             if data is not None
         ]
-
-
-@lru_cache(maxsize=256)  # a model is checked as it is made, which each send would pay for
-def _flush_every(every_ms: int, messages: int) -> FlushEvery:
-    return FlushEvery(every_ms=every_ms, messages=messages)
 
 
 def _damaged(topic: str, partition: int, place: Found) -> MessagesDamaged:

@@ -91,6 +91,8 @@ def receipts_from(
 ) -> list[Receipt]:
     """The receipts of the `count` messages of one frame."""
     offset, _stored_at, duplicate = receipt
+    if count == 1:  # of most, where they go to many partitions
+        return [Receipt(f"{prefix}{sequence}", topic, partition, offset if offset >= 0 else None, duplicate)]
     ids = [f"{prefix}{row}" for row in range(sequence, sequence + count)]
     offsets = range(offset, offset + count) if offset >= 0 else repeat(None, count)
     return list(map(Receipt._make, zip(ids, repeat(topic), repeat(partition), offsets, repeat(duplicate))))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.client.conversation import Payload
 from txmq.client.promise import Promise
-from txmq.errors import RemoteProtocolError, StaleTopic, TxmqError
+from txmq.errors import StaleTopic, TxmqError
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Welcome
 from txmq.wire.status import OK, to_error
@@ -84,9 +84,7 @@ class Bundle:
 
     def answers(self, payload: bytes) -> list[Any] | None:
         """What their futures get; None where some are refused."""
-        answers = unpack_answers(payload)
-        if len(answers) != len(self.errands):
-            raise RemoteProtocolError(f"{len(answers)} answers to {len(self.errands)} requests")
+        answers = unpack_answers(payload, len(self.errands))
         try:
             return [errand.decode(_accepted(*answer)) for errand, answer in zip(self.errands, answers, strict=True)]
         except TxmqError:

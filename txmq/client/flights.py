@@ -1,6 +1,6 @@
 """What a pipeline has under way: frames, each kept until its reply is there.
 
-The sequences of a producing session have no gaps, so that a refused frame takes all behind it along. Then all replies
+The sequences of a producing session have no gaps, so that a refused send takes all behind it along. Then all replies
 are awaited, and what was refused goes out again in order:
 
 - as it was, where an earlier attempt may have stored the first of it: its sequence will tell the broker so;
@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from txmq.client.conversation import Conversation, result
-from txmq.client.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S, receipt_of, receipts_from
+from txmq.client.convoy import Convoy, Dispatch, receipts_of
+from txmq.client.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from txmq.client.errands import Bundle, Errand, Errands
 from txmq.client.loader import Flight, Loader
 from txmq.client.outbox import IN_TURN, Outbox, Pile
@@ -33,13 +34,11 @@ from txmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from txmq.message import Receipt
 from txmq.wire.frames import Frame
-from txmq.wire.headers import SendReceipt
 
 FRAMES_AHEAD = 256  # sends under way: of so many the broker remembers the receipts
 WRITE_BYTES = 1 << 20  # handed to the kernel at once; meanwhile the next frames fill up
-Cargo = Flight | Errand | Bundle
+Cargo = Convoy | Errand | Bundle
 
 
 class Flights:
@@ -53,7 +52,7 @@ class Flights:
         self._pause = FIRST_PAUSE_S
         self._loader = Loader(topics, self._fail)
         self._errands = Errands(outbox, self.stale)
-        self._again: deque[Flight] = deque()
+        self._dispatch = Dispatch(self._loader, outbox, self.stats)
         self._under_way: dict[int, Cargo] = {}
         self._sends = 0
         self._refused: list[Flight] = []
@@ -74,7 +73,7 @@ class Flights:
     @property
     def has_more(self) -> bool:
         """Whether something taken already may go out now."""
-        return self.can_send and bool(self._again or self._loader.queue)
+        return self.can_send and not self._dispatch.empty
 
     def pause(self) -> None:
         """Sends nothing for a while, longer each time until a receipt comes."""
@@ -87,39 +86,30 @@ class Flights:
         for errand in self._errands.take(conversation.welcome):
             self._launch(conversation, errand, pieces)
         size = 0
-        while size < WRITE_BYTES and self.can_send and (flight := self._next(conversation)):
-            self._launch(conversation, flight, pieces)
-            size += flight.pile.weight
+        while size < WRITE_BYTES and self.can_send and (convoy := self._next(conversation)):
+            self._launch(conversation, convoy, pieces)
+            size += convoy.weight
         return pieces
 
-    def _next(self, conversation: Conversation) -> Flight | None:
-        if self._again:
-            self.stats.resent += 1
-            return self._again.popleft()
-        if not self._loader.queue:  # not earlier: until they are taken, piles grow
-            self._loader.queue.extend(self._outbox.take_piles(ripe=True))
-        flight = self._loader.next(conversation.limits)
-        if flight is not None:
-            count = len(flight.pile.messages)
-            self.stats.frames += 1
-            self.stats.coalesced += count if count > 1 else 0
-        return flight
+    def _next(self, conversation: Conversation) -> Convoy | None:
+        return self._dispatch.next(conversation, FRAMES_AHEAD - self._sends)
 
-    def _launch(self, conversation: Conversation, flight: Cargo, pieces: list[bytes]) -> None:
+    def _launch(self, conversation: Conversation, cargo: Cargo, pieces: list[bytes]) -> None:
         try:
-            correlation, own = conversation.request(flight.opcode, flight.payload)
+            correlation, own = conversation.request(cargo.opcode, cargo.payload)
         except TxmqError as error:  # an errand too large for a frame; for sends that was seen to
-            self._fail(flight, error)
+            self._fail(cargo, error)
             return
         except BaseException:
-            if isinstance(flight, Flight):  # an interrupt must not lose it
-                self._again.appendleft(flight)
+            if isinstance(cargo, Convoy):  # an interrupt must not lose it
+                self._dispatch.back(cargo.flights)
             raise
-        self._under_way[correlation] = flight
-        self._sends += isinstance(flight, Flight)
-        if isinstance(flight, Bundle):
+        self._under_way[correlation] = cargo
+        if isinstance(cargo, Convoy):
+            self._sends += len(cargo.flights)
+        elif isinstance(cargo, Bundle):
             self.stats.bundles += 1
-            self.stats.requests += len(flight.errands)
+            self.stats.requests += len(cargo.errands)
         pieces += own
 
     def received(self, replies: Iterable[Frame]) -> None:
@@ -141,54 +131,63 @@ class Flights:
         return not self.left
 
     def _land(self, reply: Frame, *, alone: bool) -> bool:
-        flight = self._under_way.get(reply.correlation)
-        if flight is None:  # given up meanwhile
+        cargo = self._under_way.get(reply.correlation)
+        if cargo is None:  # given up meanwhile
             return True
         try:
             payload = result(reply)
-            if isinstance(flight, Flight):
-                answers: list[Any] | None = self._receipts(flight, receipt_of(payload))
-            else:
-                answers = flight.answers(payload)
+            answers: list[Any] | None = cargo.answers(payload)
         except TxmqError as error:
             if not alone:
                 self._take_off(reply.correlation)
-                self._said_no(flight, error)
+                self._said_no(cargo, error)
             return not alone
         if answers is None:
-            if not alone and isinstance(flight, Bundle):
-                self._take_off(reply.correlation)
-                self._errands.sort_out(flight, payload)
+            if not alone:
+                self._sort_out(self._take_off(reply.correlation), payload)
             return not alone
         if not alone:
             self._stored(self._take_off(reply.correlation))
-        done = self._outbox.answered(flight.pile if isinstance(flight, Flight) else flight, answers, alone=alone)
+        done = self._outbox.answered(cargo, answers, alone=alone)
         if alone and done:  # not before: after an interrupt, what is not done is still under way
             self._stored(self._take_off(reply.correlation))
         return done
 
     def _take_off(self, correlation: int) -> Cargo:
-        flight = self._under_way.pop(correlation)
-        self._sends -= isinstance(flight, Flight)
-        return flight
+        cargo = self._under_way.pop(correlation)
+        self._sends -= len(cargo.flights) if isinstance(cargo, Convoy) else 0
+        return cargo
 
-    def _stored(self, flight: Cargo) -> None:
-        if isinstance(flight, Flight):
-            self.stats.messages += len(flight.pile.futures)
+    def _stored(self, cargo: Cargo | Flight) -> None:
+        if isinstance(cargo, Convoy | Flight):
+            self.stats.messages += len(cargo.futures)
             self._pause = FIRST_PAUSE_S
 
-    def _receipts(self, flight: Flight, receipt: SendReceipt) -> list[Receipt]:
-        pile = flight.pile
-        topic, partition, _epoch, _asked = pile.place
-        return receipts_from(flight.prefix, flight.sequence, topic, partition, len(pile.futures), receipt)
+    def _sort_out(self, cargo: Cargo, payload: bytes) -> None:
+        """Some of those in a frame are refused: each gets its own answer."""
+        if isinstance(cargo, Bundle):
+            self._errands.sort_out(cargo, payload)
+        elif isinstance(cargo, Convoy):
+            for flight, answer in cargo.each(payload):
+                try:
+                    receipts = receipts_of(flight, answer)
+                except TxmqError as error:
+                    self._refuse(flight, error)
+                else:
+                    self._stored(flight)
+                    self._outbox.answered(flight.pile, receipts, alone=False)
 
-    def _said_no(self, flight: Cargo, error: TxmqError) -> None:
-        if isinstance(flight, Flight):
-            flight.refusal = error
-            self._refused.append(flight)
-            self.stats.refused += 1
+    def _said_no(self, cargo: Cargo, error: TxmqError) -> None:
+        if isinstance(cargo, Convoy):
+            for flight in cargo.flights:
+                self._refuse(flight, error)
         else:
-            self._errands.refused(flight, error)
+            self._errands.refused(cargo, error)
+
+    def _refuse(self, flight: Flight, error: TxmqError) -> None:
+        flight.refusal = error
+        self._refused.append(flight)
+        self.stats.refused += 1
 
     def _regroup(self) -> None:
         """All replies are there: what was refused goes out again, or fails."""
@@ -198,10 +197,10 @@ class Flights:
         kept = [flight for flight in refused if self._goes_again(flight, certain=certain)]
         if certain:
             self._loader.renew()
-            self._loader.put_back(flight.pile for flight in (*kept, *self._again))
-            self._again.clear()
+            self._loader.put_back(flight.pile for flight in (*kept, *self._dispatch.again))
+            self._dispatch.again.clear()
         else:
-            self._again.extendleft(reversed(kept))
+            self._dispatch.back(kept)
 
     def _goes_again(self, flight: Flight, *, certain: bool) -> bool:
         """Whether it is worth another attempt; what that takes is prepared. If not, its futures fail."""
@@ -226,10 +225,10 @@ class Flights:
 
     def lost(self) -> None:
         """The connection is gone: what was under way goes out again, under the same sequences."""
-        flights, self._under_way, self._sends = list(self._under_way.values()), {}, 0
+        lost, self._under_way, self._sends = list(self._under_way.values()), {}, 0
         self.left.clear()  # they will come again
-        self._errands.back(flight for flight in flights if not isinstance(flight, Flight))
-        sends = [flight for flight in flights if isinstance(flight, Flight)]
+        self._errands.back(cargo for cargo in lost if not isinstance(cargo, Convoy))
+        sends = [flight for cargo in lost if isinstance(cargo, Convoy) for flight in cargo.flights]
         for flight in sends:
             flight.doubtful = True
         if self._refused:
@@ -238,17 +237,15 @@ class Flights:
             self._refused += sends
             self._regroup()
         else:
-            self._again.extendleft(reversed(sends))
+            self._dispatch.back(sends)
 
     def expire(self, before: float, trouble: str) -> None:
         """Fails what was put in before that moment and has no answer; `trouble` is why there is no connection."""
-        for correlation, flight in list(self._under_way.items()):
-            if flight.time < before:
-                del self._under_way[correlation]
-                self._sends -= isinstance(flight, Flight)
-                self._fail(flight, _too_late(trouble))
-        for late in [flight for flight in self._again if flight.time < before]:
-            self._again.remove(late)
+        for correlation, cargo in list(self._under_way.items()):
+            if cargo.time < before:
+                self._fail(self._take_off(correlation), _too_late(trouble))
+        for late in [flight for flight in self._dispatch.again if flight.time < before]:
+            self._dispatch.again.remove(late)
             self._fail(late, _too_late(trouble))
         for errand in self._errands.take_late(before):
             self._fail(errand, _too_late(trouble))
@@ -278,19 +275,19 @@ class Flights:
     def give_up(self, trouble: TxmqError) -> None:
         """Fails everything: what may have been carried out with an unknown outcome, the rest with `trouble`."""
         self._loader.queue.extend(self._outbox.take_piles())
-        doubtful = [*self._under_way.values(), *self._again]
+        doubtful = [*self._under_way.values(), *self._dispatch.again]
         self._under_way, self._sends = {}, 0
-        for flight in doubtful:
-            self._fail(flight, ConnectionLost(f"no receipt came: {trouble.message}"))
+        for cargo in doubtful:
+            self._fail(cargo, ConnectionLost(f"no receipt came: {trouble.message}"))
         rest: list[Flight | Pile | Errand] = [*self._refused, *self._loader.queue, *self._errands.take_all()]
         for waiting in rest:
             self._fail(waiting, trouble)
-        for done in (self._again, self._refused, self._loader.queue):
+        for done in (self._dispatch.again, self._refused, self._loader.queue):
             done.clear()
 
-    def _fail(self, what: Cargo | Pile, error: TxmqError) -> None:
+    def _fail(self, what: Cargo | Flight | Pile, error: TxmqError) -> None:
         waiting = what.pile if isinstance(what, Flight) else what
-        if isinstance(waiting, Pile):
+        if isinstance(waiting, Convoy | Pile):
             self.stats.failed += len(waiting.futures)
         self._outbox.failed(waiting, error)
 

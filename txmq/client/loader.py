@@ -1,4 +1,4 @@
-"""Frames made of piles: cut to size, sent to their partition, numbered within one producing session."""
+"""Sends made of piles: cut to size, sent to their partition, numbered within one producing session."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from txmq.batch.cells import too_large
-from txmq.client.conversation import Payload
 from txmq.client.outbox import IN_TURN, Pile, Place
+from txmq.client.promise import Promise
 from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Messages, at_most, cuts, weight
 from txmq.client.topics import Shape, Topics
 from txmq.errors import LocalProtocolError, TxmqError
-from txmq.wire.headers import Opcode, send_header
+from txmq.message import Receipt
+from txmq.wire.headers import send_header
 from txmq.wire.hello import Limits
 
 
 @dataclass(slots=True)
 class Flight:
-    """A frame with the messages of a pile. `doubtful`: an earlier attempt may have been stored."""
+    """A send with the messages of a pile. `doubtful`: an earlier attempt may have been stored."""
 
     pile: Pile
     prefix: str  # of the message ids
     sequence: int
-    payload: Payload
+    payload: tuple[bytes, bytes]  # header and batch
     doubtful: bool = False
     refusal: TxmqError | None = None
-    opcode: int = Opcode.SEND
+
+    @property
+    def futures(self) -> list[Promise[Receipt]]:
+        """Of its messages."""
+        return self.pile.futures
 
     @property
     def time(self) -> float:
@@ -54,7 +59,7 @@ class Loader:
         self.queue.extendleft(reversed(list(piles)))
 
     def next(self, limits: Limits) -> Flight | None:
-        """The next frame, None when there is nothing to make one of."""
+        """The next send, None when there is nothing to make one of."""
         while self.queue:
             pile = self._cut(self.queue.popleft())
             if pile is not None:

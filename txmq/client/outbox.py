@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Lock, RLock, get_ident
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from txmq.client.conversation import Payload
 from txmq.client.errands import TOGETHER, Bundle, Errand
@@ -20,6 +20,9 @@ from txmq.client.rows import taken, weight
 from txmq.client.topics import Topics
 from txmq.errors import Throttled, TxmqError
 from txmq.message import Message, Receipt
+
+if TYPE_CHECKING:
+    from txmq.client.convoy import Convoy
 
 T = TypeVar("T")
 MOST_RIPE = 256  # messages that are worth a frame, whatever else may come
@@ -214,7 +217,7 @@ class Outbox:
             self._asleep = not (self._errands or ripe)
         return self._asleep
 
-    def answered(self, what: Pile | Errand | Bundle, answers: Sequence[Any], *, alone: bool) -> bool:
+    def answered(self, what: Pile | Convoy | Errand | Bundle, answers: Sequence[Any], *, alone: bool) -> bool:
         """The answers to what was taken are there; `alone` as for `resolve`. Whether all is done."""
         if not alone:  # first of all there is room, for callbacks to send more
             self._settle(what)
@@ -223,12 +226,12 @@ class Outbox:
             self._settle(what)
         return done
 
-    def failed(self, what: Pile | Errand | Bundle, error: TxmqError) -> None:
+    def failed(self, what: Pile | Convoy | Errand | Bundle, error: TxmqError) -> None:
         """There will be no answers."""
         self._settle(what)
         fail(self.guard, what.futures, error)
 
-    def _settle(self, what: Pile | Errand | Bundle) -> None:
+    def _settle(self, what: Pile | Convoy | Errand | Bundle) -> None:
         """It takes no more room. Not twice: an interrupt may make somebody else begin anew."""
         count, size = len(what.futures), what.weight
         with self._lock:

@@ -31,6 +31,7 @@ class Opcode(IntEnum):
     READ = 21
     GROUPS = 22
     DECISIONS = 23
+    SENDS = 24
 
 
 SEND = struct.Struct("<HHIB")

@@ -1,6 +1,6 @@
-"""Several requests in one frame: GROUPS and DECISIONS, and their replies (docs/FORMATS.md 2.1).
+"""Several requests in one frame: SENDS, GROUPS and DECISIONS, and their replies (docs/FORMATS.md 2.1).
 
-    request: u32 n | n × u32 length | n payloads, each as in a GROUP or DECIDE of its own
+    request: u32 n | n × u32 length | n payloads, each as in a SEND, GROUP or DECIDE of its own
     reply:   u32 n | n × u32 length | n × u16 status | n payloads, each as in a reply of its own, in the same order
 
 Each is answered for itself: a status that is not 0 is that request's no, and says nothing of the others.
@@ -17,7 +17,8 @@ from typing import NamedTuple
 from txmq.errors import RemoteProtocolError
 from txmq.wire.reader import Reader
 
-FEATURE = "together"  # in the features of a broker that takes them
+FEATURE = "together"  # in the features of a broker that takes groups and decisions so,
+SENDS = "sends"  # and of one that takes sends so
 MOST = 1_024  # requests in one frame: what it comes to is worked out in one go
 
 COUNT = struct.Struct("<I")
@@ -49,10 +50,15 @@ def pack_answers(answers: Sequence[Answer]) -> list[bytes]:
     return [_reply(n).pack(n, *map(len, payloads), *statuses), *payloads]
 
 
-def unpack_answers(payload: bytes) -> list[Answer]:
-    """The replies in a reply, in the order of the requests. Raises RemoteProtocolError."""
+def unpack_answers(payload: bytes, count: int = 0) -> list[Answer]:
+    """The replies in a reply, in the order of the requests, of which there were `count`; 0 = it does not matter.
+
+    Raises RemoteProtocolError.
+    """
     reader = Reader(payload)
     n = _count(reader)
+    if count and n != count:
+        raise RemoteProtocolError(f"{n} answers to {count} requests")
     fields = reader.fields(_reply(n))
     payloads = _taken(reader, fields[1 : n + 1])
     return list(starmap(Answer, zip(fields[n + 1 :], payloads, strict=True)))

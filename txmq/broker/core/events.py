@@ -151,6 +151,16 @@ class BatchStored(NamedTuple):
     sequence: int
 
 
+@event(13)
+class BatchesStored(NamedTuple):
+    """Several plain batches, which came in one frame, were published at once: `BatchStored`s.
+
+    Attachment: the batches of all, joined in their order.
+    """
+
+    batches: tuple[BatchStored, ...]
+
+
 @event(9)
 class BatchQueued(NamedTuple):
     """A plain batch met a held key: it is stored and waits for its turn. Attachment: the batch.

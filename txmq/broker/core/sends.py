@@ -1,7 +1,12 @@
-"""Plain sends: one batch for one partition, published at once unless it is delayed, or one of its keys is held."""
+"""Plain sends: one batch for one partition, published at once unless it is delayed, or one of its keys is held.
+
+Those that came in one frame and have nothing to wait for are one record. Each is judged as if those before it had been
+stored already, and what is refused, or was known, is left out of the record.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import key_hashes
@@ -10,13 +15,16 @@ from txmq.broker.core import delays, holds
 from txmq.broker.core import tables as t
 from txmq.broker.core.admission import admitted
 from txmq.broker.core.delay_events import BatchDelayed
-from txmq.broker.core.events import BatchQueued, BatchStored
+from txmq.broker.core.events import BatchesStored, BatchQueued, BatchStored
 from txmq.broker.core.state import Outcome, Producer, Rejected, SendReceipt, State
 from txmq.errors import SequenceGap, UnknownProducer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from txmq.batch import BatchHeader
     from txmq.broker.core.events import Place
+    from txmq.broker.core.state import Topic
 
 
 class Send(NamedTuple):
@@ -27,6 +35,17 @@ class Send(NamedTuple):
     partition: int
     batch: bytes
     header: BatchHeader
+
+
+class SendTogether(NamedTuple):
+    """Store these batches, each of which `shares`. The reply is a list, in their order."""
+
+    sends: tuple[Send, ...]
+
+
+def shares(state: State, topic: Topic | None, send: Send) -> bool:
+    """Whether a batch for that topic may be stored with others: it is not delayed, and no key of its partition held."""
+    return not send.header.columns & DELIVER_AT and not (topic and state.holds[topic.topic_id, send.partition])
 
 
 def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
@@ -49,8 +68,58 @@ def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
             queued = BatchQueued(topic_id, partition, *size, header.producer_id, header.epoch, header.sequence, hashes)
             return Outcome((queued,), SendReceipt(-1, now), batch)
     base = topic.ends[partition]
-    stored = BatchStored(topic_id, partition, base, *size, header.producer_id, header.epoch, header.sequence)
-    return Outcome((stored,), SendReceipt(base, now), batch)
+    return Outcome((_stored(topic_id, partition, base, header),), SendReceipt(base, now), batch)
+
+
+def decide_together(state: State, command: SendTogether, now: int) -> Outcome:
+    made = _Made(state, now)
+    replies = [made.stored(send) for send in command.sends]
+    events: tuple[Any, ...] = tuple(made.events)
+    if len(events) > 1:
+        events = (BatchesStored(events),)
+    return Outcome(events, replies, b"".join(made.attachments))
+
+
+class _Made:
+    """The batches so far, each on the state that those before it leave behind."""
+
+    def __init__(self, state: State, now: int) -> None:
+        self._state, self._now = state, now
+        self._producers: dict[bytes, Producer] = {}  # as they will be
+        self._ends: dict[tuple[int, int], int] = {}
+        self.events: list[BatchStored] = []
+        self.attachments: list[bytes] = []
+
+    def stored(self, send: Send) -> object:
+        """The reply; what is stored is noted."""
+        name, epoch, partition, batch, header = send
+        known = _seen_before(self._producer(header.producer_id), header)
+        if known is not None:
+            return known if isinstance(known, Rejected) else known.reply
+        topic = admitted(self._state, name, partition, epoch, header, batch)
+        if isinstance(topic, Rejected):
+            return topic
+        spot = topic.topic_id, partition
+        base = self._ends.get(spot)
+        if base is None:
+            base = topic.ends[partition]
+        event = _stored(*spot, base, header)
+        self._ends[spot] = base + event.count
+        _remember(self._producers, event, base, self._now)
+        self.events.append(event)
+        self.attachments.append(batch)
+        return SendReceipt(base, self._now)
+
+    def _producer(self, producer_id: bytes) -> Producer | None:
+        mine = self._producers.get(producer_id)
+        if mine is None and (known := self._state.producers.get(producer_id)) is not None:
+            mine = self._producers[producer_id] = replace(known, receipts=known.receipts.copy())
+        return mine
+
+
+def _stored(topic_id: int, partition: int, base: int, header: BatchHeader) -> BatchStored:
+    _checksum, _codec, _columns, count, length, _size, _born_at, tags, producer, epoch, sequence = header
+    return BatchStored(topic_id, partition, base, count, length, tags, producer, epoch, sequence)
 
 
 def is_known(state: State, header: BatchHeader) -> bool:
@@ -85,17 +154,28 @@ def _forgotten(header: BatchHeader) -> Rejected:
     return Rejected(UnknownProducer, message, "it may have been stored: look for the message id before sending again")
 
 
-def _remember(state: State, event: BatchStored | BatchQueued | BatchDelayed, offset: int, stored_at: int) -> None:
-    producer = state.producers.get(event.producer)
+def _remember(
+    producers: dict[bytes, Producer], event: BatchStored | BatchQueued | BatchDelayed, offset: int, stored_at: int
+) -> None:
+    producer = producers.get(event.producer)
     if producer is None or event.epoch > producer.epoch:
-        producer = state.producers[event.producer] = Producer(event.epoch, -1, stored_at)
+        producer = producers[event.producer] = Producer(event.epoch, -1, stored_at)
     producer.last = event.sequence + event.count - 1
     producer.seen_at = stored_at
     producer.receipts.append((event.sequence, offset, stored_at))
+
+
+def _sent(state: State, event: BatchStored | BatchQueued | BatchDelayed, offset: int, stored_at: int) -> None:
+    """The producer's side of it."""
+    _remember(state.producers, event, offset, stored_at)
     state.dirty_producers.add(event.producer)
 
 
 def apply_stored(state: State, event: BatchStored, place: Place) -> None:
+    _publish(state, event, place.attachment, place)
+
+
+def _publish(state: State, event: BatchStored, position: int, place: Place) -> None:
     topic = state.topics_by_id[event.topic_id]
     topic.ends[event.partition] = event.base_offset + event.count
     topic.sizes[event.partition] += event.length
@@ -104,9 +184,23 @@ def apply_stored(state: State, event: BatchStored, place: Place) -> None:
     state.published.add(event.topic_id)
     state.entries.put(
         t.ENTRY_KEY.pack(event.topic_id, event.partition, event.base_offset),
-        t.Entry(place.attachment, event.length, event.count, place.stored_at, event.tag_filter, place.end),
+        t.Entry(position, event.length, event.count, place.stored_at, event.tag_filter, place.end),
     )
-    _remember(state, event, event.base_offset, place.stored_at)
+    _sent(state, event, event.base_offset, place.stored_at)
+
+
+def batches(event: BatchesStored, place: Place) -> Iterator[tuple[BatchStored, int]]:
+    """What is in a record of several, each with the position of its own batch."""
+    position = place.attachment
+    for fields in event.batches:
+        one = fields if type(fields) is BatchStored else BatchStored(*fields)
+        yield one, position
+        position += one.length
+
+
+def apply_together(state: State, event: BatchesStored, place: Place) -> None:
+    for one, position in batches(event, place):
+        _publish(state, one, position, place)
 
 
 def apply_queued(state: State, event: BatchQueued, place: Place) -> None:
@@ -115,13 +209,18 @@ def apply_queued(state: State, event: BatchQueued, place: Place) -> None:
     )
     state.tables[t.QUEUED].put(t.TICKET_KEY.pack(place.position), batch)
     holds.take(state, place.position, None, (batch,))
-    _remember(state, event, -1, place.stored_at)
+    _sent(state, event, -1, place.stored_at)
 
 
 def apply_delayed(state: State, event: BatchDelayed, place: Place) -> None:
     delays.apply_delayed(state, event, place)
-    _remember(state, event, -1, place.stored_at)
+    _sent(state, event, -1, place.stored_at)
 
 
-DECIDERS = {Send: decide_send}
-APPLIERS: dict[type, Any] = {BatchStored: apply_stored, BatchQueued: apply_queued, BatchDelayed: apply_delayed}
+DECIDERS: dict[type, Any] = {Send: decide_send, SendTogether: decide_together}
+APPLIERS: dict[type, Any] = {
+    BatchStored: apply_stored,
+    BatchesStored: apply_together,
+    BatchQueued: apply_queued,
+    BatchDelayed: apply_delayed,
+}

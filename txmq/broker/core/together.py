@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core import decisions, parts
+from txmq.broker.core import decisions, parts, sends
 from txmq.broker.core.decisions import DecideReceipt
-from txmq.broker.core.events import Place
+from txmq.broker.core.events import BatchesStored, BatchStored, Place
 from txmq.broker.core.holds import Release
 from txmq.broker.core.state import Outcome, Rejected, State
 from txmq.broker.core.transaction_events import Decided, GroupsDecided, GroupsStored, PartStored, StoredBatch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from txmq.broker.core.events import Event
     from txmq.broker.core.holds import Waiting
 
-MEMBERS = {GroupsStored: PartStored, GroupsDecided: Decided}  # what these records are made of
+MEMBERS = {GroupsStored: PartStored, GroupsDecided: Decided, BatchesStored: BatchStored}  # what these are made of
 LENGTH = StoredBatch._fields.index("length")  # what comes from the log is a plain tuple
 
 
@@ -121,6 +121,8 @@ def members(event: Event, place: Place) -> Iterator[tuple[Event, Place]]:
         return _groups(event, place)
     if isinstance(event, GroupsDecided):
         return _decisions(event, place)
+    if isinstance(event, BatchesStored):
+        return ((one, place._replace(attachment=at)) for one, at in sends.batches(event, place))
     return iter(((event, place),))
 
 
