@@ -16,7 +16,7 @@ NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
 
 def shown(capsys: pytest.CaptureFixture[str], value: dict[str, Any], columns: Sequence[str] = ()) -> list[str]:
     Output(as_json=False).show(value, columns=columns)
-    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    return capsys.readouterr().out.splitlines()
 
 
 def test_single_values_come_first_and_each_list_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from txmq.cli.command import Session, remote
+from txmq.cli.group_view import readable
 from txmq.cli.options import Group, Operator, Reason, Topic, Yes, is_number, name_of, time_of
 from txmq.cli.units import milliseconds
 from txmq.errors import ConfigError, UnknownPartition
@@ -99,7 +100,8 @@ def list_(session: Session) -> None:
 @remote(app, "show")
 def show(session: Session, group: Group) -> None:
     """Show a group: members, positions, lag, fenced keys."""
-    session.show("group.show", group=group)
+    reply = session.client.call("group.show", group=group)
+    session.out.show(reply if session.out.as_json else readable(reply))
 
 
 @remote(app, "pause")

@@ -114,12 +114,14 @@ def _print_tables(value: Mapping[str, Any], columns: Sequence[str]) -> None:
         console.width = WIDTH_OF_A_FILE
     lists = {name: item for name, item in value.items() if _is_rows(item)}
     single = {name: item for name, item in value.items() if name not in lists}
-    if single:
-        console.print(_fields_table(single))
-    for name, rows in lists.items():
-        if len(value) > 1:
-            console.print(Text(f"\n{name}", style="bold"))
-        console.print(_rows_table(rows, columns) if rows else f"no {name}")
+    with console.capture() as printed:
+        if single:
+            console.print(_fields_table(single))
+        for name, rows in lists.items():
+            if len(value) > 1:
+                console.print(Text(f"\n{name}", style="bold"))
+            console.print(_rows_table(rows, columns) if rows else f"no {name}")
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))  # tables are padded to their longest row
 
 
 def _is_rows(value: object) -> bool:
