@@ -13,8 +13,8 @@ import pytest
 import txmq
 from tests.client.consuming import fresh
 from tests.client.fake import LOG, FakeBroker, HangUp, Reaction, receipt
+from tests.client.pipelining import DEADLINE_S, paused, results
 from tests.client.real import RealBroker
-from tests.client.test_pipeline import DEADLINE_S, paused, results
 from txmq.batch import BatchView
 from txmq.client import convoy
 from txmq.client.blocking import Client
