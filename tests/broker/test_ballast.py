@@ -98,6 +98,20 @@ def test_retention_frees_a_disk_that_others_have_filled() -> None:
     recount(world.state)
 
 
+def test_a_ballast_is_not_made_again_with_its_own_space() -> None:
+    full = Full()
+    full.fill()
+    for _ in range(12):  # before anybody has looked at the disk again
+        full.world.keeper.tend()
+        full.world.turn(0.3)
+    assert not full.there
+    assert not full.world.log.read_only
+    refused = full.world.send(b"x")
+    assert isinstance(refused, Rejected)
+    assert "0 MiB left" in refused.message
+    assert full.world.engine.disk.troubles == {}
+
+
 def test_without_a_ballast_nothing_moves_before_somebody_makes_space() -> None:
     full = Full(LIMITS.model_copy(update={"ballast_mib": 0}))
     world = full.world

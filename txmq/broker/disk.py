@@ -66,6 +66,7 @@ class Disk:
         if self.ballast is None or not self.ballast.there:
             return False
         self.refusing = True  # before anybody who writes messages can take the space
+        self.space, self.roomy = None, False  # what was seen then is over
         log.error("disk.ballast_given_up", bytes=self.ballast.size)
         return self.ballast.give_up()
 
