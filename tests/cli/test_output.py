@@ -104,7 +104,8 @@ def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) 
         ),
         (
             InDoubt("who knows", token="ab"),
-            {"error": "InDoubt", "message": "who knows", "hint": "", "retriable": False, "outcome": "unknown"},
+            {"error": "InDoubt", "message": "who knows", "hint": "what became of it: txmq tx show ab"}
+            | {"retriable": False, "outcome": "unknown"},
         ),
         (
             Throttled("slow down"),

@@ -77,6 +77,7 @@ def test_an_address_is_written_as_in_a_url() -> None:
     "options",
     [
         {"timeout": 0},
+        {"timeout": "3"},
         {"retries": -1},
         {"connections": 0},
         {"window": 0},

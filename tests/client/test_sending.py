@@ -280,6 +280,8 @@ def test_an_error_in_the_middle_says_how_much_is_stored(fake: FakeBroker, connec
         (lambda client: client.send("orders", "text"), LocalProtocolError),
         (lambda client: client.send("orders", b"x", key="k" * 2_000), LocalProtocolError),
         (lambda client: client.send("orders", b"x", key="\ud800"), LocalProtocolError),
+        (lambda client: client.send("orders", b"x", key=5), LocalProtocolError),
+        (lambda client: client.send_many("orders", [b"x"], [5]), LocalProtocolError),
         (lambda client: client.send("orders", b"x", partition=-1), LocalProtocolError),
         (lambda client: client.send("no topic", b"x"), LocalProtocolError),
         (lambda client: client.send("orders", b"x" * (5 << 20)), MessageTooLarge),

@@ -324,3 +324,5 @@ def test_tokens_are_told_apart_by_time_and_read_in_every_form() -> None:
     milliseconds = [token.int >> 80 for token in tokens]
     assert milliseconds == sorted(milliseconds)
     assert {as_token(tokens[0].hex), as_token(tokens[0].bytes), as_token(str(tokens[0]))} == {tokens[0]}
+    with pytest.raises(LocalProtocolError, match="no token"):
+        as_token("zz")

@@ -52,11 +52,6 @@ class Session:
         """Make a call and print its reply; of the rows in it, tables show only these columns where any are named."""
         self.out.show(self.client.call(call, **args), columns=columns)
 
-    def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something that cannot be taken back; no ends the command. With JSON nobody is there to ask."""
-        if not yes and not self.out.as_json:
-            typer.confirm(question, abort=True, err=True)
-
 
 def connect(url: str) -> Client:
     """A client of the broker there."""

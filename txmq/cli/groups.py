@@ -176,7 +176,7 @@ def reset(  # noqa: PLR0913  # its options
     if dry_run or not (yes or session.out.as_json):
         session.out.show(_changes(session.client.call("group.reset", **args, dry_run=True)))
     if not dry_run:
-        session.confirm(f"Let group {group} go on from there?", yes=yes)
+        session.out.confirm(f"Let group {group} go on from there?", yes=yes)
         session.out.show(_changes(session.client.call("group.reset", **args)))
 
 
@@ -215,7 +215,7 @@ def skip(  # its options
         for move in moves:
             session.out.show(_changes(session.client.call("group.reset", **move, dry_run=True)) | _topic(move))
     if not dry_run:
-        session.confirm(f"Let group {group} skip all that?", yes=yes)
+        session.out.confirm(f"Let group {group} skip all that?", yes=yes)
         for move in moves:
             session.out.show(_changes(session.client.call("group.reset", **move)) | _topic(move))
 
@@ -253,5 +253,5 @@ def clone(
 @remote(app, "delete")
 def delete(session: Session, group: Group, *, operator: Operator, reason: Reason = "", yes: Yes = False) -> None:
     """Forget a group without members: its positions, retries and dead letters."""
-    session.confirm(f"Forget group {group}, its retries and dead letters?", yes=yes)
+    session.out.confirm(f"Forget group {group}, its retries and dead letters?", yes=yes)
     session.show("group.delete", group=group, operator=operator, reason=reason)

@@ -66,7 +66,7 @@ def replay(
     """Deliver letters again, each in the order of its key."""
     letters = _chosen(session, group, letter, everything=everything)
     if everything:
-        session.confirm(f"Replay {len(letters)} letters of group {group}?", yes=yes)
+        session.out.confirm(f"Replay {len(letters)} letters of group {group}?", yes=yes)
     _carry_out(session, "dlq.replay", letters, group=group, operator=operator, reason=reason)
 
 
@@ -84,7 +84,7 @@ def abandon(
     """Close letters for ever: their messages will not be processed."""
     letters = _chosen(session, group, letter, everything=everything)
     if everything:
-        session.confirm(f"Abandon {len(letters)} letters of group {group}?", yes=yes)
+        session.out.confirm(f"Abandon {len(letters)} letters of group {group}?", yes=yes)
     _carry_out(session, "dlq.abandon", letters, group=group, operator=operator, reason=reason)
 
 

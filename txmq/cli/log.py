@@ -147,10 +147,7 @@ def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
     from txmq.store.fs import RealFileSystem
     from txmq.store.repair import repair as repair_log
 
-    if not yes and not out.as_json:
-        typer.confirm(
-            f"Give up what is damaged in {data}? Restore a backup first, if there is one.", abort=True, err=True
-        )
+    out.confirm(f"Give up what is damaged in {data}? Restore a backup first, if there is one.", yes=yes)
     fs = RealFileSystem()
     lost = repair_log(fs, str(data), durable=known_durable(fs, data))
     out.show({"lost": [damage._asdict() for damage in lost]})

@@ -74,8 +74,7 @@ def drop(
     """Take a row out: its messages are never sent, though its transaction has committed. What it held is kept."""
     from txmq.tx.postgres import outbox_rows
 
-    if not yes and not out.as_json:
-        typer.confirm(f"Drop row {seq}? Its messages are never sent.", abort=True, err=True)
+    out.confirm(f"Drop row {seq}? Its messages are never sent.", yes=yes)
     with _connected(dsn) as connection:
         row, content = _found(connection, seq)
         kept = _told(row) | {"content": b64encode(content).decode(), "operator": operator, "reason": reason}
@@ -93,9 +92,8 @@ def renew(out: Output, dsn: Dsn, seq: Seq, *, yes: Yes = False) -> None:
     from txmq.client.tokens import new_token
     from txmq.tx.postgres import outbox_rows
 
-    if not yes and not out.as_json:
-        question = f"Renew row {seq}? If it was published and only its deletion failed, it is published twice."
-        typer.confirm(question, abort=True, err=True)
+    question = f"Renew row {seq}? If it was published and only its deletion failed, it is published twice."
+    out.confirm(question, yes=yes)
     with _connected(dsn) as connection:
         row, _content = _found(connection, seq)
         token = new_token()

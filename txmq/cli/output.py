@@ -50,6 +50,11 @@ class Output:
         """Tell of an error, on one line of standard error."""
         print(json.dumps(_error_fields(error)) if self.as_json else f"txmq: {printable(str(error))}", file=sys.stderr)
 
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask before something that cannot be taken back; no ends the command. With JSON nobody is there to ask."""
+        if not yes and not self.as_json:
+            typer.confirm(question, abort=True, err=True)
+
     @contextmanager
     def reporting(self) -> Iterator[None]:
         """Turns errors of txmq into their line and exit status 1."""

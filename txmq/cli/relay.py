@@ -105,8 +105,7 @@ def drop(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, yes: Yes = False) 
     """Drop the slot. What was committed and not yet read is never sent."""
     from txmq.tx.postgres import slot as slots
 
-    if not yes and not out.as_json:
-        typer.confirm(f"Drop slot {slot}? What it still holds is never sent.", abort=True, err=True)
+    out.confirm(f"Drop slot {slot}? What it still holds is never sent.", yes=yes)
     with _connected(dsn) as connection:
         slots.drop(connection, slot)
     out.show({"dropped": slot})

@@ -80,5 +80,5 @@ def set_(session: Session, topic: Topic, partitions: Partitions) -> None:
 @remote(app, "delete")
 def delete(session: Session, topic: Topic, *, yes: Yes = False) -> None:
     """Delete a topic and its messages."""
-    session.confirm(f"Delete topic {topic} and all of its messages?", yes=yes)
+    session.out.confirm(f"Delete topic {topic} and all of its messages?", yes=yes)
     session.show("topic.delete", name=topic)

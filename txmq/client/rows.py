@@ -107,7 +107,7 @@ class Columns:
         weights = _weights(self.bodies)
         for column in (self.keys, self.tags):
             if column is not None:
-                weights = [size + 4 * len(text or "") for size, text in zip(weights, column, strict=True)]
+                weights = _heavier(weights, column)
         for start, end in cuts(weights, most):
             yield Columns(
                 self.bodies[start:end],
@@ -197,12 +197,19 @@ def by_partition(keys: Sequence[str | None], partitions: int, keyless: int) -> d
     """The places of the messages for each partition; those without a key go to partition `keyless`."""
     try:
         known = {key: partition_of(key, partitions) if key else keyless for key in set(keys)}
-    except (AttributeError, UnicodeEncodeError) as error:
+    except (TypeError, UnicodeEncodeError) as error:
         raise LocalProtocolError(f"a key must be text that UTF-8 can hold: {error}") from error
     places: dict[int, list[int]] = {}
     for place, partition in enumerate(map(known.__getitem__, keys)):
         places.setdefault(partition, []).append(place)
     return places
+
+
+def _heavier(weights: list[int], column: Sequence[str | None]) -> list[int]:
+    try:
+        return [size + 4 * len(text or "") for size, text in zip(weights, column, strict=True)]
+    except TypeError as error:
+        raise LocalProtocolError(f"a key or tag is text: {error}") from error
 
 
 def _weights(bodies: Sequence[bytes]) -> list[int]:

@@ -67,7 +67,9 @@ class Settings:
             hint = 'such as "orders-1", together with a service'
             raise ConfigError("instance", f"{self.instance!r} cannot name an instance", hint=hint)
         for name in ("timeout", "delivery_timeout"):
-            _require(name, 0 < getattr(self, name) <= LONGEST_S, f"seconds, up to {LONGEST_S:.0f}, are needed")
+            seconds = getattr(self, name)
+            fits = type(seconds) in (int, float) and 0 < seconds <= LONGEST_S
+            _require(name, fits, f"seconds, up to {LONGEST_S:.0f}, are needed")
         for name, least in (
             ("retries", 0),
             ("connections", 1),

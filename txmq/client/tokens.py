@@ -6,6 +6,8 @@ import os
 import time
 from uuid import UUID
 
+from txmq.errors import LocalProtocolError
+
 VERSION, VARIANT = 7 << 76, 2 << 62
 
 
@@ -22,7 +24,11 @@ def first_token(micros: int) -> UUID:
 
 
 def as_token(token: UUID | bytes | str) -> UUID:
-    """A token in any of its forms: 16 bytes, or text with hyphens or without. Raises ValueError."""
+    """A token in any of its forms: 16 bytes, or text with hyphens or without. Raises LocalProtocolError."""
     if isinstance(token, UUID):
         return token
-    return UUID(bytes=token) if isinstance(token, bytes) else UUID(token)
+    try:
+        return UUID(bytes=token) if isinstance(token, bytes) else UUID(token)
+    except ValueError:
+        hint = "a UUID is needed, or its 16 bytes or 32 hexadecimal digits"
+        raise LocalProtocolError(f"{token!r:.80} is no token", hint=hint) from None

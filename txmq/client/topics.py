@@ -75,7 +75,7 @@ class Topics:
             return self.turn(shape)
         try:
             return partition_of(key, shape.partitions)
-        except (AttributeError, UnicodeEncodeError) as error:
+        except (TypeError, UnicodeEncodeError) as error:
             raise LocalProtocolError(
                 f"{key!r:.80} cannot be a key", hint="text that UTF-8 can hold is needed"
             ) from error

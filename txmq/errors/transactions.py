@@ -44,7 +44,7 @@ class InDoubt(TransactionError):
     outcome = "unknown"
 
     def __init__(self, message: str, *, token: str, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint or f"what became of it: txmq tx show {token}")
         self.token = token
 
 
