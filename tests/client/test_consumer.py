@@ -18,7 +18,7 @@ from tests.client.real import RealBroker
 from txmq.client.blocking import Client
 from txmq.client.connection import Connection
 from txmq.client.consumer import Consumer
-from txmq.errors import BrokerUnavailable, GroupMismatch, NotLeased
+from txmq.errors import BrokerUnavailable, GroupMismatch, LocalProtocolError, NotLeased
 from txmq.message import Message, ReceivedMessage
 from txmq.retry import RetryPolicy
 from txmq.testing.forked import script
@@ -297,6 +297,18 @@ def test_settings_of_a_group_are_agreed_by_all_members(client: Client, joined: C
 def test_without_a_broker_there_is_no_consumer() -> None:
     with txmq.connect("txmq://127.0.0.1:1", timeout=0.2) as client, pytest.raises(BrokerUnavailable, match="refused"):
         client.consumer("g", ["t"])
+
+
+def test_a_thread_that_fails_is_told_to_whoever_waits(
+    joined: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[object]()
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+    consumer = joined(fresh("g"), fresh("t"))
+    monkeypatch.setattr(consumer._member, "wake_at", None)
+    with pytest.raises(LocalProtocolError, match="TypeError"):
+        consumer.receive(WAIT_S)
+    wait_until(lambda: seen == [TypeError], WAIT_S)
 
 
 def test_a_lost_connection_is_survived_with_what_is_in_hand(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -76,6 +77,10 @@ def test_a_start_may_be_a_duration_by_the_brokers_clock() -> None:
         {"member": "no spaces"},
         {"prefetch_messages": 0},
         {"prefetch_messages": "many"},
+        {"prefetch_messages": 1.5},
+        {"prefetch_bytes": inf},
+        {"lease_s": inf},
+        {"session_s": nan},
         {"lease_s": True},
         {"span": -1},
         {"max_parked": "few"},
@@ -123,6 +128,11 @@ def test_it_fetches_ahead_until_half_of_what_may_wait_is_there() -> None:
     assert spoken.names() == []
     spoken.take()
     assert spoken.asked("fetch").max_messages == 2
+
+
+def test_it_asks_for_no_more_than_a_fetch_can_say() -> None:
+    fetch = Spoken(prefetch_messages=1 << 40, prefetch_bytes=1 << 40).joined().asked("fetch")
+    assert (fetch.max_messages, fetch.max_bytes) == ((1 << 32) - 1, (1 << 32) - 1)
 
 
 def test_acks_go_out_together_as_ranges_after_a_moment() -> None:

@@ -19,7 +19,7 @@ from txmq.client.consuming.requests import Request
 from txmq.client.conversation import result
 from txmq.client.log import get_logger
 from txmq.client.stream import Stream
-from txmq.errors import ConnectionLost, ProtocolError, RequestRejected, TxmqError
+from txmq.errors import ConnectionLost, LocalProtocolError, ProtocolError, RequestRejected, TxmqError
 from txmq.wire.frames import Frame
 
 DIAL_S = 1.0  # of one attempt; between attempts the end of the consumer is looked for
@@ -73,16 +73,26 @@ class ConsumerThread:
         return self._abandoned or self._member.phase is Phase.GONE or self._member.failure is not None
 
     def _run(self) -> None:
-        with closing(self._wakes), closing(self._waker):
-            while not self._over:
-                began = time.monotonic()
-                try:
-                    with Stream(self._dial(began + DIAL_S)) as stream, selectors.DefaultSelector() as selector:
-                        self._converse(stream, selector)
-                except (TxmqError, OSError) as error:
-                    self._trouble(error, began)
-        with self._changed:
-            self._changed.notify_all()
+        try:
+            with closing(self._wakes), closing(self._waker):
+                while not self._over:
+                    self._connect()
+        except BaseException as error:
+            self._member.failure = LocalProtocolError(
+                f"the consumer's thread has failed: {error!r}", hint="a bug of the client's: its log has the traceback"
+            )
+            raise
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _connect(self) -> None:
+        began = time.monotonic()
+        try:
+            with Stream(self._dial(began + DIAL_S)) as stream, selectors.DefaultSelector() as selector:
+                self._converse(stream, selector)
+        except (TxmqError, OSError) as error:
+            self._trouble(error, began)
 
     def _trouble(self, error: TxmqError | OSError, began: float) -> None:
         """Another connection may help, unless the error says that none will."""

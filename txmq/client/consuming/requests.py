@@ -12,6 +12,7 @@ from txmq.wire.headers import Ack, Acked, Fetch, Opcode, pack_ack, pack_fetch
 Reply = Callable[[bytes, float], None]
 Refusal = Callable[[RequestRejected, float], None]
 RUN = 1_000  # messages that were stored one by one, and come as one batch
+MOST = (1 << 32) - 1  # of messages, and of bytes, that a fetch can ask for
 REPLY_S = 15.0  # within which an answer is due that waits for nothing but the disk
 
 
@@ -71,7 +72,8 @@ def fetch(  # all that a fetch says
     """A request for at most so many messages and bytes of batches, of those whose tag filter has a bit of `tags`;
     nothing of the topics `without`.
     """
-    wanted = Fetch(seat.generation, round(wait_s * 1_000), size, messages, seat.group, seat.member, tags, RUN, without)
+    room = min(size, MOST), min(messages, MOST)
+    wanted = Fetch(seat.generation, round(wait_s * 1_000), *room, seat.group, seat.member, tags, RUN, without)
     return Request(Opcode.FETCH, pack_fetch(wanted), reply, refused, wait_s + REPLY_S)
 
 

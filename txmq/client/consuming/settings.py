@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any, Literal, TypedDict, Unpack
 
 from txmq.errors import LocalProtocolError
@@ -39,8 +40,9 @@ class Options(TypedDict, total=False):
     `static`: the named `member` keeps its partitions while it is away, for as long as its session: neither `close` nor
     a restart within that time moves anything.
     `lease_s`: how long a message stays with a consumer that gives no sign of life, 60 s; `session_s`: how long a member
-    may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most. `span`: of a partition at most so
-    many messages go out, from the first that is not done with on; 0 = any.
+    may be silent, 30 s. `prefetch_messages` and `prefetch_bytes` wait here at most, but what was sent as one batch
+    comes with all its bytes. `span`: of a partition at most so many messages go out, from the first that is not done
+    with on; 0 = any.
     `consume_timeout_s`: a handler that holds one message for longer, 900 s, has failed: the message is retried
     as the policy has it, and what the handler says of it later has no effect. `extend` gives it more time; that of a
     batch begins anew with every message of it that is done with.
@@ -136,8 +138,10 @@ def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Se
     _one_of("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
     _one_of("strategy", options.get("strategy"), (None, *STRATEGIES))
     _one_of("on_failure", options.pop("on_failure", "broker"), ("broker",))
-    for name in ("prefetch_messages", "prefetch_bytes", "consume_timeout_s", "lease_s", "session_s"):
-        _number(name, options.get(name), "a number above 0 is needed", above=0)
+    for name in ("consume_timeout_s", "lease_s", "session_s"):
+        _number(name, options.get(name), "a number of seconds above 0 is needed", above=0)
+    for name in ("prefetch_messages", "prefetch_bytes"):
+        _number(name, options.get(name), "a whole number above 0 is needed", above=0, kind=int)
     for name in ("max_parked", "flood_keys", "span"):
         _number(name, options.get(name), "a whole number from 0 is needed", above=-1, kind=int)
     fields: dict[str, Any] = dict(options)
@@ -149,7 +153,7 @@ def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Se
 
 def _number(name: str, value: object, rule: str, *, above: int, kind: type[float] = float) -> None:
     """Nothing, None, is left to the group or the default."""
-    fits = isinstance(value, int | kind) and not isinstance(value, bool) and value > above
+    fits = isinstance(value, int | kind) and not isinstance(value, bool) and above < value < inf
     if not fits and value is not None:
         raise LocalProtocolError(f"{name} is {value!r}", hint=rule)
 
