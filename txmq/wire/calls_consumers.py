@@ -87,10 +87,15 @@ class Member(Args):
     instance: str = ""
 
 
-class Heartbeat(Member):
-    """A member and the generation it last heard of; `paused` are topics that it does not fetch for now."""
+class OfGeneration(Member):
+    """A member and the generation it last heard of."""
 
     generation: int
+
+
+class Heartbeat(OfGeneration):
+    """A member is there; `paused` are topics that it does not fetch for now."""
+
     paused: Annotated[tuple[Name, ...], Field(max_length=1_000)] = ()
 
 
@@ -103,7 +108,7 @@ class Failure(Args):
     bases: ErrorClasses = ()  # of the error's class, the nearest first
 
 
-class Nack(Heartbeat):
+class Nack(OfGeneration):
     """A message failed, or (`postpone`) is to come again later without being counted."""
 
     topic: Name
@@ -115,13 +120,13 @@ class Nack(Heartbeat):
     postpone: bool = False
 
 
-class Return(Heartbeat):
+class Return(OfGeneration):
     """Messages given back un-started: (topic, partition, start, end)."""
 
     ranges: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)]
 
 
-class Extend(Heartbeat):
+class Extend(OfGeneration):
     """The member is still at work."""
 
     leases: Annotated[tuple[int, ...], Field(max_length=10_000)] = ()  # none named = all
