@@ -16,6 +16,8 @@ from tests.client.real import RealBroker
 from tests.client.telling import Tell, running_reactor, teller
 from tests.fixtures_postgres import with_tables
 from txmq.client.blocking import Client
+from txmq.client.connection import Connection
+from txmq.client.consumer import Consumer
 from txmq.testing.postgres import OwnServer, PostgresServer
 
 
@@ -138,3 +140,31 @@ def either(
     """Databases of one server, then of two."""
     with opened(request.getfixturevalue(request.param), shared_broker, connect(shared_broker.url)) as ledgers:
         yield ledgers
+
+
+@pytest.fixture
+def dialled(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
+    """The connections that consumers have made, to be broken."""
+    connections: list[Connection] = []
+    dial = client.core.dial
+
+    def remembered(deadline: float) -> Connection:
+        connections.append(dial(deadline))
+        return connections[-1]
+
+    monkeypatch.setattr(client.core, "dial", remembered)
+    return connections
+
+
+@pytest.fixture
+def joined(client: Client) -> Iterator[Callable[..., Consumer]]:
+    """Consumers that leave at the end of the test."""
+    made: list[Consumer] = []
+
+    def join(group: str, topic: str, **options: Any) -> Consumer:
+        made.append(client.consumer(group, [topic], **options))
+        return made[-1]
+
+    yield join
+    for consumer in made:
+        consumer.close()
