@@ -7,6 +7,7 @@ do not know what became of their messages, and go on with the next ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, cycle, islice
@@ -70,9 +71,13 @@ def one_by_one(sender: Sender) -> None:
 
 
 def without_waiting(sender: Sender) -> None:
-    taken = sender.take(AT_ONCE)
-    futures = [sender.client.send_async(sender.topic, sent.body.encode(), key=sent.key) for sent in taken]
-    for sent, future in zip(taken, futures, strict=True):
+    under_way: list[tuple[Sent, Future[Receipt]]] = []
+    for sent in sender.take(AT_ONCE):
+        try:  # the first of all asks for the topic's shape
+            under_way.append((sent, sender.client.send_async(sender.topic, sent.body.encode(), key=sent.key)))
+        except TxmqError as error:
+            sender.failed(sent, error)
+    for sent, future in under_way:
         try:
             receipt = future.result()
         except TxmqError as error:
