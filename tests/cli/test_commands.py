@@ -176,3 +176,11 @@ def test_bad_usage_is_status_2_and_nothing_is_done(client: ScriptedClient, argum
     assert result.stdout == "" or result.stdout.lstrip().startswith("Usage:")
     assert client.calls == []
     assert client.sent == []
+
+
+def test_the_histogram_of_flushes_is_for_programs(client: ScriptedClient) -> None:
+    client.replies = [{"flush": {"count": 3, "buckets": [[50, 3]]}} for _ in range(2)]
+    told = run("stats").stdout
+    assert "count=3" in told
+    assert "buckets" not in told
+    assert json.loads(run("stats", "--json").stdout)["flush"]["buckets"] == [[50, 3]]
