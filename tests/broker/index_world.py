@@ -32,6 +32,7 @@ from txmq.store import environment
 from txmq.store.fs import RealFileSystem
 from txmq.store.index import LmdbTables
 from txmq.store.log import Log
+from txmq.testing.simdisk import apply
 from txmq.testing.simfs import SimFS
 
 SEGMENT, PREALLOCATE = 64 << 10, 8 << 10
@@ -158,6 +159,21 @@ class Mirror:
             real(path)
 
         return removed
+
+
+def each_write_lost(fs: SimFS, data: Path) -> Iterator[SimFS]:
+    """The disks that a power cut leaves that lost one whole write to LMDB's file, of those that were not synced."""
+    path = f"{data}/index/{environment.DATA}"
+    inode = fs._inode(path, "open")
+    for lost in range(len(inode.changes)):
+        content = bytearray(inode.durable)
+        for change in (*inode.changes[:lost], *inode.changes[lost + 1 :]):
+            apply(content, change)
+        left = fs.copy()
+        left.remove(path)
+        with closing(left.create(path)) as file:
+            file.pwrite([bytes(content)], 0)
+        yield left
 
 
 def written_back(fs: SimFS, data: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -9,25 +11,45 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import lmdb
 import pytest
 
-from tests.broker.index_world import Indexed, Mirror, Rows, folded, new_disk, rows_of, settings_of, stored, written_back
-from tests.broker.random_work import Everything
+from tests.broker.index_world import (
+    Indexed,
+    Mirror,
+    Rows,
+    each_write_lost,
+    folded,
+    new_disk,
+    rows_of,
+    settings_of,
+    stored,
+    written_back,
+)
+from tests.broker.random_work import POSTGRES, Everything
 from tests.broker.support import BEGAN
+from txmq.broker.core.decisions import Decide
 from txmq.broker.core.tables import DUE, NAMES
 from txmq.broker.core.topics import CreateTopic
 from txmq.broker.offline import rebuild
 from txmq.broker.storage import open_directory
 from txmq.errors import TxmqError
+from txmq.message import Decision
 from txmq.store import environment, index
 from txmq.store.index import DumpRow, Frozen, LmdbTables
+from txmq.testing.processes import running
 from txmq.testing.simfs import SimFS, crash_points
 
+FOUND = 3  # an exit status
 Run = Callable[[SimFS, Path], None]
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot is loaded in several transactions, and the file is not much longer than it has to be."""
     monkeypatch.setattr(index, "LOADED_AT_ONCE", 80)
     monkeypatch.setattr(environment, "AHEAD", 4_096)
@@ -48,16 +70,21 @@ class Twin(NamedTuple):
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    data = tmp_path_factory.mktemp("twin") / "data"
+    return made_twin(tmp_path_factory.mktemp("twin") / "data")
+
+
+def made_twin(data: Path) -> Twin:
     disk = new_disk(data)
     world = Indexed(disk, data)
     for name in "tu":
         world.do(CreateTopic(name, 3))
     work = Everything(world, 5)
     work.some(25)
+    undecided = work.store(POSTGRES)
     world.tend()
-    early = (data / "index" / environment.DATA).read_bytes()
-    while len(disk.listdir(f"{data}/snapshot")) < 2:
+    early, snapshots = (data / "index" / environment.DATA).read_bytes(), disk.listdir(f"{data}/snapshot")
+    world.do(Decide(undecided, Decision.ROLLBACK, "test"))  # what goes of the early index must not come back
+    while len(found := disk.listdir(f"{data}/snapshot")) < 2 or found == snapshots:
         work.some(6)
     work.some(5)
     world.tend()
@@ -276,3 +303,40 @@ def test_the_check_finds_an_index_that_comes_back(twin: Twin, monkeypatch: pytes
     monkeypatch.setattr(environment, "_sync_names", lambda _path: None)
     with pytest.raises(AssertionError, match="not what the log says"):
         rebuild_a_wrong_one(twin)
+
+
+def rebuild_and_lose_a_write(twin: Twin) -> int:
+    """Returns how many writes of a rebuild were not synced at its end: any of them may be lost."""
+    disk, lost = twin.disk.copy(), 0
+    written_back(disk, twin.data)
+    with Mirror(disk, twin.data).watching():
+        by_command(disk, twin.data)
+    for image in each_write_lost(disk, twin.data):
+        lost += 1
+        check(image, twin)
+    return lost
+
+
+def test_a_write_that_was_not_synced_may_be_lost_whole(twin: Twin) -> None:
+    assert rebuild_and_lose_a_write(twin) > 0
+
+
+def open_without_sync(path: Path, map_size: int) -> lmdb.Environment:
+    return lmdb.open(str(path), map_size=map_size, max_dbs=len(NAMES), sync=False, max_spare_txns=1)
+
+
+def unsynced(data: str) -> None:
+    """A process of its own: LMDB may read pages that never came to the disk, and then it may crash."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        make_small(monkeypatch)
+        twin = made_twin(Path(data))
+        monkeypatch.setattr(environment, "_open", open_without_sync)
+        try:
+            rebuild_and_lose_a_write(twin)
+        except AssertionError:
+            sys.exit(FOUND)
+
+
+def test_the_check_finds_tables_that_are_named_whole_before_they_are_synced(tmp_path: Path) -> None:
+    with running(tmp_path, str(tmp_path / "data"), command=unsynced) as process:
+        assert process.status() in {FOUND, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
