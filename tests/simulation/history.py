@@ -33,6 +33,7 @@ class History:
     due: dict[str, int] = field(default_factory=dict)  # body → before this nobody may see it
     waited: set[str] = field(default_factory=set)  # of those: stored before their time
     recalled: set[str] = field(default_factory=set)  # taken back, and that was acknowledged
+    again: dict[str, int] = field(default_factory=dict)  # as in `handled` → successes before a reset asked for more
     counts: Counter[str] = field(default_factory=Counter)
 
     def seen(self, partition: int, offset: int, body: str) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-from tests.simulation import actors, convoys, crowds, node
+from tests.simulation import actors, convoys, crowds, moves, node
 from tests.simulation import delays as scheduling
 from txmq.broker import checks, grouping, sending
 from txmq.broker.core import (
@@ -14,6 +14,7 @@ from txmq.broker.core import (
     delayed,
     delays,
     gates,
+    growth,
     holds,
     jobs,
     machine,
@@ -23,6 +24,7 @@ from txmq.broker.core import (
     transactions,
     xa,
 )
+from txmq.broker.core.consumer_events import PositionReset
 from txmq.broker.core.decisions import Decide
 from txmq.broker.core.state import Outcome, Rejected, SendReceipt
 from txmq.message import Decision
@@ -182,6 +184,26 @@ def _with_all_or_none() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _with_growth() -> Iterator[None]:
+    """In worlds where the topic grows, all of them."""
+    with patch.object(moves, "EVERY", 1), patch.object(growth, "limit", lambda *_args: None):
+        yield
+
+
+@contextmanager
+def _with_resets() -> Iterator[None]:
+    with patch.object(moves, "EVERY", 1), patch.dict(machine.APPLIERS, {PositionReset: _only_told_of}):
+        yield
+
+
+def _only_told_of(state: Any, event: Any, _place: Any) -> None:
+    """The reset is over, and the group stands where it stood."""
+    group = state.consumers.by_id[event.group_id]
+    group.resets.clear()
+    state.consumers.resetting.discard(group.group_id)
+
+
 def _all_or_none(state: Any, command: Any, now: int) -> Any:
     made = together.decide_store(state, command, now)
     replies: Any = made.reply
@@ -277,6 +299,8 @@ BUGS = (
         around=lambda: _with_convoys(sends, "batches", _with_the_bytes_of_the_first),
     ),
     Bug("an ack of a run takes in what failed in it", around=lambda: patch.object(actors, "join", _over_gaps)),
+    Bug("grown partitions are read before the others are done with", around=_with_growth),
+    Bug("a reset leaves its group where it stood", around=_with_resets),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),
     Bug("a snapshot leads the log", _snapshot_at_once),
 )

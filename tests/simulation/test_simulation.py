@@ -39,6 +39,8 @@ ENOUGH = {
     "delayed": 0.2,
     "recalled": 0.02,
     "recalled too late": 0.005,
+    "grown": 0.01,
+    "resets": 0.02,
 }  # a seed, on average
 
 

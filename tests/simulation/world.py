@@ -8,13 +8,13 @@ from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
 
-from tests.simulation import actors, branches, convoys, crowds, delays
+from tests.simulation import actors, branches, convoys, crowds, delays, moves
 from tests.simulation.clock import Clock
 from tests.simulation.database import Database
 from tests.simulation.history import Broken, History
 from tests.simulation.node import EPOCH_US, Node
 from tests.simulation.verdict import check_everything, check_group, check_time
-from txmq.broker.core import holds, parts, pieces
+from txmq.broker.core import holds, parts, pieces, resets, tidying
 from txmq.errors import StoreError
 from txmq.testing.simfs import PowerCut, SimFS
 from txmq.wire.calls import encode_call
@@ -61,6 +61,8 @@ class World:
             patch.object(pieces, "KEYS", 2),
             patch.object(holds, "CASCADE", 6),
             patch.object(parts, "OPEN_FOR", 300_000),
+            patch.object(resets, "SLICE", 2),
+            patch.object(tidying, "SLICE", 2),
         ):
             return self._run()
 
@@ -95,6 +97,8 @@ class World:
                 self._do(convoys.Convoys(self, "v").run(3))
             if self.rng.random() < delays.SHARE:
                 self._do(delays.Scheduler(self, "d").run(4))
+            for work in moves.of_seed(self, self._seed):
+                self._do(work)
             self._always(actors.Consumer(self, "m0").run())
             for name in ("m0", "m1"):
                 self._always(actors.Ordered(self, name).run())
@@ -189,6 +193,7 @@ class World:
         """End it once everything is done, decided, delivered and replayed."""
         if self.node is not None and not self._busy and self._drained():
             check_everything(self)
+            moves.check(self)
             self.over = True
         elif self.clock.seconds() > TROUBLE_S + LIVELINESS_S:
             raise Broken(f"after {LIVELINESS_S} s of calm: {self._what_is_left()}")
@@ -211,7 +216,7 @@ class World:
         for group in state.consumers.groups.values():
             left[f"{group.name} behind"] = sum(
                 state.topics_by_id[spot[0]].ends[spot[1]] - position.floor for spot, position in group.positions.items()
-            ) + 10 * (actors.PARTITIONS - len(group.positions))
+            ) + 10 * (len(state.topics[actors.TOPIC].ends) - len(group.positions))
             left[f"{group.name} moved"] = (
                 sum(group.retrying.values()) + group.letters + sum(map(len, group.fences.values()))
             )
