@@ -24,7 +24,7 @@ from txmq.twisted import Client
 from txmq.tx.postgres.session import Connection
 
 WAIT_S = 20.0
-IDLE_S = 0.6
+IDLE_S = 1.5
 BODIES = [f"m{number:02}" for number in range(12)]
 
 
