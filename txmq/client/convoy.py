@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from txmq.client.conversation import Conversation, Payload
 from txmq.client.delivery import receipt_of, receipts_from
@@ -35,9 +35,22 @@ def takes_convoys(welcome: Welcome | None) -> bool:
 
 @dataclass(slots=True)
 class Convoy:
-    """Flights in one frame, in the order of their sequences; one alone goes out as it is."""
+    """Flights in one frame, in the order of their sequences; one alone goes out as it is.
+
+    `futures` are those of all messages, in order, `weight` is that of all.
+    """
 
     flights: list[Flight]
+    futures: list[Promise[Receipt]] = field(init=False)
+    weight: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.flights) == 1:
+            pile = self.flights[0].pile
+            self.futures, self.weight = pile.futures, pile.weight
+        else:
+            self.futures = [future for flight in self.flights for future in flight.pile.futures]
+            self.weight = sum([flight.pile.weight for flight in self.flights])
 
     @property
     def opcode(self) -> int:
@@ -52,26 +65,14 @@ class Convoy:
         return b"".join(pack_requests([b"".join(flight.payload) for flight in self.flights]))
 
     @property
-    def futures(self) -> list[Promise[Receipt]]:
-        """Those of all messages, in order."""
-        if len(self.flights) == 1:
-            return self.flights[0].pile.futures
-        return [future for flight in self.flights for future in flight.pile.futures]
-
-    @property
-    def weight(self) -> int:
-        """Of all."""
-        return sum([flight.pile.weight for flight in self.flights])
-
-    @property
     def time(self) -> float:
         """When the youngest of its messages was put in."""
         return max([flight.time for flight in self.flights])
 
     @property
     def settled(self) -> bool:
-        """Whether its messages take no more room. Their piles know: they may part."""
-        return all(flight.pile.settled for flight in self.flights)
+        """Whether its messages take no more room. Their piles know it, all or none: they may part."""
+        return self.flights[-1].pile.settled
 
     @settled.setter
     def settled(self, settled: bool) -> None:
@@ -117,7 +118,7 @@ class Dispatch:
         flights: list[Flight] = []
         size = fresh = 0
         try:
-            while size < ENOUGH_BYTES and len(flights) < most:
+            while size < ENOUGH_BYTES and len(flights) < most and not (flights and self.empty):
                 known = len(self.again)
                 flight = self._next(conversation.limits)
                 if flight is None:
