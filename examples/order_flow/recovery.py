@@ -42,6 +42,7 @@ RULES: Final = {
     shipping.GROUP: Rules(include=TAKEN),
 }
 REASON: Final = "the customer's account is blocked: the money is collected by other means"
+AT_ONCE: Final = 1_000  # letters that a broker takes in one call
 FIX: Final = "UPDATE parts SET customs_code = 'HS-' || part_id WHERE customs_code IS NULL"
 
 
@@ -99,9 +100,11 @@ def abandon(client: txmq.Client, found: Reconciliation) -> None:
     """Closes the letters that nothing would come of."""
     poison = [item.letter for item in found.planned if item.cls is Class.POISON]
     places = [(letter.topic, letter.partition, letter.offset) for letter in poison]
+    group = found.manifest.header.facts.group
+    for start in range(0, len(places), AT_ONCE):
+        some = places[start : start + AT_ONCE]
+        client.call("dlq.abandon", group=group, letters=some, operator="order-flow", reason=REASON)
     if places:
-        group = found.manifest.header.facts.group
-        client.call("dlq.abandon", group=group, letters=places, operator="order-flow", reason=REASON)
         print(f"abandoned: {len(places)} letters of {group}, because {REASON}", flush=True)
 
 
