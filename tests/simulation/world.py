@@ -86,9 +86,9 @@ class World:
                 Opcode.CALL, encode_call("topic.create", {"name": actors.TOPIC, "partitions": actors.PARTITIONS})
             )
             for number in range(2):
-                self._do(actors.Producer(self, f"p{number}").run(4))
-                self._do(actors.Service(self, f"s{number}").run(4))
-            self._do(actors.Local(self, "l").run(3))
+                self._do(actors.Producer(self, f"p{number}").run(3))
+                self._do(actors.Service(self, f"s{number}").run(3))
+            self._do(actors.Local(self, "l").run(2))
             if self.rng.random() < XA_SHARE:
                 self._xa()
             if self.rng.random() < crowds.SHARE:
