@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+import pytest
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -23,12 +24,13 @@ from txmq.broker.resolving import ResolverStatus, Resolves
 from txmq.config import Settings, load
 from txmq.message import Decision, Message
 from txmq.store.log import Log
+from txmq.store.writer import Flush
 from txmq.testing.simfs import SimFS
 from txmq.wire import headers
 from txmq.wire.calls import encode_call
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.headers import Opcode
-from txmq.wire.hello import Hello
+from txmq.wire.hello import Hello, Welcome
 from txmq.wire.json import parse
 from txmq.wire.status import to_error
 
@@ -213,3 +215,24 @@ class Client:
 def send_payload(sequence: int = 0, topic: str = "t", partition: int = 0) -> bytes:
     batch = encode([Message(b"m")], producer_id=b"p" * 16, epoch=0, sequence=sequence, born_at=1)
     return headers.send_header(topic, partition, 0) + batch
+
+
+def welcome(broker: Broker) -> Welcome:
+    """What the broker says to a client that it does not know yet."""
+    client = broker.connect(None)
+    client.send(encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test").encode()))
+    [reply] = client.replies()
+    return Welcome.parse(reply)
+
+
+def writes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The writes of its log from now on: whether each was synced."""
+    synced: list[bool] = []
+    write = broker.log.write
+
+    def noted(flush: Flush, *, sync: bool = True) -> None:
+        synced.append(sync)
+        write(flush, sync=sync)
+
+    monkeypatch.setattr(broker.log, "write", noted)
+    return synced

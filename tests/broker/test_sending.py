@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.support import Broker, Client
+from tests.broker.support import Broker, Client, welcome, writes
 from txmq import errors
 from txmq.batch import BatchView, encode
 from txmq.broker import sending
@@ -17,12 +17,11 @@ from txmq.config import load
 from txmq.config_storage import FlushEvery
 from txmq.message import Message
 from txmq.store.record import LOST
-from txmq.store.writer import Flush
 from txmq.wire import headers
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.frames import encode_frame
 from txmq.wire.headers import Opcode
-from txmq.wire.hello import Hello, Welcome
+from txmq.wire.hello import Hello
 from txmq.wire.status import to_error
 from txmq.wire.together import SENDS, pack_requests, unpack_answers
 
@@ -73,21 +72,11 @@ def records(broker: Broker) -> int:
 
 
 def test_the_welcome_says_that_the_broker_takes_them(broker: Broker) -> None:
-    client = broker.connect(None)
-    client.send(encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test").encode()))
-    [reply] = client.replies()
-    assert SENDS in Welcome.parse(reply).features
+    assert SENDS in welcome(broker).features
 
 
 def test_a_frame_is_one_record_brought_to_disk_at_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushes: list[Flush] = []
-    write = broker.log.write
-
-    def counted(flush: Flush, *, sync: bool = True) -> None:
-        flushes.append(flush)
-        write(flush, sync=sync)
-
-    monkeypatch.setattr(broker.log, "write", counted)
+    flushes = writes(broker, monkeypatch)
     client, before = broker.connect(), records(broker)
     assert ask(client, *(send(number, "tu"[number % 2]) for number in range(20))) == [n // 2 for n in range(20)]
     assert (len(flushes), records(broker)) == (1, before + 1)
@@ -175,15 +164,7 @@ def policies(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     broker.do(CreateTopic("w", 1))
     for name, messages in (("v", 10), ("w", 4)):
         broker.ask("topic.alter", name=name, flush=[60_000, messages])
-    synced: list[bool] = []
-    write = broker.log.write
-
-    def noted(flush: Flush, *, sync: bool = True) -> None:
-        synced.append(sync)
-        write(flush, sync=sync)
-
-    monkeypatch.setattr(broker.log, "write", noted)
-    return synced
+    return writes(broker, monkeypatch)
 
 
 def test_a_frame_waits_for_the_disk_where_one_of_its_topics_does(

@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.broker.support import Broker, Client, Oracle
+from tests.broker.support import Broker, Client, Oracle, welcome, writes
 from txmq import errors
 from txmq.batch import encode
 from txmq.broker.core.instances import RegisterInstance
 from txmq.broker.core.topics import CreateTopic
 from txmq.broker.core.transaction_events import Decided
 from txmq.message import COMMIT, ROLLBACK, Decision, Message
-from txmq.store.writer import Flush
 from txmq.tx.group import GroupState
 from txmq.wire.frames import encode_frame
 from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part, unpack_group_receipt
 from txmq.wire.headers import Decide, Opcode, pack_decide, unpack_decide_receipt
-from txmq.wire.hello import Hello, Welcome
+from txmq.wire.hello import Hello
 from txmq.wire.status import to_error
 from txmq.wire.together import FEATURE, pack_requests, unpack_answers
 
@@ -53,21 +52,11 @@ def together(client: Client, opcode: Opcode, *payloads: bytes) -> list[object]:
 
 
 def test_the_welcome_says_that_the_broker_takes_them(broker: Broker) -> None:
-    client = broker.connect(None)
-    client.send(encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test").encode()))
-    [reply] = client.replies()
-    assert FEATURE in Welcome.parse(reply).features
+    assert FEATURE in welcome(broker).features
 
 
 def test_all_of_a_frame_is_brought_to_disk_at_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushes: list[Flush] = []
-    write = broker.log.write
-
-    def counted(flush: Flush, *, sync: bool = True) -> None:
-        flushes.append(flush)
-        write(flush, sync=sync)
-
-    monkeypatch.setattr(broker.log, "write", counted)
+    flushes = writes(broker, monkeypatch)
     client = broker.connect()
     stored = together(client, Opcode.GROUPS, *(group(broker, number) for number in range(20)))
     assert stored == [GroupState.UNDECIDED] * 20

@@ -21,6 +21,7 @@ from txmq.wire.headers import Opcode
 from txmq.wire.hello import VERSIONS, Hello, Limits, Welcome
 from txmq.wire.json import parse
 from txmq.wire.status import OK, to_error
+from txmq.wire.together import Answer
 
 CLIENT = f"txmq-python/{__version__} {platform.python_implementation()}/{platform.python_version()}"
 CORRELATIONS = 1 << 32
@@ -153,8 +154,8 @@ class Conversation:
         return welcome
 
 
-def result(reply: Frame) -> bytes:
-    """The payload of a reply. Raises the error that it tells of."""
+def result(reply: Frame | Answer) -> bytes:
+    """The payload of a reply, or of one of those in it. Raises the error that it tells of."""
     if reply.status != OK:
         raise to_error(reply.status, reply.payload)
     return reply.payload

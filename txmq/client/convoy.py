@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from txmq.client.conversation import Conversation, Payload
+from txmq.client.conversation import Conversation, Payload, result
 from txmq.client.delivery import receipt_of, receipts_from
 from txmq.client.loader import Flight, Loader
 from txmq.client.outbox import Outbox
@@ -21,7 +21,7 @@ from txmq.errors import RemoteProtocolError
 from txmq.message import Receipt
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Limits, Welcome
-from txmq.wire.status import OK, to_error
+from txmq.wire.status import OK
 from txmq.wire.together import SENDS, Answer, pack_requests, unpack_answers
 
 MOST = 128  # in one frame: half of those that may be under way
@@ -148,9 +148,7 @@ class Dispatch:
 
 def receipts_of(flight: Flight, answer: Answer) -> list[Receipt]:
     """Those of a flight's messages. Raises the error that it was refused with, if it was."""
-    if answer.status != OK:
-        raise to_error(*answer)
-    return receipts_in(flight, answer.payload)
+    return receipts_in(flight, result(answer))
 
 
 def receipts_in(flight: Flight, payload: bytes) -> list[Receipt]:

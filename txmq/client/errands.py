@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from txmq.client.conversation import Payload
+from txmq.client.conversation import Payload, result
 from txmq.client.promise import Promise
 from txmq.errors import StaleTopic, TxmqError
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Welcome
-from txmq.wire.status import OK, to_error
 from txmq.wire.together import FEATURE, pack_requests, unpack_answers
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Bundle:
         """What their futures get; None where some are refused."""
         answers = unpack_answers(payload, len(self.errands))
         try:
-            return [errand.decode(_accepted(*answer)) for errand, answer in zip(self.errands, answers, strict=True)]
+            return [errand.decode(result(answer)) for errand, answer in zip(self.errands, answers, strict=True)]
         except TxmqError:
             return None
 
@@ -129,7 +128,7 @@ class Errands:
         """Some of a bundle are refused: each gets its own answer."""
         for errand, answer in zip(bundle.errands, unpack_answers(payload), strict=True):
             try:
-                decoded = errand.decode(_accepted(*answer))
+                decoded = errand.decode(result(answer))
             except TxmqError as error:
                 self.refused(errand, error)
             else:
@@ -156,12 +155,6 @@ class Errands:
         """Every one that is not under way."""
         found, self._waiting = [*self._waiting, *self._outbox.take_errands()], []
         return found
-
-
-def _accepted(status: int, payload: bytes) -> bytes:
-    if status != OK:
-        raise to_error(status, payload)
-    return payload
 
 
 def _whole(errand: Errand) -> bytes:
