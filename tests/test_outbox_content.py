@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.batch import verify
-from txmq.client.buffer import Buffer
-from txmq.client.queueing import entries_of
-from txmq.client.rows import Columns, columns
-from txmq.client.tokens import new_token
-from txmq.client.topics import Topics
+from txmq.client.sending.rows import Columns, columns
+from txmq.client.sending.topics import Topics
+from txmq.client.transactions.buffer import Buffer
+from txmq.client.transactions.queueing import entries_of
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import RemoteProtocolError
 from txmq.message import Message
 from txmq.tx.outbox import Entry, Shape, group_of, pack, unpack

@@ -13,16 +13,16 @@ import pytest
 
 import txmq
 import txmq.twisted
-from txmq.client.consumer import Consumer
+from txmq.client.consumers.consumer import Consumer
 from txmq.client.consuming.settings import Options as ConsumerOptions
-from txmq.client.half import HalfTransaction
-from txmq.client.options import TransactionOptions, XaOptions
-from txmq.client.producer import Fields
+from txmq.client.sending.producer import Fields
 from txmq.client.settings import Options
-from txmq.client.transaction import Transaction
-from txmq.client.twisted_client import Client as TwistedClient
-from txmq.client.twisted_consumer import Consumer as TwistedConsumer
-from txmq.client.xa import XaTransaction
+from txmq.client.transactions.half import HalfTransaction
+from txmq.client.transactions.options import TransactionOptions, XaOptions
+from txmq.client.transactions.transaction import Transaction
+from txmq.client.transactions.xa import XaTransaction
+from txmq.client.twisted.client import Client as TwistedClient
+from txmq.client.twisted.consumer import Consumer as TwistedConsumer
 from txmq.errors import ConfigError, LocalProtocolError
 
 CLIENTS = (txmq.Client, txmq.Cluster, TwistedClient)

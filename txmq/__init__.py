@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking import Client, connect
     from txmq.client.cluster import Cluster
     from txmq.client.consuming.parcels import ReceivedBatch
-    from txmq.client.offsets import FileOffsets, OffsetStore
+    from txmq.client.reading.offsets import FileOffsets, OffsetStore
     from txmq.tx.postgres.emit import emit
 
 __version__ = "0.1.0"
@@ -44,8 +44,8 @@ __all__ = [
 _LAZY = {
     "Client": "txmq.client.blocking",
     "Cluster": "txmq.client.cluster",
-    "FileOffsets": "txmq.client.offsets",
-    "OffsetStore": "txmq.client.offsets",
+    "FileOffsets": "txmq.client.reading.offsets",
+    "OffsetStore": "txmq.client.reading.offsets",
     "ReceivedBatch": "txmq.client.consuming.parcels",
     "connect": "txmq.client.blocking",
     "emit": "txmq.tx.postgres.emit",

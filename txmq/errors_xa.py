@@ -1,4 +1,4 @@
-"""What a resource tells the transaction manager that leads it (`txmq.client.resource`), by XA's names.
+"""What a resource tells the transaction manager that leads it (`txmq.client.transactions.resource`), by XA's names.
 
     XaError
     ├─ XaUnknown XAER_NOTA, XaDuplicate XAER_DUPID, XaProtocol XAER_PROTO, XaInvalid XAER_INVAL

@@ -27,14 +27,14 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack, overload
 
 from txmq.client.settings import Options, Settings
-from txmq.client.twisted_client import Client, Found
-from txmq.client.twisted_cluster import Cluster
-from txmq.client.twisted_consumer import Consumer
-from txmq.client.twisted_consumers import Consumers
-from txmq.client.twisted_reader import Reader
-from txmq.client.twisted_seams import Reactor
-from txmq.client.twisted_threads import ThreadedHalf, ThreadedTransaction
-from txmq.client.twisted_transaction import Transaction
+from txmq.client.twisted.client import Client, Found
+from txmq.client.twisted.cluster import Cluster
+from txmq.client.twisted.consumer import Consumer
+from txmq.client.twisted.consumer_cluster import Consumers
+from txmq.client.twisted.reader import Reader
+from txmq.client.twisted.seams import Reactor
+from txmq.client.twisted.threads import ThreadedHalf, ThreadedTransaction
+from txmq.client.twisted.transaction import Transaction
 from txmq.errors import ConfigError
 
 __all__ = [

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from txmq.client.address import parse_url
-from txmq.client.connection import Connection, dial
-from txmq.client.conversation import Conversation, LogPin
+from txmq.client.connecting.address import parse_url
+from txmq.client.connecting.connection import Connection, dial
+from txmq.client.connecting.conversation import Conversation, LogPin
 from txmq.errors import (
     BadRequest,
     BrokerFailed,

@@ -20,7 +20,7 @@ from uuid import UUID
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted, UnknownLetter
 from txmq.message import COMMIT
 from txmq.wire.group import NO_DIGEST, Description, Part, group_digest

@@ -19,14 +19,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
 import txmq
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted
 from txmq.message import COMMIT, Message
 from txmq_spark.jobs import Job, current
 from txmq_spark.options import Writing
 
 if TYPE_CHECKING:
-    from txmq.client.jobs import JobGroup
+    from txmq.client.transactions.jobs import JobGroup
 
 SERVICE: Final = "txmq-spark"
 PATIENCE_S: Final = 30.0  # a decision over many groups is more than one send

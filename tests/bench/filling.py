@@ -19,7 +19,7 @@ from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import CreateTopic
 from txmq.broker.engine import Engine
 from txmq.broker.storage import Keeper, open_directory
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.config import Broker
 from txmq.message import Message
 from txmq.store.fs import RealFileSystem

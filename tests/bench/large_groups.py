@@ -22,7 +22,7 @@ from txmq.broker.core.parts import GroupBatch, StorePart
 from txmq.broker.core.slices import Advance, Step
 from txmq.broker.core.state import Rejected, State
 from txmq.broker.core.topics import CreateTopic
-from txmq.client.rows import PART_ROWS
+from txmq.client.sending.rows import PART_ROWS
 from txmq.keys import partition_of
 from txmq.message import COMMIT
 from txmq.store.index import LmdbTables

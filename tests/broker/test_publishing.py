@@ -10,7 +10,7 @@ from tests.broker.test_engine import Rig
 from txmq.batch import encode_one
 from txmq.broker.core.transactions import get
 from txmq.broker.publishing import SLICE, Publisher
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.config import Broker
 from txmq.message import Message
 from txmq.tx.group import GroupState

@@ -9,10 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from txmq.batch import encode_one
-from txmq.client.address import parse_url
-from txmq.client.connection import Connection, dial
-from txmq.client.conversation import Conversation, LogPin
-from txmq.client.tokens import new_token
+from txmq.client.connecting.address import parse_url
+from txmq.client.connecting.connection import Connection, dial
+from txmq.client.connecting.conversation import Conversation, LogPin
+from txmq.client.transactions.tokens import new_token
 from txmq.message import Message
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.decider import Decider

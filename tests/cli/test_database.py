@@ -16,7 +16,7 @@ import pytest
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
 from tests.postgres.support import xid_of
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import report

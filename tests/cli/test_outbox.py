@@ -15,7 +15,7 @@ import pytest
 from tests.cli.support import run
 from tests.postgres.support import rows
 from txmq.batch import BatchView, encode, verify
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.message import Message
 from txmq.tx.outbox import Entry, pack, unpack
 from txmq.tx.postgres.outbox import Entering, enqueue

@@ -19,7 +19,7 @@ from tests.postgres.orphans import gid_of, leave, sweep
 from tests.postgres.support import backend, producer, rows, waiting
 from tests.recovery.world import World
 from txmq.client.blocking import connect
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.message import COMMIT
 from txmq.testing.broker import OwnBroker
 from txmq.testing.postgres import PostgresServer

@@ -16,8 +16,8 @@ from tests.client.real import RealBroker
 from tests.client.telling import Tell, running_reactor, teller
 from tests.fixtures_postgres import with_tables
 from txmq.client.blocking import Client
-from txmq.client.connection import Connection
-from txmq.client.consumer import Consumer
+from txmq.client.connecting.connection import Connection
+from txmq.client.consumers.consumer import Consumer
 from txmq.testing.postgres import OwnServer, PostgresServer
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from txmq.testing.processes import run_script
 
 COORDINATORS = """
-import json, os, sys, psycopg2, txmq, txmq.client.xa
+import json, os, sys, psycopg2, txmq, txmq.client.transactions.xa
 from txmq.crashpoints import VARIABLE
 plan = json.loads(sys.argv[1])
 for point in plan["points"]:

@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 (a class,
 
 from tests.client.real import RealBroker
 from txmq.client.blocking import Client
-from txmq.client.xa import XaTransaction
+from txmq.client.transactions.xa import XaTransaction
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.prepared import commit_prepared, roll_back_prepared
 from txmq.tx.postgres.prepared_survey import standing

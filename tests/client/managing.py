@@ -9,8 +9,8 @@ import pytest
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from txmq.client.blocking import Client
-from txmq.client.resource import XaResource
-from txmq.client.tokens import new_token
+from txmq.client.transactions.resource import XaResource
+from txmq.client.transactions.tokens import new_token
 from txmq.tx.xid import Xid
 
 Connect = Callable[..., Client]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Self
 
 from txmq import limits
-from txmq.client.address import parse_url
+from txmq.client.connecting.address import parse_url
 from txmq.wire.frames import FrameDecoder
 
 

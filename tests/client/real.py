@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from txmq.batch import BatchView
-from txmq.client.address import parse_url
-from txmq.client.connection import Connection, dial
-from txmq.client.conversation import Conversation, LogPin
+from txmq.client.connecting.address import parse_url
+from txmq.client.connecting.connection import Connection, dial
+from txmq.client.connecting.conversation import Conversation, LogPin
 from txmq.crashpoints import VARIABLE
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.wire.chunks import unpack_chunks

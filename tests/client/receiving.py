@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.client.real import RealBroker
 from txmq.client.blocking import Client
-from txmq.client.consumer import Consumer
+from txmq.client.consumers.consumer import Consumer
 from txmq.message import ReceivedMessage
 
 WAIT_S = 20.0

@@ -13,8 +13,8 @@ import txmq
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from txmq.client.cluster import Cluster
-from txmq.client.consumer import Consumer
-from txmq.client.consumers import Consumers
+from txmq.client.consumers.cluster import Consumers
+from txmq.client.consumers.consumer import Consumer
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, NotLeased, TxmqError, UnknownTopic
 from txmq.message import Message, ReceivedMessage
 from txmq.testing.ports import free_port

@@ -14,9 +14,9 @@ import pytest
 
 import txmq
 from tests.client.fake import FakeBroker, HangUp, Raw
-from txmq.client.address import Address, parse_url
 from txmq.client.blocking import Client
-from txmq.client.conversation import Conversation, LogPin
+from txmq.client.connecting.address import Address, parse_url
+from txmq.client.connecting.conversation import Conversation, LogPin
 from txmq.errors import (
     BadRequest,
     BrokerUnavailable,

@@ -13,7 +13,7 @@ from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.receiving import WAIT_S, floors, receive, shown
 from txmq.client.blocking import Client
-from txmq.client.consumer import Consumer
+from txmq.client.consumers.consumer import Consumer
 from txmq.errors import GroupMismatch, NotLeased
 from txmq.message import Message, ReceivedMessage
 from txmq.retry import RetryPolicy

@@ -15,8 +15,8 @@ from tests.client.consuming import fresh
 from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
 from txmq.client.blocking import Client
-from txmq.client.consumer import Consumer
-from txmq.client.inbox_keeper import Keeper
+from txmq.client.consumers.consumer import Consumer
+from txmq.client.consumers.inbox_keeper import Keeper
 from txmq.errors import LocalProtocolError
 from txmq.message import Message, ReceivedMessage
 from txmq.retry import RetryPolicy

@@ -15,8 +15,8 @@ from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.receiving import WAIT_S, closing_broker, floors, receive, shown
 from txmq.client.blocking import Client
-from txmq.client.connection import Connection
-from txmq.client.consumer import Consumer
+from txmq.client.connecting.connection import Connection
+from txmq.client.consumers.consumer import Consumer
 from txmq.errors import BrokerUnavailable, LocalProtocolError
 from txmq.message import Message
 from txmq.testing.forked import script

@@ -14,8 +14,8 @@ from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.receiving import WAIT_S, shown
 from txmq.client.blocking import Client
-from txmq.client.connection import Connection
-from txmq.client.consumer import Consumer
+from txmq.client.connecting.connection import Connection
+from txmq.client.consumers.consumer import Consumer
 from txmq.message import Message, ReceivedMessage
 from txmq.retry import RetryPolicy
 from txmq.testing.wait import wait_until

@@ -16,14 +16,14 @@ from tests.client.fake import LOG, FakeBroker, HangUp, Reaction, receipt
 from tests.client.pipelining import DEADLINE_S, paused, results
 from tests.client.real import RealBroker
 from txmq.batch import BatchView
-from txmq.client import convoy
 from txmq.client.blocking import Client
-from txmq.client.conversation import Conversation, LogPin
-from txmq.client.loader import Flight, Loader
-from txmq.client.offsets import FileOffsets
-from txmq.client.outbox import Outbox, Pile
-from txmq.client.pipeline_stats import Stats
-from txmq.client.topics import Topics
+from txmq.client.connecting.conversation import Conversation, LogPin
+from txmq.client.reading.offsets import FileOffsets
+from txmq.client.sending import convoy
+from txmq.client.sending.loader import Flight, Loader
+from txmq.client.sending.outbox import Outbox, Pile
+from txmq.client.sending.pipeline_stats import Stats
+from txmq.client.sending.topics import Topics
 from txmq.errors import MessageTooLarge, RemoteProtocolError, RequestRejected, SequenceGap, TopicClosed, UnknownTopic
 from txmq.message import Message
 from txmq.wire.frames import Frame

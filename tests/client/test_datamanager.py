@@ -19,7 +19,7 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from txmq.client.blocking import Client
 from txmq.client.datamanager import join
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError
 from txmq.errors_xa import XaRefused, XaUnavailable
 from txmq.testing.forked import script

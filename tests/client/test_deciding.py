@@ -11,7 +11,7 @@ import pytest
 
 from tests.client.fake import FakeBroker, HangUp, Silent
 from txmq.client.blocking import Client
-from txmq.client.decisions import tell
+from txmq.client.transactions.decisions import tell
 from txmq.errors import ClientClosed, Conflict
 from txmq.message import COMMIT
 from txmq.testing.wait import wait_until

@@ -18,11 +18,11 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import Broken, World, fail, make_tables
 from txmq.client.blocking import Client
-from txmq.client.buffer import Buffer
-from txmq.client.handing import hand_over
-from txmq.client.options import TransactionOptions
-from txmq.client.queueing import entries_of
-from txmq.client.tokens import new_token
+from txmq.client.transactions.buffer import Buffer
+from txmq.client.transactions.handing import hand_over
+from txmq.client.transactions.options import TransactionOptions
+from txmq.client.transactions.queueing import entries_of
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, LogChanged, MessageTooLarge, TxmqError
 from txmq.message import Message
 from txmq.testing.processes import running

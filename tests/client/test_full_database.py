@@ -16,9 +16,9 @@ import pytest
 
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
-from txmq.client import postgres
 from txmq.client.blocking import Client
-from txmq.client.transaction import Transaction
+from txmq.client.transactions import postgres
+from txmq.client.transactions.transaction import Transaction
 from txmq.errors import DatabaseUnavailable, InDoubt
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.commit import guarded_commit

@@ -16,7 +16,7 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
 from txmq.client.blocking import Client
-from txmq.client.checkers import Half
+from txmq.client.transactions.checkers import Half
 from txmq.errors import (
     ClientClosed,
     ConfigError,

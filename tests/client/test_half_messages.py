@@ -13,7 +13,7 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker, bodies
 from tests.client.world import Broken, fail
 from txmq.client.blocking import Client
-from txmq.client.checkers import Half
+from txmq.client.transactions.checkers import Half
 from txmq.errors import (
     ConfigError,
     LocalProtocolError,

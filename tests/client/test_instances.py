@@ -14,8 +14,8 @@ from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.telling import Tell
 from txmq.client.blocking import Client
-from txmq.client.conversation import Conversation, LogPin
-from txmq.client.incarnation import Incarnation
+from txmq.client.connecting.conversation import Conversation, LogPin
+from txmq.client.connecting.incarnation import Incarnation
 from txmq.errors import BadRequest, BrokerUnavailable, ConfigError, ProducerFenced
 from txmq.testing.wait import wait_until
 from txmq.wire.frames import FrameDecoder, encode_frame

@@ -13,9 +13,9 @@ import pytest
 import txmq
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
-from txmq.client import postgres
 from txmq.client.blocking import Client
-from txmq.client.checkers import Half
+from txmq.client.transactions import postgres
+from txmq.client.transactions.checkers import Half
 from txmq.errors import InDoubt, TxmqError
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until

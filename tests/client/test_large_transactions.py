@@ -15,7 +15,7 @@ from tests.client.fake import FakeBroker
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
 from txmq.client.blocking import Client
-from txmq.client.transaction import Transaction
+from txmq.client.transactions.transaction import Transaction
 from txmq.errors import TransactionAborted
 from txmq.tx.group import GroupState
 from txmq.wire.group import GroupReceipt, pack_group_receipt

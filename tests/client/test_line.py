@@ -12,11 +12,11 @@ import pytest
 
 import txmq
 from tests.client.fake import FakeBroker, HangUp, Reaction, Silent
-from txmq.client import pipeline
 from txmq.client.blocking import Client
-from txmq.client.flights import Flights
-from txmq.client.outbox import Outbox
-from txmq.client.stream import Stream
+from txmq.client.connecting.stream import Stream
+from txmq.client.sending import pipeline
+from txmq.client.sending.flights import Flights
+from txmq.client.sending.outbox import Outbox
 from txmq.errors import NotPermitted, RemoteProtocolError
 from txmq.testing.wait import wait_until
 from txmq.wire.frames import Frame

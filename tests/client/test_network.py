@@ -16,10 +16,10 @@ import pytest
 
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
-from txmq.client import postgres
-from txmq.client.address import parse_url
 from txmq.client.blocking import Client
-from txmq.client.transaction import Transaction
+from txmq.client.connecting.address import parse_url
+from txmq.client.transactions import postgres
+from txmq.client.transactions.transaction import Transaction
 from txmq.errors import BrokerUnavailable, TransactionAborted
 from txmq.testing.network import Link, Weather
 from txmq.testing.wait import wait_until

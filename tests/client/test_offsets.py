@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.client.offsets import FileOffsets
+from txmq.client.reading.offsets import FileOffsets
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged
 
 LOG, OTHER = UUID(int=1), UUID(int=2)

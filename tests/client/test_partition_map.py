@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.partition_map import PartitionMap, Slot
+from txmq.client.sending.partition_map import PartitionMap, Slot
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError
 from txmq.keys import partition_of
 

@@ -14,8 +14,8 @@ from tests.client.consuming import Spoken, chunk, fresh
 from tests.client.real import RealBroker
 from tests.client.telling import Tell
 from txmq.client.blocking import Client
-from txmq.client.consumer import Consumer
-from txmq.client.consumers import Consumers
+from txmq.client.consumers.cluster import Consumers
+from txmq.client.consumers.consumer import Consumer
 from txmq.errors import LocalProtocolError
 from txmq.message import ReceivedMessage
 from txmq.testing.wait import wait_until

@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from txmq.client.permits import Permits, Wanted
+from txmq.client.transactions.permits import Permits, Wanted
 from txmq.errors import TwoPhaseFull
 
 NOW = 0.0

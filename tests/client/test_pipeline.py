@@ -15,9 +15,9 @@ from tests.client.fake import FakeBroker
 from tests.client.pipelining import DEADLINE_S, Connect, Gate, eight_under_way, gate, paused, results
 from txmq.batch import BatchView
 from txmq.client.blocking import Client
-from txmq.client.conversation import Conversation
-from txmq.client.loader import Loader
-from txmq.client.stream import Stream
+from txmq.client.connecting.conversation import Conversation
+from txmq.client.connecting.stream import Stream
+from txmq.client.sending.loader import Loader
 from txmq.errors import (
     LocalProtocolError,
     MessageTooLarge,

@@ -17,7 +17,7 @@ from tests.fixtures_postgres import Databases
 from tests.postgres.pooler import Pooler
 from tests.postgres.support import producer
 from txmq.client.blocking import Client
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import TransactionAborted
 from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Message, ReceivedMessage
 from txmq.testing.postgres import PostgresServer

@@ -16,8 +16,8 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.test_several_brokers import BETWEEN
 from tests.client.world import Broken, World, fail, make_tables
-from txmq.client import postgres
 from txmq.client.blocking import Client
+from txmq.client.transactions import postgres
 from txmq.crashpoints import VARIABLE
 from txmq.errors import (
     BrokerUnavailable,
@@ -310,7 +310,7 @@ CRASHES = {
 
 
 def test_every_crash_point_of_a_producer_has_a_test() -> None:
-    source = (ROOT / "txmq/client/postgres.py").read_text("utf-8")
+    source = (ROOT / "txmq/client/transactions/postgres.py").read_text("utf-8")
     assert {
         line.split('"')[1] for line in source.splitlines() if "crashpoint(" in line
     } == CRASHES.keys() | BETWEEN.keys()

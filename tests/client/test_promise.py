@@ -10,7 +10,7 @@ from threading import Barrier, RLock
 
 import pytest
 
-from txmq.client.promise import Guard, Promise, resolve
+from txmq.client.sending.promise import Guard, Promise, resolve
 
 DEADLINE_S = 20
 

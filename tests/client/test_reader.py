@@ -11,10 +11,10 @@ import pytest
 
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
-from txmq.client import reader as module
 from txmq.client.blocking import Client
-from txmq.client.offsets import FileOffsets
-from txmq.client.reader import Reader
+from txmq.client.reading import reader as module
+from txmq.client.reading.offsets import FileOffsets
+from txmq.client.reading.reader import Reader
 from txmq.errors import ConfigError, LocalProtocolError
 
 WAIT_S = 30.0

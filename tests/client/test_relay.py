@@ -18,9 +18,9 @@ from tests.postgres.support import producer, rows
 from tests.system.emitting import POLICY, SLOT, relaying
 from txmq import emit, limits
 from txmq.client.blocking import Client
-from txmq.client.producer import micros_now
-from txmq.client.relay_groups import CHECKER, Order, built, first_step, name_of, name_time, store_in_parts
-from txmq.client.relay_passage import Start, start_of
+from txmq.client.relaying.groups import CHECKER, Order, built, first_step, name_of, name_time, store_in_parts
+from txmq.client.relaying.passage import Start, start_of
+from txmq.client.sending.producer import micros_now
 from txmq.errors import SlotMissing, SlotRewound
 from txmq.message import Message
 from txmq.testing.wait import wait_until

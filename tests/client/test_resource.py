@@ -12,8 +12,8 @@ from tests.client.consuming import fresh
 from tests.client.managing import Connect, bodies, client, ended, new_xid, prepared, resource, topic
 from tests.client.real import RealBroker
 from txmq.client.blocking import Client
-from txmq.client.resource import XaResource
-from txmq.client.tokens import new_token
+from txmq.client.transactions.resource import XaResource
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import ConfigError, LocalProtocolError, UnknownGroup
 from txmq.errors_xa import (
     XaDuplicate,

@@ -14,7 +14,7 @@ from tests.client.managing import Connect, bodies, client, ended, new_xid, prepa
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from txmq.client.blocking import Client
-from txmq.client.resource import XaResource
+from txmq.client.transactions.resource import XaResource
 from txmq.errors import ConfigError
 from txmq.errors_xa import (
     XaError,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import txmq
 from tests import strategies as our
 from txmq.batch import BatchView, encode
-from txmq.client.buffer import Buffer
-from txmq.client.rows import PIECE_BYTES, PIECE_ROWS, Columns, Messages, cuts, weight
-from txmq.client.tokens import new_token
-from txmq.client.topics import Topics
+from txmq.client.sending.rows import PIECE_BYTES, PIECE_ROWS, Columns, Messages, cuts, weight
+from txmq.client.sending.topics import Topics
+from txmq.client.transactions.buffer import Buffer
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import RemoteProtocolError
 
 ROOT = Path(__file__).parents[2]

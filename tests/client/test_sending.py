@@ -12,7 +12,7 @@ import txmq
 from tests.client.fake import FakeBroker, HangUp, Silent, receipt
 from txmq.batch import BatchView
 from txmq.client.blocking import Client
-from txmq.client.rows import PIECE_BYTES
+from txmq.client.sending.rows import PIECE_BYTES
 from txmq.errors import (
     ConnectionLost,
     LocalProtocolError,

@@ -15,8 +15,8 @@ import pytest
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import Broken, World, fail, make_tables
-from txmq.client import postgres
 from txmq.client.blocking import Client
+from txmq.client.transactions import postgres
 from txmq.crashpoints import VARIABLE
 from txmq.errors import BrokerUnavailable, InDoubt, LocalProtocolError, NoResolver, TransactionAborted
 from txmq.testing.forked import script

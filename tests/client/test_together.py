@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from txmq.client.together import together
+from txmq.client.transactions.together import together
 
 WAIT_S = 60
 
@@ -54,7 +54,7 @@ def test_calls_that_wait_for_others_never_find_all_threads_taken() -> None:
 
 FORK = """
 import os
-from txmq.client.together import together
+from txmq.client.transactions.together import together
 def works(): return together([os.getpid, os.getpid]) == [os.getpid()] * 2
 assert works()
 if pid := os.fork():

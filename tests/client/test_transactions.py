@@ -14,7 +14,7 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker, bodies
 from tests.client.world import Broken, fail
 from txmq.client.blocking import Client
-from txmq.client.tokens import as_token, new_token
+from txmq.client.transactions.tokens import as_token, new_token
 from txmq.errors import (
     ClientClosed,
     ConfigError,

@@ -14,8 +14,8 @@ import txmq.twisted
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
-from txmq.client import twisted_reader as module
-from txmq.client.offsets import FileOffsets, Offsets
+from txmq.client.reading.offsets import FileOffsets, Offsets
+from txmq.client.twisted import reader as module
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged
 from txmq.twisted import Client, Reader
 

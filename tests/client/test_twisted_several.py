@@ -12,7 +12,7 @@ from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
 from txmq.client.cluster import Cluster as BlockingCluster
-from txmq.client.consumer import Consumer as BlockingConsumer
+from txmq.client.consumers.consumer import Consumer as BlockingConsumer
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, NotLeased
 from txmq.message import Message, ReceivedMessage
 from txmq.testing.ports import free_port

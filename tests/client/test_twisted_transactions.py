@@ -17,7 +17,7 @@ from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
 from tests.client.world import Broken, World, fail, make_tables
 from txmq.client.blocking import Client as BlockingClient
-from txmq.client.checkers import Half
+from txmq.client.transactions.checkers import Half
 from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
 from txmq.message import COMMIT, Decision
 from txmq.testing.wait import wait_until

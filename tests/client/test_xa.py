@@ -18,7 +18,7 @@ from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
 from tests.client.world import Broken, fail
 from txmq.client.blocking import Client
-from txmq.client.share import Share
+from txmq.client.transactions.share import Share
 from txmq.errors import (
     BrokerUnavailable,
     ConfigError,

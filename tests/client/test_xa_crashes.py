@@ -14,9 +14,9 @@ import pytest
 from tests.client import dying
 from tests.client.ledgers import Ledgers, asked
 from tests.client.real import RealBroker
-from txmq.client import branch, home, xa
 from txmq.client.blocking import Client
-from txmq.client.share import Share
+from txmq.client.transactions import branch, home, xa
+from txmq.client.transactions.share import Share
 from txmq.errors import HeuristicMixed, TransactionAborted
 from txmq.testing.postgres import OwnServer, PostgresServer
 from txmq.tx.postgres import prepared

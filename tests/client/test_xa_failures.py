@@ -11,9 +11,9 @@ from tests.client.fake import FakeBroker
 from tests.client.ledgers import DEADLINE_S, Ledgers, asked, run
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
-from txmq.client import branch, home, xa
 from txmq.client.blocking import Client
-from txmq.client.permits import Wanted, permits
+from txmq.client.transactions import branch, home, xa
+from txmq.client.transactions.permits import Wanted, permits
 from txmq.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,

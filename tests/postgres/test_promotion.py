@@ -14,7 +14,7 @@ import pytest
 
 from tests.fixtures_postgres import with_tables
 from tests.postgres.support import identity_of, producer, rows
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import TokenFenced
 from txmq.message import COMMIT, ROLLBACK, UNKNOWN
 from txmq.testing.postgres import PREFIX, OwnServer

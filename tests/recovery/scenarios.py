@@ -15,7 +15,7 @@ from txmq.client.recovery.databases import Database
 from txmq.client.recovery.findings import Finding
 from txmq.client.recovery.groups import Groups
 from txmq.client.recovery.homes import Homes
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import RequestRejected
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.orphans import Verdict, Word, judge

@@ -14,7 +14,7 @@ from tests.recovery.coordinators import killed
 from tests.recovery.world import SAFETY_S, World
 from txmq.client.recovery.databases import Database
 from txmq.client.recovery.homes import Home
-from txmq.client.tokens import first_token
+from txmq.client.transactions.tokens import first_token
 from txmq.errors import ConnectionLost, UnknownTransaction
 from txmq.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.orphans import Action

@@ -9,7 +9,7 @@ import pytest
 from tests.postgres.orphans import gid_of, leave
 from tests.recovery.world import World
 from txmq.client.recovery.by_hand import ByHand, Forced, force
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import TransactionError
 from txmq.message import COMMIT, ROLLBACK, Decision
 

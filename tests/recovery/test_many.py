@@ -18,10 +18,10 @@ import txmq
 from tests.client.test_xa_crashes import CRASHES
 from tests.recovery.coordinators import killed
 from tests.recovery.world import SAFETY_S, World
-from txmq.client import xa
 from txmq.client.blocking import Client
-from txmq.client.home import Verdict, ask
 from txmq.client.recovery.recoverer import XaRecoverer
+from txmq.client.transactions import xa
+from txmq.client.transactions.home import Verdict, ask
 from txmq.errors import BrokerUnavailable, Conflict, TxmqError
 from txmq.message import COMMIT, ROLLBACK
 from txmq.testing.processes import running

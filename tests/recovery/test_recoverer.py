@@ -19,7 +19,7 @@ from tests.recovery.world import SAFETY_S, World
 from txmq.client.blocking import Client
 from txmq.client.recovery.by_hand import ByHand, force
 from txmq.client.recovery.findings import Report
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import RequestRejected
 from txmq.message import COMMIT, ROLLBACK
 from txmq.testing.postgres import OwnServer

@@ -18,10 +18,10 @@ from tests.postgres.orphans import STANDS, gid_of, leave
 from tests.postgres.support import identity_of, rows
 from txmq.batch import encode_one
 from txmq.client.blocking import Client, connect
-from txmq.client.decisions import decide
-from txmq.client.groups import Storing, parts_of
 from txmq.client.recovery.recoverer import XaRecoverer
-from txmq.client.tokens import new_token
+from txmq.client.transactions.decisions import decide
+from txmq.client.transactions.groups import Storing, parts_of
+from txmq.client.transactions.tokens import new_token
 from txmq.config import Xa, XaDatabase
 from txmq.errors import RequestRejected
 from txmq.message import Decision, Message

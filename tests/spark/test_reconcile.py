@@ -14,7 +14,7 @@ import pytest
 
 import txmq
 from tests.spark.consuming import drain
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.message import ReceivedMessage
 from txmq.testing.broker import OwnBroker
 from txmq.tx.postgres.identity import read_server

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from tests.spark.consuming import drain, let_die
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted
 from txmq_spark import replay as module
 from txmq_spark.jobs import current, token_of

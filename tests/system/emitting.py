@@ -18,8 +18,8 @@ from tests.system.farm import Job, Lane
 from tests.system.orders import Order, Outcome
 from tests.system.placing import NEVER, Journal, connected, write_order
 from txmq import connect, emit
-from txmq.client.relay import Relay, RelayPolicy
-from txmq.client.tokens import new_token
+from txmq.client.relaying.relay import Relay, RelayPolicy
+from txmq.client.transactions.tokens import new_token
 from txmq.errors import TxmqError
 from txmq.testing.wait import wait_until
 

@@ -16,7 +16,7 @@ from tests.system.farm import Job, Lane
 from tests.system.orders import Order, Outcome, Token
 from txmq import connect
 from txmq.client import Client
-from txmq.client.transaction import Transaction
+from txmq.client.transactions.transaction import Transaction
 from txmq.errors import TxmqError
 from txmq.testing.wait import wait_until
 

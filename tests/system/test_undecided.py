@@ -10,7 +10,7 @@ import psycopg2
 import txmq
 from tests.bench.clients.halves import ROWS, store
 from tests.client.real import RealBroker
-from txmq.client.tokens import new_token
+from txmq.client.transactions.tokens import new_token
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.identity import read_server
 from txmq.wire.group import Description

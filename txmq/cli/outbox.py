@@ -89,7 +89,7 @@ def renew(out: Output, dsn: Dsn, seq: Seq, *, yes: Yes = False) -> None:
 
     Only if it certainly was not: nobody would know the messages again.
     """
-    from txmq.client.tokens import new_token
+    from txmq.client.transactions.tokens import new_token
     from txmq.tx.postgres import outbox_rows
 
     question = f"Renew row {seq}? If it was published and only its deletion failed, it is published twice."

@@ -55,7 +55,7 @@ def run(
 ) -> None:
     """Bring what is committed to the broker, until SIGTERM. The slot must be there: `txmq relay create`."""
     from txmq.cli import logs
-    from txmq.client.relay import Relay, RelayPolicy
+    from txmq.client.relaying.relay import Relay, RelayPolicy
     from txmq.config import load_relay
 
     chosen = load_relay(config, {"dsn": dsn, "broker": broker, "slot": slot})

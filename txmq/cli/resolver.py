@@ -175,7 +175,7 @@ class Rounds:
 
 def _hand_over(client: Client, row: Queued) -> None:
     from txmq.client.blocking import Client as Blocking
-    from txmq.client.handing import hand_over
+    from txmq.client.transactions.handing import hand_over
 
     assert isinstance(client, Blocking), "what txmq.cli.command.connect gives"
     hand_over(client.core, row)

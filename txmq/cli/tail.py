@@ -17,7 +17,7 @@ from txmq.cli.options import Topic, is_number
 from txmq.cli.output import body_fields, clock, printable
 
 if TYPE_CHECKING:
-    from txmq.client.connection import Connection
+    from txmq.client.connecting.connection import Connection
     from txmq.message import ReceivedMessage
     from txmq.wire.chunks import Chunk, Chunks
 
@@ -115,7 +115,7 @@ class Reader:
         self._asked[self._connection.write(Opcode.READ, payload, time.monotonic() + SILENCE_S)] = partition
 
     def answers(self) -> Iterator[tuple[int, Chunks]]:
-        from txmq.client.conversation import result
+        from txmq.client.connecting.conversation import result
         from txmq.wire.chunks import unpack_chunks
 
         for frame in self._connection.receive(time.monotonic() + SILENCE_S):
@@ -127,9 +127,9 @@ class Reader:
 
 
 def _dial(url: str) -> Connection:
-    from txmq.client.address import parse_url
-    from txmq.client.connection import dial
-    from txmq.client.conversation import Conversation, LogPin
+    from txmq.client.connecting.address import parse_url
+    from txmq.client.connecting.connection import dial
+    from txmq.client.connecting.conversation import Conversation, LogPin
 
     pin = LogPin()
     return dial(parse_url(url), lambda: Conversation(None, pin), time.monotonic() + CONNECT_S, patient=False)

@@ -106,7 +106,7 @@ def verify(
 
     Exit status 1: there are some; they are in the journals of their home brokers (txmq xa list --heuristic).
     """
-    from txmq.client.tokens import first_token
+    from txmq.client.transactions.tokens import first_token
 
     recoverer = _recoverer(out, config, broker)
     try:

@@ -1,6 +1,8 @@
-"""The client: a sans-I/O core (`conversation`) and a blocking face over plain sockets (`blocking`).
+"""The client, by its parts.
 
-`producer` and `delivery` send and wait; `pipeline`, with `outbox` and `flights`, sends without waiting.
+`connecting` brings bytes to a broker and back, `sending` messages, `transactions` whatever is to be one decision.
+`consuming` is the member of a group without I/O, which the blocking `consumers` drive, and those of `twisted`;
+`reading` does without a group. `relaying` and `recovery` are what `txmq relay` and `txmq xa recover` run.
 """
 
 from txmq.client.blocking import Client, connect

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
 from weakref import WeakSet
 
-from txmq.client.checkers import Checker, Checkers
-from txmq.client.consumer import Consumer, consume
+from txmq.client.connecting.pool import closed
+from txmq.client.consumers.consumer import Consumer, consume
 from txmq.client.consuming.settings import Options as ConsumerOptions
 from txmq.client.core import Core
-from txmq.client.foreign import ForeignBranch
-from txmq.client.half import HalfTransaction
-from txmq.client.half_message import HalfGroup, HalfMessage, is_published
-from txmq.client.jobs import Job
 from txmq.client.log import get_logger
 from txmq.client.messages import MessageCalls
-from txmq.client.offsets import OffsetStore
-from txmq.client.options import CHECK_AFTER_S, TransactionOptions, XaOptions, begin, begin_xa
-from txmq.client.pipeline_stats import Stats
-from txmq.client.pool import closed
-from txmq.client.producer import Fields, Producer
-from txmq.client.reader import Reader
-from txmq.client.reading import Start as ReaderStart
-from txmq.client.resource import XaResource
+from txmq.client.reading.offsets import OffsetStore
+from txmq.client.reading.reader import Reader
+from txmq.client.reading.reading import Start as ReaderStart
+from txmq.client.sending.pipeline_stats import Stats
+from txmq.client.sending.producer import Fields, Producer
 from txmq.client.settings import Options, Settings
-from txmq.client.tokens import as_token, new_token
-from txmq.client.transaction import Transaction
+from txmq.client.transactions.checkers import Checker, Checkers
+from txmq.client.transactions.foreign import ForeignBranch
+from txmq.client.transactions.half import HalfTransaction
+from txmq.client.transactions.half_message import HalfGroup, HalfMessage, is_published
+from txmq.client.transactions.jobs import Job
+from txmq.client.transactions.options import CHECK_AFTER_S, TransactionOptions, XaOptions, begin, begin_xa
+from txmq.client.transactions.resource import XaResource
+from txmq.client.transactions.tokens import as_token, new_token
+from txmq.client.transactions.transaction import Transaction
 from txmq.errors import ConfigError, RequestTimeout, TxmqError
 from txmq.message import Decision, Message, Receipt
 from txmq.tx.xid import Xid
@@ -37,7 +37,7 @@ from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:  # psycopg2 is for those who have a database
     from txmq.client.cluster import Cluster
-    from txmq.client.xa import XaTransaction
+    from txmq.client.transactions.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
 CLOSE_S = 10.0
@@ -228,7 +228,7 @@ class Client(Producer, MessageCalls):
 
         With a psycopg2 `connection`, together with the rows written on it: the block commits it. With the name of a
         registered `checker`, together with local work of any other kind: see HalfTransaction. With neither, by
-        themselves. For the `options` see `txmq.client.options.TransactionOptions`.
+        themselves. For the `options` see `txmq.client.transactions.options.TransactionOptions`.
         """
         return begin(self.core, connection, checker, options)
 
@@ -236,7 +236,7 @@ class Client(Producer, MessageCalls):
         """A `with` block whose rows on all of the psycopg2 connections, sends and acks take effect together.
 
         Two-phase commit: the block commits the connections, which may lead to different servers. For one database
-        `transaction(connection)` is cheaper. For the `options` see `txmq.client.options.XaOptions`.
+        `transaction(connection)` is cheaper. For the `options` see `txmq.client.transactions.options.XaOptions`.
         """
         return begin_xa(self.core, connections, options)
 

@@ -10,16 +10,16 @@ from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from txmq.client.blocking import Client
-from txmq.client.checkers import Checker
-from txmq.client.consumers import Consumers
+from txmq.client.consumers.cluster import Consumers
 from txmq.client.consuming.settings import Options as ConsumerOptions
 from txmq.client.consuming.settings import checked
 from txmq.client.core import Core
-from txmq.client.producer import Fields, StoredBatch, checked_messages
-from txmq.client.routing import Routing, Spread, Way, in_order, may_go_elsewhere, picked
-from txmq.client.rows import check_columns
+from txmq.client.sending.producer import Fields, StoredBatch, checked_messages
+from txmq.client.sending.routing import Routing, Spread, Way, in_order, may_go_elsewhere, picked
+from txmq.client.sending.rows import check_columns
 from txmq.client.settings import Settings
-from txmq.client.together import together
+from txmq.client.transactions.checkers import Checker
+from txmq.client.transactions.together import together
 from txmq.errors import TxmqError
 from txmq.message import Message, Receipt
 

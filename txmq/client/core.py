@@ -11,16 +11,16 @@ from typing import Any
 from uuid import UUID
 from weakref import WeakSet
 
-from txmq.client.address import parse_url
-from txmq.client.connection import Connection, dial
-from txmq.client.conversation import Conversation, LogPin, Payload, returned
-from txmq.client.incarnation import Incarnation
-from txmq.client.pipeline import Pipeline
-from txmq.client.pipeline_stats import Stats
-from txmq.client.pool import Pool, closed
+from txmq.client.connecting.address import parse_url
+from txmq.client.connecting.connection import Connection, dial
+from txmq.client.connecting.conversation import Conversation, LogPin, Payload, returned
+from txmq.client.connecting.incarnation import Incarnation
+from txmq.client.connecting.pool import Pool, closed
+from txmq.client.sending.pipeline import Pipeline
+from txmq.client.sending.pipeline_stats import Stats
+from txmq.client.sending.topics import Topics
 from txmq.client.settings import Settings
-from txmq.client.telling import Teller
-from txmq.client.topics import Topics
+from txmq.client.transactions.telling import Teller
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
 from txmq.wire.calls import encode_call
 from txmq.wire.headers import Opcode

@@ -22,12 +22,12 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from txmq.client.decisions import await_state, submit
-from txmq.client.foreign import ForeignBranch
 from txmq.client.log import get_logger
-from txmq.client.share import ShareMark
-from txmq.client.tokens import new_token
-from txmq.client.transaction import Face, Stage
+from txmq.client.transactions.decisions import await_state, submit
+from txmq.client.transactions.foreign import ForeignBranch
+from txmq.client.transactions.share import ShareMark
+from txmq.client.transactions.tokens import new_token
+from txmq.client.transactions.transaction import Face, Stage
 from txmq.errors import ClientClosed, ConfigError, RequestTimeout, TxmqError
 from txmq.errors_xa import XaProtocol
 from txmq.message import COMMIT, check_name

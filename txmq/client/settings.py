@@ -7,8 +7,8 @@ from typing import Literal, Self, TypedDict, Unpack
 from uuid import UUID
 
 from txmq.batch import PLAIN, Codec, Compression, library
-from txmq.client.incarnation import Incarnation
-from txmq.client.topics import Partitioner
+from txmq.client.connecting.incarnation import Incarnation
+from txmq.client.sending.topics import Partitioner
 from txmq.errors import ConfigError
 from txmq.message import is_name
 

@@ -18,7 +18,13 @@ from threading import Lock
 from typing import Final
 
 BROKERS: Final = ["txmq.cli.app", "txmq.cli.logs", "txmq.cli.xa_thread", "txmq.broker.service", "txmq.admin.edge"]
-CLIENTS: Final = ["psycopg2", "txmq.client", "txmq.client.xa", "txmq.client.postgres", "txmq.client.consumer"]
+CLIENTS: Final = [
+    "psycopg2",
+    "txmq.client",
+    "txmq.client.transactions.xa",
+    "txmq.client.transactions.postgres",
+    "txmq.client.consumers.consumer",
+]
 IMPORTED: Final = [*BROKERS, *CLIENTS]
 _fork_server: Final = get_context("forkserver")
 _fork_server.set_forkserver_preload(IMPORTED)

@@ -14,7 +14,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812  # a clas
 
 from examples.order_flow.journal import Journal
 from txmq import ReceivedMessage, RetryPolicy
-from txmq.client.consumer import Consumer
+from txmq.client.consumers.consumer import Consumer
 
 Batch = Sequence[ReceivedMessage]
 Handler = Callable[[Batch, Connection, Callable[[ReceivedMessage, Exception], None]], None]

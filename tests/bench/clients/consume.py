@@ -12,7 +12,7 @@ import sys
 import time
 
 import txmq
-from txmq.client.consumer import Consumer
+from txmq.client.consumers.consumer import Consumer
 
 WITHIN_S = 60.0
 

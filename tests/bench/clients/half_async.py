@@ -16,7 +16,7 @@ from collections import deque
 from concurrent.futures import Future
 
 import txmq
-from txmq.client.half_message import HalfMessage
+from txmq.client.transactions.half_message import HalfMessage
 
 BODY = os.urandom(1024)
 Half = HalfMessage[Future[bool]]

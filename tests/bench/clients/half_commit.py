@@ -15,10 +15,10 @@ from uuid import UUID
 
 import txmq
 from tests.bench.harness import latency_us
-from txmq.client.buffer import Buffer
-from txmq.client.conversation import result
-from txmq.client.groups import EPOCH, parts_of
-from txmq.client.tokens import new_token
+from txmq.client.connecting.conversation import result
+from txmq.client.transactions.buffer import Buffer
+from txmq.client.transactions.groups import EPOCH, parts_of
+from txmq.client.transactions.tokens import new_token
 from txmq.message import COMMIT, Message
 from txmq.wire.group import Description, pack_part
 from txmq.wire.headers import Decide, Opcode, pack_decide

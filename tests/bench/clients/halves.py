@@ -14,9 +14,9 @@ from uuid import UUID
 import psycopg2
 
 import txmq
-from txmq.client.buffer import Buffer
-from txmq.client.groups import parts_of
-from txmq.client.tokens import new_token
+from txmq.client.transactions.buffer import Buffer
+from txmq.client.transactions.groups import parts_of
+from txmq.client.transactions.tokens import new_token
 from txmq.message import Message
 from txmq.tx.postgres.identity import read_server
 from txmq.wire.group import Description, pack_part

@@ -16,7 +16,7 @@ from uuid import uuid4
 import txmq
 from tests.bench.clients.taking import WITHIN_S, fill
 from tests.bench.harness import latency_us, rss_anon
-from txmq.client.consumer import Consumer
+from txmq.client.consumers.consumer import Consumer
 
 KEYS, FAR_S, EACH_S = 100_000, 3_600.0, 0.01
 WATCHED, PER_S, NACKS_PER_S = 5_000, 500, 250.0

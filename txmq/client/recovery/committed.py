@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from txmq.client.log import get_logger
-from txmq.client.tokens import first_token
+from txmq.client.transactions.tokens import first_token
 from txmq.errors import DatabaseError, TxmqError
 from txmq.tx.orphans import Word, contradiction
 from txmq.tx.xid import Branch

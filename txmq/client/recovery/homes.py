@@ -8,8 +8,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from txmq.client.groups import EPOCH
 from txmq.client.reporting import Alarm, report
+from txmq.client.transactions.groups import EPOCH
 from txmq.errors import LogChanged, RequestRejected, TxmqError, UnknownTransaction
 from txmq.message import UNKNOWN, Decision
 from txmq.tx.orphans import Word, word_of

@@ -1,0 +1,210 @@
+"""Handlers in threads: each takes messages from the consumer, works on them, and acks or nacks them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from txmq.client.log import get_logger
+from txmq.errors import LocalProtocolError
+from txmq.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+
+    from txmq.client.consumers.inbox_keeper import Kept
+    from txmq.client.consuming.settings import Settings
+
+LOOK_EVERY_S = 0.25  # at `stop` and `idle_exit`, while there are no messages
+log = get_logger()
+
+
+class Holder(Protocol):
+    """Whoever has messages in hand that may fail."""
+
+    def holds(self, message: ReceivedMessage) -> bool: ...
+    def nack(self, message: ReceivedMessage, *, error: BaseException) -> None: ...
+
+
+class Source(Holder, Protocol):
+    """What handlers need of a consumer, be it of one broker or of several."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def parts(self) -> Sequence[Kept]: ...
+    def working(
+        self, most: int, timeout: float, batch_wait: float
+    ) -> AbstractContextManager[Sequence[ReceivedMessage]]: ...
+    def receive_many(self, most: int, timeout: float) -> Sequence[ReceivedMessage]: ...
+    def ack(self, message: ReceivedMessage) -> None: ...
+    def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
+    def epoch_of(self, message: ReceivedMessage) -> int: ...
+    def inbox_of(self, message: ReceivedMessage) -> str: ...
+
+
+class Work(Protocol):
+    """What one thread does with what it took. It settles the messages, whatever happens."""
+
+    def __call__(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Raises only what must end all the work."""
+
+    def close(self) -> None:
+        """The thread ends."""
+
+
+class Limits(NamedTuple):
+    """How to run: so many `threads`, so many messages for one call of the handler, and when to end."""
+
+    threads: int
+    batch: int | None
+    batch_wait: float
+    idle_exit: float | None
+    stop: Event
+
+
+class PlainWork:
+    """Calls the handler; what it raises is the failure of its messages."""
+
+    def __init__(self, consumer: Source, handler: Callable[[Any], object], *, batches: bool) -> None:
+        self._consumer, self._handler, self._batches = consumer, handler, batches
+
+    def __call__(self, messages: Sequence[ReceivedMessage]) -> None:
+        consumer = self._consumer
+        try:
+            self._handler(messages if self._batches else messages[0])
+        except Exception as error:  # noqa: BLE001  # whatever a handler raises, its messages failed
+            nack_all(consumer, messages, error)
+        else:
+            for message in messages:
+                consumer.ack(message)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def nack_all(consumer: Holder, messages: Sequence[ReceivedMessage], error: BaseException) -> None:
+    """The messages failed, in this order: later ones of a key find themselves parked behind the first.
+
+    Those that their handler has nacked itself are done with.
+    """
+    for message in filter(consumer.holds, messages):
+        place = f"{message.topic}/{message.partition}/{message.offset}"
+        log.warning("message.failed", place=place, attempt=message.attempt, error=repr(error)[:200])
+        consumer.nack(message, error=error)
+
+
+def run_handler(  # the options of `run`
+    consumer: Source,
+    handler: Callable[..., object],
+    inbox: Callable[[], Connection] | None,
+    *,
+    threads: int,
+    batch: int | None,
+    batch_wait: float,
+    idle_exit: float | None,
+    stop: Event | None,
+) -> None:
+    """What `Consumer.run` does. Raises LocalProtocolError for numbers that cannot be meant."""
+    check_limits(threads, "threads", batch, batch_wait)
+    limits = Limits(threads, batch, batch_wait, idle_exit, stop or Event())
+    if inbox is None:
+        run_plain(consumer, handler, limits)
+    else:
+        from txmq.client.consumers.inbox import run_with_inbox  # noqa: PLC0415  # psycopg2 only for those who need it
+
+        run_with_inbox(consumer, handler, inbox, limits)
+
+
+def check_limits(count: int, what: str, batch: int | None, batch_wait: float) -> None:
+    """Raises LocalProtocolError for numbers that cannot be meant."""
+    if batch is not None and batch < 1:
+        raise LocalProtocolError(f"batches of {batch}", hint="at least 1")
+    if count < 1:
+        raise LocalProtocolError(f"{count} {what}", hint="at least 1")
+    if batch_wait < 0 or (batch_wait and batch is None):
+        raise LocalProtocolError(
+            f"batch_wait={batch_wait}", hint="seconds to wait for a batch: batch=50, batch_wait=0.1"
+        )
+
+
+def run_plain(consumer: Source, handler: Callable[[Any], object], limits: Limits) -> None:
+    """Runs a handler of messages alone."""
+    batches = limits.batch is not None
+    Runner(consumer, lambda: PlainWork(consumer, handler, batches=batches), limits).run()
+
+
+class Runner:
+    """Keeps threads at work until they are to end. `make` makes each thread's Work."""
+
+    def __init__(self, consumer: Source, make: Callable[[], Work], limits: Limits) -> None:
+        self._consumer, self._make, self._limits = consumer, make, limits
+        self._lock = Lock()
+        self._ended = Event()
+        self._at_work = 0
+        self._idle_since = time.monotonic()
+        self._trouble: BaseException | None = None
+
+    def run(self) -> None:
+        """Returns when it was told to, or all was idle for long enough. Raises what ended the work."""
+        if self._limits.threads == 1:
+            self._work()
+            return
+        name = self._consumer.settings.group
+        threads = [
+            Thread(target=self._guarded, name=f"txmq-{name}-{number}", daemon=True)
+            for number in range(self._limits.threads)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            self._ended.set()
+        if self._trouble is not None:
+            raise self._trouble
+
+    def _guarded(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001  # raised where it can be seen: by `run`
+            self._trouble = self._trouble or error
+        finally:
+            self._ended.set()
+
+    def _work(self) -> None:
+        work, limits = self._make(), self._limits
+        try:
+            while not self._is_over():
+                with self._consumer.working(limits.batch or 1, LOOK_EVERY_S, limits.batch_wait) as messages:
+                    self._step(work, messages)
+        finally:
+            work.close()
+
+    def _step(self, work: Work, messages: Sequence[ReceivedMessage]) -> None:
+        if not messages:
+            return
+        with self._lock:
+            self._at_work += 1
+        try:
+            work(messages)
+        finally:
+            with self._lock:
+                self._at_work -= 1
+                self._idle_since = time.monotonic()
+
+    def _is_over(self) -> bool:
+        limits = self._limits
+        if limits.stop.is_set() or self._ended.is_set() or self._consumer.closed:
+            return True
+        with self._lock:
+            idle = limits.idle_exit is not None and not self._at_work
+            return idle and time.monotonic() - self._idle_since >= (limits.idle_exit or 0.0)

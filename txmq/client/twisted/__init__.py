@@ -1,0 +1,1 @@
+"""The faces for programs on Twisted: everything on the reactor's thread, each call a Deferred."""
