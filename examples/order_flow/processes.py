@@ -14,6 +14,7 @@ from typing import Final
 
 from txmq.crashpoints import VARIABLE
 from txmq.errors import TxmqError
+from txmq.testing.leash import leash, leashed
 from txmq.testing.wait import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -55,8 +56,8 @@ class Process:
             errors.flush()
             out.truncate(0)
             self._running = subprocess.Popen(
-                [sys.executable, *self.command],
-                stdin=subprocess.DEVNULL,
+                leashed([sys.executable, *self.command]),
+                stdin=leash(),
                 stdout=out,
                 stderr=errors,
                 env=environment,

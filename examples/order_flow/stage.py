@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shlex
@@ -20,6 +19,7 @@ from psycopg2.sql import Composable
 import txmq
 from examples.order_flow.processes import Fleet, Process
 from txmq.errors import DatabaseUnavailable
+from txmq.testing.leash import let_go
 from txmq.testing.ports import free_port
 from txmq.testing.postgres import OwnServer, PostgresServer
 from txmq.tx.postgres import schema
@@ -130,12 +130,11 @@ class Stage:
     def leave_running(self) -> str:
         """Ends the services alone; returns the command that ends broker and server, which nobody looks after then."""
         self.fleet.stop("analytics", "shipping", "payment", "orders")
-        ends = [f"kill {self.fleet.processes['broker'].pid}"]
+        broker = self.fleet.processes["broker"].pid
+        let_go(broker)
+        ends = [f"kill {broker}"]
         if isinstance(self.server, OwnServer):
-            atexit.unregister(self.server.stop)
-            pid_file = self.server.directory / "data" / "postmaster.pid"
-            pid = pid_file.read_text("ascii").splitlines()[0]
-            ends.append(f"kill -INT {pid}")  # SIGTERM would wait for every psql to leave
+            ends.append(f"kill -INT {self.server.leave_running()}")  # SIGTERM would wait for every psql to leave
         return "; ".join([*ends, "sleep 2", f"rm -r {shlex.join(map(str, self.places()))}"])
 
     def close(self, *, clear: bool) -> None:

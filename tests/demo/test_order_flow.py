@@ -6,32 +6,64 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from txmq.testing.leash import leash, leashed
+from txmq.testing.wait import wait_until
+
 ROOT = Path(__file__).parents[2]
 ORDERS = 1_500  # at scale 0.001
+ENOUGH = 4  # processes of services: some die and come again from the beginning
 LIMIT_S = 400  # Spark on a busy machine
 
 
-def demo(directory: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def start(directory: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "examples.order_flow", "--scale=0.001", f"--directory={directory}", *options]
     path = os.pathsep.join((str(ROOT / "spark"), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": path, **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.Popen(
+        leashed(command),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdin=leash(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def demo(directory: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    with start(directory, *options, **environment) as process:
+        out, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    """All of them that have not ended: number, parent and command line."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if line := (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                yield int(place.name), parent, line
 
 
 def processes_of(directory: Path) -> list[str]:
     """The command lines of processes that work for that run."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(directory) in line:
-            found.append(line)
+    return [line for _pid, _parent, line in processes() if str(directory) in line]
+
+
+def below(pid: int) -> dict[int, str]:
+    """The command lines of what that process has started, and of what those have."""
+    known = sorted(processes())
+    found, before = {pid: ""}, 0
+    while len(found) > before:
+        before = len(found)
+        found |= {child: line for child, parent, line in known if parent in found}
+    del found[pid]
     return found
 
 
@@ -67,6 +99,21 @@ def test_without_its_database_it_says_so_and_ends(tmp_path: Path) -> None:
     assert "TXMQ_DSN" in done.stderr
     assert "Traceback" not in done.stderr
     assert processes_of(tmp_path) == []
+
+
+def test_nothing_outlives_a_director_that_is_killed(tmp_path: Path) -> None:
+    def enough_started() -> bool:
+        assert director.poll() is None, director.communicate()
+        return sum("order_flow.services" in line for line in below(director.pid).values()) >= ENOUGH
+
+    with start(tmp_path / "run") as director:
+        wait_until(enough_started, LIMIT_S, what="the services run")
+        started = below(director.pid)
+        director.kill()
+    assert any("postgres" in line for line in started.values()) or "TXMQ_TEST_DSN" in os.environ
+    assert any("txmq broker" in line for line in started.values())
+    wait_until(lambda: not started.items() & {pid: line for pid, _, line in processes()}.items(), what="all have ended")
+    wait_until(lambda: not processes_of(tmp_path), what="all have ended that were started since")
 
 
 def test_a_run_does_not_write_over_another(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from runpy import run_module
-from threading import Lock
+from threading import Lock, Thread
 from typing import Final
 
 BROKERS: Final = ["txmq.cli.app", "txmq.cli.logs", "txmq.cli.xa_thread", "txmq.broker.service", "txmq.admin.edge"]
@@ -43,7 +43,7 @@ class Forked:
         err: Path,
         environment: Mapping[str, str],
     ) -> None:
-        # A daemon is ended with this process, should it be forgotten.
+        # A daemon is ended with this process, should it be forgotten; `_follow` is for a process that is killed.
         inside = (main, tuple(arguments), str(out), str(err), dict(environment))
         self._process = _fork_server.Process(target=_inside, args=inside, daemon=True)
         with _lock:
@@ -100,4 +100,12 @@ def _inside(
         os.close(file)
     os.environ.clear()
     os.environ.update(environment)
+    Thread(target=_follow, daemon=True).start()
     main(*arguments)
+
+
+def _follow() -> None:
+    parent = parent_process()
+    assert parent is not None, "it is multiprocessing that forked"
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)

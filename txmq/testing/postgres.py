@@ -1,7 +1,8 @@
 """PostgreSQL servers for tests, the demo and `txmq dev`.
 
 `PostgresServer` is one that somebody else runs: databases can be made on it, nothing more. `OwnServer` runs one in a
-directory of its own, on a free port of 127.0.0.1, and can stop, crash and restart it. `temporary_server` is the way to
+directory of its own, on a free port of 127.0.0.1, and can stop, crash and restart it; it ends with whoever runs it,
+even if that is killed. `temporary_server` is the way to
 one that vanishes in the end; `any_server` takes the one named by TXMQ_TEST_DSN instead, where that is set.
 
 What kill -9 leaves behind, and what a restart would stumble over: backends that survive for a while and hold the shared
@@ -12,7 +13,6 @@ flock on the directory proves that no living process still uses the server.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
 import secrets
 import shutil
@@ -20,19 +20,21 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Literal, Self
+from typing import Final, Literal, Self
 
 import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 from psycopg2.extensions import make_dsn
 
 from txmq.errors import ConfigError, DatabaseUnavailable, DirectoryInUse
+from txmq.testing.leash import leash, leashed, let_go
 from txmq.testing.ports import free_port
 from txmq.testing.postgres_binaries import find_binaries, server_identity
+from txmq.testing.postgres_directory import locked, processes_in
 from txmq.testing.scram import verifier
 from txmq.testing.wait import wait_until
 
@@ -112,7 +114,7 @@ class OwnServer(PostgresServer):
         self._temporary = temporary
         self._identity = server_identity()
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = _locked(self.directory)
+        self._lock = locked(self.directory)
         port = free_port()
         self._settings = SETTINGS | {"port": str(port), "fsync": "on" if fsync else "off"} | dict(settings or {})
         password = self._password()
@@ -137,6 +139,13 @@ class OwnServer(PostgresServer):
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
         self._lock.close()
+
+    def leave_running(self) -> int:
+        """Nobody here ends it any more, whatever becomes of this process; returns its process's number."""
+        assert self._process is not None, "it was started"
+        atexit.unregister(self.stop)
+        let_go(self._process.pid)
+        return self._process.pid
 
     def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stops and starts it, on the same port; "immediate" goes through crash recovery."""
@@ -178,8 +187,8 @@ class OwnServer(PostgresServer):
         arguments = [f"--{name}={value}" for name, value in self._settings.items()]
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [binaries / "postgres", "-D", self._data, *arguments],
-                stdin=subprocess.DEVNULL,
+                leashed([binaries / "postgres", "-D", self._data, *arguments], signal.SIGQUIT),
+                stdin=leash(),
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
@@ -234,7 +243,7 @@ class OwnServer(PostgresServer):
 
     def _clear_leftovers(self) -> None:
         def any_left() -> bool:
-            left = list(_processes_in(self._data))
+            left = list(processes_in(self._data))
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -263,29 +272,6 @@ def any_server(environ: Mapping[str, str] = os.environ, *, fsync: bool = True) -
 def _environment() -> dict[str, str]:
     # PGDATA, PGPORT and their like would speak to the server's programs, too.
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
-
-
-def _locked(directory: Path) -> IO[bytes]:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "lock").open("ab")
-    except OSError as error:
-        raise ConfigError("data", f"{directory}: {error.strerror}", hint="name one that can be written") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        message = f"another process runs a PostgreSQL server in {directory}"
-        raise DirectoryInUse(message, hint="stop it, or name another directory") from None
-    return lock
-
-
-def _processes_in(directory: Path) -> Iterator[int]:
-    """Every process that works in `directory`; zombies do not. Without a /proc they are left to end by themselves."""
-    for link in Path("/proc").glob("[0-9]*/cwd"):
-        with suppress(OSError):
-            if link.readlink() == directory:
-                yield int(link.parent.name)
 
 
 def _sweep(parent: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from txmq.errors import TxmqError
 from txmq.testing.forked import Forked, script, txmq_command
+from txmq.testing.leash import leash, leashed
 from txmq.testing.wait import wait_until
 
 Command: TypeAlias = Sequence[str] | Callable[..., object]  # a program, or a function to be called in a forked process
@@ -31,7 +32,7 @@ class ProcessEnded(TxmqError):
 
 
 class Running:
-    """A process, by default a `txmq` command, forked; from nothing with TXMQ for its command.
+    """A process, by default a `txmq` command, forked; from nothing with TXMQ for its command. It ends with this one.
 
     What it prints goes to the files `out` and `err` in `directory`.
     `err` also keeps what earlier processes in the same directory have logged.
@@ -52,7 +53,12 @@ class Running:
                 self.process = Forked(command, arguments, out=self.out, err=self.err, environment=environment)
             else:
                 self.process = subprocess.Popen(
-                    [*command, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
+                    leashed([*command, *arguments]),
+                    stdin=leash(),
+                    stdout=out,
+                    stderr=err,
+                    env=environment,
+                    start_new_session=True,
                 )
 
     @property
