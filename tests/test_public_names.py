@@ -73,8 +73,10 @@ CALLS = {
     CONSUMERS: {
         "ack": "message wait",
         "ack_batch": "batch wait",
+        "ack_many": "messages",
         "nack": "message delay error",
         "nack_batch": "batch delay error",
+        "nack_many": "messages delay error",
         "dead_letter": "message reason",
         "postpone": "message delay",
         "extend": "message seconds",

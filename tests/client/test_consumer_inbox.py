@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -76,7 +76,7 @@ def test_what_was_committed_but_never_acked_does_not_take_effect_again(
     topic, group = fresh("t"), fresh("g")
     bodies = send(client, topic, 10)
     with consumer_of(client, group, topic) as consumer:
-        monkeypatch.setattr(consumer, "ack", lambda _message: None)
+        monkeypatch.setattr(consumer, "ack_many", lambda _messages: None)
         run(consumer, connect)
     assert effects(connect) == bodies
     with consumer_of(client, group, topic) as consumer:
@@ -200,17 +200,15 @@ def test_two_members_and_a_thief_of_acks_still_make_one_effect_each(
     client: Client, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One member commits and loses every second ack, then goes; the other one gets those messages again."""
-    topic, group, dropped = fresh("t"), fresh("g"), []
+    topic, group, dropped = fresh("t"), fresh("g"), list[int]()
     first, second = (consumer_of(client, group, topic) for _ in range(2))
-    ack = first.ack
+    ack_many = first.ack_many
 
-    def sometimes(message: ReceivedMessage) -> None:
-        if message.offset % 2:
-            dropped.append(message.offset)
-        else:
-            ack(message)
+    def sometimes(messages: Sequence[ReceivedMessage]) -> None:
+        dropped.extend(message.offset for message in messages if message.offset % 2)
+        ack_many(message for message in messages if not message.offset % 2)
 
-    monkeypatch.setattr(first, "ack", sometimes)
+    monkeypatch.setattr(first, "ack_many", sometimes)
     bodies = send(client, topic, 40)
     threads = [
         threading.Thread(target=run, args=(member, connect), kwargs={"threads": 2}) for member in (first, second)

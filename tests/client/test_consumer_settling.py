@@ -160,6 +160,20 @@ def test_a_failed_message_is_nacked_with_its_error_and_delay() -> None:
     assert (spoken.member.stats.nacked, spoken.member.holdings.taken()) == (1, [])
 
 
+def test_several_messages_are_acked_or_fail_at_once_but_for_those_that_are_done_with() -> None:
+    spoken = Spoken().joined().fetched(chunk(*"abcdef"))
+    messages = spoken.take(6)
+    spoken.hands.ack(messages[1], spoken.now)
+    spoken.hands.ack_many(messages[:3], spoken.now)
+    assert [message.in_hand for message in messages] == [False, False, False, True, True, True]
+    spoken.hands.nack(messages[4], None, "no")
+    spoken.hands.nack_many(messages, 2.0, "away")
+    assert not any(message.in_hand for message in messages)
+    assert spoken.member.settling.acks.ranges() == list(places((1, 2), (0, 1), (2, 3)))
+    nacked = [asked.args for asked in spoken.ask() if asked.name == "consumer.nack"]
+    assert [(args["offset"], args["delay_ms"]) for args in nacked] == [(4, None), (3, 2_000), (5, 2_000)]
+
+
 def test_behind_a_fence_the_messages_of_a_key_are_given_back_unprocessed() -> None:
     spoken = Spoken("ordered").joined().fetched(chunk(*keyed("abaa"), lease=3))
     [first] = spoken.take()

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg2
 import pytest
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import blockingCallFromThread, deferToThreadPool
 
 import txmq
@@ -83,7 +83,7 @@ def test_both_faces_know_a_message_by_the_same_name(
 
     async def story() -> str:
         consumer = await consumer_of(client, group)
-        consumer.ack = lambda _message, **_options: succeed(None)
+        consumer.ack_many = lambda _messages: None
         await consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
         await consumer.close()
         return str(consumer.settings.topics[0])

@@ -54,15 +54,26 @@ class Consumer(ConsumerBase):
         """
         with self._changed:
             number = self._hands.ack(message, time.monotonic())
-            self._sent(number, message, wait=wait)
+            self._settled(wait=wait)
+            if wait:
+                self._confirmed(number, message)
 
     def ack_batch(self, batch: ReceivedBatch, *, wait: bool = False) -> None:
         """All messages of the batch are processed, but for those that were acked or nacked alone."""
         with self._changed:
             number = self._hands.ack_batch(batch, time.monotonic())
-            self._sent(number, batch, wait=wait)
+            self._settled(wait=wait)
+            if wait:
+                self._confirmed(number, batch)
 
-    def _sent(self, number: int, delivered: Delivered, *, wait: bool) -> None:
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        """All of these messages are processed; as `ack` of each, at once."""
+        with self._changed:
+            self._hands.ack_many(messages, time.monotonic())
+            self._settled()
+
+    def _settled(self, *, wait: bool = False) -> None:
+        """Acks were taken in. `wait`: they are to go out at once."""
         settling = self._member.settling
         if self.settings.ordered:
             self._changed.notify_all()  # the next message of the key may be taken
@@ -70,8 +81,10 @@ class Consumer(ConsumerBase):
             settling.hurry |= wait
             settling.acks.news = False
             self._thread.poke()
-        if not wait:
-            return
+
+    def _confirmed(self, number: int, delivered: Delivered) -> None:
+        """Waits until the broker has the ack of that number."""
+        settling = self._member.settling
         if number == NO_ACK:
             raise NotLeased("the message is not in hand", hint="it was acked or nacked before, or given back")
         self._changed.wait_for(lambda: settling.acks.confirmed(number) or self._gone, ACK_S)
@@ -96,10 +109,17 @@ class Consumer(ConsumerBase):
         self, batch: ReceivedBatch, delay: float | None = None, error: BaseException | str | None = None
     ) -> None:
         """All messages of the batch failed, but for those that were acked or nacked alone."""
+        self.nack_many(batch.messages(), delay, error)
+
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+    ) -> None:
+        """All of these messages failed, in this order, but for those that are not in hand any more."""
         with self._changed:
-            for message in batch.messages():
-                if self._hands.holds(message):
-                    self._hands.nack(message, delay, error)
+            self._hands.nack_many(messages, delay, error)
             self._thread.poke()
 
     def dead_letter(self, message: ReceivedMessage, reason: str) -> None:

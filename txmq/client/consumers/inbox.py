@@ -16,7 +16,6 @@ from txmq.client.log import get_logger
 from txmq.client.transactions.tokens import new_token
 from txmq.crashpoints import crashpoint
 from txmq.errors import DatabaseConflict, DatabaseUnavailable, InDoubt, TransactionAborted, TxmqError
-from txmq.message import ReceivedMessage
 from txmq.tx.postgres.caller import roll_back
 from txmq.tx.postgres.commit import commit_and, guarded_commit
 from txmq.tx.postgres.inbox import Claims, Position, claim
@@ -25,6 +24,8 @@ from txmq.tx.postgres.translate import translate
 
 if TYPE_CHECKING:
     from psycopg2 import extensions
+
+    from txmq.client.consuming.parcels import DeliveredMessage
 
     Connection = extensions.connection
     Connect = Callable[[], Connection]
@@ -66,7 +67,7 @@ class _Settled(Exception):
 class _Open(NamedTuple):
     """Messages to be applied in one transaction; `claims` is what it got of the inbox, if it is open already."""
 
-    messages: Sequence[ReceivedMessage]
+    messages: Sequence[DeliveredMessage]
     claims: Claims | None = None
 
 
@@ -86,7 +87,7 @@ class InboxWork:
         self._token = new_token()  # of every commit: it has no row, the inbox tells what became of one
         self._next, self._chain = NOTHING, 0
 
-    def __call__(self, messages: Sequence[ReceivedMessage]) -> None:
+    def __call__(self, messages: Sequence[DeliveredMessage]) -> None:
         work, self._chain = _Open(messages), CHAIN
         while work.messages:
             self._next = NOTHING
@@ -94,7 +95,7 @@ class InboxWork:
                 self._settle(work)
             except Stopped:
                 left = (*work.messages, *self._next.messages)
-                self._consumer.give_back(message for message in left if self._consumer.holds(message))
+                self._consumer.give_back(_in_hand(left))
                 return
             work = self._next
 
@@ -106,14 +107,14 @@ class InboxWork:
         if len(messages) == 1:
             nack_all(self._consumer, messages, error)
         else:
-            self._take_apart(filter(self._consumer.holds, messages))
+            self._take_apart(_in_hand(messages))
 
     def close(self) -> None:
         """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
 
-    def _take_apart(self, messages: Iterable[ReceivedMessage]) -> None:
+    def _take_apart(self, messages: Iterable[DeliveredMessage]) -> None:
         """Each in a transaction of its own; once one has failed, the later ones of its key go back with it."""
         self._chain = 0
         ordered, failed = self._consumer.settings.ordered, set[tuple[str, str]]()
@@ -148,12 +149,13 @@ class InboxWork:
             work = _Open(work.messages)
         return trouble
 
-    def _rest(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+    def _rest(self, messages: Sequence[DeliveredMessage]) -> list[DeliveredMessage]:
         """Those that the handler did not nack; in an ordered group later ones of the same keys go back with them."""
-        ordered, failed, rest = self._consumer.settings.ordered, set[tuple[str, str]](), list[ReceivedMessage]()
+        ordered, failed = self._consumer.settings.ordered, set[tuple[str, str]]()
+        rest: list[DeliveredMessage] = []
         for message in messages:
             place = (message.topic, message.key or "")
-            if not self._consumer.holds(message):
+            if not message.in_hand:
                 failed.add(place)
             elif ordered and message.key and place in failed:
                 self._consumer.give_back([message])
@@ -169,7 +171,7 @@ class InboxWork:
             fresh = messages if len(claims) == len(messages) else self._among(claims, messages)
             if fresh:
                 self._handle(fresh, connection)
-            if not all(map(self._consumer.holds, fresh)):
+            if len(_in_hand(fresh)) < len(fresh):
                 raise _Settled  # noqa: TRY301  # rolled back below, as all that is not committed
             self._commit(connection)
             crashpoint("inbox.after_commit")
@@ -178,8 +180,7 @@ class InboxWork:
             raise
         if len(fresh) < len(messages):
             self._consumer.count(duplicates=len(messages) - len(fresh))
-        for message in messages:
-            self._consumer.ack(message)
+        self._consumer.ack_many(messages)
 
     def _commit(self, connection: Connection) -> None:
         messages = self._ahead(connection)
@@ -190,7 +191,7 @@ class InboxWork:
         claims = commit_and(connection, self._token, lambda cursor, first: claim(cursor, wanted, first=first))
         self._next = _Open(messages, claims)
 
-    def _ahead(self, connection: Connection) -> Sequence[ReceivedMessage]:
+    def _ahead(self, connection: Connection) -> Sequence[DeliveredMessage]:
         """What waits for the next transaction, if that is to be begun with this one's end. Lists may have to fill."""
         limits = self._limits
         if self._next.messages or not self._chain or not connection.autocommit or limits.stop.is_set():
@@ -203,27 +204,27 @@ class InboxWork:
         except TxmqError:  # raised again where messages are waited for
             return ()
 
-    def _claim(self, connection: Connection, messages: Sequence[ReceivedMessage]) -> Claims:
+    def _claim(self, connection: Connection, messages: Sequence[DeliveredMessage]) -> Claims:
         """Opens the transaction."""
         with connection.cursor() as cursor:
             return claim(cursor, self._wanted(messages), first=BEGIN)
 
-    def _wanted(self, messages: Iterable[ReceivedMessage]) -> dict[Position, list[int]]:
+    def _wanted(self, messages: Iterable[DeliveredMessage]) -> dict[Position, list[int]]:
         offsets: dict[Position, list[int]] = {}
         for message in messages:
             offsets.setdefault(self._position(message), []).append(message.offset)
         return offsets
 
-    def _among(self, claims: Claims, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
+    def _among(self, claims: Claims, messages: Iterable[DeliveredMessage]) -> list[DeliveredMessage]:
         """Those that the transaction is to apply."""
         return [message for message in messages if (self._position(message), message.offset) in claims]
 
-    def _position(self, message: ReceivedMessage) -> Position:
+    def _position(self, message: DeliveredMessage) -> Position:
         return Position(
             self._consumer.inbox_of(message), message.topic, message.partition, self._consumer.epoch_of(message)
         )
 
-    def _handle(self, messages: Sequence[ReceivedMessage], connection: Connection) -> None:
+    def _handle(self, messages: Sequence[DeliveredMessage], connection: Connection) -> None:
         import psycopg2  # noqa: PLC0415  # loaded long since; the client as a whole does without
 
         argument: Any = messages if self._limits.batch is not None else messages[0]
@@ -257,3 +258,7 @@ class InboxWork:
         """Waits about so long, but not when the work is to end."""
         if self._limits.stop.wait(seconds * (0.5 + random())):  # noqa: S311  # so that those who met do not meet again
             raise Stopped
+
+
+def _in_hand(messages: Iterable[DeliveredMessage]) -> list[DeliveredMessage]:
+    return [message for message in messages if message.in_hand]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
     from txmq.client.consumers.inbox_keeper import Kept
+    from txmq.client.consuming.parcels import DeliveredMessage
     from txmq.client.consuming.settings import Settings
 
 LOOK_EVERY_S = 0.25  # at `stop` and `idle_exit`, while there are no messages
@@ -26,8 +27,7 @@ log = get_logger()
 class Holder(Protocol):
     """Whoever has messages in hand that may fail."""
 
-    def holds(self, message: ReceivedMessage) -> bool: ...
-    def nack(self, message: ReceivedMessage, *, error: BaseException) -> None: ...
+    def nack_many(self, messages: Iterable[ReceivedMessage], *, error: BaseException) -> None: ...
 
 
 class Source(Holder, Protocol):
@@ -41,9 +41,9 @@ class Source(Holder, Protocol):
     def parts(self) -> Sequence[Kept]: ...
     def working(
         self, most: int, timeout: float, batch_wait: float
-    ) -> AbstractContextManager[Sequence[ReceivedMessage]]: ...
-    def receive_many(self, most: int, timeout: float) -> Sequence[ReceivedMessage]: ...
-    def ack(self, message: ReceivedMessage) -> None: ...
+    ) -> AbstractContextManager[Sequence[DeliveredMessage]]: ...
+    def receive_many(self, most: int, timeout: float) -> Sequence[DeliveredMessage]: ...
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
     def epoch_of(self, message: ReceivedMessage) -> int: ...
@@ -53,7 +53,7 @@ class Source(Holder, Protocol):
 class Work(Protocol):
     """What one thread does with what it took. It settles the messages, whatever happens."""
 
-    def __call__(self, messages: Sequence[ReceivedMessage]) -> None:
+    def __call__(self, messages: Sequence[DeliveredMessage]) -> None:
         """Raises only what must end all the work."""
 
     def close(self) -> None:
@@ -76,29 +76,29 @@ class PlainWork:
     def __init__(self, consumer: Source, handler: Callable[[Any], object], *, batches: bool) -> None:
         self._consumer, self._handler, self._batches = consumer, handler, batches
 
-    def __call__(self, messages: Sequence[ReceivedMessage]) -> None:
+    def __call__(self, messages: Sequence[DeliveredMessage]) -> None:
         consumer = self._consumer
         try:
             self._handler(messages if self._batches else messages[0])
         except Exception as error:  # noqa: BLE001  # whatever a handler raises, its messages failed
             nack_all(consumer, messages, error)
         else:
-            for message in messages:
-                consumer.ack(message)
+            consumer.ack_many(messages)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def nack_all(consumer: Holder, messages: Sequence[ReceivedMessage], error: BaseException) -> None:
+def nack_all(consumer: Holder, messages: Sequence[DeliveredMessage], error: BaseException) -> None:
     """The messages failed, in this order: later ones of a key find themselves parked behind the first.
 
     Those that their handler has nacked itself are done with.
     """
-    for message in filter(consumer.holds, messages):
+    held = [message for message in messages if message.in_hand]
+    for message in held:
         place = f"{message.topic}/{message.partition}/{message.offset}"
         log.warning("message.failed", place=place, attempt=message.attempt, error=repr(error)[:200])
-        consumer.nack(message, error=error)
+    consumer.nack_many(held, error=error)
 
 
 def run_handler(  # the options of `run`
@@ -189,7 +189,7 @@ class Runner:
         finally:
             work.close()
 
-    def _step(self, work: Work, messages: Sequence[ReceivedMessage]) -> None:
+    def _step(self, work: Work, messages: Sequence[DeliveredMessage]) -> None:
         if not messages:
             return
         with self._lock:

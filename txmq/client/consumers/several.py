@@ -39,6 +39,13 @@ class Part(Protocol):
     def nack_batch(
         self, batch: ReceivedBatch, delay: float | None = None, error: BaseException | str | None = None
     ) -> None: ...
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+    ) -> None: ...
     def dead_letter(self, message: ReceivedMessage, reason: str) -> None: ...
     def postpone(self, message: ReceivedMessage, delay: float | None = None) -> None: ...
     def extend(self, message: ReceivedMessage, seconds: float | None = None) -> None: ...
@@ -92,6 +99,21 @@ class Several(Generic[P]):
         """All messages of the batch failed, but for those that were acked or nacked alone."""
         self.part_of(batch).nack_batch(batch, delay, error)
 
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        """All of these messages are processed."""
+        for part, own in self._by_part(messages):
+            part.ack_many(own)
+
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+    ) -> None:
+        """All of these messages failed, but for those that are not in hand any more."""
+        for part, own in self._by_part(messages):
+            part.nack_many(own, delay, error)
+
     def dead_letter(self, message: ReceivedMessage, reason: str) -> None:
         """The message goes to the dead letters at once."""
         self.part_of(message).dead_letter(message, reason)
@@ -131,6 +153,13 @@ class Several(Generic[P]):
     def epoch_of(self, message: ReceivedMessage) -> int:
         """The group's epoch when the message came."""
         return self.part_of(message).epoch_of(message)
+
+    def _by_part(self, messages: Iterable[ReceivedMessage]) -> Iterable[tuple[P, list[ReceivedMessage]]]:
+        """The messages of each member, in their order."""
+        found: dict[P, list[ReceivedMessage]] = {}
+        for message in messages:
+            found.setdefault(self.part_of(message), []).append(message)
+        return found.items()
 
     def _in_turn(self) -> Sequence[P]:
         """Its members, beginning with another one each time, so that a busy broker does not keep others waiting."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from txmq.client.consuming.failure import Failure, failure_of
@@ -88,6 +89,11 @@ class Hands:
             number = self._acked(*run, self._member.holdings.settle(run, parcel, now=now), now)
         return number
 
+    def ack_many(self, messages: Iterable[ReceivedMessage], now: float) -> None:
+        """All of the messages are processed; those that are in nobody's hands any more are passed over."""
+        for message in messages:
+            self.ack(message, now)
+
     def refused(self, number: int, delivered: Delivered) -> bool:
         """Whether the broker did not take the ack of that number, or not of all, because it came too late."""
         place = _place_of(delivered) if isinstance(delivered, ReceivedMessage) else _all_of(delivered)
@@ -110,6 +116,13 @@ class Hands:
         if dead and not failure.type:
             failure = Failure("dead-lettered", failure.text, failure.fingerprint)
         self._put_off(message, Nack(*_what(message), None if delay is None else _milliseconds(delay), failure, dead))
+
+    def nack_many(
+        self, messages: Iterable[ReceivedMessage], delay: float | None, error: BaseException | str | None
+    ) -> None:
+        """All of the messages failed, in this order; those that are not in hand any more are passed over."""
+        for message in filter(self.holds, messages):
+            self.nack(message, delay, error)
 
     def postpone(self, message: ReceivedMessage, delay: float | None) -> None:
         """The message is to come again in `delay` seconds, as if it had not been delivered. Raises as `nack` does."""
@@ -156,6 +169,8 @@ class Hands:
 
     def holds(self, message: ReceivedMessage) -> bool:
         """Whether the message is in hand, neither acked nor nacked."""
+        if isinstance(message, DeliveredMessage):
+            return message.in_hand
         return self._member.holdings.in_hand(*message[:3])
 
     def _require_in_hand(self, message: ReceivedMessage) -> None:

@@ -136,6 +136,11 @@ class DeliveredMessage(ReceivedMessage):
 
     parcel: Parcel
 
+    @property
+    def in_hand(self) -> bool:
+        """Whether it is in the user's hands, neither acked nor nacked. For any thread: this is one look at one byte."""
+        return self.parcel.state(self.offset) == STARTED
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process is the message alone: the delivery belongs to the consumer in this one."""
         return ReceivedMessage, tuple(self._replace(headers=dict(self.headers)))

@@ -27,6 +27,11 @@ class Consumer(ConsumerBase):
         """All messages of the batch are processed, but for those that were acked or nacked alone."""
         return self._acked(self._hands.ack_batch(batch, self._reactor.seconds()), batch, wait=wait)
 
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        """All of these messages are processed; as `ack` of each, without waiting."""
+        self._hands.ack_many(messages, self._reactor.seconds())
+        self._step()
+
     def _acked(self, number: int, delivered: Delivered, *, wait: bool) -> Deferred[None]:
         settling = self._member.settling
         settling.hurry |= wait
@@ -53,8 +58,16 @@ class Consumer(ConsumerBase):
         self, batch: ReceivedBatch, delay: float | None = None, error: BaseException | str | None = None
     ) -> None:
         """All messages of the batch failed, but for those that were acked or nacked alone."""
-        for message in filter(self.holds, batch.messages()):
-            self._hands.nack(message, delay, error)
+        self.nack_many(batch.messages(), delay, error)
+
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+    ) -> None:
+        """All of these messages failed, in this order, but for those that are not in hand any more."""
+        self._hands.nack_many(messages, delay, error)
         self._step()
 
     def dead_letter(self, message: ReceivedMessage, reason: str) -> None:

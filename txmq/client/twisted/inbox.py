@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from txmq.client.twisted.consumer_base import ConsumerBase
     from txmq.client.twisted.runner import Limits
 
-    Taken = tuple[Sequence[ReceivedMessage], Callable[[], None]]  # and what says that their handler is done
+    Taken = tuple[Sequence[DeliveredMessage], Callable[[], None]]  # and what says that their handler is done
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,9 +53,8 @@ class Source(Protocol):
     def working(self) -> AbstractContextManager[None]: ...
     def receive_many(self, most: int, timeout: float | None = None) -> Deferred[list[DeliveredMessage]]: ...
     async def filled(self, found: list[DeliveredMessage], most: int, seconds: float) -> list[DeliveredMessage]: ...
-    def holds(self, message: ReceivedMessage) -> bool: ...
-    def ack(self, message: ReceivedMessage) -> Deferred[None]: ...
-    def nack(self, message: ReceivedMessage, *, error: BaseException) -> None: ...
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
+    def nack_many(self, messages: Iterable[ReceivedMessage], *, error: BaseException) -> None: ...
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
     def epoch_of(self, message: ReceivedMessage) -> int: ...
@@ -147,7 +146,7 @@ class Bridge:
         return self._consumer.closed
 
     @contextmanager
-    def working(self, most: int, timeout: float, batch_wait: float) -> Iterator[Sequence[ReceivedMessage]]:
+    def working(self, most: int, timeout: float, batch_wait: float) -> Iterator[Sequence[DeliveredMessage]]:
         messages, done = self._wait(lambda: Deferred.fromCoroutine(self._take(most, timeout, batch_wait)))
         try:
             yield messages
@@ -162,17 +161,14 @@ class Bridge:
                 found = await self._consumer.filled(found, most, batch_wait)
             return found, stack.pop_all().close
 
-    def receive_many(self, most: int, timeout: float) -> Sequence[ReceivedMessage]:
+    def receive_many(self, most: int, timeout: float) -> Sequence[DeliveredMessage]:
         return self._wait(self._consumer.receive_many, most, timeout)
 
-    def holds(self, message: ReceivedMessage) -> bool:
-        return self._ask(self._consumer.holds, message)
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        self._reactor.callFromThread(self._consumer.ack_many, list(messages))
 
-    def ack(self, message: ReceivedMessage) -> None:
-        self._reactor.callFromThread(self._consumer.ack, message)
-
-    def nack(self, message: ReceivedMessage, *, error: BaseException) -> None:
-        self._ask(self._consumer.nack, message, error=error)
+    def nack_many(self, messages: Iterable[ReceivedMessage], *, error: BaseException) -> None:
+        self._ask(self._consumer.nack_many, list(messages), error=error)
 
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
         self._ask(self._consumer.give_back, list(messages))

@@ -11,10 +11,11 @@ from twisted.internet.defer import Deferred, DeferredList
 from txmq.client.consumers.runner import check_limits, nack_all
 from txmq.client.twisted.inbox import Source as Bridged
 from txmq.client.twisted.inbox import run_in_threads
-from txmq.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+
+    from txmq.client.consuming.parcels import DeliveredMessage
 
 Handler: TypeAlias = Callable[..., object]  # of a message or a list of them; may give a Deferred or a coroutine
 
@@ -83,7 +84,7 @@ class Runner:
             return False
         return bool(self._consumer.reactor.seconds() - self._idle_since >= longest)
 
-    async def _handle(self, messages: Sequence[ReceivedMessage]) -> None:
+    async def _handle(self, messages: Sequence[DeliveredMessage]) -> None:
         try:
             answer = self._handler(messages[0] if self._limits.batch is None else messages)
             if isinstance(answer, Deferred) or iscoroutine(answer):
@@ -91,5 +92,4 @@ class Runner:
         except Exception as error:  # noqa: BLE001  # whatever a handler raises, its messages failed
             nack_all(self._consumer, messages, error)
         else:
-            for message in messages:
-                self._consumer.ack(message)
+            self._consumer.ack_many(messages)

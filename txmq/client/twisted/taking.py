@@ -89,18 +89,17 @@ class Taking(Closing):
         return self._reactor
 
     @abstractmethod
-    def holds(self, message: ReceivedMessage) -> bool:
-        """Whether the message is in hand, neither acked nor nacked."""
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        """All of these messages are processed."""
 
     @abstractmethod
-    def ack(self, message: ReceivedMessage, *, wait: bool = False) -> Deferred[None]:
-        """The message is processed."""
-
-    @abstractmethod
-    def nack(
-        self, message: ReceivedMessage, delay: float | None = None, error: BaseException | str | None = None
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None = None,
+        error: BaseException | str | None = None,
     ) -> None:
-        """The message failed."""
+        """All of these messages failed, but for those that are not in hand any more."""
 
     @abstractmethod
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
