@@ -10,11 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.broker.support import SECOND, Broker, Oracle
 from txmq.admin.metrics import Metrics
 from txmq.admin.transactions import kind_of
-from txmq.broker.alarms import RULES
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.jobs import DecideJob
-from txmq.broker.core.xa import DecideByHand
-from txmq.broker.resolving import ResolverStatus
+from txmq.broker.alarms.alarms import RULES
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.core.transactions.jobs import DecideJob
+from txmq.broker.core.transactions.xa import DecideByHand
+from txmq.broker.deciding.resolving import ResolverStatus
 from txmq.broker.service import Parts
 from txmq.config import Settings
 from txmq.message import Decision, Message

@@ -13,12 +13,12 @@ from twisted.internet.task import Clock
 
 from tests.bench.harness import BenchError
 from txmq.batch import encode_columns, encode_one, verify
-from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.sends import Send
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions.parts import GroupBatch, StorePart
 from txmq.broker.engine import Engine
-from txmq.broker.storage import Keeper, open_directory
+from txmq.broker.keeping.storage import Keeper, open_directory
 from txmq.client.transactions.tokens import new_token
 from txmq.config import Broker
 from txmq.message import Message

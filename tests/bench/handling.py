@@ -10,7 +10,7 @@ from tests.bench.brokers import broker
 from tests.bench.harness import BenchError, in_turn, measured, python
 from tests.bench.raw.taken_commits import commits_per_s
 from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
-from txmq.broker.core.positions import Grant, Position
+from txmq.broker.core.consumers.positions import Grant, Position
 
 CLIENTS = "tests.bench.clients"
 KEYS, HANDLERS, BATCH = 10_000, 8, 50

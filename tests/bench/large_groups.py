@@ -16,12 +16,12 @@ from uuid import UUID
 
 from txmq.batch import encode_columns, verify
 from txmq.broker.core import machine
-from txmq.broker.core.decisions import Decide
 from txmq.broker.core.events import Event, Place, encode
-from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.slices import Advance, Step
 from txmq.broker.core.state import Rejected, State
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.core.transactions.parts import GroupBatch, StorePart
+from txmq.broker.core.transactions.slices import Advance, Step
 from txmq.client.sending.rows import PART_ROWS
 from txmq.keys import partition_of
 from txmq.message import COMMIT

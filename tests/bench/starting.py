@@ -16,7 +16,7 @@ from tests.bench.brokers import FLUSH_10_MS, broker, command, cpu_s
 from tests.bench.filling import filling, volumes
 from tests.bench.harness import measured, python, sampled, serving
 from tests.bench.rows import Row, Run, at_most, benchmark, row
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.topics import CreateTopic
 
 BODIES = [bytes([n]) * 1_024 for n in range(100)]
 CLIENTS = "tests.bench.clients"

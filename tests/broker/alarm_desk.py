@@ -6,8 +6,8 @@ from itertools import count
 from typing import Any
 
 from tests.broker.support import SECOND, Broker, Oracle
-from txmq.broker.core.decisions import Decide
-from txmq.broker.resolving import ResolverStatus
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.deciding.resolving import ResolverStatus
 from txmq.config import Settings
 from txmq.message import Decision, Message
 from txmq.wire.headers import Fetch, Opcode, pack_fetch

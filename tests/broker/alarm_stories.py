@@ -8,14 +8,14 @@ from tests.broker.alarm_desk import Desk, Handler
 from tests.broker.support import SECOND
 from txmq import errors
 from txmq.batch import encode, verify
-from txmq.broker.core.consumer_commands import Join, Wanted
-from txmq.broker.core.retention import Keep, Retain, keep_of
-from txmq.broker.core.sends import Send
-from txmq.broker.core.topics import AlterTopic, CreateTopic
-from txmq.broker.core.xa import DecideByHand, ForgetHeuristics
-from txmq.broker.disk import DiskWatch
-from txmq.broker.resolving import ResolverStatus
-from txmq.broker.retaining import TRANSACTIONS, Free
+from txmq.broker.core.consumers.commands import Join, Wanted
+from txmq.broker.core.topics.retention import Keep, Retain, keep_of
+from txmq.broker.core.topics.sends import Send
+from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
+from txmq.broker.core.transactions.xa import DecideByHand, ForgetHeuristics
+from txmq.broker.deciding.resolving import ResolverStatus
+from txmq.broker.keeping.disk import DiskWatch
+from txmq.broker.keeping.retaining import TRANSACTIONS, Free
 from txmq.config_storage import DiskSpace
 from txmq.message import Decision, Message
 from txmq.store.scan import Damage

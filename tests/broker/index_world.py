@@ -26,7 +26,7 @@ from tests.simulation.node import dumped
 from txmq.broker.core import machine
 from txmq.broker.core.state import State
 from txmq.broker.core.tables import META, MemoryTables
-from txmq.broker.storage import Scans, open_directory, roll_forward
+from txmq.broker.keeping.storage import Scans, open_directory, roll_forward
 from txmq.config import Broker
 from txmq.store import environment
 from txmq.store.fs import RealFileSystem

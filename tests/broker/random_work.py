@@ -8,15 +8,15 @@ from typing import Any
 from tests.broker.retention_world import World
 from tests.broker.support import HELLO, Client
 from txmq.batch import encode, verify
-from txmq.broker.core import delayed, sends
-from txmq.broker.core.consumer_commands import ExpireLeases
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.delays import PublishDue, Recall
-from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.sends import Send, SendTogether
-from txmq.broker.core.sweeping import Sweep
-from txmq.broker.core.together import DecideTogether, StoreTogether
-from txmq.broker.core.topics import AlterTopic, GrowTopic
+from txmq.broker.core.consumers.commands import ExpireLeases
+from txmq.broker.core.topics import delayed, sends
+from txmq.broker.core.topics.delays import PublishDue, Recall
+from txmq.broker.core.topics.sends import Send, SendTogether
+from txmq.broker.core.topics.topics import AlterTopic, GrowTopic
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.core.transactions.parts import GroupBatch, StorePart
+from txmq.broker.core.transactions.sweeping import Sweep
+from txmq.broker.core.transactions.together import DecideTogether, StoreTogether
 from txmq.message import Decision, Message
 from txmq.wire.calls import encode_call
 from txmq.wire.chunks import Chunk, unpack_chunks

@@ -24,10 +24,10 @@ from tests.broker.index_world import (
 )
 from tests.broker.random_work import POSTGRES, Everything
 from tests.broker.support import BEGAN
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.topics import CreateTopic
-from txmq.broker.offline import rebuild
-from txmq.broker.storage import open_directory
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.keeping.offline import rebuild
+from txmq.broker.keeping.storage import open_directory
 from txmq.errors import TxmqError
 from txmq.message import Decision
 from txmq.store import environment, index

@@ -17,13 +17,14 @@ from tests.broker.support import BEGAN, SECOND, Nobody
 from tests.simulation.node import SEGMENT, recover
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.assembly import Assembly
-from txmq.broker.core import delayed, machine, needed
+from txmq.broker.core import machine, needed
 from txmq.broker.core import tables as t
-from txmq.broker.core.moved import Moved
-from txmq.broker.core.sends import Send
+from txmq.broker.core.consumers.moved import Moved
 from txmq.broker.core.state import State
+from txmq.broker.core.topics import delayed
+from txmq.broker.core.topics.sends import Send
 from txmq.broker.engine import Engine
-from txmq.broker.storage import Keeper
+from txmq.broker.keeping.storage import Keeper
 from txmq.config import Broker, Settings, load
 from txmq.errors import TxmqError
 from txmq.message import Message

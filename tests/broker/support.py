@@ -16,11 +16,11 @@ from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
 from txmq.broker.core import machine
-from txmq.broker.core.parts import GroupBatch, GroupReceipt, StorePart
 from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions.parts import GroupBatch, GroupReceipt, StorePart
+from txmq.broker.deciding.resolving import ResolverStatus, Resolves
 from txmq.broker.engine import Engine
-from txmq.broker.resolving import ResolverStatus, Resolves
 from txmq.config import Settings, load
 from txmq.message import Decision, Message
 from txmq.store.log import Log

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 from tests.broker.alarm_desk import Desk
 from tests.broker.alarm_stories import STORIES
 from tests.broker.support import SECOND
-from txmq.broker import reported
-from txmq.broker.alarms import RULES
+from txmq.broker.alarms import reported
+from txmq.broker.alarms.alarms import RULES
 from txmq.message import Decision
 
 

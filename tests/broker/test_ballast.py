@@ -15,9 +15,9 @@ from tests.broker.support import BEGAN, SECOND
 from tests.simulation.node import recover
 from txmq.broker.core import pins
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics import AlterTopic, CreateTopic
-from txmq.broker.disk import MIB, DiskWatch
+from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
 from txmq.broker.engine import Engine
+from txmq.broker.keeping.disk import MIB, DiskWatch
 from txmq.config_storage import DiskSpace
 from txmq.errors import ReadOnly, StoreError
 from txmq.store.ballast import NAME, Ballast

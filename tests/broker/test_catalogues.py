@@ -13,12 +13,13 @@ from tests.broker.random_work import KEYS, Work
 from tests.broker.retention_world import DATA, World
 from tests.simulation.node import recover
 from txmq.batch import BatchView
-from txmq.broker import finding
-from txmq.broker.candidates import Candidates
-from txmq.broker.core import machine, pieces
-from txmq.broker.core.topics import CreateTopic
-from txmq.broker.finding import Page, Search, Wanted
-from txmq.broker.storage import roll_forward
+from txmq.broker.core import machine
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions import pieces
+from txmq.broker.finding import finding
+from txmq.broker.finding.candidates import Candidates
+from txmq.broker.finding.finding import Page, Search, Wanted
+from txmq.broker.keeping.storage import roll_forward
 from txmq.errors import StoreError, UnsupportedFormat
 from txmq.store import cataloguing
 from txmq.store.catalogue import (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.broker.support import SECOND, Broker, Client, Oracle
-from txmq.broker import checks
-from txmq.broker.core import lost
+from txmq.broker.core.transactions import lost
+from txmq.broker.deciding import checks
 from txmq.config import Settings
 from txmq.message import Decision, Message
 

@@ -9,8 +9,8 @@ import pytest
 from tests.broker.support import SECOND, Broker, Client
 from txmq import errors
 from txmq.batch import BatchView, encode
-from txmq.broker.core.delayed import rows
-from txmq.broker.core.delays import RECALLS_KEPT
+from txmq.broker.core.topics.delayed import rows
+from txmq.broker.core.topics.delays import RECALLS_KEPT
 from txmq.message import Message
 from txmq.wire import headers
 from txmq.wire.calls import encode_call

@@ -10,9 +10,10 @@ import pytest
 from tests.broker.random_work import KEYS, Work
 from tests.broker.retention_world import ARCHIVE, DATA
 from tests.broker.test_catalogues import found, new_world
-from txmq.broker.core import pieces, pins
-from txmq.broker.digging import Digging, Place
-from txmq.broker.finding import Wanted
+from txmq.broker.core import pins
+from txmq.broker.core.transactions import pieces
+from txmq.broker.finding.digging import Digging, Place
+from txmq.broker.finding.finding import Wanted
 from txmq.store.verify import LogFiles
 
 

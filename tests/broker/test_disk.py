@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.broker.support import Broker, send_payload
-from txmq.broker.core.topics import CreateTopic
-from txmq.broker.disk import MIB, DiskWatch
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.keeping.disk import MIB, DiskWatch
 from txmq.config_storage import DiskSpace
 from txmq.errors import ReadOnly
 from txmq.message import Message

@@ -14,10 +14,10 @@ from twisted.internet.task import Clock
 from txmq import errors
 from txmq.batch import encode_one, verify
 from txmq.broker.core import machine
-from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected, SendReceipt
 from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.sends import Send
+from txmq.broker.core.topics.topics import CreateTopic
 from txmq.broker.engine import FULL_DISK_S, Engine
 from txmq.config_storage import FlushEvery
 from txmq.message import Message

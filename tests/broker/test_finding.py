@@ -10,7 +10,7 @@ import pytest
 from tests.broker.support import SECOND, Broker, Client
 from txmq import errors
 from txmq.batch import encode
-from txmq.broker import finding
+from txmq.broker.finding import finding
 from txmq.message import Message
 from txmq.wire import headers
 from txmq.wire.calls import encode_call

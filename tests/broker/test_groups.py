@@ -18,7 +18,7 @@ WHO = {"operator": "ada", "reason": "no use"}
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     """Seven dead letters in a group without members; records touch two of them at most."""
     for module in ("tidying", "resets", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
+        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
     broker = Broker()
     broker.start()
     client = broker.connect()

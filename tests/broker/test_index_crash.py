@@ -21,7 +21,7 @@ from tests.broker.index_world import (
 from tests.broker.rebuilding import REBUILDS, Twin, by_command, check, keep, made_twin, make_small, survive
 from tests.broker.support import BEGAN
 from txmq.broker.core.tables import DUE, NAMES
-from txmq.broker.storage import open_directory
+from txmq.broker.keeping.storage import open_directory
 from txmq.store import environment, index
 from txmq.store.index import DumpRow, Frozen, LmdbTables
 from txmq.testing.processes import running

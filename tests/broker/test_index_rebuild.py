@@ -15,13 +15,14 @@ from tests.broker.index_world import Indexed, Rows, new_disk, settings_of, store
 from tests.broker.random_work import Everything
 from tests.broker.retention_world import ARCHIVE
 from tests.broker.support import BEGAN
-from txmq.broker import storage
-from txmq.broker.core import holds, machine, pieces
+from txmq.broker.core import machine
 from txmq.broker.core.events import KINDS, Event, Place
 from txmq.broker.core.state import State
 from txmq.broker.core.tables import NAMES, Row
-from txmq.broker.core.topics import CreateTopic
-from txmq.broker.offline import rebuild
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions import holds, pieces
+from txmq.broker.keeping import storage
+from txmq.broker.keeping.offline import rebuild
 from txmq.store import index
 from txmq.store.segment import read_log_id
 from txmq.store.verify import LogFiles

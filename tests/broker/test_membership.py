@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from tests.core.consumer_world import World
-from txmq.broker.core.consumer_commands import Leave, Rebalance
+from txmq.broker.core.consumers.commands import Leave, Rebalance
 from txmq.broker.membership import Membership
 
 SESSION_US = 30_000_000

@@ -8,9 +8,9 @@ import pytest
 
 from tests.broker.support import SECOND, Broker, Client
 from txmq.batch import encode
-from txmq.broker import offers
-from txmq.broker.core.parts import StorePart
-from txmq.broker.core.transactions import get
+from txmq.broker.core.transactions.parts import StorePart
+from txmq.broker.core.transactions.transactions import get
+from txmq.broker.deciding import offers
 from txmq.message import Message
 from txmq.wire.frames import encode_frame
 from txmq.wire.group import NO_DIGEST, Description, Part, PartBatch, pack_part

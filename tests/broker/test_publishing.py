@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from tests.broker.test_engine import Rig
 from txmq.batch import encode_one
-from txmq.broker.core.transactions import get
-from txmq.broker.publishing import SLICE, Publisher
+from txmq.broker.core.transactions.transactions import get
+from txmq.broker.deciding.publishing import SLICE, Publisher
 from txmq.client.transactions.tokens import new_token
 from txmq.config import Broker
 from txmq.message import Message

@@ -9,7 +9,7 @@ import psycopg2
 from twisted.internet.defer import Deferred, execute
 
 from tests.fixtures_postgres import Databases
-from txmq.broker.resolving import PROBE_US, Resolving
+from txmq.broker.deciding.resolving import PROBE_US, Resolving
 from txmq.config import Resolver
 from txmq.testing.postgres import PostgresServer
 from txmq.testing.wait import wait_until

@@ -13,14 +13,15 @@ from tests.broker.retention_world import ARCHIVE, DATA, World, bodies, letters, 
 from tests.broker.support import BEGAN, HELLO, Client
 from tests.simulation.node import recover
 from txmq.batch import encode, verify
-from txmq.broker.core import delayed, pins
-from txmq.broker.core.candidates import Wish
-from txmq.broker.core.consumer_commands import Deliver, Failure, Join, Nack, Pick, Wanted
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.delays import PublishDue, Recall, RecallReply
-from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.planning import plan
-from txmq.broker.core.topics import AlterTopic, CreateTopic
+from txmq.broker.core import pins
+from txmq.broker.core.consumers.candidates import Wish
+from txmq.broker.core.consumers.commands import Deliver, Failure, Join, Nack, Pick, Wanted
+from txmq.broker.core.consumers.planning import plan
+from txmq.broker.core.topics import delayed
+from txmq.broker.core.topics.delays import PublishDue, Recall, RecallReply
+from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.core.transactions.parts import GroupBatch, StorePart
 from txmq.errors import OffsetOutOfRange
 from txmq.message import Decision, Message
 from txmq.store.segment import list_segments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.broker.support import SECOND, Broker
-from txmq.broker.core.decisions import Decide
+from txmq.broker.core.transactions.decisions import Decide
 from txmq.message import Decision, Message
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.frames import encode_frame

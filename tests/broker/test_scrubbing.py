@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred
 from tests.broker.support import Broker, Client, send_payload
 from txmq.batch import encode
 from txmq.broker.core import tables as t
-from txmq.broker.core.topics import CreateTopic
-from txmq.broker.core.transactions import get
-from txmq.broker.scrubbing import HOUR_S, PART, Scrubbing
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions.transactions import get
+from txmq.broker.keeping.scrubbing import HOUR_S, PART, Scrubbing
 from txmq.config_storage import Scrub
 from txmq.errors import MessagesDamaged
 from txmq.message import Message

@@ -11,8 +11,8 @@ from txmq import errors
 from txmq.batch import BatchView, encode
 from txmq.broker import sending
 from txmq.broker.core.events import BatchStored
-from txmq.broker.core.instances import RegisterInstance
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions.instances import RegisterInstance
 from txmq.config import load
 from txmq.config_storage import FlushEvery
 from txmq.message import Message

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broker.support import Broker, Nobody, send_payload
 from txmq.admin.metrics import Metrics
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.topics import CreateTopic
 from txmq.broker.service import Parts
 from txmq.broker.statistics import EVERY_S
 from txmq.config import load
@@ -65,7 +65,7 @@ def test_a_group_has_the_rate_of_what_it_has_done(desk: Desk) -> None:
     [group] = desk.stats()["groups"]
     assert (group["group"], group["lag"], group["messages_per_s"]) == ("g", 20, 0.0)
     desk.client.ask(Opcode.FETCH, pack_fetch(Fetch(joined["generation"], 0, 1 << 20, 100, "g", "a")))
-    from txmq.broker.core.consumer_commands import Ack
+    from txmq.broker.core.consumers.commands import Ack
 
     desk.broker.do(Ack("g", "a", joined["generation"], (("t", 0, 0, 20),)))
     desk.broker.pass_time(EVERY_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Event
 from typing import Any
 
-from txmq.broker.threads import Threads
+from txmq.broker.reactor.threads import Threads
 
 
 class Reactor:

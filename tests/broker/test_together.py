@@ -9,9 +9,9 @@ import pytest
 from tests.broker.support import Broker, Client, Oracle, welcome, writes
 from txmq import errors
 from txmq.batch import encode
-from txmq.broker.core.instances import RegisterInstance
-from txmq.broker.core.topics import CreateTopic
-from txmq.broker.core.transaction_events import Decided
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions.events import Decided
+from txmq.broker.core.transactions.instances import RegisterInstance
 from txmq.message import COMMIT, ROLLBACK, Decision, Message
 from txmq.tx.group import GroupState
 from txmq.wire.frames import encode_frame

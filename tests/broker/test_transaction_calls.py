@@ -11,10 +11,10 @@ import pytest
 from tests.broker.support import SECOND, Broker, Oracle
 from txmq import errors
 from txmq.batch import encode, verify
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.sends import Send
+from txmq.broker.calls.telling import PAGE_BYTES
 from txmq.broker.core.state import Rejected
-from txmq.broker.telling import PAGE_BYTES
+from txmq.broker.core.topics.sends import Send
+from txmq.broker.core.transactions.decisions import Decide
 from txmq.message import Decision, Message
 from txmq.wire.calls import encode_call
 from txmq.wire.headers import Opcode

@@ -11,7 +11,7 @@ import pytest
 from tests.broker.support import BEGAN, SECOND, Broker, Client, send_payload
 from txmq import errors
 from txmq.batch import encode
-from txmq.broker.core import sweeping, transactions
+from txmq.broker.core.transactions import sweeping, transactions
 from txmq.message import COMMIT, ROLLBACK, Decision, Message
 from txmq.tx.group import GroupState
 from txmq.wire import headers

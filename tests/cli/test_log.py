@@ -15,16 +15,16 @@ from twisted.internet.task import Clock
 from tests.cli import killed
 from tests.cli.support import run
 from txmq.batch import encode, verify
-from txmq.broker.core.candidates import Wish
-from txmq.broker.core.consumer_commands import Deliver, Failure, Join, Nack, Pick, Wanted
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.planning import plan
-from txmq.broker.core.sends import Send, SendTogether
+from txmq.broker.core.consumers.candidates import Wish
+from txmq.broker.core.consumers.commands import Deliver, Failure, Join, Nack, Pick, Wanted
+from txmq.broker.core.consumers.planning import plan
 from txmq.broker.core.tables import ENTRIES, MOVED
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.sends import Send, SendTogether
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.core.transactions.parts import GroupBatch, StorePart
 from txmq.broker.engine import Engine
-from txmq.broker.storage import Keeper, open_directory
+from txmq.broker.keeping.storage import Keeper, open_directory
 from txmq.config import Broker
 from txmq.message import Decision, Message
 from txmq.store.fs import RealFileSystem

@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.core import tables as t
-from txmq.broker.core.consumers import FenceState
-from txmq.broker.core.moved import Kind, Moved
+from txmq.broker.core.consumers.consumers import FenceState
+from txmq.broker.core.consumers.moved import Kind, Moved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-    from txmq.broker.core.consumers import Group, Spot, Spotted
+    from txmq.broker.core.consumers.consumers import Group, Spot, Spotted
     from txmq.broker.core.state import State
 
 

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 from tests.core.consumer_processes import Consumer, Held, Ledger, Message
 from tests.core.consumer_world import QUICK, World
 from tests.core.driver import SECOND
-from txmq.broker.core import machine, moved, suspects
-from txmq.broker.core.candidates import Wish
-from txmq.broker.core.consumer_commands import Ack, Deliver, Failure, Join, Nack, Return, Wanted
-from txmq.broker.core.consumer_events import LeasesExpired, MemberLeft
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.moved import Kind, Moved
-from txmq.broker.core.planning import Plan, plan
+from txmq.broker.core import machine
+from txmq.broker.core.consumers import moved, suspects
+from txmq.broker.core.consumers.candidates import Wish
+from txmq.broker.core.consumers.commands import Ack, Deliver, Failure, Join, Nack, Return, Wanted
+from txmq.broker.core.consumers.events import LeasesExpired, MemberLeft
+from txmq.broker.core.consumers.moved import Kind, Moved
+from txmq.broker.core.consumers.planning import Plan, plan
 from txmq.broker.core.state import Rejected
+from txmq.broker.core.transactions.decisions import Decide
 from txmq.errors import StaleGeneration, UnknownMember
 from txmq.message import Decision
 
 if TYPE_CHECKING:
-    from txmq.broker.core.consumers import Group
+    from txmq.broker.core.consumers.consumers import Group
 
 PARTITIONS = {"t": 3, "u": 1}
 STRAY = 99  # a key that senders put into any partition: fenced like others, but in no order

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from txmq.broker.core import suspects
+from txmq.broker.core.consumers import suspects
 
 Message = tuple[int, int, int]  # topic id, partition, offset
 

@@ -12,8 +12,8 @@ from tests.core.consumer_world import rows
 from tests.core.driver import SECOND
 from tests.core.due import next_due
 from txmq.broker.core import machine
-from txmq.broker.core.candidates import Wish
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core.consumers.candidates import Wish
+from txmq.broker.core.consumers.commands import (
     AbandonLetters,
     ExpireLeases,
     GroupPause,
@@ -22,11 +22,11 @@ from txmq.broker.core.consumer_commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.broker.core.consumer_events import Delivered, Returned
-from txmq.broker.core.consumer_queries import letters
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.planning import Plan, plan
-from txmq.broker.core.topics import GrowTopic
+from txmq.broker.core.consumers.events import Delivered, Returned
+from txmq.broker.core.consumers.planning import Plan, plan
+from txmq.broker.core.consumers.queries import letters
+from txmq.broker.core.topics.topics import GrowTopic
+from txmq.broker.core.transactions.decisions import Decide
 from txmq.message import Decision
 
 if TYPE_CHECKING:

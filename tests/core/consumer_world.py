@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.core.driver import SECOND, Driver
 from txmq.broker.core import machine
-from txmq.broker.core.candidates import Candidate, Wish
-from txmq.broker.core.consumer_commands import Ack, Deliver, ExpireLeases, Failure, Join, Nack, Pick, Return, Wanted
+from txmq.broker.core.consumers.candidates import Candidate, Wish
+from txmq.broker.core.consumers.commands import Ack, Deliver, ExpireLeases, Failure, Join, Nack, Pick, Return, Wanted
+from txmq.broker.core.consumers.planning import Plan, plan
 from txmq.broker.core.events import BatchStored, Booted
-from txmq.broker.core.planning import Plan, plan
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import NAMES
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.topics.topics import CreateTopic
 from txmq.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from txmq.broker.core.consumers import Group
+    from txmq.broker.core.consumers.consumers import Group
     from txmq.broker.core.state import State
 
 BATCH = 100  # bytes

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from txmq.batch import encode, verify
 from txmq.broker.core import events, machine
 from txmq.broker.core.events import Place
-from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.sends import Send
-from txmq.broker.core.slices import Advance, Progress
 from txmq.broker.core.state import Rejected, State
-from txmq.broker.core.sweeping import Sweep
 from txmq.broker.core.tables import MemoryTables
+from txmq.broker.core.topics.sends import Send
+from txmq.broker.core.transactions.parts import GroupBatch, StorePart
+from txmq.broker.core.transactions.slices import Advance, Progress
+from txmq.broker.core.transactions.sweeping import Sweep
 from txmq.broker.reading import published
 from txmq.message import Message
 

@@ -10,11 +10,11 @@ from tests.core.consumer_world import World
 from tests.core.driver import Driver, token
 from txmq.batch import Codec, encode, largest_body, read_header, verify
 from txmq.broker.core import machine
-from txmq.broker.core.decisions import Decide
-from txmq.broker.core.parts import GroupReceipt
-from txmq.broker.core.sends import Send
 from txmq.broker.core.state import DEFAULTS, Rejected, SendReceipt, TopicSettings
-from txmq.broker.core.topics import AlterTopic, CreateTopic
+from txmq.broker.core.topics.sends import Send
+from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.core.transactions.parts import GroupReceipt
 from txmq.errors import MessageTooLarge, TopicClosed, TopicExists, UnknownTopic
 from txmq.message import Decision, Message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.consumer_world import QUICK, Got, World
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core.consumers.commands import (
     AbandonLetters,
     ExpireLeases,
     GroupDelete,
@@ -13,8 +13,8 @@ from txmq.broker.core.consumer_commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.broker.core.decisions import Decide
 from txmq.broker.core.state import Rejected
+from txmq.broker.core.transactions.decisions import Decide
 from txmq.errors import BadRequest, NotLeased, UnknownGroup, UnknownLetter, UnknownMember
 from txmq.message import Decision
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.consumer_world import QUICK, World, rows
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core.consumers.commands import (
     GroupDelete,
     GroupPause,
     GroupSet,
@@ -14,14 +14,14 @@ from txmq.broker.core.consumer_commands import (
     ResetPosition,
     Wanted,
 )
-from txmq.broker.core.consumer_events import (
+from txmq.broker.core.consumers.consumers import Settings
+from txmq.broker.core.consumers.events import (
     GroupChanged,
     GroupPaused,
     PositionReset,
 )
-from txmq.broker.core.consumers import Settings
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics import GrowTopic
+from txmq.broker.core.topics.topics import GrowTopic
 from txmq.errors import (
     BadRequest,
     Conflict,

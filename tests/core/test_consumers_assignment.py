@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.broker.core.assignment import STRATEGIES, Subscriber, assign
+from txmq.broker.core.consumers.assignment import STRATEGIES, Subscriber, assign
 
 Shares = dict[str, tuple[tuple[int, int], ...]]
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.core.consumer_world import BATCH, QUICK, Got, World
 from tests.core.driver import SECOND
-from txmq.broker.core import planning
-from txmq.broker.core.candidates import Source
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core.consumers import planning
+from txmq.broker.core.consumers.candidates import Source
+from txmq.broker.core.consumers.commands import (
     Ack,
     Deliver,
     ExpireLeases,
@@ -17,9 +17,9 @@ from txmq.broker.core.consumer_commands import (
     Pick,
     TopicRange,
 )
-from txmq.broker.core.consumer_events import Acked, Delivered
-from txmq.broker.core.planning import has_work
-from txmq.broker.core.topics import CreateTopic
+from txmq.broker.core.consumers.events import Acked, Delivered
+from txmq.broker.core.consumers.planning import has_work
+from txmq.broker.core.topics.topics import CreateTopic
 
 LEASE = 60_000_000
 

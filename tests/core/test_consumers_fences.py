@@ -8,14 +8,14 @@ import pytest
 
 from tests.core.consumer_world import QUICK, Got, World
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import AbandonLetters, GroupSet, Leave, ReplayLetters, Wanted
-from txmq.broker.core.consumer_events import Acked, DeadLettered, Delivered
-from txmq.broker.core.consumers import FenceState
-from txmq.broker.core.fences import LIFTED, TRANSITIONS, stopped
-from txmq.broker.core.moved import Kind, Moved
-from txmq.broker.core.planning import Plan
+from txmq.broker.core.consumers.commands import AbandonLetters, GroupSet, Leave, ReplayLetters, Wanted
+from txmq.broker.core.consumers.consumers import FenceState
+from txmq.broker.core.consumers.events import Acked, DeadLettered, Delivered
+from txmq.broker.core.consumers.fences import LIFTED, TRANSITIONS, stopped
+from txmq.broker.core.consumers.moved import Kind, Moved
+from txmq.broker.core.consumers.planning import Plan
+from txmq.broker.core.consumers.suspects import ALONE
 from txmq.broker.core.state import State
-from txmq.broker.core.suspects import ALONE
 
 SECOND = 1_000_000
 RETRYING, DEAD, WAITING = FenceState
@@ -96,7 +96,7 @@ def test_a_fence_holds_in_every_partition(world: World) -> None:
 
 
 def test_keys_of_other_topics_are_other_keys(world: World) -> None:
-    from txmq.broker.core.topics import CreateTopic
+    from txmq.broker.core.topics.topics import CreateTopic
 
     world.do(CreateTopic("u", 1))
     world.join("a", "t", "u", mode="ordered", retry=QUICK)

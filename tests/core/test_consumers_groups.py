@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from tests.core.consumer_world import QUICK, World
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core.consumers.commands import (
     GroupPause,
     Leave,
     Rebalance,
 )
-from txmq.broker.core.consumer_events import (
+from txmq.broker.core.consumers.consumers import Settings
+from txmq.broker.core.consumers.events import (
     GroupCreated,
     GroupDeleted,
     MemberJoined,
@@ -20,9 +21,8 @@ from txmq.broker.core.consumer_events import (
     Rebalanced,
     Returned,
 )
-from txmq.broker.core.consumers import Settings
-from txmq.broker.core.groups import MAX_MEMBERS
-from txmq.broker.core.topics import DeleteTopic, GrowTopic
+from txmq.broker.core.consumers.groups import MAX_MEMBERS
+from txmq.broker.core.topics.topics import DeleteTopic, GrowTopic
 from txmq.errors import (
     BadRequest,
     GroupMismatch,
@@ -225,13 +225,13 @@ def test_a_group_takes_only_so_many_members(world: World) -> None:
 
 
 def test_a_broadcast_group_takes_only_so_many_places(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.core.groups.MAX_MEMBERS", 2)
+    monkeypatch.setattr("txmq.broker.core.consumers.groups.MAX_MEMBERS", 2)
     for name in "ab":
         world.join(name, group="b", mode="broadcast")
         world.do(Leave(f"b@{name}", name, name))
     assert world.join("c", group="b", mode="broadcast").error is Throttled
     assert world.join("a", group="b", mode="broadcast").generation == 3
-    monkeypatch.setattr("txmq.broker.core.groups.MAX_GROUPS", 3)
+    monkeypatch.setattr("txmq.broker.core.consumers.groups.MAX_GROUPS", 3)
     assert world.join("a", group="other").error is Throttled
 
 

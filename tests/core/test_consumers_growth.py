@@ -6,10 +6,10 @@ import pytest
 
 from tests.core.consumer_world import QUICK, Got, World, rows
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import Rebalance, ReplayLetters
-from txmq.broker.core.consumer_queries import show
-from txmq.broker.core.standstill import Seen
-from txmq.broker.core.topics import GrowTopic
+from txmq.broker.core.consumers.commands import Rebalance, ReplayLetters
+from txmq.broker.core.consumers.queries import show
+from txmq.broker.core.consumers.standstill import Seen
+from txmq.broker.core.topics.topics import GrowTopic
 
 SECOND = 1_000_000
 

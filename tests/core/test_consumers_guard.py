@@ -8,11 +8,11 @@ import pytest
 
 from tests.core.consumer_world import QUICK, Got, World, rows
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import ExpireLeases, Failure, GroupPause, GroupSet, Wanted
-from txmq.broker.core.consumer_queries import show
-from txmq.broker.core.guard import FIRST_PROBE, LONGEST_PROBE, WATCHED_FOR
-from txmq.broker.core.moved import Kind
-from txmq.broker.core.standstill import Seen
+from txmq.broker.core.consumers.commands import ExpireLeases, Failure, GroupPause, GroupSet, Wanted
+from txmq.broker.core.consumers.guard import FIRST_PROBE, LONGEST_PROBE, WATCHED_FOR
+from txmq.broker.core.consumers.moved import Kind
+from txmq.broker.core.consumers.queries import show
+from txmq.broker.core.consumers.standstill import Seen
 
 SECOND = 1_000_000
 AWAY = Failure("psycopg2.OperationalError", "connection refused", "away")

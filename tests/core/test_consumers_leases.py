@@ -6,14 +6,14 @@ import pytest
 
 from tests.core.consumer_world import Got, World
 from tests.core.due import next_due
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core.consumers.commands import (
     ExpireLeases,
     ExtendLeases,
     Leave,
 )
-from txmq.broker.core.consumer_events import LeasesExpired, LeasesExtended, MemberLeft, Returned
-from txmq.broker.core.leases import ExpireReply
-from txmq.broker.core.positions import Back
+from txmq.broker.core.consumers.events import LeasesExpired, LeasesExtended, MemberLeft, Returned
+from txmq.broker.core.consumers.leases import ExpireReply
+from txmq.broker.core.consumers.positions import Back
 from txmq.errors import BadRequest
 
 LEASE = 60_000_000
@@ -43,7 +43,7 @@ def test_a_lease_that_runs_out_makes_suspects(world: World) -> None:
 
 
 def test_leases_run_out_a_bounded_number_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.core.leases.AT_ONCE", 2)
+    monkeypatch.setattr("txmq.broker.core.consumers.leases.AT_ONCE", 2)
     world.join("a")
     for _ in range(5):
         world.publish("t", 1)

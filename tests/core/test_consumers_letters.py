@@ -8,8 +8,8 @@ import pytest
 
 from tests.core.consumer_world import BATCH, QUICK, Got, World
 from tests.core.due import next_due
-from txmq.broker.core import letters
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core.consumers import letters
+from txmq.broker.core.consumers.commands import (
     AbandonLetters,
     Failure,
     GroupSet,
@@ -18,10 +18,10 @@ from txmq.broker.core.consumer_commands import (
     ReplayLetters,
     Wanted,
 )
-from txmq.broker.core.consumer_events import Abandoned, Acked, DeadLettered, Delivered, Replayed, Retried
-from txmq.broker.core.letters import ERROR_TEXT, LETTERS_AT_ONCE, LettersReply, NackReply
-from txmq.broker.core.moved import Kind, Move, Moved
-from txmq.broker.core.suspects import ALONE
+from txmq.broker.core.consumers.events import Abandoned, Acked, DeadLettered, Delivered, Replayed, Retried
+from txmq.broker.core.consumers.letters import ERROR_TEXT, LETTERS_AT_ONCE, LettersReply, NackReply
+from txmq.broker.core.consumers.moved import Kind, Move, Moved
+from txmq.broker.core.consumers.suspects import ALONE
 from txmq.broker.core.tables import MOVED, MOVED_KEY
 from txmq.errors import BadRequest, NotLeased, UnknownGroup
 from txmq.retry import RetryPolicy

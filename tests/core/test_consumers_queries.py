@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.core.consumer_world import QUICK, World, rows
-from txmq.broker.core import consumer_queries as queries
 from txmq.broker.core import machine
-from txmq.broker.core.consumer_commands import AbandonLetters, Failure
-from txmq.broker.core.standstill import Seen
+from txmq.broker.core.consumers import queries
+from txmq.broker.core.consumers.commands import AbandonLetters, Failure
+from txmq.broker.core.consumers.standstill import Seen
 from txmq.broker.core.state import Rejected
 from txmq.errors import UnknownGroup, UnknownLetter, UnknownMember
 

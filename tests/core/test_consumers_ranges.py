@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from txmq.broker.core.positions import Position
-from txmq.broker.core.ranges import RangeMap, gaps, pack, unpack
+from txmq.broker.core.consumers.positions import Position
+from txmq.broker.core.consumers.ranges import RangeMap, gaps, pack, unpack
 
 END = 40
 

@@ -10,26 +10,17 @@ import pytest
 from tests.core.consumer_checks import moved_rows
 from tests.core.consumer_sim import Sim, replayed_equals
 from tests.core.driver import SECOND
-from txmq.broker.core import (
-    consumer_actions,
-    delivery,
-    fences,
-    growth,
-    guard,
-    leases,
-    letters,
-    machine,
-    moved,
-    planning,
-    suspects,
-)
-from txmq.broker.core.candidates import Runs
-from txmq.broker.core.changes import Changes
-from txmq.broker.core.consumer_commands import Deliver
-from txmq.broker.core.members import active
-from txmq.broker.core.moved import Kind
-from txmq.broker.core.positions import Back, Position
+from txmq.broker.core import machine
+from txmq.broker.core.consumers import actions as consumer_actions
+from txmq.broker.core.consumers import delivery, fences, guard, leases, letters, moved, planning, suspects
+from txmq.broker.core.consumers.candidates import Runs
+from txmq.broker.core.consumers.changes import Changes
+from txmq.broker.core.consumers.commands import Deliver
+from txmq.broker.core.consumers.members import active
+from txmq.broker.core.consumers.moved import Kind
+from txmq.broker.core.consumers.positions import Back, Position
 from txmq.broker.core.state import Outcome
+from txmq.broker.core.topics import growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable

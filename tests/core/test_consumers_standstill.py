@@ -10,9 +10,9 @@ import pytest
 
 from tests.core.consumer_world import QUICK, World
 from tests.core.driver import SECOND, token
-from txmq.broker.core import standstill
 from txmq.broker.core import tables as t
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core.consumers import standstill
+from txmq.broker.core.consumers.commands import (
     Failure,
     GroupPause,
     GroupSet,
@@ -20,8 +20,8 @@ from txmq.broker.core.consumer_commands import (
     ResetPosition,
     Wanted,
 )
-from txmq.broker.core.suspects import ALONE
-from txmq.broker.core.topics import DeleteTopic, GrowTopic
+from txmq.broker.core.consumers.suspects import ALONE
+from txmq.broker.core.topics.topics import DeleteTopic, GrowTopic
 from txmq.message import Decision
 from txmq.store.scan import Damage
 
@@ -60,7 +60,7 @@ def test_its_topic_may_be_gone_or_paused_and_so_may_the_group(world: World) -> N
 
 
 def test_it_may_be_reset_just_now(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.core.resets.SLICE", 0)
+    monkeypatch.setattr("txmq.broker.core.consumers.resets.SLICE", 0)
     world.fetch("a")
     world.nack("a", 0, dead=True)
     world.do(ResetPosition("g", "t", to="first"))
@@ -196,7 +196,7 @@ def test_a_transaction_may_hold_keys_of_it(world: World) -> None:
 
 
 def test_a_large_transaction_may_be_on_its_way(world: World) -> None:
-    from txmq.broker.core.decisions import Decide
+    from txmq.broker.core.transactions.decisions import Decide
 
     world.fetch("a")
     world.ack("a", (0, 2))

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from tests.core.consumer_world import QUICK, Got, World
-from txmq.broker.core.consumer_commands import GroupPause, Leave, ResetPosition
-from txmq.broker.core.consumer_events import Delivered
-from txmq.broker.core.consumer_queries import letters
-from txmq.broker.core.planning import has_work
+from txmq.broker.core.consumers.commands import GroupPause, Leave, ResetPosition
+from txmq.broker.core.consumers.events import Delivered
+from txmq.broker.core.consumers.planning import has_work
+from txmq.broker.core.consumers.queries import letters
+from txmq.broker.core.consumers.suspects import ALONE, LOTS
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.suspects import ALONE, LOTS
 
 MESSAGES, PREFETCH = 3_000, 2_000
 KILLERS = (1_100, 1_101)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.core.consumer_checks import check, moved_rows
 from tests.core.consumer_world import QUICK, World, rows
-from txmq.broker.core import consumer_queries as queries
-from txmq.broker.core import machine, standstill
-from txmq.broker.core.consumer_commands import (
+from txmq.broker.core import machine
+from txmq.broker.core.consumers import queries, standstill
+from txmq.broker.core.consumers.commands import (
     ExpireLeases,
     GroupClone,
     GroupDelete,
@@ -21,10 +21,10 @@ from txmq.broker.core.consumer_commands import (
     ResetPosition,
     TidyGroups,
 )
+from txmq.broker.core.consumers.moved import PENDING
+from txmq.broker.core.consumers.resets import Target
+from txmq.broker.core.consumers.standstill import Seen
 from txmq.broker.core.events import FirstsMoved
-from txmq.broker.core.moved import PENDING
-from txmq.broker.core.resets import Target
-from txmq.broker.core.standstill import Seen
 from txmq.errors import BadRequest, Conflict, UnknownGroup, UnknownTopic
 
 
@@ -69,7 +69,7 @@ def test_a_preview_tells_what_would_come_again_be_skipped_and_be_brought_back(wo
 def failed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """Ten failed messages of twelve, two of them waiting for another go; and records that touch two at most."""
     for module in ("tidying", "resets", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
+        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
     world.publish("t", *range(12))
     world.join("a", mode="ordered")
     world.fetch("a")
@@ -217,7 +217,7 @@ def test_whatever_members_do_meanwhile_a_clone_has_all_that_was_not_done_with_wh
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("tidying", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
+        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
     random, world = Random(seed), World(t=1)
     world.publish("t", *(random.randrange(4) for _ in range(14)))
     world.join("a", mode=random.choice(("ordered", "concurrent")), lease_us=5_000_000, retry=QUICK)
@@ -257,7 +257,7 @@ def test_whatever_members_do_meanwhile_a_reset_ends_as_it_was_asked_for(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("tidying", "resets", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.{module}.SLICE", 2)
+        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
     random, world = Random(seed), World(t=1)
     world.publish("t", *(random.randrange(4) for _ in range(14)))
     world.join("a", mode=random.choice(("ordered", "concurrent")), lease_us=5_000_000)

@@ -11,14 +11,15 @@ import pytest
 from tests.core.driver import SECOND, Driver, token
 from txmq import limits
 from txmq.batch import BatchView, encode, verify
-from txmq.broker.core import decisions, delayed
 from txmq.broker.core import tables as t
-from txmq.broker.core.delays import RECALLS_KEPT, ForgetRecalls, PublishDue, Recall, RecallReply
 from txmq.broker.core.needed import besides
-from txmq.broker.core.parts import GroupBatch, StorePart
-from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected, SendReceipt
-from txmq.broker.core.topics import DeleteTopic
+from txmq.broker.core.topics import delayed
+from txmq.broker.core.topics.delays import RECALLS_KEPT, ForgetRecalls, PublishDue, Recall, RecallReply
+from txmq.broker.core.topics.sends import Send
+from txmq.broker.core.topics.topics import DeleteTopic
+from txmq.broker.core.transactions import decisions
+from txmq.broker.core.transactions.parts import GroupBatch, StorePart
 from txmq.broker.reading import published
 from txmq.errors import MessageTooLarge, RecallTooLate
 from txmq.message import Decision, Message

@@ -8,8 +8,8 @@ import pytest
 
 from tests.core.consumer_world import QUICK, World, rows
 from txmq.broker.core import machine
-from txmq.broker.core.candidates import Candidate
-from txmq.broker.core.consumer_commands import Deliver, Pick
+from txmq.broker.core.consumers.candidates import Candidate
+from txmq.broker.core.consumers.commands import Deliver, Pick
 
 
 class Mortal(World):

@@ -10,14 +10,14 @@ from tests.core.driver import SECOND, Driver, token
 from tests.core.due import due_checks
 from tests.core.test_transactions import LOCAL, POSTGRES, decide
 from txmq import limits
-from txmq.broker.core import backlog, decisions, gates, holds, jobs, parts, pieces, undecided, upkeep
 from txmq.broker.core.events import Booted
-from txmq.broker.core.holds import HeldBatch
 from txmq.broker.core.persistence import load, save
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import BACKLOG, HOLDS, JOB_PARTS, JOB_WORK, NAMES, PIECES, UNDECIDED
-from txmq.broker.core.topics import CreateTopic, DeleteTopic
-from txmq.broker.core.transactions import KEPT, get
+from txmq.broker.core.topics.topics import CreateTopic, DeleteTopic
+from txmq.broker.core.transactions import backlog, decisions, gates, holds, jobs, parts, pieces, undecided, upkeep
+from txmq.broker.core.transactions.holds import HeldBatch
+from txmq.broker.core.transactions.transactions import KEPT, get
 from txmq.broker.reading import end_of, offset_at
 from txmq.errors import BadRequest, Conflict, MessageTooLarge
 from txmq.message import Decision

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import decisions, jobs, machine, upkeep, xa
-from txmq.broker.core.listed import Kind, tokens
-from txmq.broker.core.transactions import KEPT, get
+from txmq.broker.core import machine
+from txmq.broker.core.transactions import decisions, jobs, upkeep, xa
+from txmq.broker.core.transactions.listed import Kind, tokens
+from txmq.broker.core.transactions.transactions import KEPT, get
 from txmq.message import Decision
 from txmq.tx.group import GroupState
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import jobs, lost, machine, undecided
-from txmq.broker.core.decisions import Decide
+from txmq.broker.core import machine
 from txmq.broker.core.events import Booted
 from txmq.broker.core.state import Rejected, State
 from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.transactions import get
-from txmq.broker.core.xa import AskOutcome, DecideByHand
+from txmq.broker.core.transactions import jobs, lost, undecided
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.core.transactions.transactions import get
+from txmq.broker.core.transactions.xa import AskOutcome, DecideByHand
 from txmq.errors import UnknownTransaction
 from txmq.message import Decision
 from txmq.tx.group import GroupState

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.core.driver import Driver
-from txmq.broker.core import decisions, marks
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics import CreateTopic
-from txmq.broker.core.transactions import KEPT
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions import decisions, marks
+from txmq.broker.core.transactions.transactions import KEPT
 from txmq.errors import BadRequest, SequenceGap
 from txmq.message import Decision
 from txmq.tx.group import GroupState

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.broker.core import positions
-from txmq.broker.core.positions import Back, Grant, Position
+from txmq.broker.core.consumers import positions
+from txmq.broker.core.consumers.positions import Back, Grant, Position
 
 
 def scattered(messages: int, leases: int, left: set[int]) -> Position:

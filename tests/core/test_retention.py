@@ -8,16 +8,18 @@ import pytest
 
 from tests.core.consumer_world import BATCH, QUICK, World
 from tests.core.driver import RECORD, SECOND, Driver, token
-from txmq.broker.core import needed, outliving, pins, retention
-from txmq.broker.core.consumer_commands import AbandonLetters, ResetPosition
-from txmq.broker.core.decisions import Decide
+from txmq.broker.core import needed, pins
+from txmq.broker.core.consumers import outliving
+from txmq.broker.core.consumers.commands import AbandonLetters, ResetPosition
+from txmq.broker.core.consumers.letter_retention import ExpireLetters
+from txmq.broker.core.consumers.outliving import CopyOut, Outlived, Repoint
 from txmq.broker.core.events import MessagesCopied
-from txmq.broker.core.letter_retention import ExpireLetters
-from txmq.broker.core.outliving import CopyOut, Outlived, Repoint
-from txmq.broker.core.retention import Keep, Retain, Retained
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import MOVED, MOVED_KEY, NAMES, SIGN
-from txmq.broker.core.topics import CreateTopic, DeleteTopic
+from txmq.broker.core.topics import retention
+from txmq.broker.core.topics.retention import Keep, Retain, Retained
+from txmq.broker.core.topics.topics import CreateTopic, DeleteTopic
+from txmq.broker.core.transactions.decisions import Decide
 from txmq.broker.reading import end_of, offset_at
 from txmq.errors import OffsetOutOfRange
 from txmq.message import Decision

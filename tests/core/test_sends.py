@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from tests.core.driver import SECOND, Driver, token
 from txmq.batch import encode, verify
-from txmq.broker.core import events, machine, sends
+from txmq.broker.core import events, machine
 from txmq.broker.core.events import BatchesStored, BatchStored, Place
-from txmq.broker.core.sends import Send, SendTogether
 from txmq.broker.core.state import Rejected, SendReceipt, State
 from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.topics import AlterTopic, CreateTopic
+from txmq.broker.core.topics import sends
+from txmq.broker.core.topics.sends import Send, SendTogether
+from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
 from txmq.errors import SequenceGap, StaleTopic, TopicClosed, UnknownPartition, UnknownProducer, UnknownTopic
 from txmq.message import Message
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import decisions, instances, jobs, machine, sweeping, undecided, xa
-from txmq.broker.core.instances import RegisterInstance, fenced, key_of
+from txmq.broker.core import machine
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import CONFLICTS, INSTANCES, JOBS, LISTED
-from txmq.broker.core.transactions import KEPT, get
+from txmq.broker.core.transactions import decisions, instances, jobs, sweeping, undecided, xa
+from txmq.broker.core.transactions.instances import RegisterInstance, fenced, key_of
+from txmq.broker.core.transactions.transactions import KEPT, get
 from txmq.errors import ProducerFenced, UnknownTransaction
 from txmq.message import Decision
 from txmq.tx.group import GroupState

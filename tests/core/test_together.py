@@ -8,13 +8,14 @@ import pytest
 
 from tests.core.driver import SECOND, Driver, token
 from txmq.batch import encode, verify
-from txmq.broker.core import decisions, events, machine, together
-from txmq.broker.core.parts import GroupBatch, GroupReceipt, StorePart
+from txmq.broker.core import events, machine
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import HOLDS, UNDECIDED
-from txmq.broker.core.topics import CreateTopic
-from txmq.broker.core.transaction_events import Decided, GroupsDecided, GroupsStored, PartStored
-from txmq.broker.core.transactions import get
+from txmq.broker.core.topics.topics import CreateTopic
+from txmq.broker.core.transactions import decisions, together
+from txmq.broker.core.transactions.events import Decided, GroupsDecided, GroupsStored, PartStored
+from txmq.broker.core.transactions.parts import GroupBatch, GroupReceipt, StorePart
+from txmq.broker.core.transactions.transactions import get
 from txmq.errors import Conflict, UnknownTopic, UnknownTransaction
 from txmq.message import Decision, Message
 from txmq.tx.group import GroupState

@@ -7,12 +7,12 @@ import pytest
 from tests.core.driver import SECOND, Driver, token
 from tests.core.due import due_checks
 from txmq.batch import encode, verify
-from txmq.broker.core import decisions, jobs, sweeping, upkeep
-from txmq.broker.core.sends import Send
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import HOLDS, QUEUED, UNDECIDED
-from txmq.broker.core.topics import DeleteTopic, GrowTopic
-from txmq.broker.core.transactions import KEPT, get
+from txmq.broker.core.topics.sends import Send
+from txmq.broker.core.topics.topics import DeleteTopic, GrowTopic
+from txmq.broker.core.transactions import decisions, jobs, sweeping, upkeep
+from txmq.broker.core.transactions.transactions import KEPT, get
 from txmq.errors import Conflict, DigestMismatch, SequenceGap, StaleTopic, UnknownProducer, UnknownTransaction
 from txmq.message import Decision, Message
 from txmq.tx.group import TRANSITIONS, GroupState, Step, step

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import branches
-from txmq.broker.core.decisions import Decide, DecideReceipt
-from txmq.broker.core.instances import RegisterInstance, fenced
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.tables import CONFLICTS, DEALT, XA, XIDS
-from txmq.broker.core.transactions import KEPT, get
-from txmq.broker.core.xa import AskOutcome, DecideByHand, ForgetHeuristics, NoteHeuristic
+from txmq.broker.core.transactions import branches
+from txmq.broker.core.transactions.decisions import Decide, DecideReceipt
+from txmq.broker.core.transactions.instances import RegisterInstance, fenced
+from txmq.broker.core.transactions.transactions import KEPT, get
+from txmq.broker.core.transactions.xa import AskOutcome, DecideByHand, ForgetHeuristics, NoteHeuristic
 from txmq.errors import (
     BadRequest,
     Conflict,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from tests.simulation.clock import Clock
-    from txmq.broker.core.transactions import Transaction
+    from txmq.broker.core.transactions.transactions import Transaction
 
 
 class Fenced(Exception):

@@ -13,9 +13,9 @@ from txmq.broker.assembly import Assembly
 from txmq.broker.core import machine
 from txmq.broker.core.tables import META, NAMES, MemoryTables
 from txmq.broker.engine import Engine
+from txmq.broker.keeping.storage import roll_forward
+from txmq.broker.reactor.steady import SteadyClock
 from txmq.broker.service import CLOCK_S
-from txmq.broker.steady import SteadyClock
-from txmq.broker.storage import roll_forward
 from txmq.config import load
 from txmq.store.log import Log
 from txmq.store.segment import read_log_id
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tests.simulation.network import Peer
     from tests.simulation.planted import Bug
     from txmq.broker.core.state import State
-    from txmq.broker.core.transactions import Transaction
-    from txmq.broker.resolving import Resolves
+    from txmq.broker.core.transactions.transactions import Transaction
+    from txmq.broker.deciding.resolving import Resolves
     from txmq.testing.simfs import SimFS
 
 DATA = "/data"
@@ -179,7 +179,7 @@ def dumped(state: State) -> list[tuple[str, bytes, bytes]]:
 
 
 def recover(disk: SimFS, now: int) -> tuple[Log, State]:
-    """The log and the state of a disk, by the same steps as `txmq.broker.storage`, with tables in memory."""
+    """The log and the state of a disk, by the same steps as `txmq.broker.keeping.storage`, with tables in memory."""
     log_id = read_log_id(disk, DATA)
     tables, position = MemoryTables(), 0
     if log_id is not None:

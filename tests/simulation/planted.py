@@ -8,25 +8,14 @@ from unittest.mock import patch
 
 from tests.simulation import actors, convoys, crowds, moves, node
 from tests.simulation import delays as scheduling
-from txmq.broker import checks, grouping, sending
-from txmq.broker.core import (
-    decisions,
-    delayed,
-    delays,
-    gates,
-    growth,
-    holds,
-    jobs,
-    machine,
-    persistence,
-    sends,
-    together,
-    transactions,
-    xa,
-)
-from txmq.broker.core.consumer_events import PositionReset
-from txmq.broker.core.decisions import Decide
+from txmq.broker import sending
+from txmq.broker.core import machine, persistence
+from txmq.broker.core.consumers.events import PositionReset
 from txmq.broker.core.state import Outcome, Rejected, SendReceipt
+from txmq.broker.core.topics import delayed, delays, growth, sends
+from txmq.broker.core.transactions import decisions, gates, holds, jobs, together, transactions, xa
+from txmq.broker.core.transactions.decisions import Decide
+from txmq.broker.deciding import checks, grouping
 from txmq.message import Decision
 from txmq.store.snapshot import write_snapshot
 from txmq.tx.group import GroupState

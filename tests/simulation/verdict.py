@@ -9,7 +9,7 @@ from tests.simulation.branches import COMMITTED
 from tests.simulation.history import Broken
 from tests.simulation.node import dumped, recover, without_boot
 from txmq.batch import BatchView
-from txmq.broker.core.transactions import get
+from txmq.broker.core.transactions.transactions import get
 from txmq.broker.reading import published
 from txmq.tx.group import GroupState
 

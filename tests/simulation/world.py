@@ -14,7 +14,8 @@ from tests.simulation.database import Database
 from tests.simulation.history import Broken, History
 from tests.simulation.node import EPOCH_US, Node
 from tests.simulation.verdict import check_everything, check_group, check_time
-from txmq.broker.core import holds, parts, pieces, resets, tidying
+from txmq.broker.core.consumers import resets, tidying
+from txmq.broker.core.transactions import holds, parts, pieces
 from txmq.errors import StoreError
 from txmq.testing.simfs import PowerCut, SimFS
 from txmq.wire.calls import encode_call

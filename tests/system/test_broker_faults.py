@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from txmq import connect
-from txmq.broker.handles import RESERVED
+from txmq.broker.reactor.handles import RESERVED
 from txmq.client import Client
 from txmq.testing.broker import OwnBroker
 from txmq.testing.wait import wait_until

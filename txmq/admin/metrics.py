@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from txmq.admin.transactions import Standing, Tallies
-from txmq.broker.core import consumer_queries as queries
-from txmq.broker.core import gates
+from txmq.broker.core.consumers import queries
+from txmq.broker.core.transactions import gates
 from txmq.store.latency import BOUNDS_US
 
 if TYPE_CHECKING:

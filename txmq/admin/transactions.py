@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from txmq.broker.alarms import RULES
-from txmq.broker.core import undecided
-from txmq.broker.core.listed import Kind
-from txmq.broker.core.transactions import get
+from txmq.broker.alarms.alarms import RULES
+from txmq.broker.core.transactions import undecided
+from txmq.broker.core.transactions.listed import Kind
+from txmq.broker.core.transactions.transactions import get
 from txmq.wire.calls_alarms import REPORTED_NAMES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ COMMITTED, ROLLED_BACK = "COMMIT", "ROLLBACK"
 
 
 class Tallies:
-    """Counts what becomes of transactions (a `txmq.broker.watching.Watcher`). No name from a message is a label."""
+    """Counts what becomes of transactions (a `Watcher` of `broker.deciding`). No name from a message is a label."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._checks = Counter(

@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.task import LoopingCall
 
 from txmq import limits
-from txmq.broker.alarms import Alarms
+from txmq.broker.alarms.alarms import Alarms
 from txmq.broker.backlog import Backlog
-from txmq.broker.calls import Calls, TopicCalls
-from txmq.broker.calls_consumers import ConsumerCalls, LetterCalls
-from txmq.broker.calls_messages import MessageCalls
-from txmq.broker.calls_transactions import TransactionCalls
-from txmq.broker.calls_xa import XaCalls
-from txmq.broker.cataloguing import Cataloguing
-from txmq.broker.checks import CheckBacks
-from txmq.broker.core.consumer_commands import ExpireLeases, TidyGroups
-from txmq.broker.core.instances import key_of
-from txmq.broker.core.sweeping import Sweep
-from txmq.broker.core.tidying import TidyReply
+from txmq.broker.calls.consumers import ConsumerCalls, LetterCalls
+from txmq.broker.calls.control import Calls, TopicCalls
+from txmq.broker.calls.messages import MessageCalls
+from txmq.broker.calls.transactions import TransactionCalls
+from txmq.broker.calls.xa import XaCalls
+from txmq.broker.core.consumers.commands import ExpireLeases, TidyGroups
+from txmq.broker.core.consumers.tidying import TidyReply
+from txmq.broker.core.transactions.instances import key_of
+from txmq.broker.core.transactions.sweeping import Sweep
+from txmq.broker.deciding.checks import CheckBacks
+from txmq.broker.deciding.doubts import Doubts
+from txmq.broker.deciding.watching import Watching
 from txmq.broker.delays import LOOK_S, Delays
-from txmq.broker.doubts import Doubts
 from txmq.broker.fetching import Fetching
+from txmq.broker.keeping.cataloguing import Cataloguing
+from txmq.broker.keeping.retaining import Retaining
 from txmq.broker.membership import Membership
 from txmq.broker.protocol import SessionFactory
 from txmq.broker.reprieve import Reprieve
 from txmq.broker.requests import Requests
-from txmq.broker.retaining import Retaining
 from txmq.broker.statistics import Statistics
-from txmq.broker.watching import Watching
 from txmq.tx.checkback import CheckSchedule
 from txmq.wire.hello import Limits, Welcome
 from txmq.wire.together import FEATURE, SENDS
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
+    from txmq.broker.deciding.resolving import Resolves
     from txmq.broker.engine import Engine
-    from txmq.broker.resolving import Resolves
-    from txmq.broker.seams import Clock, Timer
+    from txmq.broker.reactor.seams import Clock, Timer
     from txmq.config import Checks, Settings
 
 TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed

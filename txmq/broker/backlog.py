@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.broker.core.slices import Advance, Step
 from txmq.broker.core.state import Rejected
+from txmq.broker.core.transactions.slices import Advance, Step
 
 if TYPE_CHECKING:
-    from txmq.broker.core.slices import Progress
+    from txmq.broker.core.transactions.slices import Progress
     from txmq.broker.engine import Engine
-    from txmq.broker.seams import Clock
+    from txmq.broker.reactor.seams import Clock
 
 
 class Backlog:

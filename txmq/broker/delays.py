@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.broker.core import delayed
-from txmq.broker.core.delays import ForgetRecalls, PublishDue
 from txmq.broker.core.state import Rejected
+from txmq.broker.core.topics import delayed
+from txmq.broker.core.topics.delays import ForgetRecalls, PublishDue
 
 if TYPE_CHECKING:
     from txmq.broker.engine import Engine
-    from txmq.broker.seams import Clock, Timer
+    from txmq.broker.reactor.seams import Clock, Timer
 
 LOOK_S = 0.05  # how late the time of a message that has just come, or a clock that was put forward, may be noticed
 SECOND = 1_000_000

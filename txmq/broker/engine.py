@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 from twisted.python.failure import Failure
 
-from txmq.broker.core import machine, together
+from txmq.broker.core import machine
 from txmq.broker.core.events import KINDS, Booted, Place, encode
 from txmq.broker.core.state import Outcome, Rejected
-from txmq.broker.disk import Disk
-from txmq.broker.pacing import NEVER, Pace
-from txmq.broker.timed import Timed
+from txmq.broker.core.transactions import together
+from txmq.broker.keeping.disk import Disk
+from txmq.broker.reactor.pacing import NEVER, Pace
+from txmq.broker.reactor.timed import Timed
 from txmq.errors import DiskFull, ReadOnly
 from txmq.store.writer import Flush
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from txmq.broker.core.state import State
-    from txmq.broker.seams import Clock, InThread
+    from txmq.broker.reactor.seams import Clock, InThread
     from txmq.config_storage import FlushEvery
     from txmq.store.log import Log
 

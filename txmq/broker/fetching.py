@@ -8,9 +8,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from txmq.batch import BatchView, single_row
-from txmq.broker.core.candidates import WORTH_SLICING, Candidate, Source, Wish
-from txmq.broker.core.consumer_commands import Deliver, Pick
-from txmq.broker.core.planning import Plan, plan
+from txmq.broker.core.consumers.candidates import WORTH_SLICING, Candidate, Source, Wish
+from txmq.broker.core.consumers.commands import Deliver, Pick
+from txmq.broker.core.consumers.planning import Plan, plan
 from txmq.broker.core.state import Rejected
 from txmq.broker.picking import Batches, covered, pick
 from txmq.broker.reading import before_damage, read_batches
@@ -20,11 +20,11 @@ from txmq.wire.chunks import MOVED, Chunk, pack_chunks
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from txmq.broker.core.consumers import Spot
-    from txmq.broker.core.delivery import DeliverReply, Delivery
+    from txmq.broker.core.consumers.consumers import Spot
+    from txmq.broker.core.consumers.delivery import DeliverReply, Delivery
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
-    from txmq.broker.seams import Clock, Timer
+    from txmq.broker.reactor.seams import Clock, Timer
     from txmq.wire.frames import Frame
     from txmq.wire.headers import Fetch
 

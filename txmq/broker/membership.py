@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from txmq.broker.core.consumer_commands import Leave, Rebalance
+from txmq.broker.core.consumers.commands import Leave, Rebalance
 from txmq.broker.core.events import TopicDeleted, TopicGrown
 from txmq.broker.core.state import Rejected
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
-    from txmq.broker.seams import Clock
+    from txmq.broker.reactor.seams import Clock
 
 SECOND = 1_000_000
 log = structlog.get_logger()

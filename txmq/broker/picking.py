@@ -7,14 +7,14 @@ from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING
 
 from txmq.batch import BatchView, expires, key_hashes
-from txmq.broker.core.consumer_commands import Pick
+from txmq.broker.core.consumers.commands import Pick
 from txmq.message import at_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from txmq.broker.core.candidates import Candidate
-    from txmq.broker.core.delivery import Delivery
+    from txmq.broker.core.consumers.candidates import Candidate
+    from txmq.broker.core.consumers.delivery import Delivery
     from txmq.broker.core.tables import Entry
 
 NOTHING: frozenset[int] = frozenset()

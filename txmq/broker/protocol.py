@@ -14,7 +14,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from zope.interface import implementer
 
 from txmq import limits
-from txmq.broker import handles
+from txmq.broker.reactor import handles
 from txmq.errors import ProtocolError, TxmqError
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_pieces
 from txmq.wire.headers import Opcode
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
     from txmq.broker.core.state import Rejected
-    from txmq.broker.seams import Clock, Timer, Transport
+    from txmq.broker.reactor.seams import Clock, Timer, Transport
 
     Handle = Callable[["Session", Frame], None]
 

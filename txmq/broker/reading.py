@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from txmq.batch.header import PREFIX, checksum
-from txmq.broker.core import gates
 from txmq.broker.core import tables as t
 from txmq.broker.core.tables import ENTRY_KEY, Entry
+from txmq.broker.core.transactions import gates
 from txmq.errors import CorruptRecord
 from txmq.store.scan import Damage
 

@@ -9,7 +9,7 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.broker.seams import Clock
+    from txmq.broker.reactor.seams import Clock
 
 LATE_S = 1.0  # a turn that comes so late: the process, or the machine, had stopped
 log = structlog.get_logger()

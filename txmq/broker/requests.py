@@ -7,10 +7,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from txmq import limits
-from txmq.broker.core import admission, consumer_commands, topics
+from txmq.broker.core.consumers import commands as consumer_commands
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics import find
-from txmq.broker.grouping import Grouping
+from txmq.broker.core.topics import admission, topics
+from txmq.broker.core.topics.topics import find
+from txmq.broker.deciding.grouping import Grouping
 from txmq.broker.reading import Found, before_damage, end_of, published
 from txmq.broker.sending import Sending
 from txmq.errors import BadRequest, MessagesDamaged, OffsetOutOfRange, TxmqError
@@ -21,13 +22,13 @@ from txmq.wire.headers import Opcode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.broker.calls import Calls
-    from txmq.broker.core.acks import AckReply
+    from txmq.broker.calls.control import Calls
+    from txmq.broker.core.consumers.acks import AckReply
+    from txmq.broker.deciding.resolving import Resolves
+    from txmq.broker.deciding.watching import Watching
     from txmq.broker.engine import Engine
     from txmq.broker.fetching import Fetching
     from txmq.broker.protocol import Session
-    from txmq.broker.resolving import Resolves
-    from txmq.broker.watching import Watching
     from txmq.wire.frames import Frame
 
 

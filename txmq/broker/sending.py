@@ -1,6 +1,6 @@
 """Sends, one in a frame or many: batches turned into commands, and receipts into bytes.
 
-Many in one frame are one command as far as they go together (`core/sends.py`), decided in one turn and written as one
+Many in one frame are one command as far as they go together (see `sends`), decided in one turn and written as one
 record, and are answered in one reply: once the last of them may be, so that no receipt promises what its topic's flush
 policy does not. Whatever is wrong with one of them is told in its place, and of it alone.
 """
@@ -11,10 +11,10 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import verify
-from txmq.broker.core import admission, sends
-from txmq.broker.core.sends import Send, SendTogether
 from txmq.broker.core.state import Rejected
-from txmq.broker.grouping import NOT_YET, answer_to, fence
+from txmq.broker.core.topics import admission, sends
+from txmq.broker.core.topics.sends import Send, SendTogether
+from txmq.broker.deciding.grouping import NOT_YET, answer_to, fence
 from txmq.config_storage import FlushEvery
 from txmq.errors import TxmqError
 from txmq.wire.headers import pack_send_receipt, unpack_send

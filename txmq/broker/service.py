@@ -19,18 +19,18 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import deferLater
 
 from txmq.broker.assembly import Assembly
-from txmq.broker.cataloguing import catalogue_beside
-from txmq.broker.core import undecided
-from txmq.broker.disk import DiskWatch
+from txmq.broker.core.transactions import undecided
+from txmq.broker.deciding.publishing import Publisher
+from txmq.broker.deciding.resolving import Resolving
 from txmq.broker.engine import Engine
-from txmq.broker.handles import raise_limit
-from txmq.broker.memory import keep_freed
-from txmq.broker.publishing import Publisher
-from txmq.broker.resolving import Resolving
-from txmq.broker.scrubbing import Scrubbing
-from txmq.broker.steady import SteadyClock
-from txmq.broker.storage import Keeper, Opened, open_directory
-from txmq.broker.threads import Threads
+from txmq.broker.keeping.cataloguing import catalogue_beside
+from txmq.broker.keeping.disk import DiskWatch
+from txmq.broker.keeping.scrubbing import Scrubbing
+from txmq.broker.keeping.storage import Keeper, Opened, open_directory
+from txmq.broker.reactor.handles import raise_limit
+from txmq.broker.reactor.memory import keep_freed
+from txmq.broker.reactor.steady import SteadyClock
+from txmq.broker.reactor.threads import Threads
 from txmq.listen import ListenAddress, listen_address
 from txmq.store.fs import RealFileSystem
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
-    from txmq.broker.alarms import Alarms
-    from txmq.broker.calls import Calls
-    from txmq.broker.resolving import Resolves
-    from txmq.broker.watching import Watching
+    from txmq.broker.alarms.alarms import Alarms
+    from txmq.broker.calls.control import Calls
+    from txmq.broker.deciding.resolving import Resolves
+    from txmq.broker.deciding.watching import Watching
     from txmq.config import Settings
 
     Edge = Callable[["Parts"], Awaitable[Any]]  # begins to listen, and gives an IListeningPort
@@ -272,7 +272,7 @@ def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edg
 def _reactor() -> Any:  # noqa: ANN401  # several interfaces of Twisted's
     """A composition root: here the one reactor is chosen."""
     if hasattr(select, "epoll"):
-        from txmq.broker.turns import install  # noqa: PLC0415  # not everywhere
+        from txmq.broker.reactor.turns import install  # noqa: PLC0415  # not everywhere
 
         return install()
     from twisted.internet import reactor  # noqa: PLC0415  # makes one

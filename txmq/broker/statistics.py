@@ -10,16 +10,16 @@ from heapq import nlargest
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.core import consumer_queries as queries
+from txmq.broker.core.consumers import queries
 from txmq.broker.core.state import Topic
 from txmq.store.latency import BOUNDS_US
 
 if TYPE_CHECKING:
-    from txmq.broker.cataloguing import Cataloguing
-    from txmq.broker.core.consumers import Group
+    from txmq.broker.core.consumers.consumers import Group
     from txmq.broker.engine import Engine
-    from txmq.broker.retaining import Retaining
-    from txmq.broker.seams import Clock
+    from txmq.broker.keeping.cataloguing import Cataloguing
+    from txmq.broker.keeping.retaining import Retaining
+    from txmq.broker.reactor.seams import Clock
 
 EVERY_S = 5.0  # between two looks at one of them
 AT_ONCE = 2_000  # in one turn of the reactor: about 2 ms

@@ -17,7 +17,7 @@ from txmq.cli.options import Yes, time_of, token_of
 from txmq.cli.output import FAILED, Output, clock, printable
 
 if TYPE_CHECKING:
-    from txmq.broker.offline import IndexReport
+    from txmq.broker.keeping.offline import IndexReport
     from txmq.store.verify import Verified
 
 app = typer.Typer(no_args_is_help=True, help="The log of a broker that is stopped, or an archive of segments.")
@@ -38,7 +38,7 @@ Limit = Annotated[int | None, typer.Option(min=1, help="At most so many.")]
 @local(app, "verify")
 def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
     """Read every record, and compare the index with the log; the exit status is 1 if anything is wrong."""
-    from txmq.broker.offline import check_index
+    from txmq.broker.keeping.offline import check_index
     from txmq.store.fs import RealFileSystem
     from txmq.store.verify import verify_log
 
@@ -83,7 +83,7 @@ def dump(
     limit: Limit = None,
 ) -> None:
     """Print records, one a line; damaged spans are told of at the end, and the exit status is 1 then."""
-    from txmq.broker import dumping
+    from txmq.broker.keeping import dumping
     from txmq.store.fs import RealFileSystem
     from txmq.store.segment import read_log_id
     from txmq.store.verify import LogFiles
@@ -119,8 +119,8 @@ def find(  # noqa: PLR0913  # its options
     limit: Limit = 1_000,
 ) -> None:
     """Find messages of a topic in an archive, or in the log of a broker that is stopped, in the order of storing."""
-    from txmq.broker.digging import Digging, Place
-    from txmq.broker.finding import Wanted
+    from txmq.broker.finding.digging import Digging, Place
+    from txmq.broker.finding.finding import Wanted
     from txmq.message import parse_message_id
     from txmq.store.fs import RealFileSystem
     from txmq.store.verify import LogFiles
@@ -143,7 +143,7 @@ def _line(record: dict[str, Any]) -> str:
 @local(app, "repair")
 def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
     """Accept that damaged records are lost, so that the broker starts again; a copy of what was there is kept."""
-    from txmq.broker.offline import known_durable
+    from txmq.broker.keeping.offline import known_durable
     from txmq.store.fs import RealFileSystem
     from txmq.store.repair import repair as repair_log
 
@@ -156,7 +156,7 @@ def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
 @local(app, "rebuild")
 def rebuild(out: Output, data: Data) -> None:
     """Throw the index away and make it anew from the newest snapshot and the log."""
-    from txmq.broker.offline import rebuild as rebuild_index
+    from txmq.broker.keeping.offline import rebuild as rebuild_index
     from txmq.config import load
     from txmq.store.fs import RealFileSystem
 

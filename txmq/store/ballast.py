@@ -3,7 +3,7 @@
     <data>/ballast
 
 Acks, decisions and retention need some space even on a full disk, and retention has to write before it can remove
-anything. The marks of `broker/disk.py` keep the broker from using that up itself; nothing but a file keeps others.
+anything. The marks of `keeping/disk.py` keep the broker from using that up itself; nothing but a file keeps others.
 """
 
 from __future__ import annotations

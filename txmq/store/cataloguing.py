@@ -22,8 +22,8 @@ from txmq.batch import locate, read_header
 from txmq.batch.decode import cells_of
 from txmq.batch.header import KEY, PREFIX
 from txmq.broker.core import tables as t
-from txmq.broker.core.gates import Gate
 from txmq.broker.core.persistence import TOPIC_KEY, topic_of
+from txmq.broker.core.transactions.gates import Gate
 from txmq.errors import StoreError
 from txmq.store.catalogue import (
     KEY_ROW,

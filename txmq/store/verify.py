@@ -15,7 +15,7 @@ from uuid import UUID
 
 from txmq.batch.header import FIELDS, LENGTH, MAGIC, PREFIX
 from txmq.broker.core import tables as t
-from txmq.broker.core.moved import Moved
+from txmq.broker.core.consumers.moved import Moved
 from txmq.errors import StoreError
 from txmq.store.reader import LogReader
 from txmq.store.record import Record

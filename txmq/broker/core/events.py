@@ -4,8 +4,8 @@ Tuples inside an event come back from the log as plain tuples: `apply` never ask
 
 An event's body in the log is the MessagePack array of its fields, in order, then its attachment, if it has one
 (docs/FORMATS.md 4.1). Fields are appended with a default, never removed; a number is never used again.
-Numbers 1..63 are topics, messages and transactions, 64..127 consumers (`consumer_events`); those of
-transactions and jobs stand in `transaction_events`.
+Numbers 1..63 are topics, messages and transactions, 64..127 consumers (`consumers.events`); those of
+transactions and jobs stand in `transactions.events`.
 """
 
 from __future__ import annotations

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.core import (
-    consumer_rules,
+from txmq.broker.core import persistence
+from txmq.broker.core.consumers import letter_retention, outliving
+from txmq.broker.core.consumers import rules as consumer_rules
+from txmq.broker.core.events import Booted, Event, Place
+from txmq.broker.core.topics import delays, retention, sends, topics
+from txmq.broker.core.transactions import (
     decisions,
-    delays,
     gates,
     instances,
     jobs,
-    letter_retention,
     lost,
-    outliving,
     parts,
-    persistence,
-    retention,
-    sends,
     slices,
     sweeping,
     together,
-    topics,
     upkeep,
     xa,
 )
-from txmq.broker.core.events import Booted, Event, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

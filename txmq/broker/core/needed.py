@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from txmq.broker.core import delayed, holds, listed, pins
+from txmq.broker.core import pins
 from txmq.broker.core import tables as t
-from txmq.broker.core.transactions import every_batch, get
+from txmq.broker.core.topics import delayed
+from txmq.broker.core.transactions import holds, listed
+from txmq.broker.core.transactions.transactions import every_batch, get
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

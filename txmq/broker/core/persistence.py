@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.core import tables as t
-from txmq.broker.core import undecided
-from txmq.broker.core.gates import Gate
 from txmq.broker.core.state import RECEIPTS_KEPT, Producer, State, Topic, TopicSettings
+from txmq.broker.core.transactions import undecided
+from txmq.broker.core.transactions.gates import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from sortedcontainers import SortedDict
 
 from txmq.broker.core import tables as t
-from txmq.broker.core.registry import Consumers
+from txmq.broker.core.consumers.registry import Consumers
 
 if TYPE_CHECKING:
     from txmq.broker.core.events import Event
-    from txmq.broker.core.gates import Gate
+    from txmq.broker.core.transactions.gates import Gate
     from txmq.errors import RequestRejected
 
 RECEIPTS_KEPT = 256  # sends that a client may have under way on one connection (ARCHITECTURE 5)

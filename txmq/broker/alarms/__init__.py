@@ -1,0 +1,1 @@
+"""What an operator has to know of without having asked."""

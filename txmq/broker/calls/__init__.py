@@ -1,0 +1,1 @@
+"""Control calls: requests of operators and clients by name, with JSON both ways."""

@@ -1,0 +1,1 @@
+"""The rules of consumer groups: who reads what, what is leased, acked, tried again, fenced, dead."""

@@ -1,0 +1,123 @@
+"""Records of a log as people and programs read them: fields by name, tokens in hexadecimal, topics by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+
+from txmq.broker.core import events
+from txmq.broker.core.consumers import events as consumer_events
+from txmq.broker.core.events import EVENTS, BatchesStored, BatchStored, TopicCreated
+from txmq.broker.core.tables import TICKET_KEY, TOPICS
+from txmq.broker.core.transactions import events as transaction_events
+from txmq.store.record import LOST, split_body
+from txmq.store.snapshot import newest_snapshot, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from txmq.store.fs import FileSystem
+    from txmq.store.record import Record
+    from txmq.store.verify import LogFiles
+
+assert consumer_events, "imported, so that its events are known"
+assert transaction_events, "likewise"
+TOPIC_FIELDS = "topic_id"
+
+
+class Wanted(NamedTuple):
+    """Which records: from `start` (0 = the first) to `end`, of these kinds (by name), of a topic, of a token.
+
+    What is empty leaves nothing out. A token is looked for in whatever an event holds.
+    """
+
+    start: int = 0
+    end: int = 0
+    kinds: tuple[str, ...] = ()
+    topic: str = ""
+    token: bytes = b""
+
+
+def kinds() -> list[str]:
+    """The names of all kinds of records."""
+    return sorted(event.__name__ for event in EVENTS.values())
+
+
+def topic_names(fs: FileSystem, directory: str, log_id: UUID, files: LogFiles) -> dict[int, str]:
+    """By id, those of deleted topics too: as the newest snapshot has them, then as the log tells."""
+    names: dict[int, str] = {}
+    snapshot = newest_snapshot(fs, directory, log_id) if fs.listdir(f"{directory}/snapshot") else None
+    if snapshot is not None:
+        for table, key, value in read_rows(fs, snapshot):
+            if table != TOPICS:
+                break  # it is the first table
+            names[TICKET_KEY.unpack(key)[0]] = msgpack.unpackb(value)[0]
+    for record in files.scan(files.first):
+        if record.kind in EVENTS and EVENTS[record.kind] is TopicCreated:
+            event: Any = events.decode(record.kind, split_body(record).head)
+            names[event.topic_id] = event.name
+    return names
+
+
+def dump(files: LogFiles, wanted: Wanted, names: dict[int, str]) -> Iterator[dict[str, Any]]:
+    """The records that are wanted, in their order."""
+    for record in files.scan(max(wanted.start, files.first)):
+        if wanted.end and record.position >= wanted.end:
+            return
+        told = _told(record, names)
+        if _is_wanted(told, record, wanted):
+            yield told
+
+
+def _told(record: Record, names: dict[int, str]) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "position": record.position,
+        "end": record.end,
+        "kind": _kind(record),
+        "stored_at": record.stored_at,
+        "boot_epoch": record.boot_epoch,
+        "durable_before": record.durable_before,
+    }
+    if record.kind not in EVENTS:
+        return told | {"bytes": len(record.body)}
+    body = split_body(record)
+    event: Any = events.decode(record.kind, body.head)
+    fields = _fields(event, names)
+    if isinstance(event, BatchesStored):
+        fields["batches"] = [_fields(BatchStored(*batch), names) for batch in event.batches]
+        fields["topics"] = sorted({batch["topic"] for batch in fields["batches"]})
+    return told | {"attached": len(body.attachment), "event": fields}
+
+
+def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN401  # an Event, which has no fields
+    fields = {name: _readable(value) for name, value in event._asdict().items()}
+    return fields | ({"topic": names.get(event.topic_id, "")} if TOPIC_FIELDS in fields else {})
+
+
+def _kind(record: Record) -> str:
+    if record.kind == LOST:
+        return "Lost"
+    known = EVENTS.get(record.kind)
+    return str(record.kind) if known is None else known.__name__
+
+
+def _is_wanted(told: dict[str, Any], record: Record, wanted: Wanted) -> bool:
+    if wanted.kinds and told["kind"] not in wanted.kinds:
+        return False
+    fields = told.get("event", {})
+    if wanted.topic and wanted.topic not in (fields.get("topic"), fields.get("name"), *fields.get("topics", ())):
+        return False
+    return not wanted.token or wanted.token in bytes(split_body(record).head)
+
+
+def _readable(value: object) -> Any:  # noqa: ANN401  # what JSON can hold
+    match value:
+        case bytes() | memoryview():
+            return bytes(value).hex()
+        case tuple() | list():
+            return [_readable(item) for item in value]
+        case dict():
+            return {str(name): _readable(item) for name, item in value.items()}
+    return value
