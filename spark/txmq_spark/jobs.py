@@ -8,7 +8,6 @@ Nobody starts a generation before the one below it is rolled back, so at most on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from hashlib import sha256
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
@@ -17,8 +16,6 @@ from uuid import UUID
 VERSION, VARIANT = 8 << 76, 2 << 62  # a UUID of its maker's own kind: a job's token tells no time
 MASK: Final = ~(0xF << 76 | 3 << 62)
 COMMIT, ROLLBACK = "COMMIT", "ROLLBACK"
-
-Call = Callable[..., dict[str, Any]]
 
 
 class Calls(Protocol):

@@ -11,9 +11,9 @@ import psycopg2
 
 from tests.bench.rows import Row, Run, benchmark, row
 from txmq.tx.postgres.folding import fold
-from txmq.tx.postgres.inbox import Position, apply_batch
+from txmq.tx.postgres.inbox import Position, claim
 from txmq.tx.postgres.schema import install
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import BEGIN, Connection
 
 GROUP, TOPIC, PARTITIONS = "billing", "orders", 16
 MESSAGES, BATCH = 10_000_000, 500
@@ -34,7 +34,7 @@ def inbox(run: Run) -> Iterator[Row]:
             partition, first = number % PARTITIONS, number // PARTITIONS * BATCH
             offsets = [offset for offset in range(first, first + BATCH) if random.random() >= SKIPPED]
             with ours.cursor() as cursor:
-                apply_batch(cursor, Position(GROUP, TOPIC, partition), offsets, begin=True)
+                claim(cursor, {Position(GROUP, TOPIC, partition): offsets}, first=BEGIN)
                 cursor.execute("COMMIT")
             if time.perf_counter() - folded >= FOLD_EVERY_S:
                 fold(keeper, GROUP)

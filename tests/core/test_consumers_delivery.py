@@ -18,7 +18,6 @@ from txmq.broker.core.consumers.commands import (
     TopicRange,
 )
 from txmq.broker.core.consumers.events import Acked, Delivered
-from txmq.broker.core.consumers.planning import has_work
 from txmq.broker.core.topics.topics import CreateTopic
 
 LEASE = 60_000_000
@@ -210,17 +209,6 @@ def test_no_partition_is_always_last(world: World) -> None:
     world.join("a")
     firsts = {world.fetch("a", most=1)[0].partition for _ in range(4)}
     assert firsts == {0, 1}
-
-
-def test_whether_there_is_work_can_be_asked(world: World) -> None:
-    world.join("a")
-    assert not has_work(world.state, "g", "a", 1, world.end, world.now)
-    world.publish("t", 1)
-    assert has_work(world.state, "g", "a", 1, world.end, world.now)
-    assert not has_work(world.state, "g", "a", 1, world.end - 1, world.now)
-    assert has_work(world.state, "g", "b", 1, world.end, world.now), "to be told that it is no member"
-    world.fetch("a")
-    assert not has_work(world.state, "g", "a", 1, world.end, world.now)
 
 
 def test_a_candidate_names_its_batch(world: World) -> None:

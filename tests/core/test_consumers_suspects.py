@@ -9,7 +9,6 @@ import pytest
 from tests.core.consumer_world import QUICK, Got, World
 from txmq.broker.core.consumers.commands import GroupPause, Leave, ResetPosition
 from txmq.broker.core.consumers.events import Delivered
-from txmq.broker.core.consumers.planning import has_work
 from txmq.broker.core.consumers.queries import letters
 from txmq.broker.core.consumers.suspects import ALONE, LOTS
 from txmq.broker.core.state import Rejected
@@ -97,7 +96,6 @@ def test_beside_what_is_out_alone_nothing_goes_out() -> None:
     world.join("b", retry=QUICK)
     first = world.fetch("a")
     assert first == [Got("t", 0, 0, 1)]
-    assert not has_work(world.state, "g", "a", world.generation(), world.end, world.now)
     assert world.fetch("a") == []
     assert [lease.single for lease in world.group().leases.values()] == [True]
     world.ack("a", (0, 1))

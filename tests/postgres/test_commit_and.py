@@ -14,7 +14,7 @@ from tests.postgres.support import backend, new_token, rows
 from txmq.errors import InDoubt, TransactionAborted
 from txmq.tx.postgres.caller import roll_back
 from txmq.tx.postgres.commit import commit_and
-from txmq.tx.postgres.inbox import Claims, Position, apply_batch, claim
+from txmq.tx.postgres.inbox import Claims, Position, claim
 from txmq.tx.postgres.session import Connection, Cursor, connect
 
 TOKEN, HERE = new_token(), Position("billing", "orders", 3)
@@ -76,7 +76,7 @@ def test_a_connection_that_breaks_leaves_it_in_doubt(connection: Connection, dat
 def test_messages_of_several_positions_are_claimed_at_once(connection: Connection) -> None:
     other = HERE._replace(partition=4, epoch=1)
     with connection.cursor() as cursor:
-        assert apply_batch(cursor, other, [7]) == {7}
+        assert claim(cursor, {other: [7]}) == {(other, 7)}
         wanted = {other: [8, 7], HERE: [1]}
         assert claim(cursor, wanted) == {(other, 8), (HERE, 1)}
     assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS

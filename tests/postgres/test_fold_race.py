@@ -73,7 +73,7 @@ class Deliveries:
         """One delivery; False where it has to come again."""
         with connection.cursor() as cursor:
             try:
-                if not inbox.apply_once(cursor, inbox.Position("g", "t", partition), offset):
+                if not inbox.claim(cursor, {inbox.Position("g", "t", partition): [offset]}):
                     self.counts["duplicate"] += 1
                     connection.commit()
                     return True

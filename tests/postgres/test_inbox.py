@@ -14,8 +14,8 @@ from txmq.testing.postgres import PostgresServer
 from txmq.tx.postgres import folding
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.folding import FoldReport, fold
-from txmq.tx.postgres.inbox import AppliedRanges, Position, applied, apply_batch, apply_once
-from txmq.tx.postgres.session import Connection, connect
+from txmq.tx.postgres.inbox import AppliedRanges, Position, applied, claim
+from txmq.tx.postgres.session import BEGIN, Connection, connect
 
 HERE = Position("billing", "orders", 3)
 
@@ -32,14 +32,16 @@ def folder(database: str) -> Iterator[Connection]:
         yield connection
 
 
-def claim(connection: Connection, offset: int, position: Position = HERE) -> bool:
+def claimed(connection: Connection, *offsets: int, position: Position = HERE, first: str = "") -> set[int]:
+    """Those of the messages that this transaction has to apply."""
     with connection.cursor() as cursor:
-        return apply_once(cursor, position, offset)
+        claims = claim(cursor, {position: offsets}, first=first)
+    assert {place for place, _offset in claims} <= {position}
+    return {offset for _place, offset in claims}
 
 
 def commit(connection: Connection, *offsets: int, position: Position = HERE) -> None:
-    with connection.cursor() as cursor:
-        assert apply_batch(cursor, position, offsets) == set(offsets)
+    assert claimed(connection, *offsets, position=position) == set(offsets)
     connection.commit()
 
 
@@ -49,10 +51,10 @@ def recent(dsn: str) -> list[tuple[object, ...]]:
 
 def test_a_message_is_applied_once_whether_folded_or_not(connection: Connection, folder: Connection) -> None:
     commit(connection, 5)
-    assert not claim(connection, 5)
+    assert not claimed(connection, 5)
     connection.commit()
     assert fold(folder, "billing") == FoldReport(1, [])
-    assert not claim(connection, 5)
+    assert not claimed(connection, 5)
 
 
 def test_a_busy_inbox_does_not_grow_until_autovacuum_looks(
@@ -68,9 +70,9 @@ def test_a_busy_inbox_does_not_grow_until_autovacuum_looks(
 
 
 def test_a_rollback_takes_the_claim_back(connection: Connection) -> None:
-    assert claim(connection, 5)
+    assert claimed(connection, 5)
     connection.rollback()
-    assert claim(connection, 5)
+    assert claimed(connection, 5)
 
 
 def test_groups_topics_partitions_and_epochs_do_not_mix(connection: Connection, folder: Connection) -> None:
@@ -85,9 +87,8 @@ def test_a_batch_tells_the_new_from_the_known(connection: Connection, folder: Co
     commit(connection, 1, 2)
     fold(folder, "billing")
     commit(connection, 4)
-    with connection.cursor() as cursor:
-        assert apply_batch(cursor, HERE, [5, 4, 3, 2, 1]) == {3, 5}
-        assert apply_batch(cursor, HERE, []) == set()
+    assert claimed(connection, 5, 4, 3, 2, 1) == {3, 5}
+    assert claimed(connection) == set()
 
 
 def test_gaps_stay_gaps_until_they_are_filled(database: str, connection: Connection, folder: Connection) -> None:
@@ -109,9 +110,8 @@ def test_nothing_applied_begins_at_the_start(connection: Connection) -> None:
 
 
 def test_begin_and_claim_share_a_round_trip(database: str, folder: Connection) -> None:
-    with folder.cursor() as cursor:
-        assert apply_once(cursor, HERE, 5, begin=True)
-        assert recent(database) == []
+    assert claimed(folder, 5, first=BEGIN)
+    assert recent(database) == []
     guarded_commit(folder, new_token())
     assert recent(database) == [(5,)]
 
@@ -123,10 +123,10 @@ def test_a_concurrent_duplicate_waits_for_the_first_to_end(
     connection: Connection,
     first_commits: bool,  # noqa: FBT001
 ) -> None:
-    claimed: list[bool] = []
+    found: list[set[int]] = []
     with closing(producer(database)) as second:
-        assert claim(connection, 5)
-        waiting = threading.Thread(target=lambda: claimed.append(claim(second, 5)))
+        assert claimed(connection, 5)
+        waiting = threading.Thread(target=lambda: found.append(claimed(second, 5)))
         waiting.start()
         wait_for_backend(postgres, backend(second), "wait_event_type = 'Lock'")
         if first_commits:
@@ -134,7 +134,7 @@ def test_a_concurrent_duplicate_waits_for_the_first_to_end(
         else:
             connection.rollback()
         waiting.join()
-        assert claimed == [not first_commits]
+        assert found == [set() if first_commits else {5}]
 
 
 def test_repeatable_read_is_told_to_try_again(database: str, connection: Connection) -> None:
@@ -143,10 +143,10 @@ def test_repeatable_read_is_told_to_try_again(database: str, connection: Connect
         rows_before(second)
         commit(connection, 5)
         with pytest.raises(DatabaseConflict) as raised:
-            claim(second, 5)
+            claimed(second, 5)
         assert raised.value.retriable
         second.rollback()
-        assert not claim(second, 5)
+        assert not claimed(second, 5)
 
 
 def rows_before(connection: Connection) -> None:
@@ -162,9 +162,9 @@ def test_no_fold_slips_in_behind_an_old_snapshot(database: str, connection: Conn
         rows_before(second)
         commit(connection, 5)
         assert fold(folder, "billing").moved == 1  # 5 is too new for `second` to know of
-        assert not claim(second, 1)
+        assert not claimed(second, 1)
         with pytest.raises(DatabaseConflict):
-            claim(second, 5)
+            claimed(second, 5)
         second.rollback()
     assert fold(folder, "billing").moved == 1
 
@@ -187,7 +187,7 @@ def test_a_fold_waits_for_the_handlers_of_a_position_and_gives_up(
     elsewhere = HERE._replace(partition=4)
     commit(connection, 5)
     commit(connection, 6, position=elsewhere)
-    assert claim(connection, 7)
+    assert claimed(connection, 7)
     assert fold(folder, "billing", lock_timeout_ms=20) == FoldReport(1, [HERE])
     connection.commit()
     assert fold(folder, "billing").moved == 2
@@ -197,18 +197,18 @@ def test_a_claim_waits_for_a_fold(
     postgres: PostgresServer, database: str, connection: Connection, folder: Connection
 ) -> None:
     commit(connection, 5)
-    claimed: list[bool] = []
+    found: list[set[int]] = []
     with folder.cursor() as cursor:
         cursor.execute("BEGIN")
         assert fold(folder, "billing").moved == 1
-        waiting = threading.Thread(target=lambda: claimed.append(claim(connection, 5)))
+        waiting = threading.Thread(target=lambda: found.append(claimed(connection, 5)))
         waiting.start()
         wait_for_backend(postgres, backend(connection), "wait_event = 'advisory'")
         cursor.execute("COMMIT")
     waiting.join()
-    assert claimed == [False]
+    assert found == [set()]
 
 
 def test_missing_tables_are_told_with_the_remedy(empty_database: str) -> None:
     with closing(producer(empty_database)) as connection, pytest.raises(SchemaMissing, match="txmq schema install"):
-        claim(connection, 5)
+        claimed(connection, 5)

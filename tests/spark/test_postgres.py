@@ -12,7 +12,7 @@ from psycopg2.sql import SQL, Identifier
 from txmq.errors import ConfigError, DatabaseError, SchemaMissing
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.folding import fold
-from txmq.tx.postgres.inbox import Position, apply_batch
+from txmq.tx.postgres.inbox import Position, claim
 from txmq.tx.postgres.session import Connection, connect, transaction
 from txmq_spark import postgres
 from txmq_spark.postgres import Snapshot, copied, exists, snapshot, table_frame
@@ -98,10 +98,10 @@ def test_the_inbox_is_its_rows_and_its_ranges(spark: SparkSession, database: str
     here, other = Position("billing", "orders", 1), Position("refunds", "orders", 1)
     for position, offsets in ((here, range(10)), (other, [77])):
         with transaction(connection) as cursor:
-            apply_batch(cursor, position, list(offsets))
+            claim(cursor, {position: offsets})
     wait_until(lambda: fold(connection, "billing").moved or not recent(connection), what="no old snapshot holds rows")
     with transaction(connection) as cursor:
-        apply_batch(cursor, here, [12, 20])
+        claim(cursor, {here: [12, 20]})
     with snapshot(database) as taken:
         found = {tuple(row) for row in inbox(spark, taken, GROUP).collect()}
     assert found == {("orders", 1, 0, 10), ("orders", 1, 12, 13), ("orders", 1, 20, 21)}

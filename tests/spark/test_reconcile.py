@@ -18,7 +18,7 @@ from txmq.client.transactions.tokens import new_token
 from txmq.message import ReceivedMessage
 from txmq.testing.broker import OwnBroker
 from txmq.tx.postgres.identity import read_server
-from txmq.tx.postgres.inbox import Position, apply_once
+from txmq.tx.postgres.inbox import Position, claim
 from txmq.tx.postgres.session import connect, transaction
 from txmq.wire.group import NO_DIGEST, Description, Part, group_digest
 from txmq_spark.commands import reconcile_main, replay_main
@@ -83,7 +83,7 @@ def apply(shop: Shop, message: ReceivedMessage) -> None:
     with closing(connect(shop.dsn, application_name="tests")) as connection, transaction(connection) as cursor:
         epoch = shop.client.call("group.show", group=GROUP)["epoch"]
         position = Position(GROUP, message.topic, message.partition, epoch)
-        if apply_once(cursor, position, message.offset):
+        if claim(cursor, {position: [message.offset]}):
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
 

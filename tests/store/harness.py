@@ -19,7 +19,7 @@ from txmq.store.fs import FileSystem
 from txmq.store.log import Log
 from txmq.store.record import Record, split_body
 from txmq.store.recovery import RecoveryReport
-from txmq.store.segment import Segment, list_segments, read_log_id
+from txmq.store.segment import Segment, SegmentInfo, list_segments, read_log_id
 from txmq.store.snapshot import newest_snapshot, read_rows, write_snapshot
 from txmq.store.survey import Known
 from txmq.testing.simfs import SimFS, crash_points
@@ -192,7 +192,15 @@ def retain(fs: SimFS, log: Log, history: History) -> None:
     write_snapshot(fs, DIRECTORY, log.log_id, newer, snapshot_rows(newer))
     history.snapshot = newer
     history.dropped = older
-    log.drop_before(older)
+    drop_before(log, older)
+
+
+def drop_before(log: Log, position: int) -> list[SegmentInfo]:
+    """Release the segments below a position, and remove them; returns them."""
+    released = log.release_before(position)
+    for segment in released:
+        log.remove(segment)
+    return released
 
 
 def snapshot_rows(position: int) -> list[tuple[str, bytes, bytes]]:

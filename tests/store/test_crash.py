@@ -123,8 +123,8 @@ def snapshots_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def retention_takes_the_last_snapshots_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop_before = Log.drop_before
-    monkeypatch.setattr(Log, "drop_before", lambda self, _: drop_before(self, self.durable))
+    release_before = Log.release_before
+    monkeypatch.setattr(Log, "release_before", lambda self, _: release_before(self, self.durable))
 
 
 PLANTED = [

@@ -15,6 +15,7 @@ from tests.store.harness import (
     Entry,
     History,
     append,
+    drop_before,
     entry,
     filled,
     flush,
@@ -166,7 +167,7 @@ def test_retention_leaves_the_last_segment_and_what_is_not_durable() -> None:
     durable, segments = log.durable, log.segments()
     for _ in range(4):
         put(log, b"", bytes(1000))
-    assert log.drop_before(log.end) == segments[:-1]
+    assert drop_before(log, log.end) == segments[:-1]
     assert log.segments()[0] == segments[-1]._replace(end=durable)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.store.harness import DIRECTORY, entry, filled, flip, new_disk
+from tests.store.harness import DIRECTORY, drop_before, entry, filled, flip, new_disk
 from txmq.errors import CorruptRecord, StoreError
 from txmq.store import reader, scan
 from txmq.store.log import Log
@@ -53,7 +53,7 @@ def test_retention_removes_whole_segments_below_a_position() -> None:
     fs = new_disk()
     log, history = filled(fs)
     segments = log.segments()
-    assert log.drop_before(segments[2].end - 8) == segments[:2]
+    assert drop_before(log, segments[2].end - 8) == segments[:2]
     assert (log.first, log.segments()) == (segments[2].first, segments[2:])
     assert fs.listdir(f"{DIRECTORY}/log") == [segment.path.rpartition("/")[2] for segment in segments[2:]]
     kept = [kept for kept in history.entries if kept.position > log.first]

@@ -250,13 +250,6 @@ class Log:
             self._fs.remove(segment.path)
         self._fs.sync_directory(folder)
 
-    def drop_before(self, position: int) -> list[SegmentInfo]:
-        """Release the segments below a position, and remove them; returns them."""
-        released = self.release_before(position)
-        for segment in released:
-            self.remove(segment)
-        return released
-
     def close(self) -> None:
         """Close the files and release the lock; what was not written is lost. Again is fine."""
         self._writer.close()

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
 ACK_S = 10.0  # how long `wait=True` waits
-CLOSE_S = 10.0
 
 
 def consume(core: Core, group: str, topics: Iterable[str], **options: Unpack[Options]) -> Consumer:

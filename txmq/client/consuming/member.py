@@ -1,6 +1,6 @@
 """A member of a consumer group, without I/O: requests out, answers in, time as an argument.
 
-    AWAY ──connected──► JOINING ──► SERVING ──close──► LEAVING ──► GONE
+    AWAY ──connected──► JOINING ──► SERVING ──close──► GONE
       ▲                                │
       └──────── lost, refused ─────────┘        what waited here is forgotten, what is in hand is claimed by the rejoin
 
@@ -47,7 +47,6 @@ class Phase(Enum):
     AWAY = auto()
     JOINING = auto()
     SERVING = auto()
-    LEAVING = auto()
     GONE = auto()
 
 

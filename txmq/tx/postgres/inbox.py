@@ -14,7 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from txmq.tx.postgres.session import BEGIN, Connection, Cursor
+from txmq.tx.postgres.session import Connection, Cursor
 from txmq.tx.postgres.translate import translated
 
 # The claim itself is in schema_3.sql.
@@ -62,25 +62,14 @@ def lock_key(position: Position) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def apply_once(cursor: Cursor, position: Position, offset: int, *, begin: bool = False) -> bool:
-    """Whether the message at `offset` is to be applied now, by this transaction; False for one that was applied before.
+def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
+    """Those of the messages at `wanted` that are to be applied now, by this transaction; the others were before.
 
-    Called in the transaction of the effect, which takes the claim back if it rolls back. While another transaction has
-    the same message in hand it waits for that one's end. `begin` opens the transaction in the same round trip, on a
-    connection in autocommit mode; `guarded_commit` ends it.
+    Called in the transaction of the effect, which takes the claims back if it rolls back. While another transaction has
+    one of the messages in hand it waits for that one's end. `first` is sent before it, in the same round trip: BEGIN,
+    for a connection in autocommit mode, whose transaction `guarded_commit` then ends.
     Raises DatabaseConflict where the whole transaction is to be run again (REPEATABLE READ and higher), DatabaseError.
     """
-    return bool(claim(cursor, {position: [offset]}, first=BEGIN if begin else ""))
-
-
-def apply_batch(cursor: Cursor, position: Position, offsets: Iterable[int], *, begin: bool = False) -> set[int]:
-    """Those of `offsets` that this transaction is to apply; otherwise as `apply_once`, for one round trip in all."""
-    claimed = claim(cursor, {position: offsets}, first=BEGIN if begin else "")
-    return {offset for _position, offset in claimed}
-
-
-def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
-    """As `apply_once`, for messages of any positions; `first` is sent before it, in the same round trip."""
     positions, calls, names = sorted(wanted), list[str](), list[str]()
     for number, position in enumerate(positions):  # in one order for all, against deadlocks
         group, topic, partition, epoch = position

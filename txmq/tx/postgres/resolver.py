@@ -33,11 +33,10 @@ class Check(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """COMMIT and ROLLBACK are final and durable in the database. Asking again before `retry_after_s` gives the same."""
+    """COMMIT and ROLLBACK are final and durable in the database; `reason` is why it is UNKNOWN."""
 
     verdict: Decision
     reason: str = ""
-    retry_after_s: float = 0.0
 
 
 # Proof before fence. Twice, for the row that was committed between the two: the second time it is seen.
@@ -88,7 +87,7 @@ class TokenResolver:
                 self._failures = 0
             except DatabaseError as error:
                 self._pause(error)
-        unknown = Answer(Decision.UNKNOWN, self.trouble, max(0.0, self._pause_ends - self._clock()))
+        unknown = Answer(Decision.UNKNOWN, self.trouble)
         return [answers.get(check, unknown) for check in checks]
 
     def maintain(self, log_id: UUID, name: str, oldest_undecided: UUID | None) -> MaintenanceReport | None:
@@ -163,7 +162,7 @@ class TokenResolver:
             except DatabaseUnavailable:
                 raise
             except DatabaseError as error:  # of this batch: the others may fare better
-                answers |= dict.fromkeys(batch, Answer(Decision.UNKNOWN, str(error), self._policy.longest_pause_s))
+                answers |= dict.fromkeys(batch, Answer(Decision.UNKNOWN, str(error)))
 
     def _batches(self, checks: list[Check]) -> Iterator[list[Check]]:
         by_log: dict[UUID, list[Check]] = {}

@@ -21,7 +21,6 @@ from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.translate import translated
 
 PLUGIN: Final = "pgoutput"
-DEFAULT: Final = "txmq_relay"
 CREATE: Final = "run `txmq relay create DSN`"
 LOST: Final = "find out what is missing, `txmq relay drop` it and `txmq relay create` another"
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")

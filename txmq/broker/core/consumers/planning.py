@@ -73,12 +73,6 @@ def plan(  # all that a fetch says
     return Plan(tuple(planner.candidates), steps)
 
 
-def has_work(state: State, group: str, member: str, generation: int, durable: int, now: int) -> bool:
-    """Whether a fetch is worth answering now, be it with a refusal. Cheap: it stops at the first candidate."""
-    found = plan(state, group, member, generation, durable, Wish(1, 1), now)
-    return isinstance(found, Rejected) or bool(found.candidates or found.steps)
-
-
 def steps_possible(state: State, group: Group, now: int) -> bool:
     """Whether a waiting fence can go on."""
     return bool(group.waiting) and not group.paused and any(fences.advance_waiting(state, group, now))
