@@ -31,18 +31,21 @@ class XaError(TransactionError):
 class XaUnknown(XaError):
     """The broker has no branch of this Xid: never prepared, finished and forgotten, or rolled back before."""
 
+    advice = "nothing is left to do for it here; `txmq xa list` tells what is not finished"
     code = "XAER_NOTA"
 
 
 class XaDuplicate(XaError):
     """The Xid is that of another branch."""
 
+    advice = "give each branch an Xid of its own"
     code = "XAER_DUPID"
 
 
 class XaProtocol(XaError):
     """The branch is not in a state for this call, or was decided otherwise by its own manager."""
 
+    advice = "the order is start, end, prepare, then commit or rollback"
     code = "XAER_PROTO"
 
 
@@ -55,6 +58,7 @@ class XaInvalid(XaError):
 class XaUnavailable(XaError):
     """The broker did not answer: it may have done what was asked. Ask again, or recover."""
 
+    advice = "ask again, or recover"
     code = "XAER_RMFAIL"
     retriable = True
     outcome = "unknown"
@@ -63,6 +67,7 @@ class XaUnavailable(XaError):
 class XaRolledBack(XaError):
     """The branch was rolled back and is forgotten."""
 
+    advice = "nothing of it is left: roll back the whole transaction"
     code = "XA_RBROLLBACK"
 
 
@@ -80,6 +85,8 @@ class XaRefused(XaRolledBack):
 
 class XaHeuristic(XaError):
     """An operator had decided the branch otherwise; `forget` it once that is dealt with."""
+
+    advice = "deal with what was decided by hand, then forget it"
 
 
 class XaHeuristicCommit(XaHeuristic):

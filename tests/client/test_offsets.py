@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from uuid import UUID
 
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.client.reading.offsets import FileOffsets
-from txmq.errors import ConfigError, LocalProtocolError, LogChanged
+from txmq.errors import ConfigError, LocalProtocolError, LogChanged, StoreError
 
 LOG, OTHER = UUID(int=1), UUID(int=2)
 PLACES = {("orders", 0): 7, ("orders", 11): 0, ("refunds", 3): 1 << 40}
@@ -95,3 +97,25 @@ def test_a_write_that_was_cut_short_leaves_what_was_there(store: FileOffsets, tm
 def test_names_are_checked(store: FileOffsets) -> None:
     with pytest.raises(LocalProtocolError):
         store.load("../r", LOG)
+
+
+def test_a_directory_that_cannot_be_used_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file: .*\(positions need"):
+        FileOffsets(tmp_path / "file").load("r", LOG)
+
+
+def test_a_disk_that_takes_no_more_keeps_what_was_saved_last(
+    store: FileOffsets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store.load("r", LOG)
+    store.save("r", LOG, PLACES)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match="No space left"):
+            store.save("r", LOG, {("orders", 0): 8})
+    store.close()
+    assert FileOffsets(tmp_path / "offsets").load("r", LOG) == PLACES

@@ -142,7 +142,9 @@ class DataManager(Face):
         state = await_state(self._core, self.token, GroupState.PUBLISHED, time.monotonic() + timeout)
         if state is not GroupState.PUBLISHED:
             told = state.name if state else "UNKNOWN"
-            raise RequestTimeout(f"transaction {self.token} is {told}, not published in time")
+            raise RequestTimeout(
+                f"transaction {self.token} is {told}, not published in time", hint=f"txmq tx show {self.token}"
+            )
 
     def _require(self, stage: Stage) -> None:
         del stage
@@ -166,7 +168,7 @@ class Savepoint:
     def rollback(self) -> None:
         """Takes back whatever was sent and acked since."""
         if self._manager.over:
-            raise XaProtocol("the transaction of this savepoint is over")
+            raise XaProtocol("the transaction of this savepoint is over", hint="make one in the current transaction")
         self._manager._share.back_to(self._mark)  # noqa: SLF001  # two halves of one thing
 
 

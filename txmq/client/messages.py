@@ -65,7 +65,7 @@ class Search:
         """Raises LocalProtocolError where this is no search."""
         name = None if message_id is None else id_of(message_id)
         if name is None and topic is None:
-            raise LocalProtocolError("a search needs a topic, or the id of a message")
+            raise LocalProtocolError("a search for everything", hint="name a topic, or the id of a message")
         times = {"start": None if start is None else micros(start), "end": None if end is None else micros(end)}
         self._args = {"topic": topic, "id": name, "key": key, "partition": partition, "offset": offset, **times}
         self._by_id = name is not None

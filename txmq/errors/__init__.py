@@ -18,7 +18,7 @@
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer, SynchronousCommitOff,
     │  │  TwoPhaseOff, TwoPhaseFull, WalLevelTooLow, SlotMissing, SlotInUse, SlotLost, SlotRewound
     └─ TransactionError
-       ├─ UnknownTransaction, AlreadyResolved, IllegalTransition, TransactionAborted, TokenFenced, InDoubt,
+       ├─ UnknownTransaction, AlreadyResolved, TransactionAborted, TokenFenced, InDoubt,
           HeuristicMixed
 
 What a resource tells a foreign transaction manager are the kinds of `txmq.errors_xa.XaError`.
@@ -101,7 +101,6 @@ from txmq.errors.storage import (
 from txmq.errors.transactions import (
     AlreadyResolved,
     HeuristicMixed,
-    IllegalTransition,
     InDoubt,
     TokenFenced,
     TransactionAborted,
@@ -129,7 +128,6 @@ __all__ = (
     "GroupMismatch",
     "HeuristicMixed",
     "HeuristicOutcome",
-    "IllegalTransition",
     "InDoubt",
     "InvalidSelector",
     "LocalProtocolError",

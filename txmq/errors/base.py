@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 Outcome = Literal["not done", "unknown"]
+MAY_BE_DONE: Final = "it may have been done: look before you do it again"
 
 
 class TxmqError(Exception):
-    """Root of the tree. `hint` says what to do about it; the text of the error ends with it."""
+    """Root of the tree. `hint` says what to do about it; the text of the error ends with it.
 
+    `advice` is the hint of an error that was raised without.
+    """
+
+    advice: ClassVar[str] = ""
     retriable: ClassVar[bool] = False
     outcome: Outcome = "not done"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        hint = hint or self.advice
         super().__init__(f"{message} ({hint})" if hint else message)
         self.message = message
         self.hint = hint
@@ -46,10 +52,13 @@ class InvalidSelector(LocalProtocolError):
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol; the connection is of no more use and is closed."""
 
+    advice = "compare the versions of txmq on both sides"
+
 
 class BrokerUnavailable(TxmqError):
     """No connection to any broker could be made within the time allowed."""
 
+    advice = "nothing was done: try again once a broker answers there"
     retriable = True
 
 
@@ -60,6 +69,7 @@ class LogChanged(TxmqError):
 class ConnectionLost(TxmqError):
     """The connection ended while the request was under way: it may have been carried out."""
 
+    advice = MAY_BE_DONE
     retriable = True
     outcome = "unknown"
 
@@ -67,9 +77,12 @@ class ConnectionLost(TxmqError):
 class RequestTimeout(TxmqError):
     """No reply within the time allowed: the request may have been carried out."""
 
+    advice = MAY_BE_DONE
     retriable = True
     outcome = "unknown"
 
 
 class ClientClosed(TxmqError):
     """The client, consumer or transaction was closed before this call."""
+
+    advice = "make another one"

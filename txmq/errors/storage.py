@@ -1,4 +1,4 @@
-"""Errors of a broker's disk."""
+"""Errors of files: of a broker's, above all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from txmq.errors.base import TxmqError
 
 
 class StoreError(TxmqError):
-    """The log or one of its companions cannot be used."""
+    """The log or one of its companions cannot be used, or the positions of a reader."""
 
 
 class CorruptRecord(StoreError):

@@ -22,16 +22,10 @@ class AlreadyResolved(TransactionError):
         self.decision = decision
 
 
-class IllegalTransition(TransactionError):
-    """A state machine was asked for a step that does not exist."""
-
-    def __init__(self, transaction: str, state: str, event: str) -> None:
-        super().__init__(f"transaction {transaction} is {state}: {event} is not possible")
-        self.transaction, self.state, self.event = transaction, state, event
-
-
 class TransactionAborted(TransactionError):
     """The transaction was rolled back, or could not be committed: none of its rows and messages exist."""
+
+    advice = "nothing of it exists: run all of it again"
 
 
 class TokenFenced(TransactionError):

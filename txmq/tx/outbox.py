@@ -19,6 +19,7 @@ from txmq.wire.group import NO_DIGEST, Description, Part, PartBatch, group_diges
 
 BYTES: Final = 8 << 20  # of one transaction's batches,
 MESSAGES: Final = 4_096  # and how many messages they hold: what one part of a group carries
+STAYS: Final = "it stays where it is: see `txmq outbox show` and `txmq outbox drop`"
 
 
 class Entry(NamedTuple):
@@ -47,9 +48,9 @@ def unpack(content: bytes) -> list[Entry]:
     try:
         entries = [Entry(*fields) for fields in msgpack.unpackb(content, max_ext_len=0)]
     except (TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"a damaged row of the outbox: {error}") from error
+        raise RemoteProtocolError(f"a damaged row of the outbox: {error}", hint=STAYS) from error
     if not all(map(_is_entry, entries)):
-        raise RemoteProtocolError("a row of the outbox with other fields")
+        raise RemoteProtocolError("a row of the outbox with other fields", hint=STAYS)
     return entries
 
 

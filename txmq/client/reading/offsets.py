@@ -5,15 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Protocol
 from uuid import UUID
 
 from pydantic import Field
 
-from txmq.errors import ConfigError, LogChanged, TxmqError
+from txmq.errors import ConfigError, LogChanged, StoreError, TxmqError
 from txmq.message import check_name
 from txmq.wire.json import WireModel, parse_as
 
@@ -46,7 +46,8 @@ class _Saved(WireModel):
 class FileOffsets:
     """A file for each reader in one directory, replaced as a whole; a name that another process uses is refused.
 
-    Raises ConfigError for a file that is none of its own, and OSError as the file system does.
+    Raises ConfigError for a file that is none of its own, and StoreError as the file system refuses: what was saved
+    last is kept then.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -55,11 +56,11 @@ class FileOffsets:
 
     def load(self, name: str, log_id: UUID) -> Offsets:
         path = self._path(name)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._lock(name)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+        with _translated(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock(name)
+            data = path.read_bytes() if path.exists() else None
+        if data is None:
             return {}
         saved = _parsed(path, data)
         if saved.log_id != str(log_id):
@@ -72,7 +73,17 @@ class FileOffsets:
         for (topic, partition), offset in sorted(offsets.items()):
             by_topic.setdefault(topic, {})[partition] = offset
         text = json.dumps({"version": VERSION, "log_id": str(log_id), "offsets": by_topic})
-        path = self._path(name)
+        with _translated(self._directory):
+            self._replace(self._path(name), text)
+
+    def close(self) -> None:
+        while self._locks:
+            os.close(self._locks.popitem()[1])
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{check_name(name, 'reader')}.json"
+
+    def _replace(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".tmp")
         with fresh.open("w") as file:
             file.write(text)
@@ -85,13 +96,6 @@ class FileOffsets:
         finally:
             os.close(directory)
 
-    def close(self) -> None:
-        while self._locks:
-            os.close(self._locks.popitem()[1])
-
-    def _path(self, name: str) -> Path:
-        return self._directory / f"{check_name(name, 'reader')}.json"
-
     def _lock(self, name: str) -> None:
         if name in self._locks:
             return
@@ -103,6 +107,15 @@ class FileOffsets:
             hint = "give each reader a name of its own"
             raise ConfigError("name", f"a reader {name!r} keeps its positions there already", hint=hint) from None
         self._locks[name] = lock
+
+
+@contextmanager
+def _translated(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "positions need a directory to write to, on a disk with space; what was saved last is kept"
+        raise StoreError(f"{error.filename or directory}: {error.strerror}", hint=hint) from error
 
 
 def _parsed(path: Path, data: bytes) -> _Saved:

@@ -71,7 +71,7 @@ def _find(recoverer: XaRecoverer, gid: str) -> Finding:
         raise TransactionError("that branch is foreign", hint="its own transaction manager has to finish it")
     here = [one for one in found if one.prepared is not None and one.prepared.here]
     if not here:
-        raise TransactionError(found[0].reason)
+        raise TransactionError(found[0].reason, hint="see: txmq xa doctor")
     return here[0]
 
 

@@ -144,7 +144,7 @@ class Homes:
         """
         home = self.find(log)
         if home is None:
-            raise UnknownTransaction(f"no broker that is configured has log {log}")
+            raise UnknownTransaction(f"no broker that is configured has log {log}", hint="name it: [[xa.broker]]")
         return bool(home.call("xa.heuristic", token=token.hex, **entry)["dealt"])
 
     def close(self) -> None:

@@ -93,7 +93,9 @@ class Loader:
             try:
                 partition = place.partition if place.asked else self._topics.choose(shape, message.key)
             except Exception as error:  # noqa: BLE001  # a partitioner is the user's code
-                self._fail(pile.part(at, at + 1), LocalProtocolError(f"the partitioner raised {type(error).__name__}"))
+                hint = "it is called with topic, key and the number of partitions, and answers one of them"
+                refused = LocalProtocolError(f"the partitioner raised {type(error).__name__}", hint=hint)
+                self._fail(pile.part(at, at + 1), refused)
             else:
                 places.setdefault(partition, []).append(at)
         self.put_back(

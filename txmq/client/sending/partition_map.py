@@ -42,9 +42,8 @@ class PartitionMap:
         found = tuple(counts)
         good = len(found) == self._brokers and all(type(n) is int and n >= 0 for n in found) and sum(found) > 0
         if not good:
-            raise ConfigError(
-                "partition_map", f"{found} is not a number of partitions for each of {self._brokers} brokers"
-            )
+            hint = f"a number of partitions for each of {self._brokers} brokers, one of them above 0"
+            raise ConfigError("partition_map", f"{found} does not tell how a topic is shared out", hint=hint)
         return found
 
     def counts(self, topic: str) -> Counts:

@@ -198,7 +198,7 @@ def by_partition(keys: Sequence[str | None], partitions: int, keyless: int) -> d
     try:
         known = {key: partition_of(key, partitions) if key else keyless for key in set(keys)}
     except (TypeError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"a key must be text that UTF-8 can hold: {error}") from error
+        raise LocalProtocolError(f"a key of another kind: {error}", hint="it is text that UTF-8 can hold") from error
     places: dict[int, list[int]] = {}
     for place, partition in enumerate(map(known.__getitem__, keys)):
         places.setdefault(partition, []).append(place)
@@ -209,14 +209,14 @@ def _heavier(weights: list[int], column: Sequence[str | None]) -> list[int]:
     try:
         return [size + 4 * len(text or "") for size, text in zip(weights, column, strict=True)]
     except TypeError as error:
-        raise LocalProtocolError(f"a key or tag is text: {error}") from error
+        raise LocalProtocolError(f"a key or tag of another kind: {error}", hint="it is text or None") from error
 
 
 def _weights(bodies: Sequence[bytes]) -> list[int]:
     try:
         return [len(body) + ROW_BYTES for body in bodies]
     except TypeError as error:
-        raise LocalProtocolError(f"a body is bytes: {error}") from error
+        raise LocalProtocolError(f"a body of another kind: {error}", hint="it is bytes") from error
 
 
 def cuts(weights: list[int], most: int = PIECE_ROWS) -> Iterator[tuple[int, int]]:

@@ -86,7 +86,7 @@ class Checkers:
             hint = "give the client one: txmq.connect(url, service=...)"
             raise ConfigError("service", "check-backs go to a service", hint=hint)
         if not callable(function):
-            raise LocalProtocolError(f"checker {name} is no function")
+            raise LocalProtocolError(f"checker {name} cannot be called", hint="give a function of the half message")
         with self._lock:
             new = name not in self._functions
             self._functions[check_name(name, "checker")] = function

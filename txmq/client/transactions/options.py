@@ -49,7 +49,7 @@ def begin(core: Core, connection: Connection | None, checker: str | None, option
     timeout = seconds("timeout", options.get("timeout", core.settings.timeout if connection is None else GROUP_S))
     policy = options.get("on_unavailable", "fail")
     if policy not in ("fail", "outbox"):
-        raise ConfigError("on_unavailable", f"{policy!r} is neither 'fail' nor 'outbox'")
+        raise ConfigError("on_unavailable", f"there is no {policy!r}", hint="'fail' or 'outbox'")
     if policy == "outbox" and connection is None:
         hint = "messages wait in a database: client.transaction(connection)"
         raise LocalProtocolError("only a database's transaction has an outbox", hint=hint)
@@ -109,5 +109,5 @@ def begin_xa(core: Core, connections: Sequence[Connection], options: XaOptions) 
 def seconds(name: str, value: float) -> float:
     """An option that is a span of time. Raises ConfigError."""
     if not 0 < value <= LONGEST_S:
-        raise ConfigError(name, f"seconds, up to {LONGEST_S:.0f}, are needed")
+        raise ConfigError(name, f"{value!r} cannot be", hint=f"seconds, up to {LONGEST_S:.0f}, are needed")
     return value

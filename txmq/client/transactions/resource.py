@@ -63,7 +63,7 @@ class XaResource(Face):
         What is prepared is never timed out.
         """
         if seconds < 0:
-            raise XaInvalid(f"{seconds} seconds")
+            raise XaInvalid(f"{seconds} seconds", hint="0 or more")
         self._timeout = seconds
 
     def start(self, xid: AnyXid, *, join: bool = False, resume: bool = False) -> None:
@@ -88,7 +88,7 @@ class XaResource(Face):
     def end(self, xid: AnyXid, how: Literal["success", "fail", "suspend"] = "success") -> None:
         """Work on the branch is over, or, suspended, for the time being; after "fail" it can only be rolled back."""
         if how not in ("success", "fail", "suspend"):
-            raise XaInvalid(f"{how!r} is no way to end a branch")
+            raise XaInvalid(f"{how!r} is no way to end a branch", hint="success, fail or suspend")
         branch = self._known(as_xid(xid), Standing.ACTIVE, Standing.SUSPENDED)
         if branch.standing is Standing.ACTIVE and branch is not self._branch:
             raise XaProtocol(f"branch {branch.xid.gid} is worked on by another resource")
@@ -224,7 +224,8 @@ def as_xid(xid: AnyXid) -> Xid:
         case object(format_id=int(number), gtrid=str(gtrid), bqual=str(bqual)):
             found = Xid(number, gtrid.encode(), bqual.encode())
         case _:
-            raise XaInvalid(f"{xid!r} is no Xid, which is a format id, a gtrid and a bqual")
+            raise XaInvalid(f"{xid!r} is no Xid", hint="a format id, a gtrid and a bqual are needed")
     if not 0 <= found.format <= LARGEST_FORMAT or max(len(found.gtrid), len(found.bqual)) > LONGEST_PART:
-        raise XaInvalid(f"a format id is at most {LARGEST_FORMAT}, gtrid and bqual have at most {LONGEST_PART} bytes")
+        hint = f"a format id is at most {LARGEST_FORMAT}, gtrid and bqual have at most {LONGEST_PART} bytes"
+        raise XaInvalid("the Xid is too large", hint=hint)
     return found

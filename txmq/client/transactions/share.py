@@ -187,7 +187,9 @@ class Share:
             raise TransactionAborted(f"transaction {self.token} was rolled back", hint="txmq tx show tells by whom")
         if state is not GroupState.PUBLISHED:
             told = state.name if state else "UNKNOWN"
-            raise RequestTimeout(f"transaction {self.token} is {told}, not published in time")
+            raise RequestTimeout(
+                f"transaction {self.token} is {told}, not published in time", hint=f"txmq tx show {self.token}"
+            )
 
     def receipts(self) -> list[Receipt]:
         """The receipts of the messages in the order of their sends; offsets are None until it is published.

@@ -153,7 +153,7 @@ class Transaction(Face):
         Raises RequestTimeout where that takes longer, TransactionAborted where somebody rolled it back.
         """
         if not self._committed:
-            raise LocalProtocolError(f"transaction {self.token} was not committed here")
+            raise LocalProtocolError(f"transaction {self.token} was not committed here", hint="wait behind its block")
         deadline = time.monotonic() + timeout
         for share in self._shares:
             share.wait_published(deadline)

@@ -61,14 +61,14 @@ class Transactions:
             elif kind == b"M":
                 self._message(piece)
             elif not kind or piece[0] not in PASSED_OVER:
-                raise RemoteProtocolError(f"pgoutput sent a piece of kind {kind!r}, which version 1 does not have")
+                raise _unreadable(f"pgoutput sent a piece of kind {kind!r}, which version 1 does not have")
         except struct.error as error:
-            raise RemoteProtocolError(f"pgoutput sent a piece of {len(piece)} bytes that ends too early") from error
+            raise _unreadable(f"pgoutput sent a piece of {len(piece)} bytes that ends too early") from error
         return None
 
     def _begin(self, piece: bytes) -> None:
         if self._begun is not None:
-            raise RemoteProtocolError("pgoutput began a transaction within another")
+            raise _unreadable("pgoutput began a transaction within another")
         _require(piece, 1 + BEGIN.size)
         self._begun = BEGIN.unpack_from(piece, 1)
 
@@ -76,7 +76,7 @@ class Transactions:
         _require(piece, 1 + COMMIT.size)
         _flags, lsn, end, _at = COMMIT.unpack_from(piece, 1)
         if self._begun is None or self._begun[0] != lsn:
-            raise RemoteProtocolError("pgoutput committed a transaction that it had not begun")
+            raise _unreadable("pgoutput committed a transaction that it had not begun")
         (_lsn, at, xid), contents = self._begun, tuple(self._contents)
         self._begun, self._contents = None, []
         return Committed(lsn, end, at + YEAR_2000, xid, contents)
@@ -86,16 +86,20 @@ class Transactions:
         start = 1 + MESSAGE.size
         zero = piece.find(b"\0", start)
         if zero < 0:
-            raise RemoteProtocolError("pgoutput sent a message whose prefix has no end")
+            raise _unreadable("pgoutput sent a message whose prefix has no end")
         (length,) = LENGTH.unpack_from(piece, zero + 1)
         content = zero + 1 + LENGTH.size
         _require(piece, content + length)
         if flags & TRANSACTIONAL and piece[start:zero] == self._prefix:
             if self._begun is None:
-                raise RemoteProtocolError("pgoutput sent a message of a transaction that it had not begun")
+                raise _unreadable("pgoutput sent a message of a transaction that it had not begun")
             self._contents.append(piece[content:])
 
 
 def _require(piece: bytes, size: int) -> None:
     if len(piece) != size:
-        raise RemoteProtocolError(f"pgoutput sent a piece of {len(piece)} bytes, of {size} by its own account")
+        raise _unreadable(f"pgoutput sent a piece of {len(piece)} bytes, of {size} by its own account")
+
+
+def _unreadable(text: str) -> RemoteProtocolError:
+    return RemoteProtocolError(text, hint="PostgreSQL may be newer than this txmq: update it; the slot keeps its place")

@@ -23,6 +23,7 @@ CONFLICTS: Final = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT
 NO_OBJECT: Final = frozenset({"42P01", "42703", "42883", "3F000"})  # table, column, function, schema
 NOT_NOW: Final = ("08", "53", "57P")  # connection, resources, shutdown and start-up
 AWAY: Final = "is the server up, its address right, and a connection to be had?"
+MORE: Final = "PostgreSQL's own log tells more"
 LINE: Final = 200  # characters
 INSTALL: Final = "run `txmq schema install DSN`"
 HINTS: Final = {
@@ -52,7 +53,7 @@ def translate(error: psycopg2.Error, doing: str) -> DatabaseError:
         return SchemaMissing(text, hint=INSTALL, sqlstate=state)
     if state is None or state.startswith(NOT_NOW):
         return DatabaseUnavailable(text, hint=AWAY, sqlstate=state)
-    return DatabaseError(text, hint=HINTS.get(state, ""), sqlstate=state)
+    return DatabaseError(text, hint=HINTS.get(state, MORE), sqlstate=state)
 
 
 def describe(error: psycopg2.Error) -> str:

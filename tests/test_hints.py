@@ -1,0 +1,50 @@
+"""Every error that the client, its transactions and the command line raise says what to do about it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from txmq import errors, errors_xa
+from txmq.errors import TxmqError
+
+ROOT = Path(__file__).parents[1] / "txmq"
+KINDS = {
+    name: kind
+    for module in (errors, errors_xa)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, TxmqError)
+}
+
+
+def silent(source: str) -> Iterator[str]:
+    """Errors made without a hint, of kinds that have none of their own."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
+            named = any(word.arg in {"hint", None} for word in node.keywords)
+            if not named and not has_its_own(KINDS[node.func.id]):
+                yield ast.unparse(node)
+
+
+def has_its_own(kind: type[TxmqError]) -> bool:
+    return bool(kind.advice) or "hint=hint or" in (made := inspect.getsource(kind)) or 'hint="' in made
+
+
+@pytest.mark.parametrize("package", ["client", "tx", "cli"])
+def test_no_error_is_without_a_hint(package: str) -> None:
+    found = [f"{path}: {call}" for path in (ROOT / package).rglob("*.py") for call in silent(path.read_text("utf-8"))]
+    assert found == []
+
+
+def test_one_without_is_found() -> None:
+    source = "raise LocalProtocolError('no')\nraise LocalProtocolError('no', hint='so')\nraise ConnectionLost('away')"
+    assert list(silent(source)) == ["LocalProtocolError('no')"]
+
+
+def test_an_error_s_own_hint_comes_before_that_of_its_kind() -> None:
+    assert str(errors.ClientClosed("it is closed")) == "it is closed (make another one)"
+    assert str(errors.ClientClosed("it is closed", hint="wait")) == "it is closed (wait)"
