@@ -23,6 +23,7 @@ from txmq.broker.core.topics.sends import Send, SendTogether
 from txmq.broker.core.topics.topics import CreateTopic
 from txmq.broker.core.transactions.decisions import Decide
 from txmq.broker.core.transactions.parts import GroupBatch, StorePart
+from txmq.broker.core.transactions.together import StoreTogether
 from txmq.broker.engine import Engine
 from txmq.broker.keeping.storage import Keeper, open_directory
 from txmq.config import Broker
@@ -86,12 +87,23 @@ class Life:
         return Send(topic, 0, partition, data, verify(data))
 
     def half(self, number: int, outcome: Decision | None) -> None:
+        group = self.group(number)
+        self.do(group)
+        if outcome is not None:
+            self.do(Decide(group.token, outcome, "test"))
+
+    def group(self, number: int, topic: str = "t", *, local: bool = False) -> StorePart:
         token = bytes.fromhex(TOKEN)[:-1] + bytes([number])
         data = encode([Message(b"half", f"key {number}")], producer_id=token, epoch=0, sequence=0, born_at=1)
-        batch = GroupBatch("t", 0, 1, data, verify(data))
-        self.do(StorePart(token, 0, (batch,), True, False, b"d" * 32, 0, ("checker", "s"), "s", (), 0))
-        if outcome is not None:
-            self.do(Decide(token, outcome, "test"))
+        batch = GroupBatch(topic, 0, 1, data, verify(data))
+        decider = ("local",) if local else ("checker", "s")
+        return StorePart(token, 0, (batch,), True, local, b"d" * 32, 0, decider, "s", (), 0)
+
+    def delayed(self, topic: str) -> None:
+        message = Message(b"later", deliver_at=NOW + 3_600_000_000)
+        data = encode([message], producer_id=self.producer, epoch=0, sequence=self.sequence, born_at=1)
+        self.sequence += 1
+        self.do(Send(topic, 0, 0, data, verify(data)))
 
     def bury(self) -> None:
         generation = self.do(Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted())).generation
@@ -209,6 +221,24 @@ def test_records_are_printed_as_events_and_can_be_chosen(data: Path) -> None:
     text = run("log", "dump", str(data), "--limit", "2").stdout
     assert text.splitlines()[1].endswith('TopicCreated {"topic_id": 1, "name": "t", "partitions": 2, "topic": "t"}')
     assert run("log", "dump", str(data), "--kind", "Nonsense").exit_code == 2
+
+
+def test_messages_are_found_by_their_topic_however_they_were_stored(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    for topic in ("t", "u"):
+        life.do(CreateTopic(topic, 2))
+    life.do(StoreTogether((life.group(1), life.group(2, "u"))))
+    life.do(life.group(3, local=True))
+    life.do(life.group(4, "u", local=True))
+    life.delayed("u")
+    life.close()
+    assert kinds(tmp_path, "--topic", "t") == ["TopicCreated", "GroupsStored", "PartStored"]
+    assert kinds(tmp_path, "--topic", "u") == ["TopicCreated", "GroupsStored", "PartStored", "BatchDelayed"]
+    _created, several, local = lines("dump", str(tmp_path), "--topic", "t")
+    first, second = several["event"]["groups"]
+    assert [(batch["topic"], batch["count"]) for batch in first["batches"] + second["batches"]] == [("t", 1), ("u", 1)]
+    assert (first["token"], several["event"]["topics"]) == (TOKEN[:-2] + "01", ["t", "u"])
+    assert (local["event"]["topics"], local["event"]["decider"]) == (["t"], ["local"])
 
 
 def test_a_log_that_refuses_to_start_is_repaired(data: Path) -> None:

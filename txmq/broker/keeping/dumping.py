@@ -6,25 +6,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from txmq.broker.core import events
-from txmq.broker.core.consumers import events as consumer_events
+from txmq.broker.core import events, machine
 from txmq.broker.core.events import EVENTS, BatchesStored, BatchStored, TopicCreated
 from txmq.broker.core.tables import TICKET_KEY, TOPICS
-from txmq.broker.core.transactions import events as transaction_events
+from txmq.broker.core.transactions.events import GroupsStored, PartStored, StoredBatch
 from txmq.store.record import LOST, split_body
 from txmq.store.snapshot import newest_snapshot, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from uuid import UUID
 
     from txmq.store.fs import FileSystem
     from txmq.store.record import Record
     from txmq.store.verify import LogFiles
 
-assert consumer_events, "imported, so that its events are known"
-assert transaction_events, "likewise"
-TOPIC_FIELDS = "topic_id"
+assert machine, "imported, so that all events are known"
+TOPIC_FIELD = "topic_id"
+SEVERAL: dict[
+    type, tuple[str, Callable[..., object]]
+] = {  # events of several things: in which field, and what these are
+    BatchesStored: ("batches", BatchStored),
+    PartStored: ("batches", StoredBatch),
+    GroupsStored: ("groups", PartStored),
+}
 
 
 class Wanted(NamedTuple):
@@ -84,16 +89,18 @@ def _told(record: Record, names: dict[int, str]) -> dict[str, Any]:
         return told | {"bytes": len(record.body)}
     body = split_body(record)
     event: Any = events.decode(record.kind, body.head)
-    fields = _fields(event, names)
-    if isinstance(event, BatchesStored):
-        fields["batches"] = [_fields(BatchStored(*batch), names) for batch in event.batches]
-        fields["topics"] = sorted({batch["topic"] for batch in fields["batches"]})
-    return told | {"attached": len(body.attachment), "event": fields}
+    return told | {"attached": len(body.attachment), "event": _fields(event, names)}
 
 
 def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN401  # an Event, which has no fields
     fields = {name: _readable(value) for name, value in event._asdict().items()}
-    return fields | ({"topic": names.get(event.topic_id, "")} if TOPIC_FIELDS in fields else {})
+    if TOPIC_FIELD in fields:
+        fields["topic"] = names.get(event.topic_id, "")
+    if (several := SEVERAL.get(type(event))) is not None:
+        name, kind = several
+        fields[name] = parts = [_fields(kind(*part), names) for part in getattr(event, name)]
+        fields["topics"] = sorted({topic for part in parts for topic in part.get("topics", (part.get("topic"),))})
+    return fields
 
 
 def _kind(record: Record) -> str:
