@@ -4,7 +4,7 @@
 #   make test    all tests but the soak                 T="tests/test_layers.py -k name" narrows
 #   make soak    the tests that run for minutes         T= narrows
 #   make bench   all benchmarks: a table, bench.json    ONLY=tx. narrows, SCALE=0.1 shortens
-#   make check   ruff, mypy strict, the layer test
+#   make check   ruff, mypy strict, the layer test, several at once
 #   make lock    writes requirements/ anew              UPGRADE=1 takes the newest versions
 #   make clean   removes what the others made, but for .venv
 #
@@ -19,8 +19,9 @@ python := $(venv)/bin/python
 ready := $(venv)/.ready
 pip := $(python) -m pip --disable-pip-version-check --no-input
 sources := $(wildcard txmq spark examples tests)
+compiled := .cache/compiled
 
-.PHONY: help demo test soak bench check lock clean
+.PHONY: help demo test soak bench check types style layers lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,25 +36,39 @@ $(ready): requirements/build.txt requirements/lock.txt pyproject.toml
 	@$(pip) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
+# The tests' modules, by one process, once: else each of those that run tests at once compiles all of them.
+$(compiled): $(ready)
+	@mkdir -p $(@D)
+	@$(python) -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@touch $@
+
 demo: $(ready)
 	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
 
 # Some tests at once; how many, which of them stay together, and in which order: tests/reporting.py.
 test soak: at_once := --numprocesses auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
-test: $(ready)
+test: $(ready) $(compiled)
 	@$(python) -m pytest $(at_once) $(T)
 
-soak: $(ready)
+soak: $(ready) $(compiled)
 	@$(python) -m pytest $(at_once) -m soak --timeout 3600 $(T)
 
 bench: $(ready)
 	@$(python) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(SCALE),--scale $(SCALE))
 
+# mypy keeps one core busy for about a minute: the others do the rest.
 check: $(ready)
+	@$(MAKE) --no-print-directory --jobs 2 types style layers
+
+types: $(ready)
+	@$(python) -m mypy $(sources)
+
+style: $(ready)
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
-	@$(python) -m mypy $(sources)
+
+layers: $(ready) $(compiled)
 	@$(python) -m pytest --quiet tests/test_layers.py
 
 lock: compile := $(python) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
