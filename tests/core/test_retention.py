@@ -10,12 +10,12 @@ from tests.core.consumer_world import BATCH, QUICK, World
 from tests.core.driver import RECORD, SECOND, Driver, token
 from txmq.broker.core import needed, pins
 from txmq.broker.core.consumers import outliving
-from txmq.broker.core.consumers.commands import AbandonLetters, ResetPosition
+from txmq.broker.core.consumers.commands import AbandonLetters, GroupClone, ReplayLetters, ResetPosition, TidyGroups
 from txmq.broker.core.consumers.letter_retention import ExpireLetters
 from txmq.broker.core.consumers.outliving import CopyOut, Outlived, Repoint
 from txmq.broker.core.events import MessagesCopied
 from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import MOVED, MOVED_KEY, NAMES, SIGN
+from txmq.broker.core.tables import MOVED, MOVED_KEY, NAMES, PASSED, POSITION_KEY, SIGN
 from txmq.broker.core.topics import retention
 from txmq.broker.core.topics.retention import Keep, Retain, Retained
 from txmq.broker.core.topics.topics import CreateTopic, DeleteTopic
@@ -180,6 +180,64 @@ def test_a_letter_is_copied_before_its_batch_goes(world: World) -> None:
     assert [pin.position for pin in pins.below(world.state, SIGN)] == [position]
     assert world.group().positions[1, 0].floor == 12
     assert same_after_replay(world)
+
+
+def test_of_what_a_clone_may_yet_come_to_nothing_goes_and_then_it_has_missed_each_message_once(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    """Its group's failed messages are copied and fail again meanwhile, before and after their slices have come."""
+    for module in ("tidying", "clones"):
+        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
+    world.join("a", retry=QUICK)
+    world.fetch("a")
+    for offset in range(6):
+        world.nack("a", offset)
+    world.ack("a", (8, 9))
+    assert world.do(GroupClone("g", "h")).pending
+    for _ in range(4):
+        world.do(Repoint(tuple(copied_out(world, retain(world, days=3.5).outlived))))
+        retain(world, days=3.5)
+        world.now += 60 * SECOND
+        for row in [got for got in world.fetch("a") if got.offset < 6]:
+            world.nack("a", row.offset)
+        world.do(TidyGroups())
+    assert world.group("h").cloning is None
+    pass_all(world)
+    assert passed(world, "h") == 11
+    assert world.group("h").positions[1, 0].floor == 12
+    assert same_after_replay(world)
+
+
+def test_a_letter_of_long_ago_that_comes_back_meanwhile_is_none_of_a_clone_s(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    for module in ("tidying", "clones"):
+        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
+    world.join("a", retry=QUICK)
+    world.fetch("a")
+    for offset in range(4):
+        dead(world, offset)
+    world.ack("a", (4, 20))
+    pass_all(world)
+    world.do(GroupClone("g", "h"))
+    world.do(ReplayLetters("g", (("t", 0, 2),)))
+    while world.do(TidyGroups()).more:
+        pass
+    assert passed(world, "h") == 0
+    assert world.group("h").positions[1, 0].floor == 20
+    assert same_after_replay(world)
+
+
+def pass_all(world: World) -> None:
+    """What is older than three days and a half goes, as soon as what outlives it is copied."""
+    while outlived := retain(world, days=3.5).outlived:
+        world.do(Repoint(tuple(copied_out(world, outlived))))
+    assert first(world) == 12
+
+
+def passed(world: World, group: str) -> int:
+    row: Any = world.state.tables[PASSED].get(POSITION_KEY.pack(world.group(group).group_id, 1, 0))
+    return row[0] if row else 0
 
 
 def test_a_copy_of_what_was_acked_meanwhile_is_of_no_use(world: World) -> None:

@@ -128,6 +128,7 @@ def _position(state: State, source: Group, spot: Spot) -> Position:
             pending.put(piece.start, piece.end, FIRST)
     lowest = [spotted[2] for spotted, _row in moved.between(state, source, spot, 0, t.SIGN, 1)]
     floor = min([position.cursor, *lowest, *(piece.start for piece in [pending.first()] if piece is not None)])
+    floor = max(floor, state.topics_by_id[spot[0]].firsts[spot[1]])  # letters may be of before
     settled: RangeMap[None] = RangeMap((start, end, None) for start, end in gaps(pending, floor, position.cursor))
     return Position(floor, position.cursor, settled, redeliver=pending)
 

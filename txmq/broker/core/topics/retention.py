@@ -135,12 +135,15 @@ class _Draft:
         return False
 
     def _barrier(self, partition: int) -> int:
-        """The first offset that has to stay: it is not seen yet, acked in an undecided transaction, or to be copied."""
+        """The first offset that has to stay: it is not seen yet, acked in an undecided transaction, to be copied, or a
+        clone that is being made has yet to tell whether it is done with it (`consumers/cloning.py`).
+        """
         spot = (self._topic.topic_id, partition)
         stays = [gates.end(self._state, *spot, self._command.durable)]
         for group, position in _readers(self._state, spot):
             stays += [piece.start for piece in islice(position.reserved, 1)]
             stays += [row.offset for row in islice(self._rows(group, spot), 1)]
+            stays += [position.floor] if group.cloning is not None else []
         return min(stays)
 
     def _outlive(self, partition: int, end: int) -> None:
