@@ -22,7 +22,8 @@ from tests.broker.index_world import (
     stored,
     written_back,
 )
-from tests.broker.random_work import POSTGRES, Everything
+from tests.broker.random_everything import Everything
+from tests.broker.random_work import POSTGRES
 from tests.broker.support import BEGAN
 from txmq.broker.core.topics.topics import CreateTopic
 from txmq.broker.core.transactions.decisions import Decide

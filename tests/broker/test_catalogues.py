@@ -21,7 +21,7 @@ from txmq.broker.finding.candidates import Candidates
 from txmq.broker.finding.finding import Page, Search, Wanted
 from txmq.broker.keeping.storage import roll_forward
 from txmq.errors import StoreError, UnsupportedFormat
-from txmq.store import cataloguing
+from txmq.store import catalogue_writing, cataloguing
 from txmq.store.catalogue import (
     KEY_ROW,
     OFFSET_BITS,
@@ -46,8 +46,8 @@ HOUR = 3_600
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catalogues of a few batches, merged three at a time; groups are large with a few keys."""
     monkeypatch.setattr(cataloguing, "MOST_BYTES", 2_000)
-    monkeypatch.setattr(cataloguing, "MERGED", 3)
-    monkeypatch.setattr(cataloguing, "TIERS", (3_000, 9_000, 40_000))
+    monkeypatch.setattr(catalogue_writing, "MERGED", 3)
+    monkeypatch.setattr(catalogue_writing, "TIERS", (3_000, 9_000, 40_000))
     monkeypatch.setattr(pieces, "KEYS", 4)
 
 
@@ -291,7 +291,7 @@ def test_the_comparison_notices_what_a_merge_leaves_out(monkeypatch: pytest.Monk
     def forgetful(*sources: Any) -> Any:
         return (row for number, row in enumerate(heapq.merge(*sources)) if number % 3 or len(row) != KEY_ROW)
 
-    monkeypatch.setattr(cataloguing, "merge", forgetful)
+    monkeypatch.setattr(catalogue_writing, "merge", forgetful)
     with pytest.raises(AssertionError):
         test_catalogues_made_anew_lead_to_what_those_lead_to_that_grew_with_the_log()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.broker.index_world import Indexed, Rows, new_disk, settings_of, stored
-from tests.broker.random_work import Everything
+from tests.broker.random_everything import Everything
 from tests.broker.retention_world import ARCHIVE
 from tests.broker.support import BEGAN
 from txmq.broker.core import machine

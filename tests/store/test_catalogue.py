@@ -15,7 +15,7 @@ from txmq.store.catalogue import (
     open_catalogues,
     place_of,
 )
-from txmq.store.cataloguing import _write
+from txmq.store.catalogue_writing import write
 from txmq.testing.simfs import SimFS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "catalogue-v1.cat"
@@ -28,7 +28,7 @@ def test_the_format_is_the_one_in_the_golden_file() -> None:
     fs = SimFS()
     fs.makedirs(folder_of(DIRECTORY))
     rows = sorted(hashed + place_of(2, 100).to_bytes(8, "big") for hashed in (KEY, KEY, BLOCK))
-    _write(fs, DIRECTORY, (LOG_ID, 4_160, 800, 8), rows, RANGES)
+    write(fs, DIRECTORY, (LOG_ID, 4_160, 800, 8), rows, RANGES)
     [catalogue] = open_catalogues(fs, DIRECTORY, LOG_ID)
     assert fs.open(catalogue.path).pread(1 << 20, 0) == GOLDEN.read_bytes()
 

@@ -1,4 +1,4 @@
-"""Makes catalogues (`store/catalogue.py`) of what was published, and one of many small ones.
+"""Makes catalogues (`store/catalogue.py`) of what was published, and has small ones merged.
 
     python -m txmq.store.cataloguing DATA        a process of its own, nicer than the broker: sending costs nothing
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import closing, contextmanager, suppress
-from heapq import merge
-from itertools import groupby, pairwise
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,28 +24,21 @@ from txmq.broker.core.persistence import TOPIC_KEY, topic_of
 from txmq.broker.core.transactions.gates import Gate
 from txmq.errors import StoreError
 from txmq.store.catalogue import (
-    KEY_ROW,
     PLACE,
-    RANGE,
-    SUFFIX,
-    TEMPORARY,
-    About,
     Catalogue,
     Range,
     blocks,
     discard,
-    encode_header,
     folder_of,
     hash_of_id,
     hash_of_key,
-    numbers,
     open_catalogues,
-    path_of,
     place_of,
 )
+from txmq.store.catalogue_writing import merge_some, remove, write
 from txmq.store.environment import read_position, reading
 from txmq.store.fs import RealFileSystem
-from txmq.store.pages import DamagedPage, PageWriter
+from txmq.store.pages import DamagedPage
 from txmq.store.reader import LogReader
 from txmq.store.segment import list_segments, read_log_id
 from txmq.store.table import LmdbTable
@@ -61,8 +52,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 64 << 20  # of batches in a new catalogue
 MOST_ROWS = 1_000_000  # which are sorted in memory: 80 MB
-MERGED = 16  # catalogues of a tier that become one of the next
-TIERS = (16 << 20, 256 << 20, 4 << 30)  # bytes of batches; what is larger stays as it is
 NICER = 19  # than the broker
 Spot = tuple[int, int]  # topic id, partition
 
@@ -94,7 +83,7 @@ def _update(fs: FileSystem, directory: str, source: Source) -> bool:
     wanted = _wanted(source)
     covered, dead = _look_at(known, wanted)
     if dead:
-        _remove(fs, directory, dead)
+        remove(fs, directory, dead)
     new = _New(source)
     for spot, (first, end) in wanted.items():
         for gap in gaps(covered.get(spot, ()), first, end):
@@ -102,9 +91,9 @@ def _update(fs: FileSystem, directory: str, source: Source) -> bool:
         if new.full:
             break
     if new.ranges:
-        _write(fs, directory, new.about, sorted(new.rows), sorted(new.ranges))
+        write(fs, directory, new.about, sorted(new.rows), sorted(new.ranges))
         return True
-    return _merge_some(fs, directory, [catalogue for catalogue in known if catalogue not in dead])
+    return merge_some(fs, directory, [catalogue for catalogue in known if catalogue not in dead])
 
 
 def gaps(covered: Iterable[tuple[int, int]], first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -206,77 +195,6 @@ class _New:
             self.ranges[-1] = last._replace(end=found.end)
         else:
             self.ranges.append(found)
-
-
-def _write(
-    fs: FileSystem,
-    directory: str,
-    about: tuple[UUID, int, int, int],
-    rows: Iterable[bytes],
-    ranges: Iterable[Range],
-) -> None:
-    """Write one, durably under its name. `rows` are in order, and may come more than once."""
-    folder = folder_of(directory)
-    for name in fs.listdir(folder):
-        if name.endswith(TEMPORARY):
-            fs.remove(f"{folder}/{name}")
-    path = path_of(directory, max(numbers(fs, directory), default=0) + 1)
-    temporary = path.removesuffix(SUFFIX) + TEMPORARY
-    try:
-        with closing(fs.create(temporary)) as file:
-            pages = PageWriter(file, 1)
-            keys = pages.write((row for row, _same in groupby(rows)), KEY_ROW)
-            spans = pages.write((RANGE.pack(*found) for found in ranges), RANGE.size)
-            file.pwrite([encode_header(About(*about, keys, spans))], 0)
-            file.fsync()
-        fs.rename(temporary, path)
-    except StoreError:
-        with suppress(StoreError):  # the next one removes it
-            fs.remove(temporary)
-        raise
-    fs.sync_directory(folder)
-    fs.sync_directory(directory)
-
-
-def _merge_some(fs: FileSystem, directory: str, known: list[Catalogue]) -> bool:
-    for low, high in pairwise((-1, *TIERS)):
-        tier = [catalogue for catalogue in known if low < catalogue.about.size <= high][:MERGED]
-        if len(tier) == MERGED:
-            _merge(fs, directory, tier)
-            return True
-    return False
-
-
-def _merge(fs: FileSystem, directory: str, tier: list[Catalogue]) -> None:
-    """One in the place of several; all rows pass through memory one by one."""
-    found = [catalogue.about for catalogue in tier]
-    levels = 0
-    for about in found:
-        levels |= about.levels
-    summed = (found[0].log_id, max(a.position for a in found), sum(a.size for a in found), levels)
-    rows = merge(*(catalogue.key_rows() for catalogue in tier))
-    _write(fs, directory, summed, rows, _joined(merge(*(catalogue.ranges() for catalogue in tier))))
-    _remove(fs, directory, tier)
-
-
-def _joined(ranges: Iterable[Range]) -> Iterator[Range]:
-    """Ranges in order, those that touch or overlap as one."""
-    last: Range | None = None
-    for found in ranges:
-        if last is not None and last[:2] == found[:2] and found.first <= last.end:
-            last = last._replace(end=max(last.end, found.end))
-            continue
-        if last is not None:
-            yield last
-        last = found
-    if last is not None:
-        yield last
-
-
-def _remove(fs: FileSystem, directory: str, gone: list[Catalogue]) -> None:
-    for catalogue in gone:
-        fs.remove(catalogue.path)
-    fs.sync_directory(folder_of(directory))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq.batch import BatchHeader, read_header, split, verify
+from txmq.batch import read_header, split, verify
 from txmq.batch.header import DELIVER_AT
 from txmq.broker.core.state import Rejected
 from txmq.broker.core.topics import admission
@@ -24,7 +24,7 @@ from txmq.wire.status import OK, reply_for
 from txmq.wire.together import Answer, pack_answers, unpack_requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from txmq.broker.deciding.resolving import Resolves
     from txmq.broker.deciding.watching import Watching
@@ -105,7 +105,7 @@ class Grouping:
             hint = "name its database under [[resolver]] in the broker's settings"
             raise NoResolver("no resolver of this broker leads to the database that decides", hint=hint)
         command = store_part(part, session.origin)
-        return too_large(((batch.header, batch.data) for batch in command.batches), self._message_bytes) or command
+        return _too_large(command, self._message_bytes) or command
 
 
 class Together:
@@ -179,10 +179,9 @@ def fence(engine: Engine, session: Session) -> Rejected | None:
     return fenced(engine.state, *session.instance, session.incarnation)
 
 
-def too_large(batches: Iterable[tuple[BatchHeader, bytes]], most: int) -> Rejected | None:
-    """The no to messages that are larger than the broker takes."""
-    for header, batch in batches:
-        if no := admission.too_large(header, batch, most, "the broker"):
+def _too_large(part: StorePart, most: int) -> Rejected | None:
+    for batch in part.batches:
+        if no := admission.too_large(batch.header, batch.data, most, "the broker"):
             return no
     return None
 
