@@ -244,7 +244,7 @@ def test_what_a_stored_group_acked_is_delivered_again_when_it_is_rolled_back(
             tx.ack(first)
             tx.prepare()
             fail()
-        assert not consumer.holds(first)
+        assert not first.in_hand
         again = consumer.receive(10)
         assert again is not None
         assert (again.body, again.attempt) == (b"1", 2)

@@ -180,8 +180,7 @@ def test_fault_78_acks_that_were_lost_with_the_broker_are_only_redelivered(broke
         else:
             last.append(message)
     broker.kill()
-    for message in last:
-        consumer.ack(message)
+    consumer.ack_many(last)
     consumer.close(0.1)  # it dies with what it has not told
     broker.start()
     assert broker.lives == lives + 1

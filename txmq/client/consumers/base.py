@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from threading import Condition
 from typing import Self, TypeVar
 from uuid import UUID, uuid4
 
-from txmq.client.consumers.taking import Taking
+from txmq.client.consumers.taking import Changed, Taking
 from txmq.client.consumers.thread import ConsumerThread
 from txmq.client.consuming.hands import AckAction, Delivered, Hands
 from txmq.client.consuming.member import Member, Phase
@@ -28,13 +27,14 @@ T = TypeVar("T")
 class ConsumerBase(Seated, Taking):
     """A member of a consumer group. For any number of threads, and for use with `with`."""
 
-    def __init__(self, core: Core, settings: Settings, changed: Condition | None = None) -> None:
+    def __init__(self, core: Core, settings: Settings, changed: Changed | None = None) -> None:
         """`changed` is given where it is one of several brokers' members that are waited for together."""
         self.core, self.settings = core, settings
-        self._changed = changed or Condition()
+        self._changed = changed or Changed()
         self._is_part = changed is not None
         self._member = Member(settings, uuid4().hex, owner=self)
         self._hands = Hands(self._member)
+        self._acks = self._member.settling.acks
         self._thread = ConsumerThread(self._member, core.dial, self._changed)
         self._handlers = 0
 
@@ -150,11 +150,6 @@ class ConsumerBase(Seated, Taking):
         """What it has done so far."""
         with self._changed:
             return replace(self._member.stats)
-
-    def holds(self, message: ReceivedMessage) -> bool:
-        """Whether the message is in hand, neither acked nor nacked."""
-        with self._changed:
-            return self._hands.holds(message)
 
     def epoch_of(self, message: ReceivedMessage) -> int:
         """The group's epoch when the message came."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import Condition, Event
+from threading import Event
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from txmq.client.consumers.consumer import Consumer
 from txmq.client.consumers.runner import run_handler
 from txmq.client.consumers.several import Several
-from txmq.client.consumers.taking import Taking
+from txmq.client.consumers.taking import Changed, Taking
 from txmq.client.consuming.hands import Hands
 from txmq.client.consuming.parcels import ReceivedBatch
 from txmq.client.consuming.settings import Settings
@@ -35,7 +35,7 @@ class Consumers(Several[Consumer], Taking):
 
     def __init__(self, cores: Sequence[Core], settings: Settings) -> None:
         self.settings = settings
-        self._changed = Condition()
+        self._changed = Changed()
         self.parts = tuple(Consumer(core, settings, self._changed) for core in cores)
         self._handlers = 0
 

@@ -51,9 +51,10 @@ class Consumer(ConsumerBase):
         message was not in hand any more, or its lease had run out. Without `wait` nobody is told: the message is simply
         delivered again.
         """
-        with self._changed:
+        with self._changed.lock:
             number = self._hands.ack(message, time.monotonic())
-            self._settled(wait=wait)
+            if wait or self._acks.news or self.settings.ordered:
+                self._settled(wait=wait)
             if wait:
                 self._confirmed(number, message)
 
@@ -67,7 +68,7 @@ class Consumer(ConsumerBase):
 
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
         """All of these messages are processed; as `ack` of each, at once."""
-        with self._changed:
+        with self._changed.lock:
             self._hands.ack_many(messages, time.monotonic())
             self._settled()
 
@@ -76,18 +77,17 @@ class Consumer(ConsumerBase):
         settling = self._member.settling
         if self.settings.ordered:
             self._changed.notify_all()  # the next message of the key may be taken
-        if wait or settling.acks.news:
+        if wait or self._acks.news:
             settling.hurry |= wait
-            settling.acks.news = False
+            self._acks.news = False
             self._thread.poke()
 
     def _confirmed(self, number: int, delivered: Delivered) -> None:
         """Waits until the broker has the ack of that number."""
-        settling = self._member.settling
         if number == NO_ACK:
             raise NotLeased("the message is not in hand", hint="it was acked or nacked before, or given back")
-        self._changed.wait_for(lambda: settling.acks.confirmed(number) or self._gone, ACK_S)
-        if not settling.acks.confirmed(number):
+        self._changed.wait_for(lambda: self._acks.confirmed(number) or self._gone, ACK_S)
+        if not self._acks.confirmed(number):
             raise self._member.failure or RequestTimeout("the broker did not confirm the ack")
         if self._hands.refused(number, delivered):
             raise came_too_late()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from threading import Event, Lock, Thread
+from math import inf
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from txmq.client.log import get_logger
@@ -39,10 +40,8 @@ class Source(Holder, Protocol):
     def closed(self) -> bool: ...
     @property
     def parts(self) -> Sequence[Kept]: ...
-    def working(
-        self, most: int, timeout: float, batch_wait: float
-    ) -> AbstractContextManager[Sequence[DeliveredMessage]]: ...
-    def receive_many(self, most: int, timeout: float) -> Sequence[DeliveredMessage]: ...
+    def working(self) -> AbstractContextManager[None]: ...
+    def receive_many(self, most: int, timeout: float, *, batch_wait: float = 0.0) -> Sequence[DeliveredMessage]: ...
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
@@ -146,20 +145,18 @@ class Runner:
 
     def __init__(self, consumer: Source, make: Callable[[], Work], limits: Limits) -> None:
         self._consumer, self._make, self._limits = consumer, make, limits
-        self._lock = Lock()
         self._ended = Event()
-        self._at_work = 0
-        self._idle_since = time.monotonic()
+        self._idle_since = [time.monotonic()] * limits.threads  # of each thread; never, while it is at work
         self._trouble: BaseException | None = None
 
     def run(self) -> None:
         """Returns when it was told to, or all was idle for long enough. Raises what ended the work."""
         if self._limits.threads == 1:
-            self._work()
+            self._work(0)
             return
         name = self._consumer.settings.group
         threads = [
-            Thread(target=self._guarded, name=f"txmq-{name}-{number}", daemon=True)
+            Thread(target=self._guarded, args=(number,), name=f"txmq-{name}-{number}", daemon=True)
             for number in range(self._limits.threads)
         ]
         for thread in threads:
@@ -172,39 +169,37 @@ class Runner:
         if self._trouble is not None:
             raise self._trouble
 
-    def _guarded(self) -> None:
+    def _guarded(self, number: int) -> None:
         try:
-            self._work()
+            self._work(number)
         except BaseException as error:  # noqa: BLE001  # raised where it can be seen: by `run`
             self._trouble = self._trouble or error
         finally:
             self._ended.set()
 
-    def _work(self) -> None:
-        work, limits = self._make(), self._limits
+    def _work(self, number: int) -> None:
+        work, limits, consumer = self._make(), self._limits, self._consumer
         try:
-            while not self._is_over():
-                with self._consumer.working(limits.batch or 1, LOOK_EVERY_S, limits.batch_wait) as messages:
-                    self._step(work, messages)
+            with consumer.working():
+                while not self._is_over():
+                    messages = consumer.receive_many(limits.batch or 1, LOOK_EVERY_S, batch_wait=limits.batch_wait)
+                    if messages:
+                        self._step(number, work, messages)
+                    elif self._is_idle():
+                        return
         finally:
             work.close()
 
-    def _step(self, work: Work, messages: Sequence[DeliveredMessage]) -> None:
-        if not messages:
-            return
-        with self._lock:
-            self._at_work += 1
+    def _step(self, number: int, work: Work, messages: Sequence[DeliveredMessage]) -> None:
+        self._idle_since[number] = inf
         try:
             work(messages)
         finally:
-            with self._lock:
-                self._at_work -= 1
-                self._idle_since = time.monotonic()
+            self._idle_since[number] = time.monotonic()
 
     def _is_over(self) -> bool:
-        limits = self._limits
-        if limits.stop.is_set() or self._ended.is_set() or self._consumer.closed:
-            return True
-        with self._lock:
-            idle = limits.idle_exit is not None and not self._at_work
-            return idle and time.monotonic() - self._idle_since >= (limits.idle_exit or 0.0)
+        return self._limits.stop.is_set() or self._ended.is_set() or self._consumer.closed
+
+    def _is_idle(self) -> bool:
+        longest = self._limits.idle_exit
+        return longest is not None and time.monotonic() - max(self._idle_since) >= longest

@@ -54,7 +54,6 @@ class Part(Protocol):
     def paused(self) -> frozenset[str]: ...
     def pause(self, *topics: str) -> None: ...
     def resume(self, *topics: str) -> None: ...
-    def holds(self, message: ReceivedMessage) -> bool: ...
     def epoch_of(self, message: ReceivedMessage) -> int: ...
 
 
@@ -145,10 +144,6 @@ class Several(Generic[P]):
     def paused(self) -> frozenset[str]:
         """The topics of which it hands out nothing for now, of whatever broker."""
         return frozenset().union(*(part.paused for part in self.parts))
-
-    def holds(self, message: ReceivedMessage) -> bool:
-        """Whether the message is in hand, neither acked nor nacked."""
-        return self.part_of(message).holds(message)
 
     def epoch_of(self, message: ReceivedMessage) -> int:
         """The group's epoch when the message came."""

@@ -6,21 +6,30 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Condition
+from threading import Condition, RLock
 from typing import TypeVar
 
 from txmq.client.consuming.hands import Hands
 from txmq.client.consuming.parcels import DeliveredMessage, ReceivedBatch
-from txmq.message import ReceivedMessage
 
 T = TypeVar("T")
+
+
+class Changed(Condition):
+    """What guards members and tells of changes. `with changed.lock` does what `with changed` does, in half the time:
+    for what is done once a message.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        super().__init__(self.lock)
 
 
 class Taking(ABC):
     """What messages come out of."""
 
-    _changed: Condition
-    _handlers: int  # threads that have messages in their handlers
+    _changed: Changed
+    _handlers: int  # threads that are working
 
     @property
     @abstractmethod
@@ -31,7 +40,7 @@ class Taking(ABC):
     def taken(self, take: Callable[[Hands, float], T], now: float) -> T | None:
         """What `take` finds, if anything. `_changed` is held."""
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
+    def __iter__(self) -> Iterator[DeliveredMessage]:
         """Messages, until it is closed."""
         while (message := self.receive()) is not None:
             yield message
@@ -44,7 +53,7 @@ class Taking(ABC):
         while (batch := self.receive_batch()) is not None:
             yield batch
 
-    def receive(self, timeout: float | None = None) -> ReceivedMessage | None:
+    def receive(self, timeout: float | None = None) -> DeliveredMessage | None:
         """The next message; None after `timeout` seconds without one, and once it is closed.
 
         Raises why the consumer cannot go on.
@@ -72,12 +81,12 @@ class Taking(ABC):
         return found
 
     @contextmanager
-    def working(self, most: int, timeout: float, batch_wait: float) -> Iterator[list[DeliveredMessage]]:
-        """Messages for the block, as `receive_many` has them; `close` waits for the end of the block."""
+    def working(self) -> Iterator[None]:
+        """A thread takes messages and works on them for the length of the block; `close` waits for its end."""
         with self._changed:
             self._handlers += 1
         try:
-            yield self.receive_many(most, timeout, batch_wait=batch_wait)
+            yield
         finally:
             with self._changed:
                 self._handlers -= 1
@@ -89,7 +98,7 @@ class Taking(ABC):
 
     def _take(self, take: Callable[[Hands, float], T], timeout: float | None) -> T | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
+        with self._changed.lock:
             while not self.closed:
                 if found := self.taken(take, time.monotonic()):
                     return found

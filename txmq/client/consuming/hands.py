@@ -74,12 +74,14 @@ class Hands:
 
     def ack(self, message: ReceivedMessage, now: float) -> int:
         """The message is processed. Returns the number of its ack; `NO_ACK` where it is in nobody's hands any more."""
-        holdings = self._member.holdings
-        if isinstance(message, DeliveredMessage):
-            count = int(holdings.settle_one(message, now=now))
+        member, (topic, partition, offset) = self._member, message[:3]
+        if not isinstance(message, DeliveredMessage):
+            count = member.holdings.settle(_place_of(message), now=now)
+        elif member.holdings.settle_one(message, now=now):  # without a further call, for the one case that is hot
+            member.stats.acked += 1
+            return member.settling.acks.add(topic, partition, offset, offset + 1, now)
         else:
-            count = holdings.settle(_place_of(message), now=now)
-        topic, partition, offset = message[:3]
+            count = 0
         return self._acked(topic, partition, offset, offset + 1, count, now)
 
     def ack_batch(self, batch: ReceivedBatch, now: float) -> int:

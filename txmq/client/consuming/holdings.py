@@ -111,8 +111,11 @@ class Holdings:
     def take_one(self, *, now: float) -> DeliveredMessage | None:
         """As `take`, for the one case that is hot."""
         line = self._line if self._line is not None and not self._new else self._single_line()
-        found = line.take(1)
-        return self._taken(*found[0], now) if found else None
+        found = line.take_one()
+        if found is None:
+            return None
+        parcel, offset = found
+        return self._taken(parcel, offset, now)
 
     def _taken(self, parcel: Parcel, offset: int, now: float) -> DeliveredMessage:
         message = parcel.take(offset, now)

@@ -62,13 +62,12 @@ class Intake:
 
     def wanted(self) -> bool:
         """Whether half of what may wait here could be filled, and nobody is about to."""
+        holdings, settings = self._holdings, self._settings
+        if holdings.ready > settings.prefetch_messages // 2 or holdings.ready_bytes > settings.prefetch_bytes // 2:
+            return False
         if len(self._under_way) > 1 or self._left_out in self._under_way.values():
             return False
-        if len(self.paused) == len(self._settings.topics):
-            return False
-        holdings, settings = self._holdings, self._settings
-        few = holdings.ready <= settings.prefetch_messages // 2
-        return few and holdings.ready_bytes <= settings.prefetch_bytes // 2
+        return len(self.paused) < len(settings.topics)
 
     def fetch(self, seat: Seat, fetched: Callable[[bytes, float], None], refused: Refusal) -> Request:
         """The next request."""

@@ -90,10 +90,6 @@ class Consumer(ConsumerBase):
             self._hands.give_back(message, self._reactor.seconds())
         self._step()
 
-    def holds(self, message: ReceivedMessage) -> bool:
-        """Whether the message is in hand, neither acked nor nacked."""
-        return self._hands.holds(message)
-
     def epoch_of(self, message: ReceivedMessage) -> int:
         """The group's epoch when the message came."""
         return message.parcel.epoch if isinstance(message, DeliveredMessage) else self.epoch

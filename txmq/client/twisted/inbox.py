@@ -9,7 +9,7 @@ stopped meanwhile does not wait for a handler. What a thread has not committed t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from inspect import iscoroutine, iscoroutinefunction
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from txmq.client.twisted.consumer_base import ConsumerBase
     from txmq.client.twisted.runner import Limits
 
-    Taken = tuple[Sequence[DeliveredMessage], Callable[[], None]]  # and what says that their handler is done
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -51,8 +49,9 @@ class Source(Protocol):
     @property
     def parts(self) -> Sequence[ConsumerBase]: ...
     def working(self) -> AbstractContextManager[None]: ...
-    def receive_many(self, most: int, timeout: float | None = None) -> Deferred[list[DeliveredMessage]]: ...
-    async def filled(self, found: list[DeliveredMessage], most: int, seconds: float) -> list[DeliveredMessage]: ...
+    def receive_many(
+        self, most: int, timeout: float | None = None, *, batch_wait: float = 0.0
+    ) -> Deferred[list[DeliveredMessage]]: ...
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def nack_many(self, messages: Iterable[ReceivedMessage], *, error: BaseException) -> None: ...
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
@@ -146,23 +145,16 @@ class Bridge:
         return self._consumer.closed
 
     @contextmanager
-    def working(self, most: int, timeout: float, batch_wait: float) -> Iterator[Sequence[DeliveredMessage]]:
-        messages, done = self._wait(lambda: Deferred.fromCoroutine(self._take(most, timeout, batch_wait)))
+    def working(self) -> Iterator[None]:
+        working = self._consumer.working()
+        self._ask(working.__enter__)
         try:
-            yield messages
+            yield
         finally:
-            self._reactor.callFromThread(done)
+            self._reactor.callFromThread(working.__exit__, None, None, None)
 
-    async def _take(self, most: int, seconds: float, batch_wait: float) -> Taken:
-        found = await self._consumer.receive_many(most, seconds)
-        with ExitStack() as stack:
-            if found:
-                stack.enter_context(self._consumer.working())
-                found = await self._consumer.filled(found, most, batch_wait)
-            return found, stack.pop_all().close
-
-    def receive_many(self, most: int, timeout: float) -> Sequence[DeliveredMessage]:
-        return self._wait(self._consumer.receive_many, most, timeout)
+    def receive_many(self, most: int, timeout: float, *, batch_wait: float = 0.0) -> Sequence[DeliveredMessage]:
+        return self._wait(self._consumer.receive_many, most, timeout, batch_wait=batch_wait)
 
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
         self._reactor.callFromThread(self._consumer.ack_many, list(messages))

@@ -25,6 +25,7 @@ class Source(Bridged, Protocol):
 
     @property
     def at_work(self) -> int: ...
+    async def filled(self, found: list[DeliveredMessage], most: int, seconds: float) -> list[DeliveredMessage]: ...
 
 
 class Limits(NamedTuple):

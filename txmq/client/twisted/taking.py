@@ -121,7 +121,7 @@ class Taking(Closing):
     def _awaited(self) -> None:
         """Somebody waits for messages."""
 
-    def receive(self, timeout: float | None = None) -> Deferred[ReceivedMessage | None]:
+    def receive(self, timeout: float | None = None) -> Deferred[DeliveredMessage | None]:
         """The next message; None after `timeout` seconds without one, and once it is closed.
 
         Fails with why the consumer cannot go on. To cancel it is to leave the message to the next one who asks.
@@ -161,7 +161,7 @@ class Taking(Closing):
         self._awaited()
         return taker
 
-    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+    async def __aiter__(self) -> AsyncIterator[DeliveredMessage]:
         while (message := await self.receive()) is not None:
             yield message
 
