@@ -34,12 +34,13 @@ DELETE FROM public.txmq_token;
 DELETE FROM public.txmq_broker;
 DELETE FROM public.txmq_outbox;
 DELETE FROM public.txmq_inbox_recent;
-DELETE FROM public.txmq_inbox
+DELETE FROM public.txmq_inbox;
 """
 FINGERPRINT = """
 SELECT (SELECT array_agg(concat_ws(' ', oid, relname, relacl) ORDER BY oid) FROM pg_class WHERE oid >= 16384),
        (SELECT array_agg(concat_ws(' ', oid, proacl, prosrc) ORDER BY oid) FROM pg_proc WHERE oid >= 16384),
        (SELECT array_agg(concat_ws(' ', oid, nspname) ORDER BY oid) FROM pg_namespace WHERE oid >= 16384),
+       (SELECT array_agg(pubname) FROM pg_publication),
        (SELECT count(*) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
         WHERE d.datname = current_database()),
        (SELECT version FROM public.txmq_schema)
@@ -61,8 +62,7 @@ class Databases:
 
     def give_back(self, name: str) -> None:
         try:
-            self._server.execute(CLEAN, name)
-            as_new = self._look(name) == self._fingerprint
+            as_new = self._look(name, CLEAN) == self._fingerprint
         except psycopg2.Error:
             as_new = False  # txmq's own tables are gone, or out of reach
         if as_new:
@@ -70,9 +70,9 @@ class Databases:
         else:
             self._server.drop_database(name)
 
-    def _look(self, name: str) -> list[tuple[object, ...]]:
+    def _look(self, name: str, before: str = "") -> list[tuple[object, ...]]:
         with closing(self._server.connect(name)) as connection, connection.cursor() as cursor:
-            cursor.execute(FINGERPRINT)
+            cursor.execute(before + FINGERPRINT)
             return cursor.fetchall()
 
 
@@ -97,13 +97,19 @@ def logical_postgres() -> Iterator[OwnServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def logical_databases(logical_postgres: OwnServer) -> Databases:
+    """Where `logical_database` comes from."""
+    return Databases(logical_postgres)
+
+
 @pytest.fixture
-def logical_database(logical_postgres: OwnServer) -> Iterator[str]:
-    """The DSN of a new database with txmq's tables on that server; its slots go with it."""
-    name = with_tables(logical_postgres)
+def logical_database(logical_postgres: OwnServer, logical_databases: Databases) -> Iterator[str]:
+    """The DSN of a database with txmq's tables and nothing in them on that server; its slots go with it."""
+    name = logical_databases.take()
     yield logical_postgres.dsn(name)
     logical_postgres.drop_slots()
-    logical_postgres.drop_database(name)
+    logical_databases.give_back(name)
 
 
 @pytest.fixture(scope="session")
