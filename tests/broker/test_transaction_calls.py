@@ -38,7 +38,7 @@ def commit(broker: Broker, token: str) -> str:
 def test_a_transaction_shows_the_messages_that_it_holds(broker: Broker) -> None:
     token = broker.half(1, Message(b"one", "k", "made", {"a": "1"}), Message(b"two!"))
     shown = show(broker, token)
-    place = {"topic": "t", "partition": 0, "offset": None}
+    place = {"topic": "t", "partition": 0, "offset": None, "born_at": broker.now()}
     assert shown["rows"] == [
         place | {"message_id": f"{token}-0", "key": "k", "tag": "made", "headers": {"a": "1"}, "size": 3},
         place | {"message_id": f"{token}-1", "key": None, "tag": None, "headers": {}, "size": 4},

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.batch import BatchView
 from txmq.broker.calls import telling
 from txmq.broker.core.transactions.queries import Neighbour, around, contradictions
 from txmq.broker.core.transactions.transactions import every_batch, get
-from txmq.broker.reading import read_batches
+from txmq.broker.finding.finding import message, view_of
 from txmq.errors import CorruptRecord
-from txmq.message import message_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from txmq.broker.core.state import State
-    from txmq.broker.core.transactions.holds import HeldBatch
     from txmq.broker.core.transactions.transactions import Transaction
     from txmq.broker.deciding.checks import LastCheck
     from txmq.store.log import Log
@@ -110,7 +106,7 @@ def _rows(store: Log, state: State, token: bytes, row: Transaction, wanted: Want
             return
         if first + batch.count > wanted.after and batch.position >= store.first:  # else retention took it
             try:
-                view = _view(store, batch)
+                view = view_of(store, batch.position, batch.length)
             except CorruptRecord:
                 if served:
                     return  # the next page says so
@@ -119,24 +115,8 @@ def _rows(store: Log, state: State, token: bytes, row: Transaction, wanted: Want
             for number in range(max(wanted.after - first, 0), batch.count):
                 place = {"topic": state.topics_by_id[batch.topic_id].name, "partition": batch.partition}
                 offset = {"offset": None if base is None else base + number}
-                yield place | offset | _message(view, number, bodies=wanted.bodies)
+                yield place | offset | message(view, number, bodies=wanted.bodies)
         first += batch.count
-
-
-def _view(store: Log, batch: HeldBatch) -> BatchView:
-    [data] = read_batches(store, [(batch.position, batch.length)])
-    return BatchView(bytes(data))
-
-
-def _message(view: BatchView, row: int, *, bodies: bool) -> dict[str, Any]:
-    told = {
-        "message_id": message_id(view.header.producer_id, view.header.sequence + row),
-        "key": view.keys[row],
-        "tag": view.tags[row],
-        "headers": dict(view.headers[row]),
-        "size": len(view.bodies[row]),
-    }
-    return told | {"body": b64encode(view.bodies[row]).decode()} if bodies else told
 
 
 def conflict_lines(state: State) -> Iterator[dict[str, Any]]:

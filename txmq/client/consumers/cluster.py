@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import Event
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from txmq.client.consumers.consumer import Consumer
-from txmq.client.consumers.runner import run_handler
+from txmq.client.consumers.runner import Runs
 from txmq.client.consumers.several import Several
 from txmq.client.consumers.taking import Changed, Taking
 from txmq.client.consuming.hands import Hands
@@ -19,14 +18,11 @@ from txmq.client.core import Core
 from txmq.client.transactions.together import together
 from txmq.message import ReceivedMessage
 
-if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
-
 CLOSE_S = 10.0
 T = TypeVar("T")
 
 
-class Consumers(Several[Consumer], Taking):
+class Consumers(Several[Consumer], Taking, Runs):
     """Members of one group at several brokers. For any number of threads, and for use with `with`.
 
     Made by `consumer` of a client of several brokers; as a Consumer of one otherwise. `parts` are its members, in the
@@ -73,29 +69,6 @@ class Consumers(Several[Consumer], Taking):
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
         """Adds to the stats what only handlers know."""
         self.parts[0].count(duplicates=duplicates, retried=retried)
-
-    def run(
-        self,
-        handler: Callable[..., object],
-        *,
-        inbox: Callable[[], Connection] | None = None,
-        threads: int = 1,
-        batch: int | None = None,
-        batch_wait: float = 0.0,
-        idle_exit: float | None = None,
-        stop: Event | None = None,
-    ) -> None:
-        """Calls the handler for each message, of whatever broker; as `Consumer.run`."""
-        run_handler(
-            self,
-            handler,
-            inbox,
-            threads=threads,
-            batch=batch,
-            batch_wait=batch_wait,
-            idle_exit=idle_exit,
-            stop=stop,
-        )
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Leaves the group everywhere, as `Consumer.close` does."""

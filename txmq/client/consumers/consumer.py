@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from threading import Event
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Iterable
+from typing import Unpack
 
 from txmq.client.consumers.base import ConsumerBase
-from txmq.client.consumers.runner import run_handler
+from txmq.client.consumers.runner import Runs
 from txmq.client.consuming.hands import NO_ACK, Delivered, came_too_late
 from txmq.client.consuming.parcels import ReceivedBatch
 from txmq.client.consuming.settings import Options, checked
 from txmq.client.core import Core
 from txmq.errors import NotLeased, RequestTimeout
 from txmq.message import ReceivedMessage
-
-if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
 
 ACK_S = 10.0  # how long `wait=True` waits
 
@@ -34,7 +30,7 @@ def consume(core: Core, group: str, topics: Iterable[str], **options: Unpack[Opt
     return consumer
 
 
-class Consumer(ConsumerBase):
+class Consumer(ConsumerBase, Runs):
     """A member of a consumer group. For any number of threads, and for use with `with`. Made by `client.consumer`.
 
     It takes messages ahead and keeps them leased while they are here. A lost connection or a restarted broker is
@@ -156,36 +152,3 @@ class Consumer(ConsumerBase):
                 self._hands.give_back(message, time.monotonic())
             self._changed.notify_all()
             self._thread.poke()
-
-    def run(
-        self,
-        handler: Callable[..., object],
-        *,
-        inbox: Callable[[], Connection] | None = None,
-        threads: int = 1,
-        batch: int | None = None,
-        batch_wait: float = 0.0,
-        idle_exit: float | None = None,
-        stop: Event | None = None,
-    ) -> None:
-        """Calls the handler for each message, in so many threads, until `stop` is set or the consumer is closed.
-
-        `handler(message)`: what it returns from is acked, what raises is nacked, and retried by the group's policy.
-        `inbox`, a function that connects to PostgreSQL: then `handler(message, connection)` runs in a transaction that
-        also remembers the message, and its effect comes exactly once, however often the message is delivered. The
-        transaction is committed here; serialization failures and deadlocks are run again in place.
-        `batch`: the handler gets lists of up to so many messages instead, and `batch_wait` seconds are waited for a
-        list to fill. One that fails in the inbox is taken apart, so that only the messages that are to blame fail;
-        where the handler nacks those itself, its transaction is rolled back, and it is called once more with the rest.
-        `idle_exit`: seconds without a message after which to return.
-        """
-        run_handler(
-            self,
-            handler,
-            inbox,
-            threads=threads,
-            batch=batch,
-            batch_wait=batch_wait,
-            idle_exit=idle_exit,
-            stop=stop,
-        )

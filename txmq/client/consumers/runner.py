@@ -100,6 +100,43 @@ def nack_all(consumer: Holder, messages: Sequence[DeliveredMessage], error: Base
     consumer.nack_many(held, error=error)
 
 
+class Runs:
+    """What calls handlers with the messages that it takes."""
+
+    def run(
+        self: Source,
+        handler: Callable[..., object],
+        *,
+        inbox: Callable[[], Connection] | None = None,
+        threads: int = 1,
+        batch: int | None = None,
+        batch_wait: float = 0.0,
+        idle_exit: float | None = None,
+        stop: Event | None = None,
+    ) -> None:
+        """Calls the handler for each message, in so many threads, until `stop` is set or the consumer is closed.
+
+        `handler(message)`: what it returns from is acked, what raises is nacked, and retried by the group's policy.
+        `inbox`, a function that connects to PostgreSQL: then `handler(message, connection)` runs in a transaction that
+        also remembers the message, and its effect comes exactly once, however often the message is delivered. The
+        transaction is committed here; serialization failures and deadlocks are run again in place.
+        `batch`: the handler gets lists of up to so many messages instead, and `batch_wait` seconds are waited for a
+        list to fill. One that fails in the inbox is taken apart, so that only the messages that are to blame fail;
+        where the handler nacks those itself, its transaction is rolled back, and it is called once more with the rest.
+        `idle_exit`: seconds without a message after which to return.
+        """
+        run_handler(
+            self,
+            handler,
+            inbox,
+            threads=threads,
+            batch=batch,
+            batch_wait=batch_wait,
+            idle_exit=idle_exit,
+            stop=stop,
+        )
+
+
 def run_handler(  # the options of `run`
     consumer: Source,
     handler: Callable[..., object],

@@ -164,12 +164,7 @@ def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome | R
     def replay(made: Changes, spotted: Spotted, row: Moved) -> None:
         made.retry(spotted, replayed(row), now)
 
-    done = _with_letters(state, command.group, command.letters, now, replay)
-    if isinstance(done, Rejected):
-        return done
-    group, made, reply = done
-    event = Replayed(group.group_id, made.moves, made.fences, command.by)
-    return Outcome((event,) if made else (), reply)
+    return _with_letters(state, command, now, replay, Replayed)
 
 
 def replayed(row: Moved) -> Moved:
@@ -185,23 +180,18 @@ def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome |
     def close(made: Changes, spotted: Spotted, row: Moved) -> None:
         made.close(spotted, row, reason)
 
-    done = _with_letters(state, command.group, command.letters, now, close)
-    if isinstance(done, Rejected):
-        return done
-    group, made, reply = done
-    event = Abandoned(group.group_id, made.moves, made.fences, command.by)
-    return Outcome((event,) if made else (), reply)
+    return _with_letters(state, command, now, close, Abandoned)
 
 
 def _with_letters(
     state: State,
-    name: str,
-    letters: tuple[TopicOffset, ...],
+    command: ReplayLetters | AbandonLetters,
     now: int,
     change: Callable[[Changes, Spotted, Moved], None],
-) -> tuple[Group, Changes, LettersReply] | Rejected:
+    kind: type[Replayed | Abandoned],
+) -> Outcome | Rejected:
     """Change each letter, in the order of publication, so that letters of one key become a chain in their order."""
-    group = known(state, name)
+    group, letters = known(state, command.group), command.letters
     if isinstance(group, Rejected):
         return group
     if len(letters) > LETTERS_AT_ONCE:
@@ -219,7 +209,9 @@ def _with_letters(
     found.sort(key=lambda item: (item[1].visible_at, item[0]))
     for spotted, row, _letter in found:
         change(made, spotted, row)
-    return group, made, LettersReply(tuple(letter for _spotted, _row, letter in found), tuple(refused))
+    event = kind(group.group_id, made.moves, made.fences, command.by)
+    reply = LettersReply(tuple(letter for _spotted, _row, letter in found), tuple(refused))
+    return Outcome((event,) if made else (), reply)
 
 
 def find(
