@@ -131,6 +131,6 @@ def test_a_broker_that_fails_is_left_for_the_next_pass() -> None:
 
     broker.call = fails  # type: ignore[method-assign]
     assert follow() == []
-    assert broker.trouble == "gone"
+    assert broker.trouble.startswith("gone")
     broker.call = answers  # type: ignore[method-assign]
     assert follow() == [("shop", gid(1))]
