@@ -128,7 +128,7 @@ def test_messages_are_found_by_key_id_and_time(real: RealBroker, connect: Connec
     [waiting] = client.find(message_id=late.message_id)
     assert (waiting.state, waiting.topic, waiting.offset, waiting.body) == ("delayed", topic, None, b"late")
     assert list(client.find(message_id="ab" * 16 + "-0")) == []
-    with pytest.raises(LocalProtocolError, match="needs a topic"):
+    with pytest.raises(LocalProtocolError, match="name a topic"):
         list(client.find(key="k1"))
 
 

@@ -249,7 +249,7 @@ def test_what_cannot_be_queued_is_refused_before_anything_is_committed(world: Wo
     with pytest.raises(MessageTooLarge, match="4096 messages"):
         tx.__exit__(None, None, None)
     assert (world.orders(), waiting(world)) == (set(), 0)
-    with pytest.raises(ConfigError, match="neither"):
+    with pytest.raises(ConfigError, match="there is no 'pray'"):
         world.client.transaction(world.connection, on_unavailable="pray")  # type: ignore[call-overload]
     with pytest.raises(LocalProtocolError, match="outbox"):
         world.client.transaction(on_unavailable="outbox")

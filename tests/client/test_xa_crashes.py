@@ -67,7 +67,7 @@ def committed(label: str = "") -> list[str]:
 
 
 def test_every_crash_point_of_a_coordinator_has_a_test() -> None:
-    sources = [*(ROOT / "txmq/client").glob("*.py"), *(ROOT / "txmq/tx").rglob("*.py")]
+    sources = [*(ROOT / "txmq/client").rglob("*.py"), *(ROOT / "txmq/tx").rglob("*.py")]
     found = {name for source in sources for name in re.findall(r'crashpoint\("(xa\.[^"]+)"\)', source.read_text())}
     assert found == {point.partition(":")[0] for point in CRASHES}
 

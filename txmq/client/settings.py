@@ -108,4 +108,4 @@ class Settings:
 
 def _require(name: str, condition: bool, rule: str) -> None:  # noqa: FBT001
     if not condition:
-        raise ConfigError(name, "this value cannot be", hint=rule)
+        raise ConfigError(name, "a value that is not accepted", hint=rule)

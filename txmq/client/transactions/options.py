@@ -109,5 +109,5 @@ def begin_xa(core: Core, connections: Sequence[Connection], options: XaOptions) 
 def seconds(name: str, value: float) -> float:
     """An option that is a span of time. Raises ConfigError."""
     if not 0 < value <= LONGEST_S:
-        raise ConfigError(name, f"{value!r} cannot be", hint=f"seconds, up to {LONGEST_S:.0f}, are needed")
+        raise ConfigError(name, f"{value!r} is not accepted", hint=f"seconds, up to {LONGEST_S:.0f}, are needed")
     return value
