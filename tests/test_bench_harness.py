@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -238,3 +240,13 @@ def test_a_row_outside_its_benchmarks_prefix_is_a_mistake(options: list[str]) ->
 def test_each_benchmark_has_a_prefix_of_its_own() -> None:
     prefixes = [one.prefix for one in BENCHMARKS]
     assert len(set(prefixes)) == len(prefixes)
+
+
+def test_the_rows_of_each_benchmark_begin_with_its_prefix() -> None:
+    strays = [
+        f"{one.prefix}: {name}"
+        for one in BENCHMARKS
+        for name in re.findall(r'\brow\(\s*f?"([^"{]+)', inspect.getsource(one.measure))
+        if not name.startswith(one.prefix)
+    ]
+    assert strays == []

@@ -105,7 +105,7 @@ def send_many(run: Run) -> Iterator[Row]:
     yield row("store.send_many_1kib_mb", beside, "MB/s", mb_per_s, yardstick=stream, goal=at_least(0.6))
 
 
-@benchmark("store.half", "half messages of 1 KiB and their commits, fsync both")
+@benchmark("store.half_commit_p50", "half messages of 1 KiB and their commits, fsync both")
 def half_commit(run: Run) -> Iterator[Row]:
     def ours(count: int, outstanding: int, figure: str) -> float:
         with broker(run) as program:
@@ -123,7 +123,7 @@ def half_commit(run: Run) -> Iterator[Row]:
     yield row("store.half_commit_p50", beside, "µs", value, yardstick=yardstick, goal=at_most(1.5))
 
 
-@benchmark("store.half_64", "64 half messages of 1 KiB and their commits outstanding, fsync both")
+@benchmark("store.half_commit_64", "64 half messages of 1 KiB and their commits outstanding, fsync both")
 def half_64(run: Run) -> Iterator[Row]:
     count, found = run.count(20_000), dict[str, Any]()
 
