@@ -49,7 +49,7 @@ class Consumer(ConsumerBase, Runs):
         """
         with self._changed.lock:
             number = self._hands.ack(message, time.monotonic())
-            if wait or self._acks.news or self.settings.ordered:
+            if wait or self._acks.news or self._changed.waiting:
                 self._settled(wait=wait)
             if wait:
                 self._confirmed(number, message)
@@ -71,7 +71,7 @@ class Consumer(ConsumerBase, Runs):
     def _settled(self, *, wait: bool = False) -> None:
         """Acks were taken in. `wait`: they are to go out at once."""
         settling = self._member.settling
-        if self.settings.ordered:
+        if self._changed.waiting and self.settings.ordered:
             self._changed.notify_all()  # the next message of the key may be taken
         if wait or self._acks.news:
             settling.hurry |= wait

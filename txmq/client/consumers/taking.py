@@ -17,12 +17,21 @@ T = TypeVar("T")
 
 class Changed(Condition):
     """What guards members and tells of changes. `with changed.lock` does what `with changed` does, in half the time:
-    for what is done once a message.
+    for what is done once a message. `waiting`: how many threads wait, so that others need tell nobody.
     """
 
     def __init__(self) -> None:
         self.lock = RLock()
         super().__init__(self.lock)
+        self.waiting = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """As any Condition."""
+        self.waiting += 1
+        try:
+            return super().wait(timeout)
+        finally:
+            self.waiting -= 1
 
 
 class Taking(ABC):

@@ -176,7 +176,7 @@ class Holdings:
         if not parcel.left:
             self._tidy(parcel)
         if self._ordered:
-            self._line_settled(Acked(*parcel.spot, offset, offset + 1), 1)
+            self._taken_from().settled_one(parcel.topic, parcel.partition, offset)
         return True
 
     def settle(self, done: Acked, parcel: Parcel | None = None, *, now: float, old: int = STARTED) -> int:
@@ -193,13 +193,13 @@ class Holdings:
                 count += settled
                 self._tidy(one)
         if count:
-            self._line_settled(done, count)
+            self._taken_from().settled(done, count)
         return count
 
-    def _line_settled(self, done: Acked, count: int) -> None:
+    def _taken_from(self) -> Line | BatchLine:
         line = self._line or self._batches
         assert line is not None, "what was in hand was taken from it"
-        line.settled(done, count)
+        return line
 
     def change(self, what: Acked, old: int, new: int) -> int:
         """Messages in hand go from one state to another; returns how many they are. `settle` is for those done with."""

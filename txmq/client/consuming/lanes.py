@@ -17,6 +17,7 @@ from txmq.wire.headers import Acked
 
 Taken = tuple[Parcel, int]  # and an offset in it
 Spot = tuple[str, int]
+Key = tuple[str, str | None]  # a topic's
 
 
 class Line(Protocol):
@@ -34,6 +35,9 @@ class Line(Protocol):
     def settled(self, done: Acked, count: int) -> None:
         """`count` messages of this range were taken and are done with."""
 
+    def settled_one(self, topic: str, partition: int, offset: int) -> None:
+        """As `settled`, for the one case that is hot."""
+
 
 class BatchLine(Protocol):
     """A queue of parcels. Whoever takes one marks its READY rows STARTED."""
@@ -46,6 +50,9 @@ class BatchLine(Protocol):
 
     def settled(self, done: Acked, count: int) -> None:
         """`count` messages of this range were taken and are done with."""
+
+    def settled_one(self, topic: str, partition: int, offset: int) -> None:
+        """As `settled`, for the one case that is hot."""
 
 
 class Arrivals:
@@ -88,92 +95,120 @@ class Arrivals:
     def settled(self, done: Acked, count: int) -> None:
         """What is done with makes no difference to the others."""
 
+    def settled_one(self, topic: str, partition: int, offset: int) -> None:
+        """What is done with makes no difference to the others."""
+
 
 class _Lane:
-    """The messages of one key: those that wait, and how many of them are in the user's hands."""
+    """The messages of one key that wait for each other, and how many of them are in the user's hands."""
 
-    __slots__ = ("busy", "key", "queued", "waiting")
+    __slots__ = ("busy", "key", "waiting")
 
-    def __init__(self, key: tuple[str, int] | None) -> None:
+    def __init__(self, key: Key) -> None:
         self.key = key
-        self.waiting: list[Taken] = []  # no deque: most have one message, and a deque is made in ten times the time
+        self.waiting: deque[Taken] = deque()
         self.busy = 0
-        self.queued = False  # for its next message to be taken
 
     def next(self) -> Taken | None:
         """Takes its first message that is still READY."""
         while self.waiting:
-            parcel, offset = self.waiting.pop(0)
+            parcel, offset = self.waiting.popleft()
             if parcel.states[offset - parcel.start] == READY:
                 return parcel, offset
         return None
 
 
 class KeyLanes:
-    """Keys side by side, the messages of one key one after the other. Those without a key wait for nobody."""
+    """Keys side by side, the messages of one key one after the other. Those without a key wait for nobody.
+
+    Single messages go as they arrived, but for those that are passed over until their key is free; only these make a
+    lane. Who takes several gets the messages of a key in a row, and leaves the other keys to the others: for that all
+    that has arrived is lined up.
+    """
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[str, int], _Lane] = {}
-        self._free: deque[_Lane] = deque()
-        self._in_hand: dict[tuple[str, int, int], _Lane] = {}
+        self._arrivals = Arrivals()
+        self._lanes: dict[Key, _Lane | None] = {}  # of keys in hand, or that wait; None: one in hand, and none waits
+        self._free: deque[_Lane] = deque()  # all that have nothing in hand, but messages that wait
+        self._in_hand: dict[tuple[str, int, int], Key] = {}
 
     def put(self, parcel: Parcel) -> None:
-        topic, lanes, states = parcel.topic, self._lanes, parcel.states
-        for row, key_hash in enumerate(parcel.hashes()):
-            if states[row] != READY:
-                continue
-            if key_hash is None:
-                lane = _Lane(None)
-            elif (found := lanes.get((topic, key_hash))) is not None:
-                lane = found
-            else:
-                lane = lanes[topic, key_hash] = _Lane((topic, key_hash))
-            lane.waiting.append((parcel, parcel.start + row))
-            if not (lane.busy or lane.queued):
-                lane.queued = True
-                self._free.append(lane)
+        self._arrivals.put(parcel)
 
     def take(self, most: int) -> list[Taken]:
+        self._line_up()
         taken: list[Taken] = []
         while self._free and len(taken) < most:
             lane = self._free.popleft()
-            lane.queued = False
             while len(taken) < most and (found := lane.next()) is not None:
-                parcel, offset = found
-                self._in_hand[parcel.topic, parcel.partition, offset] = lane
-                lane.busy += 1
-                taken.append(found)
-            if not (lane.busy or lane.waiting):
-                self._forget(lane)
+                taken.append(self._hold(found, lane))
+            if not lane.busy:
+                self._lanes.pop(lane.key, None)
         return taken
 
     def take_one(self) -> Taken | None:
-        found = self.take(1)
-        return found[0] if found else None
+        while self._free:
+            lane = self._free.popleft()
+            if (found := lane.next()) is not None:
+                return self._hold(found, lane)
+            self._lanes.pop(lane.key, None)
+        while (found := self._arrivals.take_one()) is not None:
+            parcel, offset = found
+            key = (parcel.topic, parcel.view.keys[offset - parcel.base])
+            if key[1] is None:
+                return found
+            if key not in self._lanes:
+                self._lanes[key] = None
+                self._in_hand[parcel.topic, parcel.partition, offset] = key
+                return found
+            self._lane(key).waiting.append(found)
+        return None
 
     def settled(self, done: Acked, count: int) -> None:
-        if count == 1 and done[3] - done[2] == 1:
-            self._let_go(done[:3])
-            return
         for offset in _offsets(done, count, self._in_hand):
-            self._let_go((done.topic, done.partition, offset))
+            self.settled_one(done.topic, done.partition, offset)
 
-    def _let_go(self, place: tuple[str, int, int]) -> None:
-        lane = self._in_hand.pop(place, None)
+    def settled_one(self, topic: str, partition: int, offset: int) -> None:
+        key = self._in_hand.pop((topic, partition, offset), None)
+        if key is None:
+            return
+        lane = self._lanes[key]
         if lane is None:
+            del self._lanes[key]
             return
         lane.busy -= 1
         if lane.busy:
             return
-        if not lane.waiting:
-            self._forget(lane)
-        elif not lane.queued:
-            lane.queued = True
+        if lane.waiting:
             self._free.append(lane)
+        else:
+            del self._lanes[key]
 
-    def _forget(self, lane: _Lane) -> None:
-        if lane.key is not None:
-            self._lanes.pop(lane.key, None)
+    def _line_up(self) -> None:
+        while (found := self._arrivals.take_one()) is not None:
+            parcel, offset = found
+            lane = self._lane((parcel.topic, parcel.view.keys[offset - parcel.base]))
+            if not (lane.busy or lane.waiting):
+                self._free.append(lane)
+            lane.waiting.append(found)
+
+    def _lane(self, key: Key) -> _Lane:
+        """The key's lane, which is made where there is none; where it has none, one of the message's own."""
+        if key[1] is None:
+            return _Lane(key)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = _Lane(key)
+            lane.busy = int(key in self._lanes)
+            self._lanes[key] = lane
+        return lane
+
+    def _hold(self, found: Taken, lane: _Lane) -> Taken:
+        parcel, offset = found
+        lane.busy += 1
+        if lane.key[1] is not None:
+            self._in_hand[parcel.topic, parcel.partition, offset] = lane.key
+        return found
 
 
 class SpotLanes:
@@ -200,8 +235,11 @@ class SpotLanes:
     def settled(self, done: Acked, count: int) -> None:
         self._busy[done.topic, done.partition] -= count
 
+    def settled_one(self, topic: str, partition: int, offset: int) -> None:
+        self._busy[topic, partition] -= 1
 
-def _offsets(done: Acked, count: int, in_hand: dict[tuple[str, int, int], _Lane]) -> Iterable[int]:
+
+def _offsets(done: Acked, count: int, in_hand: dict[tuple[str, int, int], Key]) -> Iterable[int]:
     """The offsets of the range that may be in hand; a wide range is not gone through one by one."""
     if done.end - done.start <= max(count, 1) * 4:
         return range(done.start, done.end)
