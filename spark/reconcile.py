@@ -1,6 +1,8 @@
-"""Classes the dead letters of a consumer group against log and database, and freezes a plan to replay them.
+"""Classes the dead letters of a consumer group against log and database, and freezes a
+plan to replay them.
 
-spark-submit spark/reconcile.py --group billing --dsn postgresql://... --plan plan.jsonl --report report.html
+spark-submit spark/reconcile.py --group billing --dsn postgresql://... --plan plan.jsonl
+--report report.html
 """
 
 import sys

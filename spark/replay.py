@@ -1,4 +1,5 @@
-"""Replays the letters of a plan that spark/reconcile.py made, once, however often it is run.
+"""Replays the letters of a plan that spark/reconcile.py made, once, however often it is
+run.
 
 spark-submit spark/replay.py --plan plan.jsonl --dry-run
 spark-submit spark/replay.py --plan plan.jsonl --canary 10

@@ -1,4 +1,6 @@
-"""What every test runs under: no failure of a Deferred goes unseen, and examples have no deadline of their own."""
+"""What every test runs under: no failure of a Deferred goes unseen, and examples have
+no deadline of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,16 @@ import pytest
 
 pytest_plugins = ["tests.fixtures_postgres", "tests.reporting"]
 
-# Machines that run tests are shared and slow now and then; the limit is pytest's, for the test as a whole.
+# Machines that run tests are shared and slow now and then; the limit is pytest's, for
+# the test as a whole.
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_finish() -> None:
-    # What importing left behind stays for good: the collections below need not walk it again after each test, and may
-    # come less often in between.
+    # What importing left behind stays for good: the collections below need not walk it
+    # again after each test, and may come less often in between.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)
@@ -29,7 +32,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def no_unhandled_failure() -> Iterator[None]:
-    """Fails a test that dropped a Deferred with a failure nobody handled: Twisted notices when it is collected."""
+    """Fails a test that dropped a Deferred with a failure nobody handled: Twisted
+    notices when it is collected.
+    """
     if "twisted.internet.defer" not in sys.modules:
         yield
         return
@@ -41,7 +46,9 @@ def no_unhandled_failure() -> Iterator[None]:
         if event.get("log_namespace") == "twisted.internet.defer" and "log_failure" in event:
             failures.append(event["log_failure"].getTraceback())
 
-    observer = cast("ILogObserver", observe)  # any callable is one, which zope's interfaces cannot tell mypy
+    observer = cast(
+        "ILogObserver", observe
+    )  # any callable is one, which zope's interfaces cannot tell mypy
     globalLogPublisher.addObserver(observer)
     try:
         yield
@@ -49,4 +56,6 @@ def no_unhandled_failure() -> Iterator[None]:
     finally:
         globalLogPublisher.removeObserver(observer)
     if failures:
-        pytest.fail("a Deferred failed and nobody handled it:\n" + "\n".join(failures), pytrace=False)
+        pytest.fail(
+            "a Deferred failed and nobody handled it:\n" + "\n".join(failures), pytrace=False
+        )

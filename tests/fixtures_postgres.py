@@ -1,7 +1,9 @@
-"""Fixtures of PostgreSQL: one server for the session, a database with txmq's tables for each test.
+"""Fixtures of PostgreSQL: one server for the session, a database with txmq's tables for
+each test.
 
-Both servers run with fsync off. The tests kill processes, not the machine: what a process has written is safe with the
-kernel, and what it has not is lost, with or without fsync.
+Both servers run with fsync off. The tests kill processes, not the machine: what a
+process has written is safe with the kernel, and what it has not is lost, with or
+without fsync.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from txmq.testing.postgres import LOGICAL, OwnServer, PostgresServer, any_server
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
 
-# What tests make, use up or leave behind; locks of a connection that somebody forgot to close go first.
+# What tests make, use up or leave behind; locks of a connection that somebody forgot to
+# close go first.
 CLEAN = """
 SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid();
@@ -48,7 +51,9 @@ SELECT (SELECT array_agg(concat_ws(' ', oid, relname, relacl) ORDER BY oid) FROM
 
 
 class Databases:
-    """Copies of one database with txmq's tables. A copy serves again if a test left no more than rows and tables."""
+    """Copies of one database with txmq's tables. A copy serves again if a test left no
+    more than rows and tables.
+    """
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -58,7 +63,11 @@ class Databases:
 
     def take(self) -> str:
         """The name of a database as good as new."""
-        return self._clean.pop() if self._clean else self._server.create_database(template=self._template)
+        return (
+            self._clean.pop()
+            if self._clean
+            else self._server.create_database(template=self._template)
+        )
 
     def give_back(self, name: str) -> None:
         try:
@@ -78,7 +87,9 @@ class Databases:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A server that many tests share: they may not crash it. TXMQ_TEST_DSN names it, else it is a temporary one."""
+    """A server that many tests share: they may not crash it. TXMQ_TEST_DSN names it,
+    else it is a temporary one.
+    """
     with any_server(fsync=False) as server:
         yield server
 
@@ -92,7 +103,9 @@ def crashable_postgres() -> Iterator[OwnServer]:
 
 @pytest.fixture(scope="session")
 def logical_postgres() -> Iterator[OwnServer]:
-    """A temporary server with what a relay needs; tests may kill it, and leave it running without slots."""
+    """A temporary server with what a relay needs; tests may kill it, and leave it
+    running without slots.
+    """
     with temporary_server(fsync=False, settings=LOGICAL) as server:
         yield server
 
@@ -105,7 +118,9 @@ def logical_databases(logical_postgres: OwnServer) -> Databases:
 
 @pytest.fixture
 def logical_database(logical_postgres: OwnServer, logical_databases: Databases) -> Iterator[str]:
-    """The DSN of a database with txmq's tables and nothing in them on that server; its slots go with it."""
+    """The DSN of a database with txmq's tables and nothing in them on that server; its
+    slots go with it.
+    """
     name = logical_databases.take()
     yield logical_postgres.dsn(name)
     logical_postgres.drop_slots()

@@ -1,4 +1,6 @@
-"""What tests tell beside "passed", the counts of a run at its end; and how they are shared out to several processes."""
+"""What tests tell beside "passed", the counts of a run at its end; and how they are
+shared out to several processes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from typing import TypeAlias
 import pytest
 
 COUNTS = "counts"
-# Spark starts a Java machine in each process that needs one; all others are kept together file by file.
+# Spark starts a Java machine in each process that needs one; all others are kept
+# together file by file.
 TOGETHER = ("spark",)
-# The longest first, so that none is left to one process at the end; those of "system" before those that are shorter.
+# The longest first, so that none is left to one process at the end; those of "system"
+# before those that are shorter.
 FIRST = ("demo", "spark")
 CALCULATES = "simulation"  # waits for nothing: always one of them beside those that wait,
 SPREAD = 0.9  # but none at the very end, each being long for one process
@@ -31,8 +35,8 @@ def report(request: pytest.FixtureRequest) -> Report:
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Two processes more than there are cores: tests with processes of their own wait for them most of the time.
-    PYTEST_XDIST_AUTO_NUM_WORKERS sets another number.
+    """Two processes more than there are cores: tests with processes of their own wait
+    for them most of the time. PYTEST_XDIST_AUTO_NUM_WORKERS sets another number.
     """
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None
@@ -41,7 +45,9 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Groups what shares fixtures of a file or folder, and sorts the groups by when they are to begin."""
+    """Groups what shares fixtures of a file or folder, and sorts the groups by when
+    they are to begin.
+    """
     tests = config.rootpath / "tests"
     groups: dict[pytest.Item, str] = {}
     folders: dict[str, str] = {}
@@ -59,7 +65,9 @@ def when_to_begin(folders: Mapping[str, str]) -> dict[str, float]:
     calculating = [group for group, folder in folders.items() if folder == CALCULATES]
     others = [group for group, folder in folders.items() if folder not in (*FIRST, CALCULATES)]
     others.sort(key=lambda group: folders[group] != "system")
-    first = {group: FIRST.index(folder) - 2.0 for group, folder in folders.items() if folder in FIRST}
+    first = {
+        group: FIRST.index(folder) - 2.0 for group, folder in folders.items() if folder in FIRST
+    }
     beside = {group: SPREAD * number / len(calculating) for number, group in enumerate(calculating)}
     return first | beside | {group: number / len(others) for number, group in enumerate(others)}
 
@@ -77,7 +85,9 @@ def _group(item: pytest.Item, place: Path) -> str:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports: Iterable[pytest.TestReport] = terminalreporter.stats.get("passed", ())
-    told = ((one.nodeid.rpartition("::")[2], *told) for one in reports for told in one.user_properties)
+    told = (
+        (one.nodeid.rpartition("::")[2], *told) for one in reports for told in one.user_properties
+    )
     lines = [f"{test}: {text}" for test, name, text in told if name == COUNTS]
     if lines:
         terminalreporter.section("counts")

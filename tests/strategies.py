@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from hypothesis import strategies as st
 
-from txmq import limits
 from txmq.batch import Codec, encode
-from txmq.message import Decision, Message
+from txmq.model import limits
+from txmq.model.message import Decision, Message
 from txmq.wire.chunks import Chunk
 from txmq.wire.frames import Frame
 from txmq.wire.group import Description, Part, PartBatch
@@ -18,14 +18,22 @@ from txmq.wire.headers import Ack, Acked, Decide, DecideReceipt, Fetch, Read, Se
 NAME_CHARACTERS = "abcXYZ019._-"
 U16, U32 = st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 32) - 1)
 
-names = st.text(NAME_CHARACTERS, min_size=1, max_size=limits.NAME).filter(lambda name: not name.startswith("."))
+names = st.text(NAME_CHARACTERS, min_size=1, max_size=limits.NAME).filter(
+    lambda name: not name.startswith(".")
+)
 groups = names | st.tuples(names, names).map("@".join)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
-keys = texts.filter(lambda text: len(text.encode()) <= limits.KEY) | st.text("abc-0123456789", max_size=20)
-tags = texts.filter(lambda text: len(text.encode()) <= limits.TAG) | st.sampled_from(["created", "paid", "Zürich"])
+keys = texts.filter(lambda text: len(text.encode()) <= limits.KEY) | st.text(
+    "abc-0123456789", max_size=20
+)
+tags = texts.filter(lambda text: len(text.encode()) <= limits.TAG) | st.sampled_from(
+    ["created", "paid", "Zürich"]
+)
 headers: st.SearchStrategy[Mapping[str, str]] = st.dictionaries(texts, texts, max_size=5)
 times = st.integers(0, limits.TIME)
-moments = st.integers(limits.SPAN, limits.TIME) | st.just(0)  # of delivery and expiry: what is earlier is a span
+moments = st.integers(limits.SPAN, limits.TIME) | st.just(
+    0
+)  # of delivery and expiry: what is earlier is a span
 spans = st.timedeltas(timedelta(0), timedelta(days=3_649))
 offsets = st.integers(0, limits.SEQUENCE)
 ids = st.binary(min_size=16, max_size=16)
@@ -41,7 +49,9 @@ messages = st.builds(
     expire_at=st.none() | moments,
     delay=st.none(),
     ttl=st.none(),
-) | st.tuples(st.binary(max_size=100), spans, spans).map(lambda row: Message(row[0], delay=row[1], ttl=row[2]))
+) | st.tuples(st.binary(max_size=100), spans, spans).map(
+    lambda row: Message(row[0], delay=row[1], ttl=row[2])
+)
 message_lists = st.lists(messages, min_size=1, max_size=12)
 batches = st.builds(
     encode,
@@ -53,12 +63,16 @@ batches = st.builds(
     codec=codecs,
 )
 
-frames = st.builds(Frame, opcode=st.integers(0, 255), status=U16, correlation=U32, payload=st.binary(max_size=200))
+frames = st.builds(
+    Frame, opcode=st.integers(0, 255), status=U16, correlation=U32, payload=st.binary(max_size=200)
+)
 
 sends = st.builds(Send, names, U32, U16, st.binary(max_size=50))
 send_receipts = st.builds(SendReceipt, st.integers(-1, limits.SEQUENCE), offsets, st.booleans())
 printable = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=50)
-decides = st.builds(Decide, st.sampled_from([Decision.COMMIT, Decision.ROLLBACK]), ids, U32, printable)
+decides = st.builds(
+    Decide, st.sampled_from([Decision.COMMIT, Decision.ROLLBACK]), ids, U32, printable
+)
 decide_receipts = st.builds(DecideReceipt, st.integers(0, 255), st.booleans())
 fetches = st.builds(
     Fetch,
@@ -72,7 +86,9 @@ fetches = st.builds(
     U32,
     st.lists(names, max_size=3).map(tuple),
 )
-acked = st.builds(Acked, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE))
+acked = st.builds(
+    Acked, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE)
+)
 acks = st.builds(Ack, U32, groups, names, st.lists(acked, max_size=5).map(tuple))
 reads = st.builds(Read, U32, offsets, U32, U32, names)
 
@@ -109,7 +125,9 @@ def parts(draw: st.DrawFn) -> Part:
     at_once = description is not None and description.decider[0] in ("local", "foreign")
     commit = sealed and at_once and draw(st.booleans())
     digest = draw(digests) if sealed else bytes(32)
-    return Part(draw(ids), number, draw(U32), sealed, commit, digest, description, draw(part_batches))
+    return Part(
+        draw(ids), number, draw(U32), sealed, commit, digest, description, draw(part_batches)
+    )
 
 
 @st.composite
@@ -122,7 +140,9 @@ def chunks(draw: st.DrawFn) -> Chunk:
     place = (draw(offsets), draw(times), draw(offsets), draw(U16), draw(st.integers(0, 3)))
     base, stored_at, position, attempt, flags = place
     lease = draw(st.integers(-1, limits.SEQUENCE))
-    return Chunk(draw(names), draw(U32), base, stored_at, position, attempt, flags, lease, first, rows, batch)
+    return Chunk(
+        draw(names), draw(U32), base, stored_at, position, attempt, flags, lease, first, rows, batch
+    )
 
 
 json_values = st.recursive(

@@ -1,4 +1,6 @@
-"""Batches: what goes in comes out, by every way in; and Arrow reads the same buffers."""
+"""Batches: what goes in comes out, by every way in; and Arrow reads the same
+buffers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import strategies as our
-from txmq import limits
 from txmq.batch import (
     BatchView,
     Codec,
@@ -32,8 +33,9 @@ from txmq.batch import (
     verify,
 )
 from txmq.errors import LocalProtocolError, MessageTooLarge, TxmqError
-from txmq.keys import key_hash
-from txmq.message import Message, span
+from txmq.model import limits
+from txmq.model.keys import key_hash
+from txmq.model.message import Message, span
 
 NOW = 1_700_000_000_000_000
 PRODUCER = bytes(range(16))
@@ -67,10 +69,15 @@ def test_a_run_has_the_columns_of_its_batches(batches: list[bytes]) -> None:
     rows = [len(view) for view in views]
     run = RunView(b"".join(batches), rows, list(map(len, batches)), range(len(batches)))
     for column in ("bodies", "keys", "tags", "headers", "born_at", "message_ids"):
-        assert getattr(run, column) == list(chain.from_iterable(getattr(view, column) for view in views))
+        assert getattr(run, column) == list(
+            chain.from_iterable(getattr(view, column) for view in views)
+        )
     assert run.hashes() == list(chain.from_iterable(view.hashes() for view in views))
     assert run.stored_at == [number for number, count in enumerate(rows) for _ in range(count)]
-    assert (len(run), run.tag_filter) == (sum(rows), reduce(or_, (view.tag_filter for view in views)))
+    assert (len(run), run.tag_filter) == (
+        sum(rows),
+        reduce(or_, (view.tag_filter for view in views)),
+    )
 
 
 @given(our.message_lists, our.codecs)
@@ -78,7 +85,11 @@ def test_what_is_encoded_is_verified(messages: list[Message], codec: Codec) -> N
     batch = encode(messages, **ORIGIN, codec=codec)
     header = verify(batch)
     assert header == read_header(batch)
-    assert (header.count, header.length, header.producer_id) == (len(messages), len(batch), PRODUCER)
+    assert (header.count, header.length, header.producer_id) == (
+        len(messages),
+        len(batch),
+        PRODUCER,
+    )
     assert (header.epoch, header.sequence, header.born_at) == (3, 1_000, NOW)
     assert header.size == sum(len(m.body) for m in messages)
 
@@ -88,18 +99,30 @@ def test_one_message_has_the_same_bytes_by_either_way(message: Message) -> None:
     assert encode_one(message, **ORIGIN) == encode([message], **ORIGIN)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=50), st.none() | our.keys, st.none() | our.tags), min_size=1))
-def test_columns_have_the_same_bytes_as_messages(rows: list[tuple[bytes, str | None, str | None]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=50), st.none() | our.keys, st.none() | our.tags), min_size=1
+    )
+)
+def test_columns_have_the_same_bytes_as_messages(
+    rows: list[tuple[bytes, str | None, str | None]],
+) -> None:
     bodies, keys, tags = zip(*rows, strict=True)
-    assert encode_columns(bodies, keys, tags, **ORIGIN) == encode([Message(*row) for row in rows], **ORIGIN)
+    assert encode_columns(bodies, keys, tags, **ORIGIN) == encode(
+        [Message(*row) for row in rows], **ORIGIN
+    )
 
 
 @given(our.message_lists, our.codecs)
-def test_a_single_row_is_the_message_with_its_own_sequence(messages: list[Message], codec: Codec) -> None:
+def test_a_single_row_is_the_message_with_its_own_sequence(
+    messages: list[Message], codec: Codec
+) -> None:
     batch = encode(messages, **ORIGIN, codec=codec)
     view = BatchView(batch)
     for row, message in enumerate(messages):
-        single = encode_one(message, producer_id=PRODUCER, epoch=3, sequence=1_000 + row, born_at=NOW)
+        single = encode_one(
+            message, producer_id=PRODUCER, epoch=3, sequence=1_000 + row, born_at=NOW
+        )
         assert single_row(batch, row) == single_row(batch, row, view) == single
 
 
@@ -167,7 +190,9 @@ def test_absent_columns_take_no_space() -> None:
 
 def test_a_datetime_is_a_number_of_microseconds() -> None:
     when = datetime(2026, 11, 21, 9, 30, 0, 123_456, tzinfo=UTC)
-    view = BatchView(encode([Message(b"", deliver_at=when, expire_at=when + timedelta(seconds=1))], **ORIGIN))
+    view = BatchView(
+        encode([Message(b"", deliver_at=when, expire_at=when + timedelta(seconds=1))], **ORIGIN)
+    )
     assert datetime.fromtimestamp(view.deliver_at[0] / 1e6, UTC) == when
     assert view.expire_at[0] - view.deliver_at[0] == 1_000_000
 
@@ -186,7 +211,9 @@ def arrow(batch: bytes, column: Column, kind: pa.DataType) -> pa.Array:
     """The column as Arrow sees it, without a copy."""
     buffer, count = pa.py_buffer(batch), read_header(batch).count
     offsets = buffer.slice(column.offsets, 4 * (count + 1))
-    return pa.Array.from_buffers(kind, count, [None, offsets, buffer.slice(column.start, column.end - column.start)])
+    return pa.Array.from_buffers(
+        kind, count, [None, offsets, buffer.slice(column.start, column.end - column.start)]
+    )
 
 
 @given(our.message_lists)
@@ -196,12 +223,17 @@ def test_arrow_reads_the_columns_where_they_stand(messages: list[Message]) -> No
     bodies = arrow(batch, layout.body, pa.binary())
     bodies.validate(full=True)
     assert bodies.to_pylist() == [m.body for m in messages]
-    for column, texts in ((layout.key, [m.key for m in messages]), (layout.tag, [m.tag for m in messages])):
+    for column, texts in (
+        (layout.key, [m.key for m in messages]),
+        (layout.tag, [m.tag for m in messages]),
+    ):
         if column is not None:
             array = arrow(batch, column, pa.string())
             array.validate(full=True)
             assert array.to_pylist() == [text or "" for text in texts]
-    births = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(batch).slice(layout.born_at, 8 * count)])
+    births = pa.Array.from_buffers(
+        pa.int64(), count, [None, pa.py_buffer(batch).slice(layout.born_at, 8 * count)]
+    )
     assert births.to_pylist() == [NOW] * count
 
 
@@ -226,13 +258,33 @@ BAD: dict[str, tuple[Message, type[TxmqError], str]] = {
     "a tag with half a character": (Message(b"", tag="\udfff"), LocalProtocolError, "UTF-8"),
     "headers that are a list": (Message(b"", headers=["h"]), LocalProtocolError, "dict"),  # type: ignore[arg-type]
     "a header that is a number": (Message(b"", headers={"h": 1}), LocalProtocolError, "texts"),  # type: ignore[dict-item]
-    "a header with half a character": (Message(b"", headers={"h": "\ud800"}), LocalProtocolError, "UTF-8"),
-    "too many headers": (Message(b"", headers={str(n): "" for n in range(65)}), LocalProtocolError, "64"),
-    "headers over the limit": (Message(b"", headers={"h": "x" * 32_768}), LocalProtocolError, "32768"),
+    "a header with half a character": (
+        Message(b"", headers={"h": "\ud800"}),
+        LocalProtocolError,
+        "UTF-8",
+    ),
+    "too many headers": (
+        Message(b"", headers={str(n): "" for n in range(65)}),
+        LocalProtocolError,
+        "64",
+    ),
+    "headers over the limit": (
+        Message(b"", headers={"h": "x" * 32_768}),
+        LocalProtocolError,
+        "32768",
+    ),
     "a time before 1970": (Message(b"", deliver_at=-1), LocalProtocolError, "microseconds"),
-    "a time in nanoseconds": (Message(b"", deliver_at=NOW * 1_000), LocalProtocolError, "microseconds"),
+    "a time in nanoseconds": (
+        Message(b"", deliver_at=NOW * 1_000),
+        LocalProtocolError,
+        "microseconds",
+    ),
     "a time as a fraction": (Message(b"", expire_at=1.5), LocalProtocolError, "microseconds"),  # type: ignore[arg-type]
-    "a time without a zone": (Message(b"", deliver_at=datetime(2026, 1, 1)), LocalProtocolError, "zone"),  # noqa: DTZ001
+    "a time without a zone": (
+        Message(b"", deliver_at=datetime(2026, 1, 1)),
+        LocalProtocolError,
+        "zone",
+    ),
 }
 
 
@@ -247,7 +299,9 @@ def test_what_no_batch_can_hold_is_refused_with_a_hint(case: str) -> None:
 
 def test_everything_at_its_limit_is_taken() -> None:
     many = {str(n): "" for n in range(limits.HEADER_PAIRS)}
-    large = Message(bytes(limits.MESSAGE), "k" * limits.KEY, "t" * limits.TAG, many, limits.TIME, limits.TIME)
+    large = Message(
+        bytes(limits.MESSAGE), "k" * limits.KEY, "t" * limits.TAG, many, limits.TIME, limits.TIME
+    )
     for batch in (encode_one(large, **ORIGIN), encode([large, Message(b"")], **ORIGIN)):
         verify(batch)
         assert BatchView(batch).keys[0] == large.key

@@ -1,4 +1,6 @@
-"""Batches made to do harm: each is refused with a typed error, and what is let in decodes."""
+"""Batches made to do harm: each is refused with a typed error, and what is let in
+decodes.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import strategies as our
-from txmq import limits
-from txmq.batch import BatchView, Codec, encode, encode_columns, encode_one, key_hashes, locate, read_header, single_row
+from txmq.batch import (
+    BatchView,
+    Codec,
+    encode,
+    encode_columns,
+    encode_one,
+    key_hashes,
+    locate,
+    read_header,
+    single_row,
+)
 from txmq.batch import verify as verify_batch
 from txmq.batch.lanes import rises, within
 from txmq.batch.layout import padded
 from txmq.errors import MessageTooLarge, RemoteProtocolError
-from txmq.message import Message
+from txmq.model import limits
+from txmq.model.message import Message
 
 NOW = 1_700_000_000_000_000
-ORIGIN: dict[str, Any] = {"producer_id": bytes(range(16)), "epoch": 3, "sequence": 1_000, "born_at": NOW}
-SMALL = encode([Message(b"body", "key", "tag", {"name": "text"}, NOW, NOW), Message(b"", "k2")], **ORIGIN)
+ORIGIN: dict[str, Any] = {
+    "producer_id": bytes(range(16)),
+    "epoch": 3,
+    "sequence": 1_000,
+    "born_at": NOW,
+}
+SMALL = encode(
+    [Message(b"body", "key", "tag", {"name": "text"}, NOW, NOW), Message(b"", "k2")], **ORIGIN
+)
 LAYOUT = locate(SMALL, read_header(SMALL))
 
 
 def sealed(batch: bytes | bytearray) -> bytes:
     """The batch with the checksum that its contents have now."""
-    return bytes(batch[:4]) + struct.pack("<I", google_crc32c.value(bytes(batch[8:]))) + bytes(batch[8:])
+    return (
+        bytes(batch[:4])
+        + struct.pack("<I", google_crc32c.value(bytes(batch[8:])))
+        + bytes(batch[8:])
+    )
 
 
 def patched(at: int, layout: str, *values: int | bytes, batch: bytes = SMALL) -> bytes:
@@ -43,7 +66,9 @@ def patched(at: int, layout: str, *values: int | bytes, batch: bytes = SMALL) ->
     return sealed(changed)
 
 
-def refused(batch: bytes, reason: str | None = None, error: type[Exception] = RemoteProtocolError) -> None:
+def refused(
+    batch: bytes, reason: str | None = None, error: type[Exception] = RemoteProtocolError
+) -> None:
     with pytest.raises(error, match=reason):
         verify_batch(batch)
 
@@ -93,7 +118,9 @@ def test_every_truncation_and_every_addition_is_noticed() -> None:
         (64, "<Q", (1 << 64) - 1, "sequence"),
     ],
 )
-def test_headers_that_lie_are_refused(at: int, layout: str, value: int | bytes, reason: str) -> None:
+def test_headers_that_lie_are_refused(
+    at: int, layout: str, value: int | bytes, reason: str
+) -> None:
     refused(patched(at, layout, value), reason)
 
 
@@ -102,7 +129,13 @@ def test_no_column_may_have_offsets_that_fall_or_leave_it() -> None:
     assert len(columns) == 4
     for column in columns:
         size = column.end - column.start
-        for values in ((1, size, size), (0, size + 1, size), (0, -1, size), (0, -(1 << 31), size), (0, size, size - 1)):
+        for values in (
+            (1, size, size),
+            (0, size + 1, size),
+            (0, -1, size),
+            (0, -(1 << 31), size),
+            (0, size, size - 1),
+        ):
             refused(patched(column.offsets, "<3i", *values))
         for last in (-1, -(1 << 31), (1 << 31) - 1, size + 64, size + limits.BATCH):
             refused(patched(column.offsets + 8, "<i", last))
@@ -118,7 +151,9 @@ def test_one_row_over_the_limit_is_refused_however_small_the_rest() -> None:
     half = bytes(limits.MESSAGE // 2)
     batch = encode_columns([half, half, b"x", b"y"], **ORIGIN)
     offsets = locate(batch, read_header(batch)).body.offsets
-    refused(patched(offsets + 4, "<2i", 0, limits.MESSAGE + 1, batch=batch), "4194305", MessageTooLarge)
+    refused(
+        patched(offsets + 4, "<2i", 0, limits.MESSAGE + 1, batch=batch), "4194305", MessageTooLarge
+    )
     keys = encode_columns([b""] * 3, ["k" * limits.KEY, "k", "k"], **ORIGIN)
     refused(patched(72 + 4, "<i", limits.KEY + 1, batch=keys), "1024")
     tags = encode_columns([b""] * 3, None, ["t" * limits.TAG, "t", "t"], **ORIGIN)
@@ -164,7 +199,9 @@ def with_headers(cell: bytes) -> bytes:
     assert column is not None
     cut = column.start + padded(column.end - column.start)
     shorter = batch[: column.start] + cell.ljust(padded(len(cell)), b"\0") + batch[cut:]
-    return patched(16, "<I", len(shorter), batch=patched(column.offsets + 4, "<i", len(cell), batch=shorter))
+    return patched(
+        16, "<I", len(shorter), batch=patched(column.offsets + 4, "<i", len(cell), batch=shorter)
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +256,12 @@ def test_the_headers_made_here_are_otherwise_in_order() -> None:
 
 def compressed(packed: bytes, size: int, codec: Codec) -> bytes:
     """A batch of one body that says it has `size` bytes, compressed to `packed`."""
-    head = struct.pack("<iiII", 0, size, len(packed), 0) + packed + bytes(-len(packed) % 8) + struct.pack("<q", NOW)
+    head = (
+        struct.pack("<iiII", 0, size, len(packed), 0)
+        + packed
+        + bytes(-len(packed) % 8)
+        + struct.pack("<q", NOW)
+    )
     batch = bytearray(encode_one(Message(b""), **ORIGIN)[:72]) + head
     struct.pack_into("<B", batch, 9, codec)
     struct.pack_into("<II", batch, 16, len(batch), size)
@@ -237,11 +279,23 @@ def test_the_compressed_batches_made_here_are_otherwise_in_order() -> None:
         assert BatchView(batch).bodies == [BODY]
 
 
-@pytest.mark.parametrize(("packed", "codec"), [(ZSTD, Codec.ZSTD), (LZ4, Codec.LZ4)], ids=["zstd", "lz4"])
-def test_compressed_bodies_must_be_exactly_what_the_header_says(packed: bytes, codec: Codec) -> None:
+@pytest.mark.parametrize(
+    ("packed", "codec"), [(ZSTD, Codec.ZSTD), (LZ4, Codec.LZ4)], ids=["zstd", "lz4"]
+)
+def test_compressed_bodies_must_be_exactly_what_the_header_says(
+    packed: bytes, codec: Codec
+) -> None:
     for size in (0, 1, len(BODY) - 1, len(BODY) + 1, limits.MESSAGE):
         refused(compressed(packed, size, codec), "bodies|body|size|message")
-    for damaged in (packed[:-1], packed[: len(packed) // 2], packed + b"\0", packed + packed, b"", b"garbage", BODY):
+    for damaged in (
+        packed[:-1],
+        packed[: len(packed) // 2],
+        packed + b"\0",
+        packed + packed,
+        b"",
+        b"garbage",
+        BODY,
+    ):
         refused(compressed(damaged, len(BODY), codec), "bodies")
 
 
@@ -273,14 +327,27 @@ def test_a_bomb_takes_no_more_memory_than_it_claims() -> None:
     assert zstandard.get_frame_parameters(lying).content_size == claim
     lz4_bomb = lz4.frame.compress(bomb)
     lying_lz4 = lz4.frame.compress(bomb, store_size=False)
-    for packed, codec in ((honest, Codec.ZSTD), (lying, Codec.ZSTD), (lz4_bomb, Codec.LZ4), (lying_lz4, Codec.LZ4)):
+    for packed, codec in (
+        (honest, Codec.ZSTD),
+        (lying, Codec.ZSTD),
+        (lz4_bomb, Codec.LZ4),
+        (lying_lz4, Codec.LZ4),
+    ):
         batch = compressed(packed, claim, codec)
         assert peak_of(lambda batch=batch: refused(batch, "bodies")) < 2 << 20  # type: ignore[misc]
 
 
 def decode(batch: bytes) -> None:
     view = BatchView(batch)
-    columns = (view.bodies, view.keys, view.tags, view.headers, view.born_at, view.deliver_at, view.expire_at)
+    columns = (
+        view.bodies,
+        view.keys,
+        view.tags,
+        view.headers,
+        view.born_at,
+        view.deliver_at,
+        view.expire_at,
+    )
     assert {len(column) for column in columns} == {len(view)}
     assert len(key_hashes(batch)) == len(view)
     for row in range(len(view)):
@@ -301,12 +368,24 @@ def test_whatever_verify_lets_in_decodes(batch: bytes, data: st.DataObject) -> N
 
 
 @given(st.integers(0, 30), st.none() | st.text(max_size=9), st.data())
-def test_lone_rows_are_let_in_as_the_columns_of_many_would_be(size: int, key: str | None, data: st.DataObject) -> None:
-    """The way for single rows must let in nothing that the way for all would not: its answer is taken away here."""
+def test_lone_rows_are_let_in_as_the_columns_of_many_would_be(
+    size: int, key: str | None, data: st.DataObject
+) -> None:
+    """The way for single rows must let in nothing that the way for all would not: its
+    answer is taken away here.
+    """
     batch = bytearray(encode_one(Message(bytes(size), key), **ORIGIN))
     for _ in range(data.draw(st.integers(0, 3))):
-        at = data.draw(st.integers(12, len(batch) - 8) | st.sampled_from((12, 16, 20, 24, 72, 76, 80, len(batch) - 8)))
-        struct.pack_into("<i", batch, at & -4, data.draw(st.integers(-2, 130) | st.integers(-(1 << 31), (1 << 31) - 1)))
+        at = data.draw(
+            st.integers(12, len(batch) - 8)
+            | st.sampled_from((12, 16, 20, 24, 72, 76, 80, len(batch) - 8))
+        )
+        struct.pack_into(
+            "<i",
+            batch,
+            at & -4,
+            data.draw(st.integers(-2, 130) | st.integers(-(1 << 31), (1 << 31) - 1)),
+        )
     assert outcome(sealed(batch)) == outcome(sealed(batch), simple_rows=False)
 
 
@@ -314,7 +393,9 @@ def outcome(batch: bytes, *, simple_rows: bool = True) -> object:
     """The header, or why there is none."""
     with pytest.MonkeyPatch.context() as patch:
         if not simple_rows:
-            patch.setattr(sys.modules["txmq.batch.verify"], "_is_simple_row", lambda _batch, _header: False)
+            patch.setattr(
+                sys.modules["txmq.batch.verify"], "_is_simple_row", lambda _batch, _header: False
+            )
         try:
             return verify_batch(batch)
         except (MessageTooLarge, RemoteProtocolError) as error:
@@ -328,7 +409,8 @@ def test_noise_is_no_batch(noise: bytes) -> None:
 
 
 @given(
-    st.lists(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(0, 50), min_size=1, max_size=40), st.integers(0, 60)
+    st.lists(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(0, 50), min_size=1, max_size=40),
+    st.integers(0, 60),
 )
 def test_lanes_judge_offsets_as_a_loop_would(numbers: list[int], most: int) -> None:
     for column in (numbers, sorted(numbers), [0, *sorted(abs(n) % 50 for n in numbers)]):
@@ -339,13 +421,17 @@ def test_lanes_judge_offsets_as_a_loop_would(numbers: list[int], most: int) -> N
 
 
 @pytest.mark.parametrize(
-    "numbers", [(0, -1), (0, -(1 << 31)), (0, -(1 << 31) + 5), (0, 3, -(1 << 31) + 5), (-(1 << 31), 0)]
+    "numbers",
+    [(0, -1), (0, -(1 << 31)), (0, -(1 << 31) + 5), (0, 3, -(1 << 31) + 5), (-(1 << 31), 0)],
 )
 def test_lanes_see_the_sign_of_every_offset(numbers: tuple[int, ...]) -> None:
     assert not rises(struct.pack(f"<{len(numbers)}i", *numbers), 60)
 
 
-@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 50), max_size=40), st.integers(0, limits.TIME))
+@given(
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 50), max_size=40),
+    st.integers(0, limits.TIME),
+)
 def test_lanes_judge_times_as_a_loop_would(numbers: list[int], most: int) -> None:
     for bound in (most, max(numbers, default=0), 50):
         if bound >= 0:

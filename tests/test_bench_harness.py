@@ -33,7 +33,14 @@ from txmq.testing.wait import wait_until
 
 
 def fields(changed: dict[str, object]) -> dict[str, object]:
-    whole = {"id": "tx.commit", "what": "a commit", "unit": "µs", "value": 3.0, "yardstick": 2.0, "ratio": 1.5}
+    whole = {
+        "id": "tx.commit",
+        "what": "a commit",
+        "unit": "µs",
+        "value": 3.0,
+        "yardstick": 2.0,
+        "ratio": 1.5,
+    }
     return whole | {"goal": "ratio <= 2", "met": True} | changed
 
 
@@ -41,20 +48,26 @@ def python_text(text: str) -> list[str]:
     return [sys.executable, "-c", text]
 
 
-@pytest.mark.parametrize(("share", "expected"), [(5, 15), (30, 20), (40, 20), (50, 35), (99, 50), (100, 50)])
+@pytest.mark.parametrize(
+    ("share", "expected"), [(5, 15), (30, 20), (40, 20), (50, 35), (99, 50), (100, 50)]
+)
 def test_a_percentile_is_the_value_at_the_nearest_rank(share: float, expected: float) -> None:
     assert percentile([35, 20, 15, 50, 40], share) == expected
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1), st.floats(0.1, 100))
-def test_a_percentile_is_one_of_the_values_and_bounds_its_share_of_them(values: list[float], share: float) -> None:
+def test_a_percentile_is_one_of_the_values_and_bounds_its_share_of_them(
+    values: list[float], share: float
+) -> None:
     found = percentile(values, share)
     assert found in values
     assert sum(value <= found for value in values) >= share / 100 * len(values) - 1e-9 * len(values)
 
 
 @pytest.mark.parametrize(("values", "share"), [([], 50), ([1.0], 0), ([1.0], 100.1)])
-def test_there_is_no_percentile_of_nothing_or_beyond_the_whole(values: list[float], share: float) -> None:
+def test_there_is_no_percentile_of_nothing_or_beyond_the_whole(
+    values: list[float], share: float
+) -> None:
     with pytest.raises(ValueError, match="percentile"):
         percentile(values, share)
 
@@ -134,18 +147,28 @@ def test_a_killed_server_stays_killed() -> None:
         ("import signal; signal.pause()", 1.0, "was not ready in time"),
     ],
 )
-def test_a_server_that_does_not_get_ready_says_why(text: str, within_s: float, complaint: str) -> None:
-    with pytest.raises(BenchError, match=complaint), serving(python_text(text), ready_within_s=within_s):
+def test_a_server_that_does_not_get_ready_says_why(
+    text: str, within_s: float, complaint: str
+) -> None:
+    with (
+        pytest.raises(BenchError, match=complaint),
+        serving(python_text(text), ready_within_s=within_s),
+    ):
         pytest.fail("it was taken for ready")
 
 
 def test_what_a_program_prints_last_is_its_result() -> None:
-    assert measured(python_text('print("warming up"); print(\'{"p50_us": 1.5}\')')) == {"p50_us": 1.5}
+    assert measured(python_text('print("warming up"); print(\'{"p50_us": 1.5}\')')) == {
+        "p50_us": 1.5
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("raise SystemExit('lost the broker')", "lost the broker"), ("while 1: pass", "more than 0.2 s")],
+    [
+        ("raise SystemExit('lost the broker')", "lost the broker"),
+        ("while 1: pass", "more than 0.2 s"),
+    ],
 )
 def test_a_program_that_fails_or_hangs_gives_no_result(text: str, complaint: str) -> None:
     with pytest.raises(BenchError, match=complaint):
@@ -192,7 +215,11 @@ def test_a_missed_goal_is_told_and_fails_nothing(
 ) -> None:
     assert main([*options, "--scale", "0.5"], [quick]) == 0
     rows = written(tmp_path)
-    assert (rows["store.quick_one"].value, rows["store.quick_one"].ratio, rows["store.quick_one"].met) == (
+    assert (
+        rows["store.quick_one"].value,
+        rows["store.quick_one"].ratio,
+        rows["store.quick_one"].met,
+    ) == (
         1000,
         100,
         False,
@@ -214,7 +241,11 @@ def test_a_benchmark_that_cannot_be_run_is_told_and_the_others_run(
 
 @pytest.mark.parametrize(
     ("only", "expected"),
-    [("store.", {"store.quick_one", "store.quick_two"}), ("store.quick_t", {"store.quick_two"}), ("tx.f", {"tx.fine"})],
+    [
+        ("store.", {"store.quick_one", "store.quick_two"}),
+        ("store.quick_t", {"store.quick_two"}),
+        ("tx.f", {"tx.fine"}),
+    ],
 )
 def test_only_what_begins_with_the_prefix_is_run_and_written(
     tmp_path: Path, options: list[str], only: str, expected: set[str]
@@ -223,7 +254,9 @@ def test_only_what_begins_with_the_prefix_is_run_and_written(
     assert set(written(tmp_path)) == expected
 
 
-def test_a_prefix_that_fits_nothing_is_wrong_usage(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prefix_that_fits_nothing_is_wrong_usage(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*options, "--only", "disk."], [quick]) == 2
     assert "store.quick" in capsys.readouterr().err
 

@@ -38,7 +38,9 @@ def run(tmp_path: Path, database: Database) -> Run:
 
 @pytest.mark.parametrize("client", ["echo_client", "echo_twisted_client"])
 @pytest.mark.parametrize("server", ["echo", "echo_twisted"])
-def test_the_bare_clients_and_servers_talk_to_each_other(run: Run, server: EchoServer, client: EchoClient) -> None:
+def test_the_bare_clients_and_servers_talk_to_each_other(
+    run: Run, server: EchoServer, client: EchoClient
+) -> None:
     took = yardsticks.echo(run, server, client, count=20)
     assert 0 < took["p50_us"] <= took["p99_us"]
 
@@ -89,7 +91,9 @@ def sink_frame(correlation: int, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("sync", ["none", "inline", "thread"])
-def test_the_sink_answers_each_request_with_its_place_in_the_file(tmp_path: Path, sync: str) -> None:
+def test_the_sink_answers_each_request_with_its_place_in_the_file(
+    tmp_path: Path, sync: str
+) -> None:
     frames = [sink_frame(n, os.urandom(1 + n * 37 % 2_000)) for n in range(300)]
     path = tmp_path / "sink"
     with (
@@ -100,7 +104,10 @@ def test_the_sink_answers_each_request_with_its_place_in_the_file(tmp_path: Path
         replies = [struct.unpack("<IIq", exactly(connection, 16)) for _ in frames]
     stored = path.read_bytes()
     assert [correlation for _, correlation, _ in replies] == list(range(300))
-    assert all(stored[at : at + len(frame)] == frame for frame, (_, _, at) in zip(frames, replies, strict=True))
+    assert all(
+        stored[at : at + len(frame)] == frame
+        for frame, (_, _, at) in zip(frames, replies, strict=True)
+    )
     assert stored[sum(map(len, frames)) :].strip(b"\0") == b""
 
 

@@ -1,4 +1,6 @@
-"""The net under every other test: pytest run on small test files beside a copy of our conftest."""
+"""The net under every other test: pytest run on small test files beside a copy of our
+conftest.
+"""
 
 import os
 import subprocess
@@ -37,10 +39,29 @@ def test_writes_what_it_is_given(number):
 def run_pytest(directory: Path, test: str, **environ: str) -> str:
     (directory / "conftest.py").write_text(Path(conftest.__file__).read_text())
     (directory / "test_it.py").write_text(test)
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir", ".", "."]
-    clean = {name: value for name, value in os.environ.items() if name != "CI"} | {"PYTHONPATH": str(ROOT)}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        ".",
+        ".",
+    ]
+    clean = {name: value for name, value in os.environ.items() if name != "CI"} | {
+        "PYTHONPATH": str(ROOT)
+    }
     return subprocess.run(
-        command, cwd=directory, env=clean | environ, capture_output=True, check=False, text=True, timeout=60
+        command,
+        cwd=directory,
+        env=clean | environ,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
     ).stdout
 
 

@@ -1,20 +1,29 @@
-"""Which test shows that a fault is survived: the faults that transactions, brokers and consumers stand, by number.
+"""The tests that show, for each fault of docs/FAULTS.md, that txmq survives it.
 
-A fault is what happens from outside, and its tests are named here, so that none can be lost when tests are renamed.
-So are the bugs that are planted to prove the checks: one that stays green on them proves nothing.
+The tests stand here by name, so that a test that is renamed or removed is missed. So do
+the bugs that are planted to prove the checkers: a checker that passes one is broken.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "FAULTS.md"
+MARKS = ("*Not built yet.*", "*Open: not survived yet.*")
 
 KILLED_PRODUCER = "test_a_producer_that_dies_anywhere_leaves_rows_and_messages_in_agreement"
 KILLED_SERVICES = "test_services_killed_at_every_crash_point"
 KILLED_IN_COMMIT = "test_clients_backends_and_servers_killed_in_a_commit"
-KILLED_COORDINATOR = "test_a_coordinator_that_dies_anywhere_leaves_rows_and_messages_that_recovery_makes_agree"
+KILLED_COORDINATOR = (
+    "test_a_coordinator_that_dies_anywhere_leaves_rows_and_messages_that_recovery_makes_agree"
+)
 FAULTS: dict[int, tuple[str, ...]] = {
-    # the producer dies: before the group is sent, behind it, before COMMIT, in it, behind it; or is only frozen
+    # the producer dies or stands still
     1: (KILLED_PRODUCER, KILLED_SERVICES),
     2: (KILLED_PRODUCER, KILLED_SERVICES, "test_a_service_frozen_before_its_token_is_rolled_back"),
     3: (KILLED_PRODUCER, KILLED_SERVICES),
@@ -24,16 +33,25 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_service_frozen_before_its_commit_is_waited_for",
         "test_a_service_frozen_before_its_commit_loses_its_backend",
     ),
-    # it makes mistakes: swallowed errors, savepoints, decisions twice, contrary, the token for something else
-    7: ("test_a_swallowed_error_is_an_abort", "test_a_swallowed_sql_error_is_an_abort_and_nothing_is_sent"),
+    # the producer makes mistakes
+    7: (
+        "test_a_swallowed_error_is_an_abort",
+        "test_a_swallowed_sql_error_is_an_abort_and_nothing_is_sent",
+    ),
     8: (
         "test_a_token_inside_a_savepoint_that_is_taken_back_is_gone",
         "test_a_savepoint_takes_back_rows_and_messages_together",
     ),
-    9: ("test_the_same_decision_again_changes_nothing", "test_a_decision_whose_answer_is_lost_is_told_again"),
+    9: (
+        "test_the_same_decision_again_changes_nothing",
+        "test_a_decision_whose_answer_is_lost_is_told_again",
+    ),
     10: ("test_the_other_decision_is_refused_and_kept",),
     11: ("test_the_same_token_again_gets_the_same_answer_and_other_contents_are_refused",),
-    12: ("test_a_repeated_send_gets_its_first_receipt", "test_a_lost_connection_loses_and_doubles_nothing"),
+    12: (
+        "test_a_repeated_send_gets_its_first_receipt",
+        "test_a_lost_connection_loses_and_doubles_nothing",
+    ),
     13: (
         "test_a_producer_whose_clock_is_a_day_off_keeps_its_place",
         "test_a_token_of_the_future_waits_in_the_default_partition_and_moves",
@@ -43,7 +61,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_fault_20_a_commit_in_a_black_hole_is_waited_for",
         "test_a_stuck_transaction_is_ended_where_the_policy_says_so",
     ),
-    # the network: lost answers, late decisions, black holes, partitions, loss
+    # the network
     16: ("test_a_group_whose_answer_is_lost_is_stored_once",),
     17: ("test_fault_20_a_decision_that_does_not_reach_the_broker_is_read_off_the_row",),
     18: (
@@ -124,7 +142,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_time_goes_on_while_the_clock_is_behind_and_meets_it_again",
         "test_every_invariant_holds_whatever_the_seed",
     ),
-    # the broker: it stands still, has no file handles left, dies
+    # the broker's process
     40: ("test_fault_40_a_broker_that_stood_still_gives_no_member_up",),
     41: ("test_fault_41_without_file_handles_left_those_who_are_connected_go_on",),
     42: ("test_a_broker_killed_under_load_keeps_its_word",),
@@ -136,10 +154,13 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_another_versions_cache_is_refused_and_kept",
     ),
     46: ("test_what_a_crash_left_undecided_is_published_or_dropped_by_its_rows",),
-    # the resolver and its database
+    # the resolver and PostgreSQL
     47: ("test_a_mistaken_resolver_is_found_out",),
     48: ("test_one_token_in_the_way_does_not_hold_up_the_others",),
-    49: ("test_another_database_decides_nothing", "test_a_standby_decides_nothing_and_a_promoted_one_does"),
+    49: (
+        "test_another_database_decides_nothing",
+        "test_a_standby_decides_nothing_and_a_promoted_one_does",
+    ),
     50: (KILLED_IN_COMMIT, "test_a_crash_in_the_middle_of_commit_is_in_doubt_and_then_decided"),
     51: ("test_the_row_decides_and_not_the_xid_of_a_lost_commit", KILLED_IN_COMMIT),
     52: (
@@ -160,14 +181,21 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_serialization_failure_at_commit_may_be_tried_again",
         "test_a_deadlock_ends_one_transaction_and_it_may_be_tried_again",
     ),
-    58: ("test_what_cannot_be_read_is_unknown_and_heals", "test_missing_tables_and_rights_are_told_with_the_remedy"),
+    58: (
+        "test_what_cannot_be_read_is_unknown_and_heals",
+        "test_missing_tables_and_rights_are_told_with_the_remedy",
+    ),
     59: (
         "test_a_partition_that_may_be_asked_for_stays",
         "test_one_silent_broker_of_two_keeps_the_rows_of_both_until_it_is_forgotten",
     ),
     60: ("test_an_xid_is_no_more_than_a_hint",),
-    61: ("test_transactions_with_messages", "test_transactions_over_two_databases", "test_a_resolver_behind_a_pool"),
-    # two-phase commit
+    61: (
+        "test_transactions_with_messages",
+        "test_transactions_over_two_databases",
+        "test_a_resolver_behind_a_pool",
+    ),
+    # XA
     62: (KILLED_COORDINATOR, "test_a_server_that_dies_with_them_changes_nothing"),
     63: (KILLED_COORDINATOR,),
     64: (KILLED_COORDINATOR, "test_a_server_that_dies_after_the_decision_finds_it_carried_out"),
@@ -191,13 +219,16 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_branch_of_a_log_that_nobody_has_is_left_alone_with_an_alarm",
         "test_foreign_branches_are_left_alone_for_ever",
     ),
-    70: ("test_two_recoverers_at_once_agree_in_every_round", "test_two_recovering_processes_agree_in_every_round"),
+    70: (
+        "test_two_recoverers_at_once_agree_in_every_round",
+        "test_two_recovering_processes_agree_in_every_round",
+    ),
     71: (
         "test_a_branch_of_another_owner_is_finished_by_a_member_of_the_role",
         "test_a_branch_of_another_database_is_finished_there_or_told_of",
     ),
     72: ("test_an_orphan_is_told_of_with_its_locks_once_it_is_old",),
-    # consumers: killed, frozen, poisoned, coming and going; acks that are lost or run ahead; retention
+    # consumers
     73: ("test_consumers_killed_in_mid_handler",),
     74: (
         "test_fault_74_an_ack_of_a_frozen_member_settles_nothing",
@@ -212,24 +243,66 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_fault_78_acks_that_were_lost_with_the_broker_are_only_redelivered",
         "test_fault_78_a_position_beyond_the_end_is_refused",
     ),
+    # dead letters, Spark, retention
+    79: (
+        "test_every_message_is_in_one_place_and_keys_stay_in_order",
+        "test_every_invariant_holds_whatever_the_seed",
+    ),
+    80: (
+        "test_a_run_that_died_is_given_up_and_run_again",
+        "test_a_plan_that_is_run_twice_replays_once",
+        "test_a_task_that_is_tried_again_stores_the_same_once",
+        "test_of_two_runs_at_once_one_replays",
+        "test_letters_come_again_and_their_keys_follow_in_order",
+    ),
+    81: (
+        "test_pages_shrink_until_large_bodies_fit",
+        "test_letters_with_large_bodies_come_in_pages_that_fit",
+        "test_a_damaged_letter_is_named_and_the_others_are_shown",
+        "test_versions_and_queries_speak_too",
+    ),
     82: ("test_fault_82_a_group_behind_retention_is_told_what_it_missed",),
-    # the operator
+    # administration, time
     86: ("test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted",),
+    88: (
+        "test_a_clock_put_back_and_right_again_makes_no_jump",
+        "test_whatever_the_jumps_time_never_goes_back_between_two_looks",
+        "test_a_datetime_of_any_zone_is_the_moment_it_names",
+        "test_times_have_known_numbers",
+    ),
 }
 
-BUGS = {  # planted on purpose, each with the test that must turn red, or the name under which it is planted
+# Each bug with the names under which it is planted, or the test that must find it.
+BUGS = {
     "acknowledging before the sync": ("ack_before_fsync", "replies go out before the flush"),
     "no sync": ("a flush does not sync", "no_fsync_after_recovery", "no_sync_of_directories"),
     "no checksum": ("no_checksum",),
     "records in each other's place": ("test_a_record_of_another_position_is_none",),
     "cutting a damaged middle": ("test_the_check_finds_a_recovery_that_cuts_the_damaged_middle",),
     "tables ahead of the log": ("a snapshot leads the log", "position_before_the_rows"),
-    "tables named whole before they are": ("valid_before_its_rows", "snapshot_over_what_is_there", "open_without_sync"),
-    "tables that are not what the log says": ("topics_are_saved_once", "deleted_rows_stay", "replay_takes_other_times"),
-    "publishing before the flush": ("a slice becomes visible early", "replies go out before the flush"),
-    "storing twice": ("a repeated send is stored again", "a job decided again is carried out again"),
+    "tables named whole before they are": (
+        "valid_before_its_rows",
+        "snapshot_over_what_is_there",
+        "open_without_sync",
+    ),
+    "tables that are not what the log says": (
+        "topics_are_saved_once",
+        "deleted_rows_stay",
+        "replay_takes_other_times",
+    ),
+    "publishing before the flush": (
+        "a slice becomes visible early",
+        "replies go out before the flush",
+    ),
+    "storing twice": (
+        "a repeated send is stored again",
+        "a job decided again is carried out again",
+    ),
     "a group without its end": ("a group is published in part",),
-    "silence taken for a rollback": ("no answer is taken for a rollback", "absence is taken for a rollback"),
+    "silence taken for a rollback": (
+        "no answer is taken for a rollback",
+        "absence is taken for a rollback",
+    ),
     "the row before the status": ("row_before_status",),
     "no fence before ROLLBACK": ("without_fence",),
     "trusting tpc_prepare": ("test_a_prepare_that_is_believed_as_psycopg2_tells_it_would_be_seen",),
@@ -240,14 +313,123 @@ BUGS = {  # planted on purpose, each with the test that must turn red, or the na
 }
 
 
-def test_every_bug_that_a_check_must_catch_is_planted() -> None:
-    texts = [file.read_text("utf-8") for file in Path(__file__).parent.rglob("*.py") if file != Path(__file__)]
+def section(page: str, title: str) -> str:
+    """Return the text of a section of the page, without its heading."""
+    heading = rf"^## \d+ {title}$(.*?)(?=^## |\Z)"
+    (text,) = re.findall(heading, page, re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
+def rows(page: str) -> Iterator[tuple[int, str]]:
+    """Return the number and the text of each fault of the page."""
+    item = r"^- \*\*(\d+)\. (.*?)(?=^- |^#|\Z)"
+    faults = section(page, "Faults")
+    for number, text in re.findall(item, faults, re.MULTILINE | re.DOTALL):
+        yield int(number), text
+
+
+def misnumbered(numbers: Collection[int]) -> list[str]:
+    """Return what keeps the numbers from counting up from 1, each once."""
+    counts = Counter(numbers)
+    missing = sorted({*range(1, max(counts, default=1) + 1)} - counts.keys())
+    repeated = {number: times for number, times in counts.items() if times > 1}
+    return [
+        *(f"{number} is missing" for number in missing),
+        *(f"{number} is there {times} times" for number, times in repeated.items()),
+    ]
+
+
+def exceptions(page: str) -> set[int]:
+    """Return the faults that the page names as exceptions from another promise."""
+    lists = re.findall(r"(?:Except|Open:)\s+rows?\s+([\d\s,andto]+)", page)
+    return {int(number) for text in lists for number in re.findall(r"\d+", text)}
+
+
+def disagreements(page: str, tested: Collection[int]) -> list[str]:
+    """Return where the page and the table of tests contradict each other."""
+    faults = dict(rows(page))
+    marked = {number for number, text in faults.items() if any(mark in text for mark in MARKS)}
+    there, shown = faults.keys(), {*tested}
+    return [
+        *misnumbered([number for number, _text in rows(page)]),
+        *(f"{number} has tests and is not on the page" for number in sorted(shown - there)),
+        *(f"{number} has neither tests nor a mark" for number in sorted(there - shown - marked)),
+        *(f"{number} has tests and a mark" for number in sorted(shown & marked)),
+        *(f"{number} is excepted without a mark" for number in sorted(exceptions(page) - marked)),
+    ]
+
+
+def test_every_fault_of_the_page_has_tests_or_a_mark() -> None:
+    assert disagreements(PAGE.read_text("utf-8"), FAULTS) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "item", "least"),
+    [
+        ("Invariants", r"^- \*\*I(\d+)\*\* ", 16),
+        ("Hostile input", r"^- \*\*(\d+)\.\*\* ", 78),
+    ],
+)
+def test_other_lists_of_the_page_are_numbered_without_gaps(
+    title: str, item: str, least: int
+) -> None:
+    text = section(PAGE.read_text("utf-8"), title)
+    numbers = [int(found) for found in re.findall(item, text, re.MULTILINE)]
+    assert misnumbered(numbers) == []
+    assert max(numbers) >= least
+
+
+SMALL_PAGE = """
+## 1 Words
+- **9. Not a fault.**
+## 2 Faults
+### Broker
+- **1. Killed.**
+  Nothing is lost.
+  Except row 3.
+- **2. No replica.** *Not built yet.*
+### Time
+- **3. A clock that jumps.**
+  Today all is lost.
+  *Open: not survived yet.*
+## 3 Invariants
+- **9. Not a fault either.**
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "tested", "found"),
+    [
+        ("", "", {1}, []),
+        ("", "", set(), ["1 has neither tests nor a mark"]),
+        ("", "", {1, 2}, ["2 has tests and a mark"]),
+        ("", "", {1, 4}, ["4 has tests and is not on the page"]),
+        ("**2.", "**4.", {1}, ["2 is missing"]),
+        ("**2.", "**3.", {1}, ["2 is missing", "3 is there 2 times"]),
+        ("*Not built yet.*", "", {1}, ["2 has neither tests nor a mark"]),
+        ("row 3.", "rows 2 and 5.", {1}, ["5 is excepted without a mark"]),
+        ("*Open: not survived yet.*", "", {1, 3}, ["3 is excepted without a mark"]),
+    ],
+)
+def test_a_page_that_contradicts_the_tests_is_found(
+    old: str, new: str, tested: set[int], found: list[str]
+) -> None:
+    assert old in SMALL_PAGE
+    assert disagreements(SMALL_PAGE.replace(old, new) if old else SMALL_PAGE, tested) == found
+
+
+def test_every_test_that_shows_a_fault_is_there() -> None:
+    there = {
+        name
+        for file in Path(__file__).parent.rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE)
+    }
+    missing = {fault: {*names} - there for fault, names in FAULTS.items()}
+    assert {fault: names for fault, names in missing.items() if names} == {}
+
+
+def test_every_bug_that_a_checker_must_find_is_planted() -> None:
+    files = [file for file in Path(__file__).parent.rglob("*.py") if file != Path(__file__)]
+    texts = [file.read_text("utf-8") for file in files]
     names = {name for planted in BUGS.values() for name in planted}
     assert {name for name in names if not any(name in text for text in texts)} == set()
-
-
-def test_every_fault_of_transactions_brokers_and_consumers_has_a_test() -> None:
-    assert FAULTS.keys() == {*range(1, 77), 78, 82, 86}
-    files = Path(__file__).parent.rglob("test_*.py")
-    there = {name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE)}
-    assert {fault: name for fault, names in FAULTS.items() for name in names if name not in there} == {}

@@ -38,7 +38,9 @@ def test_arguments_environment_output_and_status_are_its_own(tmp_path: Path) -> 
     first, second = start(tmp_path, tell, "to", "you"), start(tmp_path, tell)
     assert (first.wait(60), second.wait(60)) == (2, 0)
     assert first.pid != second.pid != os.getpid()
-    assert sorted((tmp_path / "out").read_text().splitlines()) == sorted((f"to you {first.pid}", str(second.pid)))
+    assert sorted((tmp_path / "out").read_text().splitlines()) == sorted(
+        (f"to you {first.pid}", str(second.pid))
+    )
     assert (tmp_path / "err").read_text() == "['WHO']\n" * 2
 
 

@@ -1,4 +1,6 @@
-"""Every error that the client, its transactions and the command line raise says what to do about it."""
+"""Every error that the client, its transactions and the command line raise says what to
+do about it.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from txmq import errors, errors_xa
-from txmq.errors import TxmqError
+from txmq import errors
+from txmq.errors import TxmqError, xa
 
 ROOT = Path(__file__).parents[1] / "txmq"
 KINDS = {
     name: kind
-    for module in (errors, errors_xa)
+    for module in (errors, xa)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, TxmqError)
 }
@@ -31,12 +33,18 @@ def silent(source: str) -> Iterator[str]:
 
 
 def has_its_own(kind: type[TxmqError]) -> bool:
-    return bool(kind.advice) or "hint=hint or" in (made := inspect.getsource(kind)) or 'hint="' in made
+    return (
+        bool(kind.advice) or "hint=hint or" in (made := inspect.getsource(kind)) or 'hint="' in made
+    )
 
 
 @pytest.mark.parametrize("package", ["client", "tx", "cli"])
 def test_no_error_is_without_a_hint(package: str) -> None:
-    found = [f"{path}: {call}" for path in (ROOT / package).rglob("*.py") for call in silent(path.read_text("utf-8"))]
+    found = [
+        f"{path}: {call}"
+        for path in (ROOT / package).rglob("*.py")
+        for call in silent(path.read_text("utf-8"))
+    ]
     assert found == []
 
 

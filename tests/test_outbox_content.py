@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.batch import verify
-from txmq.client.sending.rows import Columns, columns
-from txmq.client.sending.topics import Topics
-from txmq.client.transactions.buffer import Buffer
-from txmq.client.transactions.queueing import entries_of
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.sender.rows import Columns, columns
+from txmq.client.protocol.sender.topics import Topics
+from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.outbox_entries import entries_of
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import RemoteProtocolError
-from txmq.message import Message
-from txmq.tx.outbox import Entry, Shape, group_of, pack, unpack
+from txmq.model.message import Message
+from txmq.tx.outbox_entry import Entry, Shape, group_of, pack, unpack
 from txmq.wire.group import pack_part, unpack_part
 
 TOKEN = UUID(int=0x0123456789ABCDEF)
@@ -47,7 +47,9 @@ def test_what_was_sent_is_what_the_row_holds_and_keys_stay_together(
     assert unpack(pack(entries)) == entries
     groups = group_in(entries)
     assert sum(size for _topic, _partition, size in groups) == len(sent)
-    ways = {(topic, partition, None if partition is not None else key) for topic, key, partition in sent}
+    ways = {
+        (topic, partition, None if partition is not None else key) for topic, key, partition in sent
+    }
     assert {(entry.topic, entry.partition, entry.key) for entry in entries} == ways
 
 

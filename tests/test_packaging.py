@@ -22,7 +22,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
             shutil.copy(ROOT / name, copy)
     for name in ("txmq", "spark"):
         if (ROOT / name).exists():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(
+                ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     built = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", *options, "-w", "out", "."],
@@ -34,7 +36,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
 
 
 def shipped(package: Path) -> set[str]:
-    files = (file for file in package.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    files = (
+        file for file in package.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    )
     return {file.relative_to(package.parent).as_posix() for file in files}
 
 

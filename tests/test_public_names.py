@@ -1,4 +1,5 @@
-"""The names that users rely on, with their arguments; those of the commands are in tests/cli/test_every_command.py.
+"""The names that users rely on, with their arguments; those of the commands are in
+tests/cli/test_every_command.py.
 
 What is listed may grow, at the end and with a default. Nothing of it is renamed.
 """
@@ -13,14 +14,14 @@ import pytest
 
 import txmq
 import txmq.twisted
-from txmq.client.consumers.consumer import Consumer
-from txmq.client.consuming.settings import Options as ConsumerOptions
-from txmq.client.sending.producer import Fields
-from txmq.client.settings import Options
-from txmq.client.transactions.half import HalfTransaction
-from txmq.client.transactions.options import TransactionOptions, XaOptions
-from txmq.client.transactions.transaction import Transaction
-from txmq.client.transactions.xa import XaTransaction
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.client.blocking.sender.producer import Fields
+from txmq.client.blocking.transaction.half import HalfTransaction
+from txmq.client.blocking.transaction.options import TransactionOptions, XaOptions
+from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.client.blocking.transaction.xa import XaTransaction
+from txmq.client.protocol.consumer.settings import Options as ConsumerOptions
+from txmq.client.protocol.settings import Options
 from txmq.client.twisted.client import Client as TwistedClient
 from txmq.client.twisted.consumer import Consumer as TwistedConsumer
 from txmq.errors import ConfigError, LocalProtocolError
@@ -103,15 +104,22 @@ FIELDS = {
     txmq.ReceivedMessage: "topic partition offset key tag headers body message_id attempt born_at stored_at",
 }
 ONE_BY_ONE = [
-    (owner, name, takes) for owners, calls in CALLS.items() for owner in owners for name, takes in calls.items()
+    (owner, name, takes)
+    for owners, calls in CALLS.items()
+    for owner in owners
+    for name, takes in calls.items()
 ]
 
 
 def taken(call: Callable[..., Any]) -> list[str]:
-    """The names of what it takes; of keyword arguments that stand in a TypedDict, that one's name."""
+    """The names of what it takes; of keyword arguments that stand in a TypedDict, that
+    one's name.
+    """
     found = []
     for parameter in inspect.signature(call).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD and str(parameter.annotation).startswith("Unpack["):
+        if parameter.kind is parameter.VAR_KEYWORD and str(parameter.annotation).startswith(
+            "Unpack["
+        ):
             found.append(f"**{parameter.annotation.removeprefix('Unpack[').removesuffix(']')}")
         else:
             found.append(str(parameter).split(":")[0])
@@ -137,5 +145,8 @@ def test_answers_of_checkers_and_errors_are_there() -> None:
 def test_what_is_not_there_yet_is_refused_not_ignored() -> None:
     with pytest.raises(ConfigError, match="spool"):
         txmq.connect("txmq://127.0.0.1:7650", spool="directory")  # type: ignore[call-overload]
-    with txmq.connect("txmq://127.0.0.1:7650") as client, pytest.raises(LocalProtocolError, match="on_failure"):
+    with (
+        txmq.connect("txmq://127.0.0.1:7650") as client,
+        pytest.raises(LocalProtocolError, match="on_failure"),
+    ):
         client.consumer("billing", ["orders"], on_failure="local")  # type: ignore[arg-type]

@@ -17,7 +17,11 @@ def in_order(folders: dict[str, str]) -> list[str]:
 
 
 def test_the_longest_begin_first() -> None:
-    assert in_order(FILES | KILLS | {"spark": "spark", "demo": "demo"})[:4] == ["demo", "spark", *KILLS]
+    assert in_order(FILES | KILLS | {"spark": "spark", "demo": "demo"})[:4] == [
+        "demo",
+        "spark",
+        *KILLS,
+    ]
 
 
 def test_what_calculates_runs_beside_all_that_waits_and_is_not_left_to_the_end() -> None:

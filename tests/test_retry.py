@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import ConfigError
-from txmq.retry import Action, RetryPolicy
+from txmq.model.retry import Action, RetryPolicy
 from txmq.wire.calls_consumers import Retry
 
 SECOND = 1_000_000
@@ -19,12 +19,23 @@ SECOND = 1_000_000
 def test_the_default_is_the_table_of_sixteen_steps() -> None:
     policy = RetryPolicy()
     minutes = [60 * n * SECOND for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)]
-    assert [policy.delay(attempt) for attempt in range(1, 18)] == [10 * SECOND, 30 * SECOND, *minutes, None]
+    assert [policy.delay(attempt) for attempt in range(1, 18)] == [
+        10 * SECOND,
+        30 * SECOND,
+        *minutes,
+        None,
+    ]
 
 
 def test_the_last_delay_repeats_until_the_attempts_are_used_up() -> None:
     policy = RetryPolicy.table(1, 2.5, attempts=4)
-    assert [policy.delay(attempt) for attempt in range(1, 6)] == [SECOND, 2_500_000, 2_500_000, 2_500_000, None]
+    assert [policy.delay(attempt) for attempt in range(1, 6)] == [
+        SECOND,
+        2_500_000,
+        2_500_000,
+        2_500_000,
+        None,
+    ]
 
 
 def test_fewer_attempts_than_delays_end_early() -> None:
@@ -48,7 +59,11 @@ def test_many_exponential_attempts_need_no_long_table() -> None:
 
 def test_jitter_spreads_to_both_sides() -> None:
     policy = RetryPolicy.table(100, jitter=0.2)
-    assert [policy.delay(1, chance) for chance in (0.0, 0.5, 1.0)] == [80 * SECOND, 100 * SECOND, 120 * SECOND]
+    assert [policy.delay(1, chance) for chance in (0.0, 0.5, 1.0)] == [
+        80 * SECOND,
+        100 * SECOND,
+        120 * SECOND,
+    ]
     assert RetryPolicy.table(100).delay(1, 0.9) == 100 * SECOND
 
 
@@ -66,7 +81,9 @@ def test_jitter_spreads_to_both_sides() -> None:
 def test_a_class_of_errors_has_its_action_and_the_nearest_class_decides(
     classes: tuple[str, ...], action: Action
 ) -> None:
-    policy = RetryPolicy.table(1, dead=["LookupError", "billing.errors.*"], postpone=["psycopg2.Error", "OSError"])
+    policy = RetryPolicy.table(
+        1, dead=["LookupError", "billing.errors.*"], postpone=["psycopg2.Error", "OSError"]
+    )
     assert policy.action(classes) is action
 
 
@@ -93,7 +110,9 @@ def test_a_policy_survives_json(policy: RetryPolicy) -> None:
 
 
 @given(policies, st.integers(1, 1_100), st.floats(0, 1))
-def test_a_delay_is_never_negative_and_ends_with_the_attempts(policy: RetryPolicy, attempt: int, chance: float) -> None:
+def test_a_delay_is_never_negative_and_ends_with_the_attempts(
+    policy: RetryPolicy, attempt: int, chance: float
+) -> None:
     delay = policy.delay(attempt, chance)
     assert (delay is None) == (attempt > policy.retries)
     assert delay is None or delay >= 0
@@ -128,7 +147,13 @@ def test_what_is_no_policy_is_refused_by_its_field(fields: dict[str, Any], field
 
 @pytest.mark.parametrize(
     "settings",
-    [{"factor": 0.5}, {"factor": float("nan")}, {"factor": float("inf")}, {"initial_s": -1}, {"max_s": float("inf")}],
+    [
+        {"factor": 0.5},
+        {"factor": float("nan")},
+        {"factor": float("inf")},
+        {"initial_s": -1},
+        {"max_s": float("inf")},
+    ],
 )
 def test_exponential_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):

@@ -1,4 +1,6 @@
-"""Selectors: the same answers as SQLite's, three-valued logic, errors that tell where, and no text that costs much."""
+"""Selectors: the same answers as SQLite's, three-valued logic, errors that tell where,
+and no text that costs much.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,22 @@ def _predicates(names: tuple[str, ...], literals: st.SearchStrategy[str]) -> st.
     return st.one_of(
         st.builds("{} {} {}".format, operand, signs, operand),
         st.builds("{} {}BETWEEN {} AND {}".format, name, nots, operand, operand),
-        st.builds("{} {}IN ({})".format, name, nots, st.lists(literals, min_size=1, max_size=4).map(", ".join)),
+        st.builds(
+            "{} {}IN ({})".format,
+            name,
+            nots,
+            st.lists(literals, min_size=1, max_size=4).map(", ".join),
+        ),
         st.builds("{} IS {}NULL".format, name, nots),
     )
 
 
-patterns = texts.map(lambda text: text.replace("\\", "")).map(lambda text: "'" + text.replace("'", "''") + "'")
-escaped = st.text("ab%_", max_size=4).map(lambda text: "'" + "".join(f"\\{c}" if c in "%_" else c for c in text) + "'")
+patterns = texts.map(lambda text: text.replace("\\", "")).map(
+    lambda text: "'" + text.replace("'", "''") + "'"
+)
+escaped = st.text("ab%_", max_size=4).map(
+    lambda text: "'" + "".join(f"\\{c}" if c in "%_" else c for c in text) + "'"
+)
 likes = st.builds("{} {}LIKE {}".format, st.sampled_from(TEXTS), nots, patterns) | st.builds(
     "{} {}LIKE {} ESCAPE '\\'".format, st.sampled_from(TEXTS), nots, escaped
 )
@@ -66,12 +77,17 @@ def database() -> Iterator[sqlite3.Connection]:
 
 
 @given(conditions, rows)
-def test_the_answer_is_sqlites(database: sqlite3.Connection, text: str, row: dict[str, str | float | None]) -> None:
+def test_the_answer_is_sqlites(
+    database: sqlite3.Connection, text: str, row: dict[str, str | float | None]
+) -> None:
     database.execute("DELETE FROM one")
     database.execute("INSERT INTO one VALUES (:s1, :s2, :n1, :n2)", row)
     [(expected,)] = database.execute(f"SELECT ({text}) IS TRUE FROM one")
     headers = {name: f"{value}" for name, value in row.items() if value is not None}
-    assert parse(text).matches(headers, key=None, tag=None, topic="t") is bool(expected), (text, row)
+    assert parse(text).matches(headers, key=None, tag=None, topic="t") is bool(expected), (
+        text,
+        row,
+    )
 
 
 @given(st.text(max_size=60) | st.text("()'\" ANDORTIS=<>%_a1.,-$", max_size=60))
@@ -178,4 +194,6 @@ def test_no_pattern_takes_long() -> None:
     selector = parse("a LIKE '" + "%a" * 500 + "b'")
     began = time.process_time()
     assert not selector.matches({"a": "a" * 10_000}, key=None, tag=None, topic="t")
-    assert time.process_time() - began < 30, "a pattern that backtracks would take longer than the age of the world"
+    assert time.process_time() - began < 30, (
+        "a pattern that backtracks would take longer than the age of the world"
+    )

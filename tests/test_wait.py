@@ -1,4 +1,6 @@
-"""Waiting for a condition: back at once when it holds, an error that names it when it never does."""
+"""Waiting for a condition: back at once when it holds, an error that names it when it
+never does.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_looks_that_take_long_come_seldom(monkeypatch: pytest.MonkeyPatch) -> No
         ended.append(now)
         return len(began) == 5
 
-    monkeypatch.setattr("txmq.testing.wait.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(
+        "txmq.testing.wait.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    )
     wait_until(look)
     pauses = [after - before for before, after in zip(ended, began[1:], strict=False)]
     assert all(0.1 <= pause <= 0.25 for pause in pauses), pauses

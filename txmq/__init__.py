@@ -9,14 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from txmq import errors
-from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Decision, Message, Receipt, ReceivedMessage, delay_level
-from txmq.retry import RetryPolicy
+from txmq.model.message import (
+    COMMIT,
+    ROLLBACK,
+    UNKNOWN,
+    Decision,
+    Message,
+    Receipt,
+    ReceivedMessage,
+    delay_level,
+)
+from txmq.model.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from txmq.client.blocking import Client, connect
-    from txmq.client.cluster import Cluster
-    from txmq.client.consuming.parcels import ReceivedBatch
-    from txmq.client.reading.offsets import FileOffsets, OffsetStore
+    from txmq.client.blocking.client import Client, connect
+    from txmq.client.blocking.cluster import Cluster
+    from txmq.client.protocol.consumer.fetched import ReceivedBatch
+    from txmq.client.protocol.offsets import FileOffsets, OffsetStore
     from txmq.tx.postgres.emit import emit
 
 __version__ = "0.1.0"
@@ -42,18 +51,20 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Client": "txmq.client.blocking",
-    "Cluster": "txmq.client.cluster",
-    "FileOffsets": "txmq.client.reading.offsets",
-    "OffsetStore": "txmq.client.reading.offsets",
-    "ReceivedBatch": "txmq.client.consuming.parcels",
-    "connect": "txmq.client.blocking",
+    "Client": "txmq.client.blocking.client",
+    "Cluster": "txmq.client.blocking.cluster",
+    "FileOffsets": "txmq.client.protocol.offsets",
+    "OffsetStore": "txmq.client.protocol.offsets",
+    "ReceivedBatch": "txmq.client.protocol.consumer.fetched",
+    "connect": "txmq.client.blocking.client",
     "emit": "txmq.tx.postgres.emit",
 }
 
 
 def __getattr__(name: str) -> object:
-    """`txmq.connect` and its like cost an import of the client when first asked for; `txmq.twisted` one of Twisted."""
+    """`txmq.connect` and its like cost an import of the client when first asked for;
+    `txmq.twisted` one of Twisted.
+    """
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     if name == "twisted":

@@ -1,4 +1,5 @@
-"""Named places where a test may kill the process, to see that nothing is lost whatever was done by then.
+"""Named places where a test may kill the process, to see that nothing is lost whatever
+was done by then.
 
     TXMQ_CRASHPOINT=tx.after_token          dies the first time it gets there
     TXMQ_CRASHPOINT=tx.after_token:3        the third time
@@ -16,17 +17,21 @@ from itertools import count
 VARIABLE = "TXMQ_CRASHPOINT"
 UNREAD = ""
 _passed = count(1)
-_armed: str | None = UNREAD  # read once in each process: to look there costs more than all else that is done here
+_armed: str | None = (
+    UNREAD  # read once in each process: to look there costs more than all else that is done here
+)
 
 
 def crashpoint(name: str) -> None:
-    """Kills this process with SIGKILL, or stops it, if the environment names this place."""
+    """Kills this process with SIGKILL, or stops it, if the environment names this
+    place.
+    """
     if _armed is not None:
         _meet(name)
 
 
 def _meet(name: str) -> None:
-    global _armed  # noqa: PLW0603 (as the environment, it is the process's)
+    global _armed
     _armed = wanted = _armed or os.environ.get(VARIABLE)
     if wanted is None:
         return
@@ -38,7 +43,7 @@ def _meet(name: str) -> None:
 
 def _forget() -> None:
     """A child of a fork may be told something else."""
-    global _armed  # noqa: PLW0603 (as above)
+    global _armed
     _armed = UNREAD
 
 

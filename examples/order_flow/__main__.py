@@ -1,4 +1,6 @@
-"""`python -m examples.order_flow`, which is `make demo`: the order flow from nothing to the audit."""
+"""`python -m examples.order_flow`, which is `make demo`: the order flow from nothing to
+the audit.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,32 @@ def scale_of(text: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.order_flow", description=__doc__)
-    parser.add_argument("--scale", type=scale_of, default=0.01, help="of the TPC-H input: 0.01 is 15,000 orders")
+    parser.add_argument(
+        "--scale", type=scale_of, default=0.01, help="of the TPC-H input: 0.01 is 15,000 orders"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the faults")
-    parser.add_argument("--keep", action="store_true", help="leave broker, console and PostgreSQL running at the end")
-    parser.add_argument("--directory", type=Path, metavar="DIR", help="where logs and reports go: a new directory")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave broker, console and PostgreSQL running at the end",
+    )
+    parser.add_argument(
+        "--directory", type=Path, metavar="DIR", help="where logs and reports go: a new directory"
+    )
     options = parser.parse_args()
-    directory: Path = options.directory or ROOT / "out" / "demo" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    directory: Path = (
+        options.directory
+        or ROOT / "out" / "demo" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
     signal.signal(signal.SIGTERM, _end)
-    from examples.order_flow.flow import run  # noqa: PLC0415  # --help needs no database driver
+    from examples.order_flow.flow import run  # --help needs no database driver
 
     try:
-        return 0 if run(directory.absolute(), scale=options.scale, seed=options.seed, keep=options.keep) else FAILED
+        return (
+            0
+            if run(directory.absolute(), scale=options.scale, seed=options.seed, keep=options.keep)
+            else FAILED
+        )
     except (TxmqError, TimeoutError, OSError) as error:
         print(f"order flow: {error}\nlogs are in {directory}", file=sys.stderr)
         return FAILED

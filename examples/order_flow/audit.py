@@ -1,4 +1,5 @@
-"""The audit: what must be true in the end, asked of the tables and of the topic as it reads back.
+"""The audit: what must be true in the end, asked of the tables and of the topic as it
+reads back.
 
 Each claim is a query for the rows that contradict it.
 """
@@ -15,7 +16,7 @@ from io import StringIO
 from typing import Any, Final, NamedTuple
 
 import psycopg2
-from psycopg2.extensions import cursor as Cursor  # noqa: N812  # a class, whatever its name
+from psycopg2.extensions import cursor as Cursor  # a class, whatever its name
 
 import txmq
 from examples.order_flow.data import read_orders
@@ -106,7 +107,11 @@ class Finding(NamedTuple):
 
 def audit(stage: Stage) -> list[Finding]:
     """Reads topic and letters back and asks for every claim."""
-    with closing(psycopg2.connect(stage.dsn)) as connection, connection, connection.cursor() as cursor:
+    with (
+        closing(psycopg2.connect(stage.dsn)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(TABLES)
         _fill(cursor, stage)
         return judge(cursor)
@@ -125,7 +130,9 @@ def _ask(cursor: Cursor, claim: str, query: str) -> Finding:
 
 def _fill(cursor: Cursor, stage: Stage) -> None:
     orders = read_orders(stage.data)
-    _copy(cursor, "input", ((o.order_id, o.customer_id, len(o.lines), o.total_cents) for o in orders))
+    _copy(
+        cursor, "input", ((o.order_id, o.customer_id, len(o.lines), o.total_cents) for o in orders)
+    )
     _copy(cursor, "found", read_back(stage.url))
     with stage.client() as client:
         _copy(cursor, "letters", letters(client, "payment", "shipping"))
@@ -134,12 +141,26 @@ def _fill(cursor: Cursor, stage: Stage) -> None:
         _copy(cursor, "undecided", ((row["token"], state) for state, rows in told for row in rows))
         names = ("lag", "leased", "retrying", "parked", "fences", "letters")
         groups = client.call("group.list")["groups"]
-        _copy(cursor, "unsettled", ((row["group"], name, row[name]) for row in groups for name in names if row[name]))
+        _copy(
+            cursor,
+            "unsettled",
+            ((row["group"], name, row[name]) for row in groups for name in names if row[name]),
+        )
 
 
 def read_back(url: str) -> Iterator[tuple[Any, ...]]:
     """Every message of the topic, as the command line reads it."""
-    command = [sys.executable, "-m", "txmq", "tail", ORDER_PLACED, "--no-follow", "--json", "--broker", url]
+    command = [
+        sys.executable,
+        "-m",
+        "txmq",
+        "tail",
+        ORDER_PLACED,
+        "--no-follow",
+        "--json",
+        "--broker",
+        url,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:

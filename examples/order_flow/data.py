@@ -1,4 +1,6 @@
-"""The input: orders, their lines and customers as the TPC-H generator makes them, the same ones at every run."""
+"""The input: orders, their lines and customers as the TPC-H generator makes them, the
+same ones at every run.
+"""
 
 from __future__ import annotations
 
@@ -55,20 +57,35 @@ class Facts(NamedTuple):
 
 
 def generate(directory: Path, scale: float) -> None:
-    """Makes the tables as CSV files in `directory`. Raises ConfigError where the generator is not there or fails."""
+    """Makes the tables as CSV files in `directory`. Raises ConfigError where the
+    generator is not there or fails.
+    """
     program = Path(sys.executable).with_name("tpchgen-cli")
-    options = [f"--scale-factor={scale}", f"--tables={','.join(TABLES)}", f"--output-dir={directory}", "--quiet"]
+    options = [
+        f"--scale-factor={scale}",
+        f"--tables={','.join(TABLES)}",
+        f"--output-dir={directory}",
+        "--quiet",
+    ]
     try:
-        done = subprocess.run([program, "csv", *options], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [program, "csv", *options], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
-        raise ConfigError("tpchgen-cli", f"{program} is missing", hint="pip install txmq[demo]") from None
+        raise ConfigError(
+            "tpchgen-cli", f"{program} is missing", hint="pip install txmq[demo]"
+        ) from None
     if done.returncode:
-        raise ConfigError("scale", f"tpchgen-cli failed: {done.stderr.strip()}", hint="try --scale 0.01")
+        raise ConfigError(
+            "scale", f"tpchgen-cli failed: {done.stderr.strip()}", hint="try --scale 0.01"
+        )
 
 
 def read_orders(directory: Path, *, share: int = 0, of: int = 1) -> Iterator[Order]:
     """The orders in the order of their numbers; of several shares every so-manieth."""
-    lines = groupby(_rows(directory, "lineitem"), key=itemgetter("l_orderkey"))  # sorted by it, as the orders are
+    lines = groupby(
+        _rows(directory, "lineitem"), key=itemgetter("l_orderkey")
+    )  # sorted by it, as the orders are
     both = zip(_rows(directory, "orders"), lines, strict=True)
     for row, (order_id, its_lines) in islice(both, share, None, of):
         assert row["o_orderkey"] == order_id, "every order has lines"
@@ -96,17 +113,30 @@ def _order(row: dict[str, str], lines: list[dict[str, str]]) -> Order:
 
 
 def load(directory: Path, dsn: str) -> Facts:
-    """Makes the shop's tables and fills those that are there before the first order comes."""
+    """Makes the shop's tables and fills those that are there before the first order
+    comes.
+    """
     facts = _look_through(directory)
     with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(resources.files(__package__).joinpath("schema.sql").read_text("utf-8"))
-        customers = [(int(row["c_custkey"]), _cents(row["c_acctbal"])) for row in _rows(directory, "customer")]
+        customers = [
+            (int(row["c_custkey"]), _cents(row["c_acctbal"]))
+            for row in _rows(directory, "customer")
+        ]
         accounts = "INSERT INTO customers (customer_id, opening_cents, balance_cents) VALUES %s"
-        execute_values(cursor, accounts, [(customer, cents, cents) for customer, cents in customers])
         execute_values(
-            cursor, "INSERT INTO parts VALUES %s", [(part, f"HS-{part % 97:02}{part:06}") for part in facts.parts]
+            cursor, accounts, [(customer, cents, cents) for customer, cents in customers]
         )
-        execute_values(cursor, "INSERT INTO carriers (carrier) VALUES %s", [(carrier,) for carrier in facts.carriers])
+        execute_values(
+            cursor,
+            "INSERT INTO parts VALUES %s",
+            [(part, f"HS-{part % 97:02}{part:06}") for part in facts.parts],
+        )
+        execute_values(
+            cursor,
+            "INSERT INTO carriers (carrier) VALUES %s",
+            [(carrier,) for carrier in facts.carriers],
+        )
     return facts
 
 
@@ -119,7 +149,9 @@ def _look_through(directory: Path) -> Facts:
         customers.add(order.customer_id)
         parts.update(line.part_id for line in order.lines)
         carriers.add(order.carrier)
-    return Facts(orders, lines, tuple(sorted(customers)), tuple(sorted(parts)), tuple(sorted(carriers)))
+    return Facts(
+        orders, lines, tuple(sorted(customers)), tuple(sorted(parts)), tuple(sorted(carriers))
+    )
 
 
 def _rows(directory: Path, table: str) -> Iterator[dict[str, str]]:

@@ -1,7 +1,8 @@
 """What goes wrong, and when: drawn from a seed before anything runs.
 
-Deaths of services are crash points (`txmq.crashpoints`): the process kills itself with SIGKILL at a place where it
-hurts, the so-manieth time it gets there. The rest happens when a part of the orders is placed.
+Deaths of services are crash points (`txmq.crashpoints`): the process kills itself with
+SIGKILL at a place where it hurts, the so-manieth time it gets there. The rest happens
+when a part of the orders is placed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Event(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All that goes wrong in one run. `deaths`: by process, the crash point of each of its lives but the last."""
+    """All that goes wrong in one run. `deaths`: by process, the crash point of each of
+    its lives but the last.
+    """
 
     deaths: Mapping[str, Sequence[str]]
     events: Sequence[Event]
@@ -50,7 +53,9 @@ class Plan(NamedTuple):
     @property
     def kills(self) -> int:
         """How many processes are killed."""
-        return sum(map(len, self.deaths.values())) + sum(event.blow is Blow.BROKER_KILLED for event in self.events)
+        return sum(map(len, self.deaths.values())) + sum(
+            event.blow is Blow.BROKER_KILLED for event in self.events
+        )
 
 
 def draw(seed: int, facts: Facts) -> Plan:
@@ -72,9 +77,12 @@ def _deaths(random: Random, orders: int) -> dict[str, list[str]]:
         places = [AFTER_GROUP, AFTER_COMMIT] * DEATHS_OF_ORDERS
         life = share // (DEATHS_OF_ORDERS + 1)
         deaths[f"orders-{number}"] = [
-            _point(random, places[number + death], life // 2, life) for death in range(DEATHS_OF_ORDERS)
+            _point(random, places[number + death], life // 2, life)
+            for death in range(DEATHS_OF_ORDERS)
         ]
-    batches = max(8, orders // AT_ONCE)  # of both processes of a service, at least: many are not full
+    batches = max(
+        8, orders // AT_ONCE
+    )  # of both processes of a service, at least: many are not full
     deaths["payment-0"] = [_point(random, MID_CHARGE, batches // 8, batches // 4)]
     deaths["payment-1"] = [_point(random, BEFORE_ACK, batches // 8, batches // 4)]
     deaths["shipping-0"] = [_point(random, MID_SHIPMENT, batches // 8, batches // 4)]

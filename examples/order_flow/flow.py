@@ -1,4 +1,6 @@
-"""The director: prepares the stage, lets the services run under faults, has the letters dealt with, audits."""
+"""The director: prepares the stage, lets the services run under faults, has the letters
+dealt with, audits.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ To end it all:
 
 
 def run(directory: Path, *, scale: float, seed: int, keep: bool) -> bool:
-    """The whole flow; whether the audit found nothing. Raises TxmqError where it could not be brought to its end."""
+    """The whole flow; whether the audit found nothing. Raises TxmqError where it could
+    not be brought to its end.
+    """
     screen, stage = Screen(), Stage(directory)
     stage.fleet.environment |= screen.environment
     screen.event(f"logs and reports: {directory}")
@@ -55,7 +59,12 @@ def run(directory: Path, *, scale: float, seed: int, keep: bool) -> bool:
     try:
         passed = _act(stage, screen, scale=scale, seed=seed)
         if passed and keep:
-            places = {"url": stage.url, "console": stage.console, "dsn": stage.dsn, "python": sys.executable}
+            places = {
+                "url": stage.url,
+                "console": stage.console,
+                "dsn": stage.dsn,
+                "python": sys.executable,
+            }
             screen.say(LOOK_AROUND.substitute(places, end=stage.leave_running()))
             left = True
     finally:
@@ -96,11 +105,17 @@ def _prepare(stage: Stage, screen: Screen, scale: float, seed: int) -> tuple[Fac
     data.generate(stage.data, scale)
     facts = data.load(stage.data, stage.dsn)
     plan = faults.draw(seed, facts)
-    stage.query("UPDATE parts SET customs_code = NULL WHERE part_id = ANY(%s)", (list(plan.bad_parts),))
-    stage.query("UPDATE customers SET blocked = true WHERE customer_id = ANY(%s)", (list(plan.refused),))
+    stage.query(
+        "UPDATE parts SET customs_code = NULL WHERE part_id = ANY(%s)", (list(plan.bad_parts),)
+    )
+    stage.query(
+        "UPDATE customers SET blocked = true WHERE customer_id = ANY(%s)", (list(plan.refused),)
+    )
     with stage.client() as client:
         client.call("topic.create", name=ORDER_PLACED, partitions=PARTITIONS)
-    screen.event(f"{facts.orders:,} orders with {facts.lines:,} lines of {len(facts.customers):,} customers")
+    screen.event(
+        f"{facts.orders:,} orders with {facts.lines:,} lines of {len(facts.customers):,} customers"
+    )
     screen.event(
         f"seed {seed}: {len(plan.bad_parts)} parts without a customs code, {len(plan.refused)} customers blocked,"
         f" {plan.kills} kills to come, an outage of {plan.carrier}, a crash of PostgreSQL"
@@ -109,8 +124,12 @@ def _prepare(stage: Stage, screen: Screen, scale: float, seed: int) -> tuple[Fac
 
 
 def _recover(stage: Stage, screen: Screen) -> dict[str, int]:
-    """Lets the operator deal with the letters; returns how many there were of which fate."""
-    operator = stage.fleet.start("operator", ["-m", "examples.order_flow.recovery", str(stage.directory)])
+    """Lets the operator deal with the letters; returns how many there were of which
+    fate.
+    """
+    operator = stage.fleet.start(
+        "operator", ["-m", "examples.order_flow.recovery", str(stage.directory)]
+    )
     said = 0
     with screen.waiting("Spark reconciles and replays"):
         while operator.ended() is None:
@@ -119,7 +138,10 @@ def _recover(stage: Stage, screen: Screen) -> dict[str, int]:
             time.sleep(PAUSE_S)
     tend(stage, screen)
     screen.say(operator.output()[said:])
-    headers = [json.loads(plan.read_text("ascii").partition("\n")[0]) for plan in stage.directory.glob("*-plan.jsonl")]
+    headers = [
+        json.loads(plan.read_text("ascii").partition("\n")[0])
+        for plan in stage.directory.glob("*-plan.jsonl")
+    ]
     return {
         "dead": sum(sum(header["letters"].values()) for header in headers),
         "replayed": sum(header["replays"] for header in headers),
@@ -146,7 +168,9 @@ def _counts(stage: Stage, letters: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _keep_result(directory: Path, counts: Mapping[str, int], times: list[tuple[str, float]]) -> None:
+def _keep_result(
+    directory: Path, counts: Mapping[str, int], times: list[tuple[str, float]]
+) -> None:
     """For programs: the same as a file."""
     result = {"counts": counts, "seconds": {title: round(seconds, 3) for title, seconds in times}}
     (directory / "result.json").write_text(json.dumps(result, indent=2), "utf-8")

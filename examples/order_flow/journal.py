@@ -1,4 +1,6 @@
-"""A file in which a process counts what it does, one line each, so that SIGKILL takes nothing back."""
+"""A file in which a process counts what it does, one line each, so that SIGKILL takes
+nothing back.
+"""
 
 from __future__ import annotations
 

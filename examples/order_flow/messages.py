@@ -7,7 +7,9 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict
 
-ORDER_PLACED: Final = "order-placed"  # the topic; its key is the customer, so that a customer's orders stay in order
+ORDER_PLACED: Final = (
+    "order-placed"  # the topic; its key is the customer, so that a customer's orders stay in order
+)
 
 
 class OrderPlaced(BaseModel):

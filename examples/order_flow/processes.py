@@ -1,4 +1,6 @@
-"""The operating system's processes of a run: started, killed, started again, and ended whatever happens."""
+"""The operating system's processes of a run: started, killed, started again, and ended
+whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class ProcessEnded(TxmqError):
 
 @dataclass(slots=True)
 class Process:
-    """One process and, after a death, its successors: `deaths` names the crash point of each life but the last."""
+    """One process and, after a death, its successors: `deaths` names the crash point of
+    each life but the last.
+    """
 
     name: str
     command: Sequence[str]
@@ -88,7 +92,9 @@ class Process:
         return self._running.poll() if self._running else None
 
     def died_as_planned(self) -> str:
-        """The crash point at which the present life ended, "" if it did not end at one."""
+        """The crash point at which the present life ended, "" if it did not end at
+        one.
+        """
         planned = self.ended() == -signal.SIGKILL and self.killed < len(self.deaths)
         return self.deaths[self.killed] if planned else ""
 
@@ -115,12 +121,16 @@ class Process:
     def failure(self) -> ProcessEnded:
         """Why it should not have ended, as far as its log tells."""
         tail = self.log.read_text("utf-8", "replace")[-LOG_TAIL:]
-        return ProcessEnded(f"{self.name} ended with status {self.ended()}:\n{tail}", hint=f"its log is {self.log}")
+        return ProcessEnded(
+            f"{self.name} ended with status {self.ended()}:\n{tail}", hint=f"its log is {self.log}"
+        )
 
 
 @dataclass(slots=True)
 class Fleet:
-    """All processes of a run. `environment` is what they find in theirs beside our own."""
+    """All processes of a run. `environment` is what they find in theirs beside our
+    own.
+    """
 
     logs: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -131,12 +141,16 @@ class Fleet:
         known = {name: value for name, value in os.environ.items() if name != VARIABLE}
         path = os.pathsep.join(filter(None, (str(ROOT), known.get("PYTHONPATH"))))
         environment = known | {"PYTHONPATH": path} | self.environment
-        process = self.processes[name] = Process(name, command, self.logs / f"{name}.log", environment, deaths)
+        process = self.processes[name] = Process(
+            name, command, self.logs / f"{name}.log", environment, deaths
+        )
         process.start()
         return process
 
     def tend(self) -> Iterator[tuple[str, str]]:
-        """Starts again what died at a crash point; yields its name and the point. Raises ProcessEnded for all else."""
+        """Starts again what died at a crash point; yields its name and the point.
+        Raises ProcessEnded for all else.
+        """
         for process in self.processes.values():
             status = process.ended()
             if status is None or process.stopping:

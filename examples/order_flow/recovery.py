@@ -1,10 +1,12 @@
-"""What an operator does about dead letters: reconcile in Spark, remove the cause, replay the plan, close the rest.
+"""What an operator does about dead letters: reconcile in Spark, remove the cause,
+replay the plan, close the rest.
 
     python -m examples.order_flow.recovery DIRECTORY
 
-is a process of its own, so that a JVM and its messages stay out of the director. Plans and pages go into DIRECTORY;
-broker and database are in the environment: TXMQ_BROKER, TXMQ_DSN. `spark-submit spark/reconcile.py` and
-`spark/replay.py` do the same one by one.
+is a process of its own, so that a JVM and its messages stay out of the director. Plans
+and pages go into DIRECTORY; broker and database are in the environment: TXMQ_BROKER,
+TXMQ_DSN. `spark-submit spark/reconcile.py` and `spark/replay.py` do the same one by
+one.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
 
 # Nobody will unblock the account, so that another try is of no use.
 REFUSED: Final = f"{payment.PaymentRefused.__module__}.{payment.PaymentRefused.__qualname__}"
-# One that failed after its effect was committed (its last ack died with the broker) is replayed, too: the inbox drops
-# it, and its key's fence lifts.
+# One that failed after its effect was committed (its last ack died with the broker) is
+# replayed, too: the inbox drops it, and its key's fence lifts.
 TAKEN: Final = SAFE | {Class.APPLIED}
 RULES: Final = {
-    # Each order is charged by itself: a later charge of the customer makes none superfluous.
+    # Each order is charged by itself: a later charge of the customer makes none
+    # superfluous.
     payment.GROUP: Rules(error_types=frozenset({REFUSED}), include=TAKEN | {Class.SUPERSEDED}),
     shipping.GROUP: Rules(include=TAKEN),
 }
@@ -80,7 +83,9 @@ def examine(spark: SparkSession, directory: Path, question: Question) -> Reconci
 
 
 def fix(dsn: str) -> int:
-    """Removes the cause of the failures in shipping; returns how many parts it was about."""
+    """Removes the cause of the failures in shipping; returns how many parts it was
+    about.
+    """
     with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(FIX)
         return cursor.rowcount
@@ -92,7 +97,8 @@ def carry_out(spark: SparkSession, url: str, found: Reconciliation) -> None:
     if plan.replays:
         counts = Counter(one.outcome for one in replay(spark, url, plan).outcomes)
         print(
-            f"replayed: {counts['done']} letters of {plan.header.facts.group}, {counts['refused']} refused", flush=True
+            f"replayed: {counts['done']} letters of {plan.header.facts.group}, {counts['refused']} refused",
+            flush=True,
         )
 
 

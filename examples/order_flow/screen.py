@@ -1,4 +1,6 @@
-"""What the terminal shows: phases with their times, events as they happen, bars for what is under way."""
+"""What the terminal shows: phases with their times, events as they happen, bars for
+what is under way.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,14 @@ class Screen:
 
     def event(self, text: str, style: str = "") -> None:
         """One line, with the time since the start."""
-        self.console.print(f"{time.monotonic() - self._began:7.1f} s  {text}", style=style, highlight=False)
+        self.console.print(
+            f"{time.monotonic() - self._began:7.1f} s  {text}", style=style, highlight=False
+        )
 
     def say(self, text: str) -> int:
-        """Whole lines of another program, as they are; returns how much of the text that was."""
+        """Whole lines of another program, as they are; returns how much of the text
+        that was.
+        """
         lines = text[: text.rfind("\n") + 1]
         if lines:
             self.console.print(Text.from_ansi(lines.rstrip("\n")), soft_wrap=True)
@@ -50,7 +56,9 @@ class Screen:
     @property
     def environment(self) -> dict[str, str]:
         """What lets the output of another program look like ours."""
-        return {"COLUMNS": str(self.console.width)} | ({"FORCE_COLOR": "1"} if self.console.is_terminal else {})
+        return {"COLUMNS": str(self.console.width)} | (
+            {"FORCE_COLOR": "1"} if self.console.is_terminal else {}
+        )
 
     def show(self, what: RenderableType) -> None:
         self.console.print(what)
@@ -58,7 +66,12 @@ class Screen:
     @contextmanager
     def bars(self, totals: Mapping[str, int]) -> Iterator[Update]:
         """Bars by name; the function yielded sets how far they are."""
-        columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description:>12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         hidden = not self.console.is_terminal  # else each run would leave a bar in a file
         with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
             tasks = {name: progress.add_task(name, total=total) for name, total in totals.items()}

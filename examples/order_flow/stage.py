@@ -1,4 +1,6 @@
-"""Where the flow runs: a PostgreSQL server, a broker and the services, each a process of its own."""
+"""Where the flow runs: a PostgreSQL server, a broker and the services, each a process
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from txmq.testing.postgres import OwnServer, PostgresServer
 from txmq.tx.postgres import schema
 from txmq.tx.postgres.session import connect
 
-# Checks, sessions and grace are shortened: the demonstration cannot wait as long as a business can.
+# Checks, sessions and grace are shortened: the demonstration cannot wait as long as a
+# business can.
 SETTINGS: Final = Template("""\
 [broker]
 data = $data
@@ -66,7 +69,9 @@ class Stage:
         return self.directory / "journals"
 
     def start_postgres(self) -> str:
-        """The server of TXMQ_DSN or TXMQ_TEST_DSN, or one of our own; a database on it, with txmq's tables."""
+        """The server of TXMQ_DSN or TXMQ_TEST_DSN, or one of our own; a database on it,
+        with txmq's tables.
+        """
         given = os.environ.get("TXMQ_DSN") or os.environ.get("TXMQ_TEST_DSN")
         if given:
             self.server = PostgresServer(given)
@@ -75,15 +80,21 @@ class Stage:
             self.server = own = OwnServer(Path(tempfile.mkdtemp(prefix="order-flow-postgres-")))
             own.start()
         try:
-            self.dsn = self.fleet.environment["TXMQ_DSN"] = self.server.dsn(self.server.create_database())
+            self.dsn = self.fleet.environment["TXMQ_DSN"] = self.server.dsn(
+                self.server.create_database()
+            )
         except psycopg2.OperationalError as error:
-            raise DatabaseUnavailable(str(error).strip(), hint="TXMQ_DSN or TXMQ_TEST_DSN leads there") from error
+            raise DatabaseUnavailable(
+                str(error).strip(), hint="TXMQ_DSN or TXMQ_TEST_DSN leads there"
+            ) from error
         with closing(connect(self.dsn, application_name="order flow")) as connection:
             schema.install(connection)
         return "of TXMQ_DSN" if given else str(self.server.dsn()).partition(" password")[0]
 
     def crash_postgres(self) -> bool:
-        """Ends the server as in a crash and starts it again; False where it is not ours to end."""
+        """Ends the server as in a crash and starts it again; False where it is not ours
+        to end.
+        """
         if not isinstance(self.server, OwnServer):
             return False
         self.server.restart("immediate")
@@ -98,9 +109,14 @@ class Stage:
         http = f"127.0.0.1:{free_port()}"
         command = ["-m", "txmq", "broker", "--config", str(config), "--http", http, "--listen"]
         broker = self.fleet.start("broker", [*command, "127.0.0.1:0"])
-        self.url = self.fleet.environment["TXMQ_BROKER"] = broker.first_line().removeprefix("ready ")
+        self.url = self.fleet.environment["TXMQ_BROKER"] = broker.first_line().removeprefix(
+            "ready "
+        )
         self.console = f"http://{http}/"
-        broker.command = [*command, self.url.removeprefix("txmq://")]  # the same port in its later lives
+        broker.command = [
+            *command,
+            self.url.removeprefix("txmq://"),
+        ]  # the same port in its later lives
         return self.url
 
     def crash_broker(self) -> None:
@@ -115,26 +131,40 @@ class Stage:
         service, _, instance = name.partition("-")
         places = [f"--data={self.data}", f"--journal={self.journals / name}.journal"]
         numbers = [f"--instance={instance}", f"--instances={of}"]
-        return self.fleet.start(name, ["-m", "examples.order_flow.services", service, *places, *numbers], deaths)
+        return self.fleet.start(
+            name, ["-m", "examples.order_flow.services", service, *places, *numbers], deaths
+        )
 
     def client(self) -> txmq.Client:
         """A client of the broker."""
         return txmq.connect(self.url, service="order-flow", timeout=30)
 
-    def query(self, statement: str | Composable, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a statement, on a connection of its own: the server may have been restarted since the last."""
-        with closing(psycopg2.connect(self.dsn)) as connection, connection, connection.cursor() as cursor:
+    def query(
+        self, statement: str | Composable, values: Sequence[object] = ()
+    ) -> list[tuple[Any, ...]]:
+        """The rows of a statement, on a connection of its own: the server may have been
+        restarted since the last.
+        """
+        with (
+            closing(psycopg2.connect(self.dsn)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
             cursor.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
 
     def leave_running(self) -> str:
-        """Ends the services alone; returns the command that ends broker and server, which nobody looks after then."""
+        """Ends the services alone; returns the command that ends broker and server,
+        which nobody looks after then.
+        """
         self.fleet.stop("analytics", "shipping", "payment", "orders")
         broker = self.fleet.processes["broker"].pid
         let_go(broker)
         ends = [f"kill {broker}"]
         if isinstance(self.server, OwnServer):
-            ends.append(f"kill -INT {self.server.leave_running()}")  # SIGTERM would wait for every psql to leave
+            ends.append(
+                f"kill -INT {self.server.leave_running()}"
+            )  # SIGTERM would wait for every psql to leave
         return "; ".join([*ends, "sleep 2", f"rm -r {shlex.join(map(str, self.places()))}"])
 
     def close(self, *, clear: bool) -> None:

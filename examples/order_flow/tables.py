@@ -42,7 +42,9 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     table = Table("claim", "contradictions", title="Audit", title_justify="left")
     table.columns[1].justify = "right"
     for finding in findings:
-        examples = f"{finding.contradictions:,}: {finding.examples}" if finding.contradictions else "none"
+        examples = (
+            f"{finding.contradictions:,}: {finding.examples}" if finding.contradictions else "none"
+        )
         table.add_row(finding.claim, examples, style="bold red" if finding.contradictions else "")
     return table
 

@@ -91,8 +91,16 @@ class Traffic:
         if self._outage_ends is not None and time.monotonic() >= self._outage_ends:
             self._outage_ends = None
             self._set_carrier(available=True)
-        done = now.counts["placed"] == self._facts.orders and not self._events and self._outage_ends is None
-        return done and all(process.ended() == 0 for process in self._stage.fleet.named("orders")) and now.settled
+        done = (
+            now.counts["placed"] == self._facts.orders
+            and not self._events
+            and self._outage_ends is None
+        )
+        return (
+            done
+            and all(process.ended() == 0 for process in self._stage.fleet.named("orders"))
+            and now.settled
+        )
 
     def _strike(self, blow: Blow) -> None:
         self._screen.event(str(blow), "red")
@@ -105,7 +113,9 @@ class Traffic:
                 self._screen.event("broker serves again")
             case Blow.POSTGRES_CRASHED:
                 crashed = self._stage.crash_postgres()
-                self._screen.event("PostgreSQL serves again" if crashed else "PostgreSQL is not ours to crash")
+                self._screen.event(
+                    "PostgreSQL serves again" if crashed else "PostgreSQL is not ours to crash"
+                )
 
     def _set_carrier(self, *, available: bool) -> None:
         statement = "UPDATE carriers SET available = %s WHERE carrier = %s"
@@ -114,7 +124,9 @@ class Traffic:
 
 
 def watch(stage: Stage, screen: Screen, orders: int, done: Callable[[Standing], bool]) -> Standing:
-    """Looks on until it is done, starting again what dies as planned. Raises Stuck where nothing moves any more."""
+    """Looks on until it is done, starting again what dies as planned. Raises Stuck
+    where nothing moves any more.
+    """
     before: Standing | None = None
     moved_at = time.monotonic()
     with screen.bars(dict.fromkeys(NAMES, orders)) as update:
@@ -129,11 +141,15 @@ def watch(stage: Stage, screen: Screen, orders: int, done: Callable[[Standing], 
             if now != before:
                 before, moved_at = now, time.monotonic()
             elif time.monotonic() > moved_at + STUCK_S:
-                raise Stuck(f"nothing moved for {STUCK_S:.0f} s: {now.left()}", hint="the logs may tell why")
+                raise Stuck(
+                    f"nothing moved for {STUCK_S:.0f} s: {now.left()}", hint="the logs may tell why"
+                )
             time.sleep(max(PAUSE_S, took / LOOKS - took))
 
 
 def tend(stage: Stage, screen: Screen) -> None:
-    """Starts again what died as planned. Raises ProcessEnded for what ended otherwise."""
+    """Starts again what died as planned. Raises ProcessEnded for what ended
+    otherwise.
+    """
     for name, point in stage.fleet.tend():
         screen.event(f"{name} killed at {point}, started again", "red")

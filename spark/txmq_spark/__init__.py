@@ -1,4 +1,6 @@
-"""Spark for txmq: the data source, and the jobs that reconcile and replay dead letters."""
+"""Spark for txmq: the data source, and the jobs that reconcile and replay dead
+letters.
+"""
 
 from txmq_spark.source import TxmqDataSource
 

@@ -1,4 +1,6 @@
-"""Bars as inline SVG. Every text that goes in is escaped here: keys and errors come from strangers."""
+"""Bars as inline SVG. Every text that goes in is escaped here: keys and errors come
+from strangers.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Bar(NamedTuple):
 
 def safe(text: str, most: int = 300) -> str:
     """Any text as HTML shows it: one line, visible characters, at most so many."""
-    line = "".join(character if character.isprintable() else REPLACEMENT for character in text[: most + 1])
+    line = "".join(
+        character if character.isprintable() else REPLACEMENT for character in text[: most + 1]
+    )
     return escape(line if len(line) <= most else f"{line[: most - 1]}…")
 
 
@@ -39,7 +43,9 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
 
 def _bar(row: Bar, y: int, largest: int) -> str:
     width = max(row.count * WIDTH // largest, 2) if row.count else 0
-    label = f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{safe(row.label, LONGEST)}</text>'
+    label = (
+        f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{safe(row.label, LONGEST)}</text>'
+    )
     bar = f'<rect x="{LABEL}" y="{y + 4}" width="{width}" height="{ROW - 8}" rx="2" class="{safe(row.kind)}"/>'
     count = f'<text x="{LABEL + width + 6}" y="{y + 16}">{row.count}</text>'
     return f"<g><title>{safe(row.label)}: {row.count}</title>{label}{bar}{count}</g>"

@@ -1,8 +1,9 @@
 """Stored batches as Arrow record batches, without a look at single messages.
 
-A batch on the wire has Arrow's own layout for texts and bytes (docs/FORMATS.md 3), so its columns are used where they
-stand. Building a record batch costs some 200 µs whatever it holds; batches of a few rows, as single sends leave them,
-are therefore gathered row by row until there are enough for one.
+A batch on the wire has Arrow's own layout for texts and bytes (docs/FORMATS.md 3), so
+its columns are used where they stand. Building a record batch costs some 200 µs
+whatever it holds; batches of a few rows, as single sends leave them, are therefore
+gathered row by row until there are enough for one.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ class Span(NamedTuple):
     end: int
 
 
-def record_batches(chunks: Iterable[Chunk], span: Span, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The columns `names` of the messages of `span`, out of chunks that hold them in order and perhaps more."""
+def record_batches(
+    chunks: Iterable[Chunk], span: Span, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The columns `names` of the messages of `span`, out of chunks that hold them in
+    order and perhaps more.
+    """
     few = _Gathered(names)
     for chunk in chunks:
         rows = _rows_of(chunk, span)
@@ -68,7 +73,9 @@ def record_batches(chunks: Iterable[Chunk], span: Span, names: Sequence[str]) ->
 
 
 def wrap(chunk: Chunk, names: Sequence[str]) -> pa.RecordBatch:
-    """The columns `names` of all rows of the chunk's batch, whichever of them the chunk covers."""
+    """The columns `names` of all rows of the chunk's batch, whichever of them the chunk
+    covers.
+    """
     batch = _Wrapped(chunk)
     schema = pa.schema([MESSAGES.field(name) for name in names])
     return pa.RecordBatch.from_arrays([COLUMNS[name](batch) for name in names], schema=schema)
@@ -167,7 +174,9 @@ class _Gathered:
         """What was gathered, as one record batch, or nothing."""
         if self._rows:
             schema = pa.schema([MESSAGES.field(name) for name in self._names])
-            arrays = [arrow_column(self._cells[name], schema.field(name).type) for name in self._names]
+            arrays = [
+                arrow_column(self._cells[name], schema.field(name).type) for name in self._names
+            ]
             self._cells = {name: [] for name in self._names}
             self._rows = self._bytes = 0
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -196,7 +205,9 @@ CELLS: Final[dict[str, Cells]] = {
 
 
 def arrow_column(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Python values as an Arrow array; headers come as mappings, and empty ones are null."""
+    """Python values as an Arrow array; headers come as mappings, and empty ones are
+    null.
+    """
     return _maps(cells) if kind.equals(HEADERS) else pa.array(cells, kind)
 
 

@@ -1,4 +1,6 @@
-"""The command lines of the jobs. Exit status: 0 done, 1 an error of txmq, 2 wrong usage."""
+"""The command lines of the jobs. Exit status: 0 done, 1 an error of txmq, 2 wrong
+usage.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ URL: Final = "txmq://127.0.0.1:7650"
 
 
 def reconcile_main(arguments: Sequence[str] | None = None) -> int:
-    """`spark-submit spark/reconcile.py`: look at everything, write the plan and the report."""
+    """`spark-submit spark/reconcile.py`: look at everything, write the plan and the
+    report.
+    """
     options = _reconcile_parser().parse_args(arguments)
     return _reporting(lambda: _reconcile(options))
 
@@ -51,7 +55,11 @@ def _question(options: Namespace) -> Question:
     business = None
     if options.business:
         if not options.business_key:
-            raise ConfigError("--business-key", "the column with the key is needed", hint="--business-key order_id")
+            raise ConfigError(
+                "--business-key",
+                "the column with the key is needed",
+                hint="--business-key order_id",
+            )
         columns = (options.business_key, options.business_version, options.business_token)
         business = Business(options.business, *columns)
     rules = Rules(
@@ -85,7 +93,10 @@ def _replay(options: Namespace) -> None:
 
 def _told(done: Replay) -> str:
     counts = Counter(one.outcome for one in done.outcomes)
-    what = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "nothing to replay"
+    what = (
+        ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        or "nothing to replay"
+    )
     job = f" (job {done.job})" if done.job else ""
     return f"{what}{job}{': it had been run before' if done.repeated else ''}"
 
@@ -100,7 +111,9 @@ def _reporting(run: Callable[[], None]) -> int:
 
 
 def _reconcile_parser() -> ArgumentParser:
-    parser = ArgumentParser("reconcile", description="Class every dead letter of a group and freeze a replay plan.")
+    parser = ArgumentParser(
+        "reconcile", description="Class every dead letter of a group and freeze a replay plan."
+    )
     _common(parser)
     add = parser.add_argument
     add("--group", required=True, help="the consumer group")
@@ -110,22 +123,52 @@ def _reconcile_parser() -> ArgumentParser:
         default=[],
         help="only this topic; may be given again (default: all the group reads)",
     )
-    add("--dsn", default=os.environ.get("TXMQ_DSN"), help="the business database (default: TXMQ_DSN)")
+    add(
+        "--dsn",
+        default=os.environ.get("TXMQ_DSN"),
+        help="the business database (default: TXMQ_DSN)",
+    )
     add("--plan", type=Path, required=True, help="the file to write the plan to")
     add("--report", type=Path, help="an HTML page to write")
     add("--business", metavar="TABLE", help="the producer's table that messages speak of")
     add("--business-key", metavar="COLUMN", help="its column with the key of the messages")
     add("--business-version", metavar="COLUMN", help="its column with the version of the row")
-    add("--business-token", metavar="COLUMN", help="its column with the token of the transaction that wrote the row")
+    add(
+        "--business-token",
+        metavar="COLUMN",
+        help="its column with the token of the transaction that wrote the row",
+    )
     add(
         "--applied-query",
         metavar="SQL",
         help="what the consumer has applied: message_id; topic, partition, offset; or key, version",
     )
-    add("--version-from", metavar="WHERE", help="where a message says its version: header:NAME or json:PATH")
-    add("--include", action="append", default=[], choices=list(Class), help="replay letters of this class, too")
-    add("--poison-type", action="append", default=[], metavar="TYPE", help="errors of this type do not heal")
-    add("--poison-fingerprint", action="append", default=[], metavar="HEX", help="failures like this do not heal")
+    add(
+        "--version-from",
+        metavar="WHERE",
+        help="where a message says its version: header:NAME or json:PATH",
+    )
+    add(
+        "--include",
+        action="append",
+        default=[],
+        choices=list(Class),
+        help="replay letters of this class, too",
+    )
+    add(
+        "--poison-type",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="errors of this type do not heal",
+    )
+    add(
+        "--poison-fingerprint",
+        action="append",
+        default=[],
+        metavar="HEX",
+        help="failures like this do not heal",
+    )
     add(
         "--max-replays",
         type=_positive,
@@ -138,7 +181,12 @@ def _reconcile_parser() -> ArgumentParser:
         default=Rules().deaths,
         help="poison after so many crashes (default: %(default)s)",
     )
-    add("--chunk", type=_positive, default=Rules().chunk, help="letters a task replays (default: %(default)s)")
+    add(
+        "--chunk",
+        type=_positive,
+        default=Rules().chunk,
+        help="letters a task replays (default: %(default)s)",
+    )
     return parser
 
 
@@ -148,7 +196,11 @@ def _replay_parser() -> ArgumentParser:
     add = parser.add_argument
     add("--plan", type=Path, required=True, help="the file that reconcile wrote")
     add("--outcomes", type=Path, help="a file for the outcome of each letter, as JSON lines")
-    add("--dry-run", action="store_true", help="change nothing; say what would become of each letter")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="change nothing; say what would become of each letter",
+    )
     add(
         "--canary",
         type=_positive,
@@ -160,7 +212,9 @@ def _replay_parser() -> ArgumentParser:
 
 def _common(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--url", default=os.environ.get("TXMQ_BROKER", URL), help="the broker (default: TXMQ_BROKER, or %(default)s)"
+        "--url",
+        default=os.environ.get("TXMQ_BROKER", URL),
+        help="the broker (default: TXMQ_BROKER, or %(default)s)",
     )
 
 

@@ -1,9 +1,11 @@
 """Names of jobs: how a write or a replay that is run again is known to be the same.
 
-A job is one decision at the broker over the groups its tasks stored, found by its token. The token follows from a name
-the caller chose, so that a second run meets the first one's decision: once committed, nothing is sent again. A run
-that was given up has decided ROLLBACK, which stays so for ever, and the next run is a new generation of the same name.
-Nobody starts a generation before the one below it is rolled back, so at most one is ever committed.
+A job is one decision at the broker over the groups its tasks stored, found by its
+token. The token follows from a name the caller chose, so that a second run meets the
+first one's decision: once committed, nothing is sent again. A run that was given up has
+decided ROLLBACK, which stays so for ever, and the next run is a new generation of the
+same name. Nobody starts a generation before the one below it is rolled back, so at most
+one is ever committed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ COMMIT, ROLLBACK = "COMMIT", "ROLLBACK"
 class Calls(Protocol):
     """Whoever can make control calls."""
 
-    def call(self, name: str, /, **args: Any) -> dict[str, Any]: ...  # noqa: ANN401  # JSON
+    def call(self, name: str, /, **args: Any) -> dict[str, Any]: ...  # JSON
 
 
 class Job(NamedTuple):
@@ -40,8 +42,9 @@ def token_of(name: str, generation: int = 0) -> UUID:
 def current(broker: Calls, name: str, *, take_over: bool = False) -> Job:
     """The generation of the job that is not rolled back.
 
-    `take_over` rolls back one that is undecided and has stored something: what a run that died left behind, or what
-    another run is about to decide, which then fails without having sent anything.
+    `take_over` rolls back one that is undecided and has stored something: what a run
+    that died left behind, or what another run is about to decide, which then fails
+    without having sent anything.
     """
     for generation in count():
         token = token_of(name, generation)

@@ -1,6 +1,7 @@
 """Dead letters as Arrow record batches.
 
-They come as JSON, one by one, bodies in base64: letters are few, or there is a worse problem than their speed.
+They come as JSON, one by one, bodies in base64: letters are few, or there is a worse
+problem than their speed.
 """
 
 from __future__ import annotations
@@ -63,12 +64,16 @@ def letter_batches(letters: Iterable[Letter], names: Sequence[str]) -> Iterator[
     """The columns `names` of the letters, in their order."""
     schema = pa.schema([LETTERS.field(name) for name in names])
     for few in _in_lots(letters):
-        arrays = [arrow_column(list(map(CELLS[name], few)), LETTERS.field(name).type) for name in names]
+        arrays = [
+            arrow_column(list(map(CELLS[name], few)), LETTERS.field(name).type) for name in names
+        ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def ranges(numbers: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Numbers of letters, in order, as ranges for tasks: over the first number, up to the second."""
+    """Numbers of letters, in order, as ranges for tasks: over the first number, up to
+    the second.
+    """
     if not numbers:
         return [(0, 0)]
     size = min(PIECE, -(-len(numbers) // least))

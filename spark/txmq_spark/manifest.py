@@ -1,7 +1,9 @@
-"""A plan as a file: JSON lines, the header first, frozen by a digest over every byte but its own.
+"""A plan as a file: JSON lines, the header first, frozen by a digest over every byte
+but its own.
 
-The same inputs give the same bytes, and the digest names the plan: the job that carries it out is known by it, so that
-to run a plan twice is to run it once. Whoever wants other letters replayed makes another plan.
+The same inputs give the same bytes, and the digest names the plan: the job that carries
+it out is known by it, so that to run a plan twice is to run it once. Whoever wants
+other letters replayed makes another plan.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Filters(WireModel):
 
 
 class Facts(WireModel):
-    """What the plan was made from: everything up to `ends`, judged by the database as it was at `snapshot_at`."""
+    """What the plan was made from: everything up to `ends`, judged by the database as
+    it was at `snapshot_at`.
+    """
 
     group: str
     log_id: str
@@ -72,7 +76,9 @@ class Header(WireModel):
 
 
 class Entry(WireModel):
-    """A line: a letter, what it was found to be, and the task that replays it; none = it is left as it is."""
+    """A line: a letter, what it was found to be, and the task that replays it; none =
+    it is left as it is.
+    """
 
     topic: str
     partition: Offset
@@ -119,7 +125,9 @@ def freeze(facts: Facts, rules: Rules, planned: Sequence[Planned]) -> bytes:
 
 
 def thaw(data: bytes) -> Manifest:
-    """The plan in a file's bytes. Raises ConfigError where they are none, or were changed."""
+    """The plan in a file's bytes. Raises ConfigError where they are none, or were
+    changed.
+    """
     first, *lines = data.splitlines(keepends=True) or [b""]
     try:
         header = parse_as(Header, first)
@@ -127,7 +135,9 @@ def thaw(data: bytes) -> Manifest:
     except RemoteProtocolError as error:
         raise ConfigError("plan", error.message, hint=HINT) from error
     if header.txmq_plan != VERSION:
-        raise ConfigError("plan", f"version {header.txmq_plan}, this txmq knows {VERSION}", hint="make it anew")
+        raise ConfigError(
+            "plan", f"version {header.txmq_plan}, this txmq knows {VERSION}", hint="make it anew"
+        )
     if _digest(header.model_copy(update={"digest": ""}), lines) != header.digest:
         raise ConfigError("plan", "it was changed after it was made", hint=HINT)
     return Manifest(header=header, entries=entries)

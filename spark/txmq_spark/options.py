@@ -8,13 +8,15 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from txmq import limits
 from txmq.errors import ConfigError
-from txmq.message import check_name
+from txmq.model import limits
+from txmq.model.message import check_name
 from txmq_spark.columns import Span
 
 EARLIEST, LATEST = "earliest", "latest"
-READING: Final = frozenset({"url", "topic", "letters", "startingoffsets", "endingoffsets", "minpartitions", "path"})
+READING: Final = frozenset(
+    {"url", "topic", "letters", "startingoffsets", "endingoffsets", "minpartitions", "path"}
+)
 WRITING: Final = frozenset({"url", "topic", "idempotency_key", "path"})
 KEY_HINT: Final = "text that names the data: the same key again sends nothing"
 
@@ -27,7 +29,9 @@ EVERYTHING: Final[Offsets] = MappingProxyType({})
 
 
 class Reading(NamedTuple):
-    """What to read: the messages of topics between two sets of offsets, or the letters of a consumer group."""
+    """What to read: the messages of topics between two sets of offsets, or the letters
+    of a consumer group.
+    """
 
     url: str
     topics: tuple[str, ...] = ()
@@ -50,10 +54,16 @@ def reading(options: Mapping[str, str]) -> Reading:
     _known(options, READING)
     letters, topic = options.get("letters"), options.get("topic")
     if (letters is None) == (topic is None):
-        raise ConfigError("topic", "either a topic or `letters` is needed", hint='option("topic", "orders,payments")')
+        raise ConfigError(
+            "topic",
+            "either a topic or `letters` is needed",
+            hint='option("topic", "orders,payments")',
+        )
     return Reading(
         url=_required(options, "url"),
-        topics=() if topic is None else tuple(check_name(name.strip(), "topic") for name in topic.split(",")),
+        topics=()
+        if topic is None
+        else tuple(check_name(name.strip(), "topic") for name in topic.split(",")),
         letters=None if letters is None else _group(letters),
         start=_offsets(options, "startingOffsets", EARLIEST),
         end=_offsets(options, "endingOffsets", LATEST),
@@ -73,10 +83,11 @@ def writing(options: Mapping[str, str]) -> Writing:
 
 
 def spans(wanted: Reading, published: Ends, firsts: Ends | None = None) -> list[Span]:
-    """What is to be read, frozen: each partition from its start to its end, cut so that there are enough of them.
+    """What is to be read, frozen: each partition from its start to its end, cut so that
+    there are enough of them.
 
-    Where no start is named it is the first message that is kept: `firsts`, 0 where those do not say.
-    Raises ConfigError for offsets that the topics do not have.
+    Where no start is named it is the first message that is kept: `firsts`, 0 where
+    those do not say. Raises ConfigError for offsets that the topics do not have.
     """
     _existing(wanted, published)
     kept = {topic: dict(enumerate(offsets)) for topic, offsets in (firsts or {}).items()}
@@ -88,7 +99,11 @@ def spans(wanted: Reading, published: Ends, firsts: Ends | None = None) -> list[
     ]
     filled = [span for span in whole if span.start < span.end]
     rows = sum(span.end - span.start for span in filled)
-    step = -(-rows // max(wanted.least_partitions, 1)) if len(filled) < wanted.least_partitions else limits.SEQUENCE
+    step = (
+        -(-rows // max(wanted.least_partitions, 1))
+        if len(filled) < wanted.least_partitions
+        else limits.SEQUENCE
+    )
     return [
         span._replace(start=start, end=min(start + step, span.end))
         for span in filled
@@ -100,7 +115,9 @@ def _end(wanted: Reading, topic: str, partition: int, published: int) -> int:
     end = wanted.end.get(topic, {}).get(partition, published)
     if end > published:
         hint = "offsets up to the published end can be read"
-        raise ConfigError("endingOffsets", f"{topic}/{partition} ends at {published}, not at {end}", hint=hint)
+        raise ConfigError(
+            "endingOffsets", f"{topic}/{partition} ends at {published}, not at {end}", hint=hint
+        )
     return end
 
 
@@ -111,7 +128,11 @@ def _existing(wanted: Reading, published: Ends) -> None:
             unknown = [f"{topic}/{number}" for number in partitions if not 0 <= number < len(ends)]
             if not ends or unknown:
                 what = unknown[0] if ends else topic
-                raise ConfigError(name, f"{what} is none of what is read", hint="name topics and partitions there are")
+                raise ConfigError(
+                    name,
+                    f"{what} is none of what is read",
+                    hint="name topics and partitions there are",
+                )
 
 
 def _group(name: str) -> str:
@@ -125,7 +146,9 @@ def _known(options: Mapping[str, str], names: frozenset[str]) -> None:
     unknown = sorted(option for option in options if option.lower() not in names)
     if unknown:
         raise ConfigError(
-            unknown[0], "there is no such option", hint=f"there are: {', '.join(sorted(names - {'path'}))}"
+            unknown[0],
+            "there is no such option",
+            hint=f"there are: {', '.join(sorted(names - {'path'}))}",
         )
 
 
@@ -143,7 +166,9 @@ def _offsets(options: Mapping[str, str], name: str, default: str) -> Offsets:
         return _OFFSETS.validate_json(text)
     except ValidationError as error:
         hint = f'"{default}", or JSON such as {{"orders": {{"0": 23, "1": 0}}}}'
-        raise ConfigError(name, f"{text[:200]!r} names no offsets: {error.errors()[0]['msg']}", hint=hint) from None
+        raise ConfigError(
+            name, f"{text[:200]!r} names no offsets: {error.errors()[0]['msg']}", hint=hint
+        ) from None
 
 
 def _count(options: Mapping[str, str], name: str) -> int:

@@ -1,4 +1,5 @@
-"""What is to become of each dead letter, and in which order the ones worth it are replayed.
+"""What is to become of each dead letter, and in which order the ones worth it are
+replayed.
 
     pending           an undecided transaction has it in hand: the next run will know
     applied           its effect is in the database: it failed after that, or its ack was lost
@@ -8,8 +9,8 @@
     replay_chain      safe, with others of its key before or behind it: only in their order
     replay_alone      safe
 
-The first class that fits is the letter's. Nothing here waits, reads a clock or asks anybody: the same letters in any
-order give the same plan.
+The first class that fits is the letter's. Nothing here waits, reads a clock or asks
+anybody: the same letters in any order give the same plan.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Class(StrEnum):
 
 
 SAFE: Final = frozenset({Class.REPLAY_ALONE, Class.REPLAY_CHAIN})
-# A letter of these that stays where it is still has an effect to come: later letters of its key would overtake it.
+# A letter of these that stays where it is still has an effect to come: later letters of
+# its key would overtake it.
 BLOCKING: Final = frozenset({Class.PENDING, Class.POISON})
 
 
@@ -65,7 +67,9 @@ class Letter(NamedTuple):
     parked: int = 0  # later messages of its key that wait behind it
     busy: bool = False  # in the hands of an undecided transaction
     applied: bool | None = None
-    later_applied: int | None = None  # offset of a later message of its key whose effect is committed
+    later_applied: int | None = (
+        None  # offset of a later message of its key whose effect is committed
+    )
     token: Token = Token.NONE
     business_row: bool | None = None
     version: int | None = None  # of the key, as the message says
@@ -85,7 +89,9 @@ class Rules(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A letter, its class and why. `chunk` is the task that replays it, None = it is left as it is."""
+    """A letter, its class and why. `chunk` is the task that replays it, None = it is
+    left as it is.
+    """
 
     letter: Letter
     cls: Class
@@ -97,7 +103,9 @@ Verdict = tuple[Class, str]
 
 
 def plan(letters: Iterable[Letter], rules: Rules) -> list[Planned]:
-    """Every letter with its class, chunk by chunk; what is left comes last. In a chunk stand whole keys, in order."""
+    """Every letter with its class, chunk by chunk; what is left comes last. In a chunk
+    stand whole keys, in order.
+    """
     taken: list[list[Planned]] = []
     left: list[Planned] = []
     for chain in chains(letters):
@@ -109,16 +117,27 @@ def plan(letters: Iterable[Letter], rules: Rules) -> list[Planned]:
 
 
 def chains(letters: Iterable[Letter]) -> list[list[Letter]]:
-    """The letters of each key, in the order in which they were published; a letter without a key stands alone.
+    """The letters of each key, in the order in which they were published; a letter
+    without a key stands alone.
 
-    After its topic has grown a key may be in two partitions: the one it was in first comes first.
+    After its topic has grown a key may be in two partitions: the one it was in first
+    comes first.
     """
     distinct = sorted(
-        {(letter.topic, letter.partition, letter.offset): letter for letter in letters}.values(), key=_place
+        {(letter.topic, letter.partition, letter.offset): letter for letter in letters}.values(),
+        key=_place,
     )
-    keyed = sorted((letter for letter in distinct if letter.key), key=lambda letter: (letter.topic, letter.key))
-    found = [_in_order(list(same)) for _key, same in groupby(keyed, key=lambda letter: (letter.topic, letter.key))]
-    return sorted([*found, *([letter] for letter in distinct if not letter.key)], key=lambda chain: _place(chain[0]))
+    keyed = sorted(
+        (letter for letter in distinct if letter.key), key=lambda letter: (letter.topic, letter.key)
+    )
+    found = [
+        _in_order(list(same))
+        for _key, same in groupby(keyed, key=lambda letter: (letter.topic, letter.key))
+    ]
+    return sorted(
+        [*found, *([letter] for letter in distinct if not letter.key)],
+        key=lambda chain: _place(chain[0]),
+    )
 
 
 def _place(letter: Letter) -> tuple[str, int, int]:
@@ -126,11 +145,14 @@ def _place(letter: Letter) -> tuple[str, int, int]:
 
 
 def _in_order(chain: list[Letter]) -> list[Letter]:
-    # Within a partition the offset alone counts: a transaction may be stored long before it gets one.
+    # Within a partition the offset alone counts: a transaction may be stored long
+    # before it gets one.
     born: dict[int, int] = {}
     for letter in chain:
         born[letter.partition] = min(letter.stored_at, born.get(letter.partition, letter.stored_at))
-    return sorted(chain, key=lambda letter: (born[letter.partition], letter.partition, letter.offset))
+    return sorted(
+        chain, key=lambda letter: (born[letter.partition], letter.partition, letter.offset)
+    )
 
 
 def _judge_chain(chain: Sequence[Letter], rules: Rules) -> Iterator[Planned]:
@@ -142,7 +164,10 @@ def _judge_chain(chain: Sequence[Letter], rules: Rules) -> Iterator[Planned]:
         if cls not in rules.include:
             yield Planned(letter, cls, reason, None)
             if cls in BLOCKING:
-                blocked = blocked or f"behind {letter.partition}/{letter.offset} of its key, which is {cls} and stays"
+                blocked = (
+                    blocked
+                    or f"behind {letter.partition}/{letter.offset} of its key, which is {cls} and stays"
+                )
         elif blocked:
             yield Planned(letter, cls, blocked, None)
         else:
@@ -167,9 +192,16 @@ def verdict(letter: Letter, rules: Rules) -> Verdict | None:
 def _superseded(letter: Letter) -> Verdict | None:
     if letter.later_applied is not None:
         return Class.SUPERSEDED, f"offset {letter.later_applied} of its key has been applied"
-    if letter.version is None or letter.current_version is None or letter.version >= letter.current_version:
+    if (
+        letter.version is None
+        or letter.current_version is None
+        or letter.version >= letter.current_version
+    ):
         return None
-    return Class.SUPERSEDED, f"it has version {letter.version}, the tables have {letter.current_version}"
+    return (
+        Class.SUPERSEDED,
+        f"it has version {letter.version}, the tables have {letter.current_version}",
+    )
 
 
 def _poison(letter: Letter, rules: Rules) -> Verdict | None:
@@ -195,7 +227,9 @@ def _safe(letter: Letter, *, several: bool) -> Verdict:
 
 
 def _numbered(chains: Iterable[Sequence[Planned]], size: int) -> Iterator[Planned]:
-    """Chains in chunks of `size` letters; a chain is never cut, so a long one makes a long chunk."""
+    """Chains in chunks of `size` letters; a chain is never cut, so a long one makes a
+    long chunk.
+    """
     chunk, filled = 0, 0
     for chain in chains:
         if filled and filled + len(chain) > size:

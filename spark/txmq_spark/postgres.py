@@ -1,7 +1,8 @@
 """Tables of a business database as DataFrames, all of them as they were at one moment.
 
-The driver opens a read-only transaction and exports its snapshot; the tasks read pieces of the tables under that same
-snapshot, by COPY, which Arrow parses. Nothing is written, and no driver for the JVM is needed.
+The driver opens a read-only transaction and exports its snapshot; the tasks read pieces
+of the tables under that same snapshot, by COPY, which Arrow parses. Nothing is written,
+and no driver for the JVM is needed.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from psycopg2.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import SchemaMissing
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import ServerIdentity, read_server
 from txmq.tx.postgres.session import Connection, connect
-from txmq.tx.postgres.translate import translated
 
 PIECE_PAGES: Final = 8_192  # of a table, read by one task: 64 MiB
 IN_MEMORY: Final = 64 << 20  # bytes of a piece before it goes to a file
 NAME: Final = "txmq reconcile"
 
-_BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL client_encoding = 'UTF8'"
+_BEGIN: Final = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL client_encoding = 'UTF8'"
+)
 _FACTS: Final = """
 SELECT pg_export_snapshot(), pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
        current_database()
@@ -42,7 +45,9 @@ TABLES: Final = ("r", "p", "m")  # with pages of their own, which views and fore
 
 
 class Snapshot(NamedTuple):
-    """A moment in a database that others can be shown, while `connection` keeps its transaction open."""
+    """A moment in a database that others can be shown, while `connection` keeps its
+    transaction open.
+    """
 
     connection: Connection
     dsn: str
@@ -90,24 +95,35 @@ def table_frame(
     schema: str,
     where: Composable | None,
 ) -> DataFrame:
-    """Expressions over a table's rows, by the names of `schema`, read in pieces by as many tasks.
+    """Expressions over a table's rows, by the names of `schema`, read in pieces by as
+    many tasks.
 
-    The table stays as it is until the snapshot ends. Raises SchemaMissing where there is none.
+    The table stays as it is until the snapshot ends. Raises SchemaMissing where there
+    is none.
     """
     kinds = fetch(taken, _KIND, {"table": _quoted(taken, table)})
     if not kinds:
-        raise SchemaMissing(f"the database has no table {table}", hint="name it with its schema: public.orders")
-    selected = SQL(", ").join(SQL("{} AS {}").format(what, Identifier(name)) for name, what in columns.items())
+        raise SchemaMissing(
+            f"the database has no table {table}", hint="name it with its schema: public.orders"
+        )
+    selected = SQL(", ").join(
+        SQL("{} AS {}").format(what, Identifier(name)) for name, what in columns.items()
+    )
     sources = _pieces(taken, table) if kinds[0][0] in TABLES else [(table_name(table), SQL("true"))]
     condition = where or SQL("true")
     queries = [
-        SQL("SELECT {} FROM {} WHERE {} AND {}").format(selected, source, condition, piece) for source, piece in sources
+        SQL("SELECT {} FROM {} WHERE {} AND {}").format(selected, source, condition, piece)
+        for source, piece in sources
     ]
     return query_frame(spark, taken, queries, schema)
 
 
-def query_frame(spark: SparkSession, taken: Snapshot, queries: Sequence[Composable], schema: str) -> DataFrame:
-    """The rows of all these queries, each read by one task. `schema` knows bigint, boolean and string."""
+def query_frame(
+    spark: SparkSession, taken: Snapshot, queries: Sequence[Composable], schema: str
+) -> DataFrame:
+    """The rows of all these queries, each read by one task. `schema` knows bigint,
+    boolean and string.
+    """
     texts = [(query.as_string(taken.connection),) for query in queries]
     dsn, exported = taken.dsn, taken.exported
 
@@ -124,10 +140,15 @@ ARROW: Final = {"bigint": pa.int64(), "boolean": pa.bool_(), "string": pa.string
 
 
 def copied(dsn: str, exported: str, query: str, schema: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a query under an exported snapshot. Raises DatabaseError, also where the snapshot has ended."""
+    """The rows of a query under an exported snapshot. Raises DatabaseError, also where
+    the snapshot has ended.
+    """
     fields = dict(field.split() for field in schema.split(", "))
     with tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
-        with closing(connect(dsn, application_name=NAME)) as connection, translated("reading the database in a task"):
+        with (
+            closing(connect(dsn, application_name=NAME)) as connection,
+            translated("reading the database in a task"),
+        ):
             cursor = connection.cursor()
             cursor.execute(_BEGIN)
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (exported,))
@@ -155,11 +176,14 @@ def _quoted(taken: Snapshot, table: str) -> str:
 
 
 def _pieces(taken: Snapshot, table: str) -> Iterator[tuple[Composable, Composable]]:
-    """Ranges of pages: of each leaf of the table, as SQL, with the condition for the range."""
+    """Ranges of pages: of each leaf of the table, as SQL, with the condition for the
+    range.
+    """
     with translated("locking a table against changes"), taken.connection.cursor() as cursor:
         cursor.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(table_name(table)))
     for leaf, pages in fetch(taken, _LEAVES, {"table": _quoted(taken, table)}):
-        # The last piece has no end: how long a table is was asked a moment after the snapshot.
+        # The last piece has no end: how long a table is was asked a moment after the
+        # snapshot.
         for start, end in pairwise([*range(0, pages, PIECE_PAGES), None]):
             condition = SQL("ctid >= {}::tid").format(Literal(f"({start},0)"))
             if end is not None:

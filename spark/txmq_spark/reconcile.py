@@ -1,7 +1,9 @@
-"""Reconciling: every dead letter of a consumer group, and what log and business tables say of it, made into a plan.
+"""Reconciling: every dead letter of a consumer group, and what log and business tables
+say of it, made into a plan.
 
-First a snapshot of the database, then the published ends of the topics: what is seen in the tables had its message sent
-before, unless its transaction is still undecided. The plan is a function of the two, byte for byte. Nothing is changed.
+First a snapshot of the database, then the published ends of the topics: what is seen in
+the tables had its message sent before, unless its transaction is still undecided. The
+plan is a function of the two, byte for byte. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ from txmq_spark.plan import Letter, Planned, Rules, Token, plan
 from txmq_spark.postgres import Snapshot, snapshot
 from txmq_spark.tables import Business, Group, oldest_token, tables
 
-REMEMBERED_US: Final = 7 * 24 * 3_600 * 1_000_000  # how long a broker knows the outcome of a transaction
-MISSING_LISTED: Final = 10_000  # committed rows without a message, listed one by one; the rest is counted
+REMEMBERED_US: Final = (
+    7 * 24 * 3_600 * 1_000_000
+)  # how long a broker knows the outcome of a transaction
+MISSING_LISTED: Final = (
+    10_000  # committed rows without a message, listed one by one; the rest is counted
+)
 
 
 class Question(NamedTuple):
@@ -46,8 +52,9 @@ class Question(NamedTuple):
 class Missing(NamedTuple):
     """Something committed whose message is not in the log.
 
-    `state`: "missing"; "pending" = stored and undecided, or waiting behind an earlier message of its key; "rolled back"
-    = decided against its own row; "forgotten" = too old for the broker to know whether its messages went elsewhere.
+    `state`: "missing"; "pending" = stored and undecided, or waiting behind an earlier
+    message of its key; "rolled back" = decided against its own row; "forgotten" = too
+    old for the broker to know whether its messages went elsewhere.
     """
 
     what: str  # "transaction" or "key"
@@ -57,7 +64,9 @@ class Missing(NamedTuple):
 
 
 class Reconciliation(NamedTuple):
-    """What was found, and the plan that follows from it. `unlisted` are more missing ones than `missing` names."""
+    """What was found, and the plan that follows from it. `unlisted` are more missing
+    ones than `missing` names.
+    """
 
     data: bytes  # of the plan's file
     manifest: Manifest
@@ -88,7 +97,9 @@ def reconcile(spark: SparkSession, question: Question) -> Reconciliation:
         found = Tables()
         if taken is not None:
             found = tables(spark, taken, moment.group, question.business, question.applied_query)
-        log = _log(spark, question.url, moment, ["topic", "partition", "offset", "message_id", "key"])
+        log = _log(
+            spark, question.url, moment, ["topic", "partition", "offset", "message_id", "key"]
+        )
         frame = evidence(_letters(spark, question, moment), log, found, version)
         letters = list(_judged(moment, frame.toArrow().to_pylist(), versioned=version is not None))
         missing, unlisted = _missing(moment, found, log)
@@ -102,7 +113,9 @@ def _freeze(link: Link, taken: Snapshot | None, question: Question) -> _Frozen:
     there = {topic["name"] for topic in link.call("topic.list")["topics"]}
     topics = question.topics or there.intersection(shown["topics"])
     if not topics:
-        raise ConfigError("group", f"{question.group} reads no topic", hint="is it the right group?")
+        raise ConfigError(
+            "group", f"{question.group} reads no topic", hint="is it the right group?"
+        )
     ends = {topic: tuple(link.published_ends(topic)) for topic in sorted(topics)}
     return _Frozen(link, taken, Group(question.group, shown["epoch"], link.log_id), ends)
 
@@ -131,17 +144,27 @@ def _log(spark: SparkSession, url: str, moment: _Frozen, names: Sequence[str]) -
 
 def _letters(spark: SparkSession, question: Question, moment: _Frozen) -> DataFrame:
     """Open letters of messages below the ends, with times as numbers."""
-    names = [name for name in LETTERS.names if name != "body" or (question.version or "").startswith("json:")]
+    names = [
+        name
+        for name in LETTERS.names
+        if name != "body" or (question.version or "").startswith("json:")
+    ]
     reader = spark.read.format("txmq").option("url", question.url).option("letters", question.group)
     letters = reader.schema(_ddl(LETTERS, names)).load()
-    ends = [(topic, number, end) for topic, ends in moment.ends.items() for number, end in enumerate(ends)]
+    ends = [
+        (topic, number, end)
+        for topic, ends in moment.ends.items()
+        for number, end in enumerate(ends)
+    ]
     below = spark.createDataFrame(ends, "topic string, partition int, end bigint")
-    known = letters.join(f.broadcast(below), ["topic", "partition"]).where("offset < end").drop("end")
+    known = (
+        letters.join(f.broadcast(below), ["topic", "partition"]).where("offset < end").drop("end")
+    )
     known = known.withColumns({name: f.unix_micros(name) for name in ("stored_at", "dead_at")})
     return known.localCheckpoint()  # listed once: several joins must see the same letters
 
 
-def _ddl(schema: Any, names: Sequence[str]) -> str:  # noqa: ANN401  # Arrow has no types
+def _ddl(schema: Any, names: Sequence[str]) -> str:  # Arrow has no types
     kinds = {
         "timestamp[us, tz=UTC]": "timestamp",
         "int32": "int",
@@ -149,12 +172,17 @@ def _ddl(schema: Any, names: Sequence[str]) -> str:  # noqa: ANN401  # Arrow has
         "map<string, string>": "map<string,string>",
     }
     return ", ".join(
-        f"`{name}` {kinds.get(str(schema.field(name).type), str(schema.field(name).type))}" for name in names
+        f"`{name}` {kinds.get(str(schema.field(name).type), str(schema.field(name).type))}"
+        for name in names
     )
 
 
-def _judged(moment: _Frozen, rows: Sequence[Mapping[str, Any]], *, versioned: bool) -> Iterator[Letter]:
-    """Rows of evidence as letters; what the token table leaves open is asked of the broker."""
+def _judged(
+    moment: _Frozen, rows: Sequence[Mapping[str, Any]], *, versioned: bool
+) -> Iterator[Letter]:
+    """Rows of evidence as letters; what the token table leaves open is asked of the
+    broker.
+    """
     oldest = oldest_token(moment.taken) if moment.taken else None
     asked: dict[str, Token] = {}
     for row in rows:
@@ -170,7 +198,9 @@ def _judged(moment: _Frozen, rows: Sequence[Mapping[str, Any]], *, versioned: bo
         yield Letter(**fields)
 
 
-def _token(link: Link, taken: Snapshot, row: Mapping[str, Any], oldest: str | None, asked: dict[str, Token]) -> Token:
+def _token(
+    link: Link, taken: Snapshot, row: Mapping[str, Any], oldest: str | None, asked: dict[str, Token]
+) -> Token:
     state, token = row["token_state"], row["token"]
     if state is not None:
         return Token.FENCED if state == "R" else Token.COMMITTED
@@ -182,12 +212,16 @@ def _token(link: Link, taken: Snapshot, row: Mapping[str, Any], oldest: str | No
 
 
 def _decided_by(link: Link, token: str, database: ServerIdentity) -> bool:
-    """Whether this very database decided the transaction, so that a row of it should be there."""
+    """Whether this very database decided the transaction, so that a row of it should be
+    there.
+    """
     try:
         kind, *fields = link.call("tx.show", token=token)["decider"]
     except UnknownTransaction:
         return False
-    return bool(kind == "postgres" and (fields[0], fields[2]) == (database.system_id, database.database_oid))
+    return bool(
+        kind == "postgres" and (fields[0], fields[2]) == (database.system_id, database.database_oid)
+    )
 
 
 def _missing(moment: _Frozen, found: Tables, log: DataFrame) -> tuple[tuple[Missing, ...], int]:
@@ -197,7 +231,9 @@ def _missing(moment: _Frozen, found: Tables, log: DataFrame) -> tuple[tuple[Miss
     if found.tokens is not None:
         rows, unlisted = _listed(unseen_tokens(found.tokens, log), "token")
         states = ((row, _state(moment, row["token"])) for row in rows)
-        missing += [Missing("transaction", row["token"], state, row["at"]) for row, state in states if state]
+        missing += [
+            Missing("transaction", row["token"], state, row["at"]) for row, state in states if state
+        ]
         more += unlisted
     if found.business is not None:
         rows, unlisted = _listed(unseen_keys(found.business, log), "key")
@@ -222,7 +258,9 @@ STATES: Final = {
 
 
 def _state(moment: _Frozen, token: str) -> str:
-    """What the broker says of a transaction whose messages were not read; "" = they went elsewhere, or it had none."""
+    """What the broker says of a transaction whose messages were not read; "" = they
+    went elsewhere, or it had none.
+    """
     try:
         return STATES[moment.link.call("tx.show", token=token)["state"]]
     except UnknownTransaction:

@@ -1,12 +1,14 @@
-"""Replaying a plan: one job whose tasks store what is to be replayed, and one decision that makes all of it happen.
+"""Replaying a plan: one job whose tasks store what is to be replayed, and one decision
+that makes all of it happen.
 
-A task stores a group for each chunk, without messages: its actions are the replays of the chunk's letters, in the order
-of their keys. The job is named by the plan's digest, so that a plan that was run is not run again; a run that died
-half-way is given up first. A letter that is no longer there, or that somebody else has in hand, is left out and said
-so.
+A task stores a group for each chunk, without messages: its actions are the replays of
+the chunk's letters, in the order of their keys. The job is named by the plan's digest,
+so that a plan that was run is not run again; a run that died half-way is given up
+first. A letter that is no longer there, or that somebody else has in hand, is left out
+and said so.
 
-A replayed letter is delivered again in its place, with the same id; once it is acked, the messages of its key that were
-parked behind it follow.
+A replayed letter is delivered again in its place, with the same id; once it is acked,
+the messages of its key that were parked behind it follow.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from uuid import UUID
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted, UnknownLetter
-from txmq.message import COMMIT
+from txmq.model.message import COMMIT
 from txmq.wire.group import NO_DIGEST, Description, Part, group_digest
 from txmq_spark.jobs import current
 from txmq_spark.link import Link
@@ -38,7 +40,9 @@ LEFT: Final = "an earlier run of this plan left it: reconcile again for another 
 
 
 class Outcome(NamedTuple):
-    """What became of a letter: "done" = it is delivered again; "refused", and why; in a dry run "planned"."""
+    """What became of a letter: "done" = it is delivered again; "refused", and why; in a
+    dry run "planned".
+    """
 
     entry: Entry
     outcome: str
@@ -50,7 +54,9 @@ class Outcome(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """A run of a plan. `job` is None where nothing was replayed; `repeated` = an earlier run had done it."""
+    """A run of a plan. `job` is None where nothing was replayed; `repeated` = an
+    earlier run had done it.
+    """
 
     job: UUID | None
     outcomes: tuple[Outcome, ...]
@@ -60,17 +66,30 @@ class Replay(NamedTuple):
         """The outcomes as JSON lines."""
         for one in self.outcomes:
             topic, partition, offset = one.place
-            fields = {"topic": topic, "partition": partition, "offset": offset, "message_id": one.entry.message_id}
-            yield json.dumps(fields | {"key": one.entry.key, "outcome": one.outcome, "why": one.why})
+            fields = {
+                "topic": topic,
+                "partition": partition,
+                "offset": offset,
+                "message_id": one.entry.message_id,
+            }
+            yield json.dumps(
+                fields | {"key": one.entry.key, "outcome": one.outcome, "why": one.why}
+            )
 
 
 def replay(
-    spark: SparkSession, url: str, plan: Manifest, *, canary: int | None = None, dry_run: bool = False
+    spark: SparkSession,
+    url: str,
+    plan: Manifest,
+    *,
+    canary: int | None = None,
+    dry_run: bool = False,
 ) -> Replay:
-    """Replays what the plan takes; `canary`: only so many letters from its beginning, and the rest of the last key.
+    """Replays what the plan takes; `canary`: only so many letters from its beginning,
+    and the rest of the last key.
 
-    Raises ConfigError where the plan is of another broker's log, TransactionAborted where others got in the way: then
-    nothing was replayed.
+    Raises ConfigError where the plan is of another broker's log, TransactionAborted
+    where others got in the way: then nothing was replayed.
     """
     entries = plan.replays if canary is None else first_keys(plan.replays, canary)
     group = plan.header.facts.group
@@ -84,12 +103,17 @@ def replay(
             if done is not None:
                 return done
     raise TransactionAborted(
-        "others replay or close letters of this plan just now", hint="run it again when they are done"
+        "others replay or close letters of this plan just now",
+        hint="run it again when they are done",
     )
 
 
-def _run(spark: SparkSession, link: Link, url: str, group: str, name: str, entries: Sequence[Entry]) -> Replay | None:
-    """One attempt; None = the letters changed meanwhile, or another run took over, and nothing was replayed."""
+def _run(
+    spark: SparkSession, link: Link, url: str, group: str, name: str, entries: Sequence[Entry]
+) -> Replay | None:
+    """One attempt; None = the letters changed meanwhile, or another run took over, and
+    nothing was replayed.
+    """
     with connected(url) as client:
         job = current(client, name, take_over=True)
         letters = _open_letters(link, group)
@@ -107,7 +131,9 @@ def _run(spark: SparkSession, link: Link, url: str, group: str, name: str, entri
 
 
 def first_keys(entries: Sequence[Entry], count: int) -> tuple[Entry, ...]:
-    """The first entries, at least `count` of them, that end with the end of a key. Raises ConfigError."""
+    """The first entries, at least `count` of them, that end with the end of a key.
+    Raises ConfigError.
+    """
     if count < 1:
         raise ConfigError("canary", f"{count} is no number of letters", hint="1 or more")
     chosen = list(entries[:count])
@@ -119,7 +145,9 @@ def first_keys(entries: Sequence[Entry], count: int) -> tuple[Entry, ...]:
 
 
 def foresee(entries: Iterable[Entry], letters: Letters, good: str) -> Iterator[Outcome]:
-    """What will become of each entry, as the letters are now. Nothing overtakes a letter of its key that stays."""
+    """What will become of each entry, as the letters are now. Nothing overtakes a
+    letter of its key that stays.
+    """
     staying: dict[tuple[str, str], str] = {}
     for entry in entries:
         letter = letters.get((entry.topic, entry.partition, entry.offset))
@@ -139,11 +167,17 @@ def _refused(entry: Entry, letter: Mapping[str, Any] | None) -> str:
         return "it is no dead letter any more"
     if not _same(entry, letter):
         return "it was replayed since the plan was made, and died again"
-    return f"transaction {letter['reserved_by']} has it in hand" if letter["reserved_by"] is not None else ""
+    return (
+        f"transaction {letter['reserved_by']} has it in hand"
+        if letter["reserved_by"] is not None
+        else ""
+    )
 
 
 def _same(entry: Entry, letter: Mapping[str, Any]) -> bool:
-    """Whether the letter is the one that was planned: that message, and that death of it."""
+    """Whether the letter is the one that was planned: that message, and that death of
+    it.
+    """
     return (letter["message_id"], letter["dead_at"]) == (entry.message_id, entry.dead_at)
 
 
@@ -158,7 +192,11 @@ def recall(entries: Iterable[Entry], letters: Letters) -> Iterator[Outcome]:
 def _require_log(link: Link, plan: Manifest) -> None:
     expected = plan.header.facts.log_id
     if link.log_id != expected:
-        raise ConfigError("plan", f"it is of log {expected}, the broker has {link.log_id}", hint="ask the right broker")
+        raise ConfigError(
+            "plan",
+            f"it is of log {expected}, the broker has {link.log_id}",
+            hint="ask the right broker",
+        )
 
 
 def _open_letters(link: Link, group: str) -> dict[Place, dict[str, Any]]:
@@ -166,10 +204,14 @@ def _open_letters(link: Link, group: str) -> dict[Place, dict[str, Any]]:
     return {(letter["topic"], letter["partition"], letter["offset"]): letter for letter in letters}
 
 
-def _store(spark: SparkSession, url: str, group: str, job: UUID, foreseen: Iterable[Outcome]) -> list[UUID] | None:
-    """Stores a group for each chunk and returns their tokens, in order; None where a letter is not to be had any more.
+def _store(
+    spark: SparkSession, url: str, group: str, job: UUID, foreseen: Iterable[Outcome]
+) -> list[UUID] | None:
+    """Stores a group for each chunk and returns their tokens, in order; None where a
+    letter is not to be had any more.
 
-    A chunk's token is the same in every attempt of its task, and so is what it stores: to store it twice does nothing.
+    A chunk's token is the same in every attempt of its task, and so is what it stores:
+    to store it twice does nothing.
     """
     ready = [one for one in foreseen if one.outcome == "done"]
     rows = [
@@ -180,20 +222,37 @@ def _store(spark: SparkSession, url: str, group: str, job: UUID, foreseen: Itera
     def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with Link(url) as link:
             for batch in batches:
-                refusals = [_refusal(link, group, job, row["token"], row["places"]) for row in batch.to_pylist()]
+                refusals = [
+                    _refusal(link, group, job, row["token"], row["places"])
+                    for row in batch.to_pylist()
+                ]
                 yield pa.RecordBatch.from_pydict({"refusal": pa.array(refusals, pa.string())})
 
-    spread = spark.createDataFrame(rows, "token string, places string").repartition(len(rows), "token")
+    spread = spark.createDataFrame(rows, "token string, places string").repartition(
+        len(rows), "token"
+    )
     refusals = [row["refusal"] for row in spread.mapInArrow(store, "refusal string").collect()]
     return [UUID(token) for token, _places in rows] if not any(refusals) else None
 
 
 def _refusal(link: Link, group: str, job: UUID, token: str, places: str) -> str | None:
-    """Stores one chunk; returns why the broker would not have it, None where it is stored."""
-    actions = tuple(("replay", group, topic, partition, offset) for topic, partition, offset in json.loads(places))
+    """Stores one chunk; returns why the broker would not have it, None where it is
+    stored.
+    """
+    actions = tuple(
+        ("replay", group, topic, partition, offset)
+        for topic, partition, offset in json.loads(places)
+    )
     description = Description(("job", job.bytes), SERVICE, actions, EXPIRE_US)
     part = Part(
-        UUID(token).bytes, 0, 0, sealed=True, commit=False, digest=NO_DIGEST, description=description, batches=()
+        UUID(token).bytes,
+        0,
+        0,
+        sealed=True,
+        commit=False,
+        digest=NO_DIGEST,
+        description=description,
+        batches=(),
     )
     try:
         link.store(part._replace(digest=group_digest([part])))

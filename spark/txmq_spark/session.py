@@ -14,7 +14,9 @@ from txmq_spark.source import TxmqDataSource
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    """A session with the data source `txmq`: of spark-submit where that started us, else local, on all cores."""
+    """A session with the data source `txmq`: of spark-submit where that started us,
+    else local, on all cores.
+    """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         with local_session("local[*]") as own:
             yield own

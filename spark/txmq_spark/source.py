@@ -1,13 +1,15 @@
-"""The data source `txmq`: topics and dead letters as DataFrames, and DataFrames as messages.
+"""The data source `txmq`: topics and dead letters as DataFrames, and DataFrames as
+messages.
 
     spark.dataSource.register(TxmqDataSource)
     spark.read.format("txmq").option("url", url).option("topic", "orders").load()         messages
     spark.read.format("txmq").option("url", url).option("letters", "billing").load()      dead letters of a group
     frame.write.format("txmq").option("url", url).option("topic", "orders").mode("append").save()
 
-What is read is fixed when an action is planned: up to the published ends of that moment, or the offsets given. Offsets
-are JSON, {"orders": {"0": 23}}; a partition left out is read from its first message to its published end. A schema
-given with `.schema(...)` chooses columns: what is left out is not even decoded.
+What is read is fixed when an action is planned: up to the published ends of that
+moment, or the offsets given. Offsets are JSON, {"orders": {"0": 23}}; a partition left
+out is read from its first message to its published end. A schema given with
+`.schema(...)` chooses columns: what is left out is not even decoded.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ LETTER_TYPES: Final = from_arrow_schema(LETTERS)
 
 
 class TxmqDataSource(DataSource):
-    """Register it once a session. Options: url; topic (several with commas) or letters; see the module."""
+    """Register it once a session. Options: url; topic (several with commas) or letters;
+    see the module.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -44,9 +48,11 @@ class TxmqDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         wanted = reading(self.options)
         names = _chosen(schema, _types(wanted))
-        return MessageReader(wanted, names) if wanted.letters is None else LetterReader(wanted, names)
+        return (
+            MessageReader(wanted, names) if wanted.letters is None else LetterReader(wanted, names)
+        )
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # Spark's signature
         return JobWriter.planned(writing(self.options), schema, overwrite=overwrite)
 
 
@@ -77,11 +83,15 @@ class MessageReader(DataSourceReader):
             yield from record_batches(link.chunks(span), span, self._names)
 
 
-NOTHING: Final = Span("", 0, 0, 0)  # Spark takes an empty list for a source that has no partitions to tell of
+NOTHING: Final = Span(
+    "", 0, 0, 0
+)  # Spark takes an empty list for a source that has no partitions to tell of
 
 
 class LetterReader(DataSourceReader):
-    """Reads the open letters of a consumer group: those that were there at planning and still are."""
+    """Reads the open letters of a consumer group: those that were there at planning and
+    still are.
+    """
 
     def __init__(self, wanted: Reading, names: Sequence[str]) -> None:
         self._wanted, self._names = wanted, names
@@ -90,7 +100,9 @@ class LetterReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with Link(self._wanted.url) as link:
             numbers = [letter["number"] for letter in link.letters(self._group, bodies=False)]
-        return [InputPartition(between) for between in ranges(numbers, self._wanted.least_partitions)]
+        return [
+            InputPartition(between) for between in ranges(numbers, self._wanted.least_partitions)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         after, last = partition.value
@@ -104,10 +116,16 @@ def _types(wanted: Reading) -> StructType:
 
 
 def _chosen(schema: StructType, known: StructType) -> list[str]:
-    """The names of the columns asked for. Raises ConfigError for one that is not there, or of another type."""
+    """The names of the columns asked for. Raises ConfigError for one that is not there,
+    or of another type.
+    """
     types: Mapping[str, Any] = {field.name: field.dataType for field in known}
     for field in schema:
         if types.get(field.name) != field.dataType:
             there = ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items())
-            raise ConfigError("schema", f"there is no column {field.name} {field.dataType.simpleString()}", hint=there)
+            raise ConfigError(
+                "schema",
+                f"there is no column {field.name} {field.dataType.simpleString()}",
+                hint=there,
+            )
     return schema.names

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.cli.dev import _settings
+from txmq.cli.commands.dev import _settings
 
 DSN = "postgresql://dev@127.0.0.1/dev"
 

@@ -1,4 +1,6 @@
-"""The admin pages' HTTP, in memory: who is let in, how much may be sent, and how long anybody may take."""
+"""The admin pages' HTTP, in memory: who is let in, how much may be sent, and how long
+anybody may take.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ GET = b"GET /here?a=1 HTTP/1.1\r\nHost: localhost:7651\r\n"
 
 
 class Door:
-    """A factory whose every answer is the request's path, unless it is told to keep the answer for later."""
+    """A factory whose every answer is the request's path, unless it is told to keep the
+    answer for later.
+    """
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -42,7 +46,16 @@ def status(transport: StringTransport) -> int:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:7651", "127.8.9.1", "[::1]:7651", "[::1]", "localhost:65535"]
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:80",
+        "127.0.0.1:7651",
+        "127.8.9.1",
+        "[::1]:7651",
+        "[::1]",
+        "localhost:65535",
+    ],
 )
 def test_this_machine_is_let_in_by_its_own_names(host: str) -> None:
     _, transport = Door().knock(f"GET /here?a=1 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
@@ -90,7 +103,9 @@ def test_only_its_own_pages_may_ask(origin: bytes, expected: int) -> None:
     assert b"Access-Control" not in transport.value()
 
 
-@pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"CONNECT", b"BREW"])
+@pytest.mark.parametrize(
+    "method", [b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"CONNECT", b"BREW"]
+)
 def test_whatever_could_change_something_is_refused(method: bytes) -> None:
     _, transport = Door().knock(GET.replace(b"GET", method) + b"Content-Length: 2\r\n\r\n{}")
     assert status(transport) == 405
@@ -109,7 +124,9 @@ def test_every_answer_forbids_what_a_browser_could_do_with_it(data: bytes) -> No
     _, transport = Door().knock(data)
     head = transport.value().partition(b"\r\n\r\n")[0].decode()
     headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
-    assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert headers["Content-Security-Policy"].startswith(
+        "default-src 'none'; script-src 'self'; style-src 'self';"
+    )
     assert "unsafe" not in headers["Content-Security-Policy"]
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
@@ -189,7 +206,9 @@ def test_whoever_does_not_take_the_answer_is_cut_off(version: bytes) -> None:
     assert transport.disconnected
 
 
-def test_an_answer_that_comes_after_its_asker_has_gone_is_dropped(lost: Callable[[Any], None]) -> None:
+def test_an_answer_that_comes_after_its_asker_has_gone_is_dropped(
+    lost: Callable[[Any], None],
+) -> None:
     door = Door()
     door.later = []
     channel, transport = door.knock(GET + b"\r\n")
@@ -198,7 +217,9 @@ def test_an_answer_that_comes_after_its_asker_has_gone_is_dropped(lost: Callable
     assert transport.value() == b""
 
 
-def test_there_is_a_limit_to_connections_and_room_again_after_one_has_gone(lost: Callable[[Any], None]) -> None:
+def test_there_is_a_limit_to_connections_and_room_again_after_one_has_gone(
+    lost: Callable[[Any], None],
+) -> None:
     door = Door()
     channels = [door.knock(b"")[0] for _ in range(MOST_CONNECTIONS)]
     assert door.factory.buildProtocol(None) is None

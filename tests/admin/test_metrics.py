@@ -11,16 +11,19 @@ from tests.broker.support import SECOND, Broker, Oracle
 from txmq.admin.metrics import Metrics
 from txmq.admin.transactions import kind_of
 from txmq.broker.alarms.alarms import RULES
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.core.transactions.jobs import DecideJob
-from txmq.broker.core.transactions.xa import DecideByHand
-from txmq.broker.deciding.resolving import ResolverStatus
+from txmq.broker.checkback.resolver_service import ResolverStatus
 from txmq.broker.service import Parts
-from txmq.config import Settings
-from txmq.message import Decision, Message
+from txmq.config.broker import Settings
+from txmq.core.transactions.decisions import Decide
+from txmq.core.transactions.jobs import DecideJob
+from txmq.core.transactions.xa import DecideByHand
+from txmq.model.message import Decision, Message
 
 SETTINGS = Settings.model_validate(
-    {"broker": {"data": "/data"}, "checks": {"first_s": 6.0, "then_s": 10.0, "longest_s": 10.0, "in_doubt_after": 1}}
+    {
+        "broker": {"data": "/data"},
+        "checks": {"first_s": 6.0, "then_s": 10.0, "longest_s": 10.0, "in_doubt_after": 1},
+    }
 )
 
 
@@ -33,7 +36,15 @@ class Desk:
         broker.start()
         assembly, resolving = broker.assembly, self.oracle
         self._metrics = Metrics(
-            Parts(broker.engine, assembly.calls, SETTINGS, assembly.watching, assembly.alarms, resolving, broker.clock)
+            Parts(
+                broker.engine,
+                assembly.calls,
+                SETTINGS,
+                assembly.watching,
+                assembly.alarms,
+                resolving,
+                broker.clock,
+            )
         )
 
     def half(self, number: int, key: str = "k", **options: Any) -> bytes:
@@ -64,7 +75,9 @@ def test_transactions_are_counted_by_how_they_stand(desk: Desk) -> None:
     desk.broker.pass_time(7)
     desk.oracle.answer(first, Decision.UNKNOWN, "in progress")
     home = desk.half(4, "other", decider=("home", b"l" * 16, b"t" * 16), check_after=0)
-    desk.broker.do(DecideByHand(home, Decision.ROLLBACK, "ada", "gone", desk.broker.log.log_id.bytes))
+    desk.broker.do(
+        DecideByHand(home, Decision.ROLLBACK, "ada", "gone", desk.broker.log.log_id.bytes)
+    )
     stands = {"undecided": 2, "waiting": 1, "open": 1, "in_doubt": 1, "heuristic": 1}
     assert {name: desk.value(f"txmq_transactions_{name}") for name in stands} == stands
     assert desk.value("txmq_transactions_oldest_undecided_seconds") == 7
@@ -87,7 +100,10 @@ def test_decisions_are_counted_by_outcome_and_by_whom_with_their_latency(desk: D
     assert desk.value("txmq_decisions_total", outcome="COMMIT", by="producer") == 2
     assert desk.value("txmq_decisions_total", outcome="ROLLBACK", by="resolver") == 1
     assert desk.value("txmq_decisions_total", outcome="ROLLBACK", by="other") == 1
-    assert (desk.value("txmq_decision_seconds_count"), desk.value("txmq_decision_seconds_sum")) == (4, 3)
+    assert (desk.value("txmq_decision_seconds_count"), desk.value("txmq_decision_seconds_sum")) == (
+        4,
+        3,
+    )
     assert desk.value("txmq_decision_seconds_bucket", le="0.001") == 1
     assert desk.value("txmq_decision_seconds_bucket", le="2.0") == 4
 
@@ -119,8 +135,15 @@ def test_resolvers_tell_whether_they_are_up_and_when_they_last_were(desk: Desk) 
         ResolverStatus(name, seen_at, since, "refused" if since else "", 0, "")
         for name, (seen_at, since) in {"up": up, "down": down, "new": fresh}.items()
     )
-    assert [desk.value("txmq_resolver_up", resolver=name) for name in ("up", "down", "new")] == [1, 0, 0]
-    seen = [desk.value("txmq_resolver_seen_timestamp_seconds", resolver=name) for name in ("up", "down", "new")]
+    assert [desk.value("txmq_resolver_up", resolver=name) for name in ("up", "down", "new")] == [
+        1,
+        0,
+        0,
+    ]
+    seen = [
+        desk.value("txmq_resolver_seen_timestamp_seconds", resolver=name)
+        for name in ("up", "down", "new")
+    ]
     assert seen == [now / SECOND, now / SECOND - 60, 0]
     raised = {rule.name: desk.value("txmq_alarm", name=rule.name) for rule in RULES}
     assert raised == dict.fromkeys(raised, 0) | {"resolver.unreachable": 1}
@@ -128,7 +151,13 @@ def test_resolvers_tell_whether_they_are_up_and_when_they_last_were(desk: Desk) 
 
 @pytest.mark.parametrize(
     ("by", "kind"),
-    [("producer", "producer"), ("operator ada", "operator"), ("timeout", "timeout"), ("", "other"), ("x y", "other")],
+    [
+        ("producer", "producer"),
+        ("operator ada", "operator"),
+        ("timeout", "timeout"),
+        ("", "other"),
+        ("x y", "other"),
+    ],
 )
 def test_a_name_is_no_label(by: str, kind: str) -> None:
     assert kind_of(by) == kind

@@ -47,7 +47,9 @@ class Served(NamedTuple):
     token: str
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        with closing(http.client.HTTPConnection(urlsplit(self.console).netloc, timeout=10)) as connection:
+        with closing(
+            http.client.HTTPConnection(urlsplit(self.console).netloc, timeout=10)
+        ) as connection:
             connection.request(method, path, headers=headers)
             response = connection.getresponse()
             return Answer(response.status, response.headers, response.read())
@@ -62,7 +64,9 @@ def start(directory: Path) -> Iterator[tuple[Running, str, str]]:
     where = ("--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
     with running(directory, "broker", *where) as process:
         url = process.first_line().removeprefix("ready ")
-        [console] = [event["console"] for event in process.events() if event["event"] == "admin.serving"]
+        [console] = [
+            event["console"] for event in process.events() if event["event"] == "admin.serving"
+        ]
         yield process, url, console
 
 
@@ -95,7 +99,10 @@ def test_what_the_api_tells_is_what_the_command_line_tells(served: Served) -> No
         ("topics", ("topic", "list")),
         ("topics/orders", ("topic", "show", "orders")),
         (f"transactions/{served.token}", ("tx", "show", served.token)),
-        (f"transactions/{served.token}?after=1&limit=5", ("tx", "show", served.token, "--after", "1", "--limit", "5")),
+        (
+            f"transactions/{served.token}?after=1&limit=5",
+            ("tx", "show", served.token, "--after", "1", "--limit", "5"),
+        ),
         ("alarms", None),
         ("groups", ("group", "list")),
         ("groups/billing", ("group", "show", "billing")),
@@ -115,7 +122,9 @@ def test_what_the_api_tells_is_what_the_command_line_tells(served: Served) -> No
 def steady(told: Any) -> Any:
     """Without what grows with time."""
     if isinstance(told, dict):
-        return {name: steady(value) for name, value in told.items() if name not in ("lag_ms", "why")}
+        return {
+            name: steady(value) for name, value in told.items() if name not in ("lag_ms", "why")
+        }
     return [steady(item) for item in told] if isinstance(told, list) else told
 
 
@@ -135,7 +144,11 @@ def test_the_numbers_are_those_of_the_broker(served: Served) -> None:
 def test_letters_come_page_by_page_and_without_bodies(served: Served) -> None:
     first = served.api("letters/billing?limit=1")
     [letter] = first["letters"]
-    assert (letter["error_type"], letter["error_text"], letter["fingerprint"]) == ("ValueError", "no such order", "f-1")
+    assert (letter["error_type"], letter["error_text"], letter["fingerprint"]) == (
+        "ValueError",
+        "no such order",
+        "f-1",
+    )
     [other] = served.api(f"letters/billing?limit=1&after={first['next']}")["letters"]
     assert other["number"] > letter["number"]
     assert "body" not in letter
@@ -209,7 +222,12 @@ def test_no_path_makes_a_call_that_changes_anything(served: Served) -> None:
     for call in CALLS:
         served.ask(f"/api/v1/{call}")
         served.ask("/api/v1/" + call.replace(".", "/"))
-    for path in ("topics/new", "groups/new", "groups/billing/pause", f"transactions/{served.token}/commit"):
+    for path in (
+        "topics/new",
+        "groups/new",
+        "groups/billing/pause",
+        f"transactions/{served.token}/commit",
+    ):
         for method in ("GET", "HEAD", "POST", "PUT", "DELETE"):
             served.ask("/api/v1/" + path, method)
     assert served.api("broker")["end"] == before
@@ -239,8 +257,16 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
     assert 0 < found["txmq_transactions_oldest_undecided_seconds",] < 600
     assert found["txmq_log_durable_bytes",] == served.api("broker")["durable"]
     assert found["process_open_fds",] > 0
-    assert {name for name, *labels in found if name.startswith("txmq_") and not labels} >= {"txmq_log_read_only"}
-    assert {label for _, *labels in found for label, _ in labels} == {"name", "log_id", "topic", "group", "le"}
+    assert {name for name, *labels in found if name.startswith("txmq_") and not labels} >= {
+        "txmq_log_read_only"
+    }
+    assert {label for _, *labels in found for label, _ in labels} == {
+        "name",
+        "log_id",
+        "topic",
+        "group",
+        "le",
+    }
 
 
 PAGES = {"/": "console", "/transactions": "transactions"}
@@ -263,15 +289,26 @@ def test_the_console_needs_nothing_but_its_own_files(served: Served, path: str, 
 
 
 def test_there_are_no_files_but_those_that_pages_want() -> None:
-    names = {"common.js", "console.css", *(f"{name}.{kind}" for name in PAGES.values() for kind in ("html", "js"))}
+    names = {
+        "common.js",
+        "console.css",
+        *(f"{name}.{kind}" for name in PAGES.values() for kind in ("html", "js")),
+    }
     assert {file.name for file in STATIC.iterdir()} == names
 
 
 @pytest.mark.parametrize("name", PAGES.values())
 def test_the_console_turns_nothing_into_markup_or_code(name: str) -> None:
-    page, script, common = ((STATIC / file).read_text() for file in (f"{name}.html", f"{name}.js", "common.js"))
+    page, script, common = (
+        (STATIC / file).read_text() for file in (f"{name}.html", f"{name}.js", "common.js")
+    )
     both = script + common
-    assert re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|setAttribute", both) is None
+    assert (
+        re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|setAttribute", both
+        )
+        is None
+    )
     assert re.search(r"<script(?! src=)|<style| on\w+=| style=", page) is None
     used = re.findall(r"(?:element|draw|drawPairs)\(\"([\w-]+)\"", both)
     assert set(used) <= set(re.findall(r" id=\"([\w-]+)\"", page))
@@ -285,7 +322,9 @@ def test_ten_thousand_bytes_of_header_are_too_many(served: Served) -> None:
 def test_an_open_console_does_not_keep_a_broker_from_draining(tmp_path: Path) -> None:
     for process, _url, console in start(tmp_path):
         place = urlsplit(console)
-        with closing(socket.create_connection((place.hostname, place.port), timeout=10)) as open_one:
+        with closing(
+            socket.create_connection((place.hostname, place.port), timeout=10)
+        ) as open_one:
             open_one.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert open_one.recv(1)
             began = time.monotonic()
@@ -296,7 +335,9 @@ def test_an_open_console_does_not_keep_a_broker_from_draining(tmp_path: Path) ->
         assert lives.index("DRAINING") < lives.index("CLOSED")
 
 
-def test_an_address_that_is_taken_is_an_error_of_that_setting(served: Served, tmp_path: Path) -> None:
+def test_an_address_that_is_taken_is_an_error_of_that_setting(
+    served: Served, tmp_path: Path
+) -> None:
     taken = urlsplit(served.console).netloc
     where = ("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--http", taken)
     with running(tmp_path, "broker", *where) as second:
@@ -307,7 +348,9 @@ def test_an_address_that_is_taken_is_an_error_of_that_setting(served: Served, tm
     assert second.out.read_text() == ""
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:7651", "192.168.1.2:7651", "[::]:7651", "example.org:7651", "7651"])
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:7651", "192.168.1.2:7651", "[::]:7651", "example.org:7651", "7651"]
+)
 def test_an_address_that_others_can_reach_is_refused(tmp_path: Path, address: str) -> None:
     ran = run("broker", "--data", str(tmp_path / "data"), "--http", address)
     assert (ran.exit_code, ran.stdout) == (1, "")
@@ -316,7 +359,9 @@ def test_an_address_that_others_can_reach_is_refused(tmp_path: Path, address: st
 
 
 def test_without_the_option_nothing_is_served(tmp_path: Path) -> None:
-    with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
+    with running(
+        tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"
+    ) as process:
         process.first_line()
         wait_until(lambda: "SERVING" in process.err.read_text(), what="a broker that serves")
         assert "admin" not in process.err.read_text()

@@ -1,9 +1,11 @@
-"""Benchmarks of txmq: each figure beside the least that the same machine needs for the same job, in the same run.
+"""Benchmarks of txmq: each figure beside the least that the same machine needs for the
+same job, in the same run.
 
-`make bench`, or `python -m tests.bench --only tx. --scale 0.1`; `--list` names them. Every figure is a row of
-`bench.json` (`rows.Row`): `id` begins with `store.`, `tx.`, `consumer.`, `recover.`, `letters.`, `spark.` or `flow.`;
-`ratio` is `value / yardstick`; a goal bounds the ratio, or the value where there is no yardstick. A missed goal is
-printed, it does not fail the run.
+`make bench`, or `python -m tests.bench --only tx. --scale 0.1`; `--list` names them.
+Every figure is a row of `bench.json` (`rows.Row`): `id` begins with `store.`, `tx.`,
+`consumer.`, `recover.`, `letters.`, `spark.` or `flow.`; `ratio` is `value /
+yardstick`; a goal bounds the ratio, or the value where there is no yardstick. A missed
+goal is printed, it does not fail the run.
 
 Adding a benchmark: a function in a module here, and its name in `suite.BENCHMARKS`.
 

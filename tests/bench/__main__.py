@@ -1,8 +1,11 @@
-"""Run the benchmarks: rows into bench.json, a table on standard output, progress on standard error.
+"""Run the benchmarks: rows into bench.json, a table on standard output, progress on
+standard error.
 
-python -m tests.bench [--only PREFIX] [--scale 0.1] [--out bench.json] [--directory out/bench] [--dsn DSN] [--list]
+python -m tests.bench [--only PREFIX] [--scale 0.1] [--out bench.json] [--directory
+out/bench] [--dsn DSN] [--list]
 
-Exit status 0 if everything ran, goals met or not; 1 if a benchmark could not be run; 2 for wrong usage.
+Exit status 0 if everything ran, goals met or not; 1 if a benchmark could not be run; 2
+for wrong usage.
 """
 
 from __future__ import annotations
@@ -17,7 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from tests.bench.database import Database
@@ -35,8 +45,12 @@ class Outcome(NamedTuple):
     failures: list[str]
 
 
-def run_all(benchmarks: Sequence[Benchmark], run: Run, only: str, outcome: Outcome, console: Console) -> None:
-    """Run one after the other, telling each row at once. One that fails does not keep the others from running."""
+def run_all(
+    benchmarks: Sequence[Benchmark], run: Run, only: str, outcome: Outcome, console: Console
+) -> None:
+    """Run one after the other, telling each row at once. One that fails does not keep
+    the others from running.
+    """
     columns = (
         SpinnerColumn(),
         BarColumn(),
@@ -52,7 +66,11 @@ def run_all(benchmarks: Sequence[Benchmark], run: Run, only: str, outcome: Outco
             try:
                 for row in one.rows(run, only):
                     outcome.rows.append(row)
-                    progress.print(f"  {row.id}  {number(row.value)} {row.unit}", highlight=False, soft_wrap=True)
+                    progress.print(
+                        f"  {row.id}  {number(row.value)} {row.unit}",
+                        highlight=False,
+                        soft_wrap=True,
+                    )
             except BenchError as error:
                 outcome.failures.append(f"{one.prefix}: {error}")
                 progress.print(f"  {error}", style="red", markup=False, soft_wrap=True)
@@ -77,7 +95,9 @@ def table(rows: Sequence[Row]) -> Table:
     for row in rows:
         met = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.met]
         value = f"{number(row.value)} {row.unit}"
-        view.add_row(row.id, row.what, value, number(row.yardstick), number(row.ratio), row.goal, met)
+        view.add_row(
+            row.id, row.what, value, number(row.yardstick), number(row.ratio), row.goal, met
+        )
     return view
 
 
@@ -87,20 +107,35 @@ def report(outcome: Outcome, console: Console) -> None:
     for row in outcome.rows:
         if row.met is False:
             figure = row.value if row.ratio is None else row.ratio
-            console.print(f"goal missed: {row.id}: {row.goal}, is {number(figure)}", style="red", markup=False)
+            console.print(
+                f"goal missed: {row.id}: {row.goal}, is {number(figure)}", style="red", markup=False
+            )
     for failure in outcome.failures:
         console.print(f"not run: {failure}", style="red", markup=False)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Run the benchmarks of txmq.")
-    parser.add_argument("--only", default="", metavar="PREFIX", help="run what has ids that begin so, such as tx.")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts and durations (1.0)")
-    parser.add_argument("--out", type=Path, default=Path("bench.json"), help="file for the rows (bench.json)")
-    parser.add_argument(
-        "--directory", type=Path, default=ROOT / "out" / "bench", help="where to put files: the disk to be measured"
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description="Run the benchmarks of txmq."
     )
-    parser.add_argument("--dsn", help="a PostgreSQL to use (else TXMQ_TEST_DSN, TXMQ_DSN, one started for the run)")
+    parser.add_argument(
+        "--only", default="", metavar="PREFIX", help="run what has ids that begin so, such as tx."
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the full counts and durations (1.0)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench.json"), help="file for the rows (bench.json)"
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=ROOT / "out" / "bench",
+        help="where to put files: the disk to be measured",
+    )
+    parser.add_argument(
+        "--dsn", help="a PostgreSQL to use (else TXMQ_TEST_DSN, TXMQ_DSN, one started for the run)"
+    )
     parser.add_argument("--list", action="store_true", help="list the benchmarks and leave")
     parsed = parser.parse_args(argv)
     if parsed.scale <= 0:
@@ -114,11 +149,16 @@ def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BE
     if options.list or not chosen:
         names = "\n".join(f"{one.prefix:30} {one.title}" for one in benchmarks)
         print(
-            names if options.list else f"no benchmark begins with {options.only}; there are\n{names}",
+            names
+            if options.list
+            else f"no benchmark begins with {options.only}; there are\n{names}",
             file=sys.stdout if options.list else sys.stderr,
         )
         return 0 if options.list else 2
-    progress, output = Console(stderr=True), Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    progress, output = (
+        Console(stderr=True),
+        Console(width=None if sys.stdout.isatty() else FILE_WIDTH),
+    )
     options.directory.mkdir(parents=True, exist_ok=True)
     dsn = options.dsn or os.environ.get("TXMQ_TEST_DSN") or os.environ.get("TXMQ_DSN")
     progress.print(machine_line(options.directory), highlight=False, soft_wrap=True)
@@ -128,7 +168,13 @@ def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BE
         closing(Database(dsn)) as database,
     ):
         try:
-            run_all(chosen, Run(Path(directory), options.scale, database), options.only, outcome, progress)
+            run_all(
+                chosen,
+                Run(Path(directory), options.scale, database),
+                options.only,
+                outcome,
+                progress,
+            )
         finally:
             options.out.write_bytes(ROWS.dump_json(outcome.rows, indent=1) + b"\n")
     report(outcome, output)

@@ -18,7 +18,9 @@ FLUSH_10_MS = "flush = { every_ms = 10, messages = 100_000 }"
 
 @contextmanager
 def broker(run: Run, settings: str = "", resolvers: str = "") -> Iterator[Program]:
-    """A broker with data of its own for the length of the block; `settings` are lines of [broker]."""
+    """A broker with data of its own for the length of the block; `settings` are lines
+    of [broker].
+    """
     directory = Path(tempfile.mkdtemp(dir=run.directory))
     try:
         with serving(command(directory, settings, resolvers)) as program:
@@ -35,6 +37,8 @@ def command(directory: Path, settings: str = "", resolvers: str = "") -> list[st
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process has computed, its own and the kernel's for it. Linux only."""
+    """Seconds that a process has computed, its own and the kernel's for it. Linux
+    only.
+    """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S

@@ -1,4 +1,6 @@
-"""What a consumer that comes late takes in: a backlog, by batches and message by message."""
+"""What a consumer that comes late takes in: a backlog, by batches and message by
+message.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,12 @@ CLIENTS = "tests.bench.clients"
 BATCH = 1_000
 
 
-def consumed(run: Run, name: str, size: int, batch: int, how: str, goal: Goal, count: int) -> Iterator[Row]:
-    """The rate of one consumer process at a backlog of so many messages, stored in batches of `batch`."""
+def consumed(
+    run: Run, name: str, size: int, batch: int, how: str, goal: Goal, count: int
+) -> Iterator[Row]:
+    """The rate of one consumer process at a backlog of so many messages, stored in
+    batches of `batch`.
+    """
     count = max(batch, run.count(count) // batch * batch)
     with broker(run, FLUSH_10_MS) as program:
         measured(python(f"{CLIENTS}.backlog", program.address, count, size, batch))
@@ -23,7 +29,9 @@ def consumed(run: Run, name: str, size: int, batch: int, how: str, goal: Goal, c
     stored = f"batches of {batch}" if batch > 1 else "singles"
     what = f"a backlog of {count:,} x {size} B stored as {stored}, consumed by {how}"
     yield row(f"consumer.backlog_{name}", what, "msg/s", took["per_s"], goal=goal)
-    yield row(f"consumer.backlog_{name}_client_cpu", f"{what}: the client's CPU", "µs", took["cpu_us"])
+    yield row(
+        f"consumer.backlog_{name}_client_cpu", f"{what}: the client's CPU", "µs", took["cpu_us"]
+    )
     yield row(f"consumer.backlog_{name}_broker_cpu", f"{what}: the broker's CPU", "µs", broker_us)
 
 

@@ -1,4 +1,6 @@
-"""The PostgreSQL that benchmarks of transactions use: the one that is named, else one started when first asked for."""
+"""The PostgreSQL that benchmarks of transactions use: the one that is named, else one
+started when first asked for.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from tests.bench.harness import BenchError, file_system
 from txmq.errors import TxmqError
 from txmq.testing.postgres import PostgresServer, temporary_server
 
-SETTINGS = {"wal_level": "logical"}  # for all, so that figures of the same run can stand beside one another
+SETTINGS = {
+    "wal_level": "logical"
+}  # for all, so that figures of the same run can stand beside one another
 
 
 @dataclass(slots=True)
 class Database:
-    """`named` is the DSN of a running server, whose role may create databases, or None."""
+    """`named` is the DSN of a running server, whose role may create databases, or
+    None.
+    """
 
     named: str | None
     _server: PostgresServer | None = None
@@ -23,7 +29,9 @@ class Database:
     _second: str = ""
 
     def dsn(self) -> str:
-        """A DSN for psycopg2 of a database that this run has for itself. Raises BenchError where there is no server."""
+        """A DSN for psycopg2 of a database that this run has for itself. Raises
+        BenchError where there is no server.
+        """
         if self._server is None:
             try:
                 self._server = PostgresServer(self.named) if self.named else _temporary_server()

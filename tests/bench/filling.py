@@ -1,4 +1,6 @@
-"""Data directories filled without a network: what a broker has to start with, at the speed of its core."""
+"""Data directories filled without a network: what a broker has to start with, at the
+speed of its core.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from twisted.internet.task import Clock
 
 from tests.bench.harness import BenchError
 from txmq.batch import encode_columns, encode_one, verify
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics.sends import Send
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions.parts import GroupBatch, StorePart
+from txmq.broker.data_directory.storage import Keeper, open_directory
 from txmq.broker.engine import Engine
-from txmq.broker.keeping.storage import Keeper, open_directory
-from txmq.client.transactions.tokens import new_token
-from txmq.config import Broker
-from txmq.message import Message
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.config.broker import Broker
+from txmq.core.state.state import Rejected
+from txmq.core.topics.sends import Send
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions.half_storage import GroupBatch, StorePart
+from txmq.model.message import Message
 from txmq.store.fs import RealFileSystem
 
 AT_ONCE = 2_000  # commands to a flush, and flushes of that many to a commit of the tables
@@ -37,12 +39,16 @@ class Filler:
         settings, fs = Broker(data=data), RealFileSystem()
         opened = open_directory(fs, settings, _now())
         self._log, self._clock = opened.log, Clock()
-        self.engine = Engine(opened.log, opened.state, clock=self._clock, now=_now, in_thread=_at_once)
+        self.engine = Engine(
+            opened.log, opened.state, clock=self._clock, now=_now, in_thread=_at_once
+        )
         self._keeper = Keeper(fs, self.engine, opened.tables, settings, _at_once)
         self.engine.boot("bench")
 
     def do(self, commands: Iterable[object], at_once: int = AT_ONCE) -> None:
-        """Carries out all of them, so many in a flush. Raises BenchError where one is refused."""
+        """Carries out all of them, so many in a flush. Raises BenchError where one is
+        refused.
+        """
         for number, command in enumerate(commands, 1):
             self.engine.submit(command, _accepted)
             if number % at_once == 0:
@@ -64,7 +70,9 @@ class Filler:
 
 @contextmanager
 def filling(data: Path) -> Iterator[Filler]:
-    """A data directory to be filled in the block; it is left as a broker that is stopped leaves it."""
+    """A data directory to be filled in the block; it is left as a broker that is
+    stopped leaves it.
+    """
     filler = Filler(data)
     yield filler
     filler.close()
@@ -76,10 +84,14 @@ def topics(count: int, partitions: int) -> Iterator[CreateTopic]:
 
 
 def volumes(size: int, topic: str, partitions: int) -> Iterator[Send]:
-    """Batches of 1,000 messages of 1 KiB, about `size` bytes in all, to the partitions in turn."""
+    """Batches of 1,000 messages of 1 KiB, about `size` bytes in all, to the partitions
+    in turn.
+    """
     bodies = [bytes(1_024)] * 1_000
     for number in range(size // (1_024 * len(bodies))):
-        data = encode_columns(bodies, producer_id=PRODUCER, epoch=0, sequence=number * len(bodies), born_at=1)
+        data = encode_columns(
+            bodies, producer_id=PRODUCER, epoch=0, sequence=number * len(bodies), born_at=1
+        )
         yield Send(topic, 0, number % partitions, data, verify(data))
 
 
@@ -91,7 +103,17 @@ def halves(count: int, topic: str) -> Iterator[StorePart]:
         data = encode_one(message, producer_id=token, epoch=0, sequence=0, born_at=1)
         batch = GroupBatch(topic, 0, 0, data, verify(data))
         yield StorePart(
-            token, 0, (batch,), True, False, b"d" * 32, 0, ("checker", "bench"), "bench", (), CHECK_AFTER_US
+            token,
+            0,
+            (batch,),
+            True,
+            False,
+            b"d" * 32,
+            0,
+            ("checker", "bench"),
+            "bench",
+            (),
+            CHECK_AFTER_US,
         )
 
 

@@ -1,4 +1,6 @@
-"""Single messages out of a large backlog. A scale of 10 makes it 100 million: about 17 GiB of disk."""
+"""Single messages out of a large backlog. A scale of 10 makes it 100 million: about 17
+GiB of disk.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,19 @@ def find(run: Run) -> Iterator[Row]:
     with broker(run, FLUSH_10_MS) as program, sampled(program.rss_anon, 1.0) as samples:
         took = measured(python(CLIENT, program.address, messages, LOOKS), WITHIN_S)
     of = f"{messages / 1e6:g} M messages of 100 B with keys of their own"
-    for look, what, limit in (("fetch", "fetch at a random offset", 5), ("find", "find by key", 50)):
-        yield row(f"store.find_{look}_p50", f"{what}, {of}: p50", "ms", took[f"{look}_p50_us"] / 1e3)
+    for look, what, limit in (
+        ("fetch", "fetch at a random offset", 5),
+        ("find", "find by key", 50),
+    ):
+        yield row(
+            f"store.find_{look}_p50", f"{what}, {of}: p50", "ms", took[f"{look}_p50_us"] / 1e3
+        )
         p99 = took[f"{look}_p99_us"] / 1e3
         yield row(f"store.find_{look}_p99", f"{what}, {of}: p99", "ms", p99, goal=at_most(limit))
-    yield row("store.find_rss", f"RssAnon of the broker, most, {of}", "MiB", max(samples) / MIB, goal=at_most(250))
+    yield row(
+        "store.find_rss",
+        f"RssAnon of the broker, most, {of}",
+        "MiB",
+        max(samples) / MIB,
+        goal=at_most(250),
+    )

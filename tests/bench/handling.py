@@ -1,4 +1,6 @@
-"""What consumers get done: in order and without, with the inbox, beside a slow message, with many retries waiting."""
+"""What consumers get done: in order and without, with the inbox, beside a slow message,
+with many retries waiting.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tests.bench.brokers import broker
 from tests.bench.harness import BenchError, in_turn, measured, python
 from tests.bench.raw.taken_commits import commits_per_s
 from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
-from txmq.broker.core.consumers.positions import Grant, Position
+from txmq.core.state.positions import Grant, Position
 
 CLIENTS = "tests.bench.clients"
 KEYS, HANDLERS, BATCH = 10_000, 8, 50
@@ -37,7 +39,16 @@ def inbox(run: Run) -> Iterator[Row]:
 
     def handled(way: str, batch: int, messages: int, how: str = "rows") -> float:
         with broker(run) as server:
-            argv = python(f"{CLIENTS}.with_inbox", server.address, dsn, HANDLERS, way, batch, how, run.count(messages))
+            argv = python(
+                f"{CLIENTS}.with_inbox",
+                server.address,
+                dsn,
+                HANDLERS,
+                way,
+                batch,
+                how,
+                run.count(messages),
+            )
             return float(measured(argv)["per_s"])
 
     single, batches, statements, without, without_batches, without_statements, alone = in_turn(
@@ -55,15 +66,27 @@ def inbox(run: Run) -> Iterator[Row]:
     yield row("consumer.inbox", against, "msg/s", single, yardstick=without, goal=at_least(0.75))
     lists = f"{what}, {BATCH} messages in a transaction"
     against = f"{lists}, their rows in one INSERT: against one in each, without it"
-    yield row("consumer.inbox_batches", against, "msg/s", batches, yardstick=without, goal=at_least(5))
+    yield row(
+        "consumer.inbox_batches", against, "msg/s", batches, yardstick=without, goal=at_least(5)
+    )
     for name, how, value, yardstick in (
         ("batches_alike", "their rows in one INSERT: against the same", batches, without_batches),
         ("statements", "an INSERT each: against one in each,", statements, without),
         ("statements_alike", "an INSERT each: against the same", statements, without_statements),
     ):
-        yield row(f"consumer.inbox_{name}", f"{lists}, {how} without it", "msg/s", value, yardstick=yardstick)
+        yield row(
+            f"consumer.inbox_{name}",
+            f"{lists}, {how} without it",
+            "msg/s",
+            value,
+            yardstick=yardstick,
+        )
     yield row(
-        "consumer.inbox_alone", f"{what}: against the same commits by no consumer", "msg/s", single, yardstick=alone
+        "consumer.inbox_alone",
+        f"{what}: against the same commits by no consumer",
+        "msg/s",
+        single,
+        yardstick=alone,
     )
 
 
@@ -79,15 +102,22 @@ def slow(run: Run) -> Iterator[Row]:
         return float(told["per_s"])
 
     value, yardstick = in_turn(3, lambda: taken("held"), lambda: taken("free"))
-    what = (
-        "messages of a partition of which one is in hand from the first to the last, its lease extended again and again"
+    what = "messages of a partition of which one is in hand from the first to the last, its lease extended again and again"
+    yield row(
+        "consumer.slow",
+        f"{what}: against none",
+        "msg/s",
+        value,
+        yardstick=yardstick,
+        goal=at_least(0.95),
     )
-    yield row("consumer.slow", f"{what}: against none", "msg/s", value, yardstick=yardstick, goal=at_least(0.95))
 
 
 @benchmark("consumer.gaps", "what is known of a partition with gaps")
 def gaps(run: Run) -> Iterator[Row]:
-    """In simulated time: one message is in hand for ten minutes, while others are acked in whatever order."""
+    """In simulated time: one message is in hand for ten minutes, while others are acked
+    in whatever order.
+    """
     position = Position()
     count = round(SLOW_S / EACH_S)
     position.take(0, count)
@@ -98,16 +128,32 @@ def gaps(run: Run) -> Iterator[Row]:
             position.settle(offset, offset + 1)
     size, pieces = len(msgpack.packb(position.to_row())), len(position.settled)
     what = f"what is stored of a partition in which one message takes {SLOW_S} s and {pieces:,} gaps are left"
-    yield row("consumer.gaps", f"{what}: bytes per 1,000 gaps", "B", size / pieces * 1_000, goal=at_most(1_024))
+    yield row(
+        "consumer.gaps",
+        f"{what}: bytes per 1,000 gaps",
+        "B",
+        size / pieces * 1_000,
+        goal=at_most(1_024),
+    )
 
 
 @benchmark("consumer.retries", "many messages that wait for their retry")
 def retries(run: Run) -> Iterator[Row]:
     messages = run.count(1_000_000)
     with broker(run) as server:
-        told = measured(python(f"{CLIENTS}.retrying", server.address, server.process.pid, messages), 3_600)
+        told = measured(
+            python(f"{CLIENTS}.retrying", server.address, server.process.pid, messages), 3_600
+        )
     what = f"{messages:,} messages wait for their next delivery, each for a time of its own"
-    yield row("consumer.retries_memory", f"{what}: RssAnon", "MB", told["rss_anon"] / 1e6, goal=at_most(250))
+    yield row(
+        "consumer.retries_memory",
+        f"{what}: RssAnon",
+        "MB",
+        told["rss_anon"] / 1e6,
+        goal=at_most(250),
+    )
     for name in ("p50", "p99"):
         late = f"{what}: {told['watched']:,} that are due come later by {name}"
-        yield row(f"consumer.retries_late_{name}", late, "ms", told[f"{name}_us"] / 1e3, goal=at_most(100))
+        yield row(
+            f"consumer.retries_late_{name}", late, "ms", told[f"{name}_us"] / 1e3, goal=at_most(100)
+        )

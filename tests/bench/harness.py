@@ -1,7 +1,8 @@
-"""What every benchmark stands on: programs started and stopped, percentiles, memory, the machine.
+"""What every benchmark stands on: programs started and stopped, percentiles, memory,
+the machine.
 
-Standard library alone, so that the yardstick programs can use it too. Benchmarks themselves are explained in
-`tests/bench/__init__.py`.
+Standard library alone, so that the yardstick programs can use it too. Benchmarks
+themselves are explained in `tests/bench/__init__.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class BenchError(Exception):
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of `values`, in any order, that `share` percent of them do not exceed: nearest rank."""
+    """The smallest of `values`, in any order, that `share` percent of them do not
+    exceed: nearest rank.
+    """
     if not values:
         raise ValueError("no values, so no percentile")
     if not 0 < share <= 100:
@@ -47,7 +50,9 @@ def latency_us(took_s: Sequence[float]) -> dict[str, float]:
 
 
 def in_turn(rounds: int, *measures: Callable[[], float]) -> tuple[float, ...]:
-    """The median of each measure over `rounds`, taken in turn, so that a slow machine slows both sides of a ratio."""
+    """The median of each measure over `rounds`, taken in turn, so that a slow machine
+    slows both sides of a ratio.
+    """
     results = [[measure() for measure in measures] for _ in range(rounds)]
     return tuple(statistics.median(column) for column in zip(*results, strict=True))
 
@@ -77,13 +82,17 @@ class Program:
 
 @contextmanager
 def serving(argv: Sequence[str], ready_within_s: float = READY_WITHIN_S) -> Iterator[Program]:
-    """Run a server for the length of the block; it has to listen on port 0 and to print `ready ADDRESS`.
+    """Run a server for the length of the block; it has to listen on port 0 and to print
+    `ready ADDRESS`.
 
-    Raises BenchError, with the end of its standard error, where it ends or stays silent before that.
+    Raises BenchError, with the end of its standard error, where it ends or stays silent
+    before that.
     """
     began = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        process = subprocess.Popen(
+            argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        )
         try:
             address = _ready_address(process, _name(argv), errors, began + ready_within_s)
             yield Program(process, address, time.perf_counter() - began)
@@ -98,13 +107,17 @@ def measured(argv: Sequence[str], within_s: float = 600.0) -> dict[str, Any]:
     except subprocess.TimeoutExpired as slow:
         raise BenchError(f"{_name(argv)} took more than {within_s} s") from slow
     except subprocess.CalledProcessError as failed:
-        raise BenchError(f"{_name(argv)} ended with {failed.returncode}: {_tail(failed.stderr)}") from failed
+        raise BenchError(
+            f"{_name(argv)} ended with {failed.returncode}: {_tail(failed.stderr)}"
+        ) from failed
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
 def rss_anon(pid: int) -> int:
-    """Bytes of anonymous resident memory of a process: without files it maps, such as an index. Linux only."""
+    """Bytes of anonymous resident memory of a process: without files it maps, such as
+    an index. Linux only.
+    """
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -113,7 +126,9 @@ def rss_anon(pid: int) -> int:
 
 @contextmanager
 def sampled(probe: Callable[[], float], every_s: float = 0.05) -> Iterator[list[float]]:
-    """All that `probe` gave while the block ran, such as the `rss_anon` of a program under load."""
+    """All that `probe` gave while the block ran, such as the `rss_anon` of a program
+    under load.
+    """
     samples, done = [probe()], threading.Event()
 
     def sample() -> None:
@@ -140,13 +155,17 @@ def machine_line(directory: Path) -> str:
 
 
 def file_system(directory: Path) -> str:
-    """Type of the file system that holds `directory`: of the deepest mount point above it, the last one made there."""
+    """Type of the file system that holds `directory`: of the deepest mount point above
+    it, the last one made there.
+    """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     above = [mount for mount in mounts if directory.resolve().is_relative_to(mount[1])]
     return max(reversed(above), key=lambda mount: len(mount[1]))[2]
 
 
-def _ready_address(process: subprocess.Popen[bytes], name: str, errors: IO[bytes], deadline: float) -> str:
+def _ready_address(
+    process: subprocess.Popen[bytes], name: str, errors: IO[bytes], deadline: float
+) -> str:
     output = process.stdout
     assert output is not None
     line = b""

@@ -10,8 +10,8 @@ from random import Random
 import psycopg2
 
 from tests.bench.rows import Row, Run, benchmark, row
-from txmq.tx.postgres.folding import fold
 from txmq.tx.postgres.inbox import Position, claim
+from txmq.tx.postgres.inbox_compaction import fold
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import BEGIN, Connection
 
@@ -25,14 +25,19 @@ TABLES = ("public.txmq_inbox", "public.txmq_inbox_recent")
 @benchmark("tx.inbox", "the inbox after many messages")
 def inbox(run: Run) -> Iterator[Row]:
     messages, random = run.count(MESSAGES), Random(7)
-    with closing(psycopg2.connect(run.database.dsn())) as ours, closing(psycopg2.connect(run.database.dsn())) as keeper:
+    with (
+        closing(psycopg2.connect(run.database.dsn())) as ours,
+        closing(psycopg2.connect(run.database.dsn())) as keeper,
+    ):
         ours.autocommit = keeper.autocommit = True
         install(ours)
         began = folded = time.perf_counter()
         largest = 0
         for number in range(messages // BATCH):
             partition, first = number % PARTITIONS, number // PARTITIONS * BATCH
-            offsets = [offset for offset in range(first, first + BATCH) if random.random() >= SKIPPED]
+            offsets = [
+                offset for offset in range(first, first + BATCH) if random.random() >= SKIPPED
+            ]
             with ours.cursor() as cursor:
                 claim(cursor, {Position(GROUP, TOPIC, partition): offsets}, first=BEGIN)
                 cursor.execute("COMMIT")
@@ -43,18 +48,30 @@ def inbox(run: Run) -> Iterator[Row]:
         fold(keeper, GROUP)
         end, ranges = _bytes(keeper), _ranges(keeper)
     what = f"after {messages:,} messages, one in {round(1 / SKIPPED):,} left out, folded every {FOLD_EVERY_S:.0f} s"
-    yield row("tx.inbox_claims", f"messages claimed and committed, {BATCH} in a transaction", "msg/s", messages / took)
+    yield row(
+        "tx.inbox_claims",
+        f"messages claimed and committed, {BATCH} in a transaction",
+        "msg/s",
+        messages / took,
+    )
     yield row("tx.inbox_size", f"inbox tables {what}", "MiB", end / 2**20)
     yield row("tx.inbox_size_largest", f"the same at its largest {what}", "MiB", largest / 2**20)
     yield row("tx.inbox_ranges", f"ranges kept {what}", "ranges", ranges)
 
 
 def _bytes(connection: Connection) -> int:
-    return _number(connection, "SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest(%s) name", list(TABLES))
+    return _number(
+        connection,
+        "SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest(%s) name",
+        list(TABLES),
+    )
 
 
 def _ranges(connection: Connection) -> int:
-    return _number(connection, "SELECT coalesce(sum((SELECT count(*) FROM unnest(applied))), 0) FROM public.txmq_inbox")
+    return _number(
+        connection,
+        "SELECT coalesce(sum((SELECT count(*) FROM unnest(applied))), 0) FROM public.txmq_inbox",
+    )
 
 
 def _number(connection: Connection, query: str, *values: object) -> int:

@@ -1,8 +1,11 @@
-"""How long one step of a large transaction keeps the broker: `python -m tests.bench.large_groups [messages]`.
+"""How long one step of a large transaction keeps the broker: `python -m
+tests.bench.large_groups [messages]`.
 
-The core over real tables, without network and log: a half message of 100,000 keyed messages over two topics is stored
-part by part, decided and published while another one holds a key of each hundred. Printed are the longest `decide` and
-`apply` of each kind of event, in milliseconds of the processor's time, so that a busy machine does not matter.
+The core over real tables, without network and log: a half message of 100,000 keyed
+messages over two topics is stored part by part, decided and published while another one
+holds a key of each hundred. Printed are the longest `decide` and `apply` of each kind
+of event, in milliseconds of the processor's time, so that a busy machine does not
+matter.
 """
 
 from __future__ import annotations
@@ -15,16 +18,16 @@ from tempfile import TemporaryDirectory
 from uuid import UUID
 
 from txmq.batch import encode_columns, verify
-from txmq.broker.core import machine
-from txmq.broker.core.events import Event, Place, encode
-from txmq.broker.core.state import Rejected, State
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.core.transactions.parts import GroupBatch, StorePart
-from txmq.broker.core.transactions.slices import Advance, Step
-from txmq.client.sending.rows import PART_ROWS
-from txmq.keys import partition_of
-from txmq.message import COMMIT
+from txmq.client.protocol.sender.rows import PART_ROWS
+from txmq.core import machine
+from txmq.core.events.base import Event, Place, encode
+from txmq.core.state.state import Rejected, State
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions.decisions import Decide
+from txmq.core.transactions.half_storage import GroupBatch, StorePart
+from txmq.core.transactions.large_publication import Advance, Step
+from txmq.model.keys import partition_of
+from txmq.model.message import COMMIT
 from txmq.store.index import LmdbTables
 
 MESSAGES, PARTITIONS, TOPICS = 100_000, 4, ("a", "b")
@@ -44,7 +47,9 @@ class Core:
         self.events: dict[str, int] = defaultdict(int)
 
     def do(self, command: object) -> object:
-        """The reply to a command; its times are kept by the kind of event that it came to."""
+        """The reply to a command; its times are kept by the kind of event that it came
+        to.
+        """
         began = time.thread_time()
         outcome = machine.decide(self.state, command, NOW)
         assert not isinstance(outcome, Rejected), outcome
@@ -81,17 +86,27 @@ def token(number: int) -> bytes:
 
 
 def store(core: Core, name: bytes, keys: list[str]) -> None:
-    """A half message of one message for each key, in parts as a client would send it."""
+    """A half message of one message for each key, in parts as a client would send
+    it.
+    """
     lanes: dict[tuple[str, int], list[str]] = defaultdict(list)
     for number, key in enumerate(keys):
         lanes[TOPICS[number % len(TOPICS)], partition_of(key, PARTITIONS)].append(key)
-    cut = [(spot, rows[at : at + PART_ROWS]) for spot, rows in lanes.items() for at in range(0, len(rows), PART_ROWS)]
+    cut = [
+        (spot, rows[at : at + PART_ROWS])
+        for spot, rows in lanes.items()
+        for at in range(0, len(rows), PART_ROWS)
+    ]
     for part, ((topic, partition), rows) in enumerate(cut):
         bodies = [b"x" * 100] * len(rows)
-        data = encode_columns(bodies, rows, None, producer_id=name, epoch=0, sequence=part, born_at=NOW)
+        data = encode_columns(
+            bodies, rows, None, producer_id=name, epoch=0, sequence=part, born_at=NOW
+        )
         batch = GroupBatch(topic, 0, partition, data, verify(data))
         last = part + 1 == len(cut)
-        core.do(StorePart(name, part, (batch,), last, False, b"d" * 32, 0, POSTGRES, "s", (), 6_000_000))
+        core.do(
+            StorePart(name, part, (batch,), last, False, b"d" * 32, 0, POSTGRES, "s", (), 6_000_000)
+        )
 
 
 def work_off(core: Core) -> None:
@@ -119,7 +134,9 @@ def main(messages: int) -> None:
         assert not core.state.holds, "everything is published"
     print(f"{published} messages published; ms of the processor's time, longest decide and apply:")
     for name, (decided, applied) in core.longest.items():
-        print(f"{name:20} {core.events[name]:6} records  decide {decided:7.2f}  apply {applied:7.2f}")
+        print(
+            f"{name:20} {core.events[name]:6} records  decide {decided:7.2f}  apply {applied:7.2f}"
+        )
 
 
 if __name__ == "__main__":

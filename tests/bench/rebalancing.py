@@ -19,5 +19,9 @@ def rebalance(run: Run) -> Iterator[Row]:
     where = f"{PARTITIONS} partitions over {MEMBERS} members of an ordered group, one killed, leases of {LEASE_S:.0f} s"
     what = f"until the {told['moved']:.0f} partitions of the dead one are read again: {where}"
     yield row("consumer.rebalance", what, "s", told["moved_s"], goal=at_most(LEASE_S + 1))
-    others = "the longest that a message of another partition takes meanwhile, against before the kill"
-    yield row("consumer.rebalance_others", others, "ms", told["others_ms"], yardstick=told["before_ms"])
+    others = (
+        "the longest that a message of another partition takes meanwhile, against before the kill"
+    )
+    yield row(
+        "consumer.rebalance_others", others, "ms", told["others_ms"], yardstick=told["before_ms"]
+    )

@@ -1,4 +1,6 @@
-"""How soon the broker's resolver finds out: of a hundred thousand halves after a crash, of one whose producer died."""
+"""How soon the broker's resolver finds out: of a hundred thousand halves after a crash,
+of one whose producer died.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ DECIDED_WITHIN_S = 300.0
 
 
 def resolver(dsn: str) -> str:
-    """Settings of a broker that asks the database, again soon where it gets no answer."""
+    """Settings of a broker that asks the database, again soon where it gets no
+    answer.
+    """
     return f'[checks]\nthen_s = 1.0\nlongest_s = 1.0\n[[resolver]]\nname = "bench"\ndsn = "{dsn}"'
 
 
@@ -34,7 +38,9 @@ def undecided(client: txmq.Client) -> int:
 @benchmark("tx.resolver", "undecided transactions after a crash")
 def resolving(run: Run) -> Iterator[Row]:
     dsn, count = run.database.dsn(), run.count(HALVES)
-    wait_s = max(5.0, 90.0 * run.scale)  # longer than storing takes, so that few are due before the crash
+    wait_s = max(
+        5.0, 90.0 * run.scale
+    )  # longer than storing takes, so that few are due before the crash
     with closing(connect(dsn, application_name="bench")) as connection:
         install(connection)
     directory = Path(tempfile.mkdtemp(dir=run.directory))
@@ -42,11 +48,16 @@ def resolving(run: Run) -> Iterator[Row]:
         measured(python(f"{CLIENTS}.halves", program.address, dsn, count, wait_s))
         program.kill()
     time.sleep(wait_s)  # down for so long
-    with serving(command(directory, resolvers=resolver(dsn))) as program, txmq.connect(program.address) as client:
+    with (
+        serving(command(directory, resolvers=resolver(dsn))) as program,
+        txmq.connect(program.address) as client,
+    ):
         began = time.monotonic()
         while left := undecided(client):
             if time.monotonic() - began > DECIDED_WITHIN_S:
-                raise BenchError(f"{left} of {count} transactions are undecided after {DECIDED_WITHIN_S:.0f} s")
+                raise BenchError(
+                    f"{left} of {count} transactions are undecided after {DECIDED_WITHIN_S:.0f} s"
+                )
             time.sleep(0.05)
         took = time.monotonic() - began
     what = f"from a broker's restart until its resolver has decided {count:,} transactions"
@@ -56,10 +67,16 @@ def resolving(run: Run) -> Iterator[Row]:
 @benchmark("tx.checkback", "a producer's death until its transaction is decided")
 def checkback(run: Run) -> Iterator[Row]:
     with transactional(run) as program:
-        argv = python(f"{CLIENTS}.deaths", program.address, run.database.dsn(), run.count(40), CHECK_AFTER_S)
+        argv = python(
+            f"{CLIENTS}.deaths", program.address, run.database.dsn(), run.count(40), CHECK_AFTER_S
+        )
         took = measured(argv)
     for name in ("p50", "p99"):
         late_ms = took[f"{name}_us"] / 1e3 - CHECK_AFTER_S * 1e3
         yield row(
-            f"tx.checkback_{name}", f"decided later than the first check: {name}", "ms", late_ms, goal=at_most(100)
+            f"tx.checkback_{name}",
+            f"decided later than the first check: {name}",
+            "ms",
+            late_ms,
+            goal=at_most(100),
         )

@@ -16,7 +16,9 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Goal(NamedTuple):
-    """A bound on the ratio to the yardstick, or on the value itself where there is no yardstick."""
+    """A bound on the ratio to the yardstick, or on the value itself where there is no
+    yardstick.
+    """
 
     relation: Literal["<=", ">="]
     limit: float
@@ -34,7 +36,9 @@ def at_least(limit: float) -> Goal:
 
 
 class Row(BaseModel):
-    """One figure. `yardstick` is in the same unit as `value`; `ratio` is value / yardstick, or both are None."""
+    """One figure. `yardstick` is in the same unit as `value`; `ratio` is value /
+    yardstick, or both are None.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -60,7 +64,13 @@ ROWS = TypeAdapter(list[Row])
 
 
 def row(
-    row_id: str, what: str, unit: str, value: float, *, yardstick: float | None = None, goal: Goal | None = None
+    row_id: str,
+    what: str,
+    unit: str,
+    value: float,
+    *,
+    yardstick: float | None = None,
+    goal: Goal | None = None,
 ) -> Row:
     """A row with its ratio and its judgement worked out."""
     ratio = None if yardstick is None else value / yardstick
@@ -79,7 +89,9 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a benchmark is given. `directory` is empty at the start of the run, on the disk to be measured."""
+    """What a benchmark is given. `directory` is empty at the start of the run, on the
+    disk to be measured.
+    """
 
     directory: Path
     scale: float
@@ -112,7 +124,9 @@ class Benchmark(NamedTuple):
         """Measure; those rows whose ids begin with `only`."""
         for one in self.measure(run):
             if not one.id.startswith(self.prefix):
-                raise ValueError(f"row {one.id} does not begin with its benchmark's prefix {self.prefix}")
+                raise ValueError(
+                    f"row {one.id} does not begin with its benchmark's prefix {self.prefix}"
+                )
             if one.id.startswith(only):
                 yield one
 

@@ -34,7 +34,10 @@ def directory(run: Run) -> Iterator[Path]:
 @benchmark("store.topics", "sends to one of very many topics")
 def sends_to_many(run: Run) -> Iterator[Row]:
     found = {count: _sent(run, max(1, run.count(count)) if count > 1 else 1) for count in TOPICS}
-    for name, what in (("single", "1 KiB, fsync, 64 outstanding"), ("batch", "batches of 100 × 1 KiB, fsync")):
+    for name, what in (
+        ("single", "1 KiB, fsync, 64 outstanding"),
+        ("batch", "batches of 100 × 1 KiB, fsync"),
+    ):
         for count in TOPICS[1:]:
             yield row(
                 f"store.topics.{name}_{count}",
@@ -44,7 +47,9 @@ def sends_to_many(run: Run) -> Iterator[Row]:
                 yardstick=found[1][f"{name}_per_s"],
                 goal=at_least(0.9),
             )
-            cpu = f"the broker's and the client's CPU for each, beside one: {what}, {count:,} topics"
+            cpu = (
+                f"the broker's and the client's CPU for each, beside one: {what}, {count:,} topics"
+            )
             yield row(
                 f"store.topics.{name}_{count}_cpu",
                 cpu,
@@ -68,7 +73,9 @@ def _sent(run: Run, count: int) -> dict[str, Any]:
 
 
 def _told(program: Program, count: int, messages: int, batch: int) -> dict[str, Any]:
-    argv = python(f"{CLIENTS}.many_topics", program.address, count, messages, batch, program.process.pid)
+    argv = python(
+        f"{CLIENTS}.many_topics", program.address, count, messages, batch, program.process.pid
+    )
     return measured(argv)
 
 
@@ -79,7 +86,9 @@ def start_with_topics(run: Run) -> Iterator[Row]:
         with filling(place / "data") as filler:
             filler.do(topics(count, 1))
         with serving(command(place), READY_WITHIN_S) as program:
-            yield from _started("store.many_topics", f"{count:,} topics", program, at_most(5.0), 400)
+            yield from _started(
+                "store.many_topics", f"{count:,} topics", program, at_most(5.0), 400
+            )
 
 
 @benchmark("store.undecided", "start-up and memory with 1,000,000 undecided half messages")
@@ -90,12 +99,21 @@ def start_with_halves(run: Run) -> Iterator[Row]:
             filler.do(topics(1, 1))
             filler.do(halves(count, "bench-0"))
         with serving(command(place), READY_WITHIN_S) as program:
-            yield from _started("store.undecided", f"{count:,} undecided halves", program, at_most(10.0), 250)
+            yield from _started(
+                "store.undecided", f"{count:,} undecided halves", program, at_most(10.0), 250
+            )
 
 
-def _started(prefix: str, what: str, program: Program, within: Any, megabytes: int) -> Iterator[Row]:
+def _started(
+    prefix: str, what: str, program: Program, within: Any, megabytes: int
+) -> Iterator[Row]:
     yield row(f"{prefix}.start", f"start-up with {what}", "s", program.ready_after_s, goal=within)
-    yield row(f"{prefix}.start_cpu", "the same: what the broker computed for it", "s", cpu_s(program.process.pid))
+    yield row(
+        f"{prefix}.start_cpu",
+        "the same: what the broker computed for it",
+        "s",
+        cpu_s(program.process.pid),
+    )
     _told(program, 1, 2_000, 1)  # until all timers have had a turn
     limit = at_most(megabytes * 1e6 / MIB)
     yield row(f"{prefix}.rss", f"RssAnon with {what}", "MiB", program.rss_anon() / MIB, goal=limit)

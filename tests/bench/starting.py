@@ -16,7 +16,7 @@ from tests.bench.brokers import FLUSH_10_MS, broker, command, cpu_s
 from tests.bench.filling import filling, volumes
 from tests.bench.harness import measured, python, sampled, serving
 from tests.bench.rows import Row, Run, at_most, benchmark, row
-from txmq.broker.core.topics.topics import CreateTopic
+from txmq.core.topics.topics import CreateTopic
 
 BODIES = [bytes([n]) * 1_024 for n in range(100)]
 CLIENTS = "tests.bench.clients"
@@ -40,7 +40,10 @@ def start(run: Run) -> Iterator[Row]:
         argv = command(Path(name), FLUSH_10_MS)
         with serving(argv, READY_WITHIN_S) as program:
             yield row(
-                "store.start_empty", "start-up with an empty log, interpreter included", "s", program.ready_after_s
+                "store.start_empty",
+                "start-up with an empty log, interpreter included",
+                "s",
+                program.ready_after_s,
             )
         with filling(Path(name) / "data") as filler:
             filler.do([CreateTopic("bench", PARTITIONS)])
@@ -52,8 +55,15 @@ def start(run: Run) -> Iterator[Row]:
             cpu = cpu_s(program.process.pid)
             what = f"start-up after SIGKILL under load, {full / 2**30:.2g} GiB of log"
             yield row("store.start_killed", what, "s", program.ready_after_s, goal=at_most(2.0))
-            yield row("store.start_cpu", f"the same: what the broker computed for it, {what}", "s", cpu)
-            yield row("store.start_rss", f"RssAnon right after that, {what}", "MiB", program.rss_anon() / MIB)
+            yield row(
+                "store.start_cpu", f"the same: what the broker computed for it, {what}", "s", cpu
+            )
+            yield row(
+                "store.start_rss",
+                f"RssAnon right after that, {what}",
+                "MiB",
+                program.rss_anon() / MIB,
+            )
 
 
 @benchmark("store.rss", "memory of the broker's own")
@@ -63,7 +73,17 @@ def memory(run: Run) -> Iterator[Row]:
         yield row("store.rss_idle", "RssAnon, idle", "MiB", program.rss_anon() / MIB)
         with sampled(program.rss_anon) as samples:
             measured(python(f"{CLIENTS}.send_async", program.address, run.count(200_000), 10_000))
-        yield row("store.rss_load", "RssAnon, most, 10,000 sends of 1 KiB outstanding", "MiB", max(samples) / MIB)
+        yield row(
+            "store.rss_load",
+            "RssAnon, most, 10,000 sends of 1 KiB outstanding",
+            "MiB",
+            max(samples) / MIB,
+        )
         with sampled(program.rss_anon) as samples:
             measured(python(f"{CLIENTS}.send_many", program.address, run.seconds(4), 1_024, 0))
-        yield row("store.rss_volumes", "RssAnon, most, columns of 1 KiB messages", "MiB", max(samples) / MIB)
+        yield row(
+            "store.rss_volumes",
+            "RssAnon, most, columns of 1 KiB messages",
+            "MiB",
+            max(samples) / MIB,
+        )

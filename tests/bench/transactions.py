@@ -1,4 +1,6 @@
-"""What it costs to have a row and a message as one decision, with the resolver and the clean-up of tokens at work."""
+"""What it costs to have a row and a message as one decision, with the resolver and the
+clean-up of tokens at work.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from tests.bench.raw.plain_commit import run as execute
 from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
 from tests.bench.yardsticks import plain_commit
 from txmq.errors import DatabaseError
+from txmq.relay import slot
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres import slot
 from txmq.tx.postgres.partitions import maintain
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
@@ -25,11 +27,16 @@ SLOT = "txmq_bench"
 
 @contextmanager
 def transactional(run: Run) -> Iterator[Program]:
-    """A broker that resolves for the database, whose schema is installed and kept clean."""
+    """A broker that resolves for the database, whose schema is installed and kept
+    clean.
+    """
     dsn = run.database.dsn()
     with closing(connect(dsn, application_name="bench")) as connection:
         install(connection)
-    with broker(run, resolvers=f'[[resolver]]\nname = "bench"\ndsn = "{dsn}"') as program, cleaned(dsn):
+    with (
+        broker(run, resolvers=f'[[resolver]]\nname = "bench"\ndsn = "{dsn}"') as program,
+        cleaned(dsn),
+    ):
         yield program
 
 
@@ -58,7 +65,13 @@ def row_and_message(run: Run) -> Iterator[Row]:
 
         def ours(clients: int = clients) -> float:
             with transactional(run) as program:
-                argv = python(f"{CLIENTS}.transactions", program.address, run.database.dsn(), clients, run.seconds(4))
+                argv = python(
+                    f"{CLIENTS}.transactions",
+                    program.address,
+                    run.database.dsn(),
+                    clients,
+                    run.seconds(4),
+                )
                 return float(measured(argv)["per_s"])
 
         def plain(clients: int = clients) -> float:
@@ -66,18 +79,39 @@ def row_and_message(run: Run) -> Iterator[Row]:
 
         value, yardstick = in_turn(3, ours, plain)
         what = f"row and message, {clients} client{'s' if clients > 1 else ''}, beside the same INSERT and COMMIT"
-        yield row(f"tx.row_and_message_{clients}", what, "tx/s", value, yardstick=yardstick, goal=at_least(0.5))
+        yield row(
+            f"tx.row_and_message_{clients}",
+            what,
+            "tx/s",
+            value,
+            yardstick=yardstick,
+            goal=at_least(0.5),
+        )
 
 
 @benchmark("tx.commit_to_consumer", "from COMMIT to the message at a consumer")
 def commit_to_consumer(run: Run) -> Iterator[Row]:
     with transactional(run) as program:
         argv = python(
-            f"{CLIENTS}.commit_to_consumer", program.address, run.database.dsn(), run.count(1_000), "transaction"
+            f"{CLIENTS}.commit_to_consumer",
+            program.address,
+            run.database.dsn(),
+            run.count(1_000),
+            "transaction",
         )
         took = measured(argv)
-    yield row("tx.commit_to_consumer_p50", "from COMMIT to the message at a consumer: p50", "µs", took["p50_us"])
-    yield row("tx.commit_to_consumer_p99", "from COMMIT to the message at a consumer: p99", "µs", took["p99_us"])
+    yield row(
+        "tx.commit_to_consumer_p50",
+        "from COMMIT to the message at a consumer: p50",
+        "µs",
+        took["p50_us"],
+    )
+    yield row(
+        "tx.commit_to_consumer_p99",
+        "from COMMIT to the message at a consumer: p99",
+        "µs",
+        took["p99_us"],
+    )
 
 
 OUTBOX = (
@@ -87,7 +121,9 @@ OUTBOX = (
 
 
 def end_to_end(run: Run, clients: int, how: str) -> dict[str, float]:
-    """{"per_s", "p50_us", "p99_us"}; `how`: "txmq", or an outbox with a relay: "notify" or "poll"."""
+    """{"per_s", "p50_us", "p99_us"}; `how`: "txmq", or an outbox with a relay: "notify"
+    or "poll".
+    """
     dsn = run.database.dsn()
     kind = "txmq" if how == "txmq" else "outbox"
     with ExitStack() as stack:
@@ -95,7 +131,9 @@ def end_to_end(run: Run, clients: int, how: str) -> dict[str, float]:
         if how != "txmq":
             execute(dsn, *OUTBOX)
             stack.enter_context(serving(python("tests.bench.raw.relay", program.address, dsn, how)))
-        return measured(python(f"{CLIENTS}.end_to_end", program.address, dsn, clients, run.seconds(6), kind))
+        return measured(
+            python(f"{CLIENTS}.end_to_end", program.address, dsn, clients, run.seconds(6), kind)
+        )
 
 
 @benchmark("tx.outbox", "a transaction beside a transactional outbox")
@@ -107,28 +145,49 @@ def outbox(run: Run) -> Iterator[Row]:
     for how, (relay, share) in relays.items():
         what = f"row and message end to end, 16 clients, beside an outbox with a relay by {relay}"
         rate, other = many["txmq"]["per_s"], many[how]["per_s"]
-        yield row(f"tx.outbox_{how}_rate_16", what, "tx/s", rate, yardstick=other, goal=at_least(1.0))
+        yield row(
+            f"tx.outbox_{how}_rate_16", what, "tx/s", rate, yardstick=other, goal=at_least(1.0)
+        )
         for clients, took in ((16, many), (1, few)):
             what = f"from COMMIT to the consumer, {clients} clients, beside an outbox with a relay by {relay}: p50"
             ours, theirs = took["txmq"]["p50_us"], took[how]["p50_us"]
             goal = at_most(share) if clients > 1 else None
-            yield row(f"tx.outbox_{how}_p50_{clients}", what, "µs", ours, yardstick=theirs, goal=goal)
+            yield row(
+                f"tx.outbox_{how}_p50_{clients}", what, "µs", ours, yardstick=theirs, goal=goal
+            )
 
 
 @contextmanager
 def relayed(run: Run) -> Iterator[Program]:
     """A broker, and a relay that brings it what is emitted in the database."""
     dsn = run.database.dsn()
-    with transactional(run) as program, closing(connect(dsn, application_name="bench")) as connection:
+    with (
+        transactional(run) as program,
+        closing(connect(dsn, application_name="bench")) as connection,
+    ):
         try:
             slot.create(connection, SLOT)
         except DatabaseError as error:
             raise BenchError(f"no relay: {error}") from error
         try:
-            with serving(python("txmq", "relay", "run", "--dsn", dsn, "--broker", program.address, "--slot", SLOT)):
+            with serving(
+                python(
+                    "txmq",
+                    "relay",
+                    "run",
+                    "--dsn",
+                    dsn,
+                    "--broker",
+                    program.address,
+                    "--slot",
+                    SLOT,
+                )
+            ):
                 yield program
         finally:
-            wait_until(lambda: slot.require(connection, SLOT).active_pid is None, what="the slot is free")
+            wait_until(
+                lambda: slot.require(connection, SLOT).active_pid is None, what="the slot is free"
+            )
             slot.drop(connection, SLOT)
 
 
@@ -150,6 +209,18 @@ def relay(run: Run) -> Iterator[Row]:
     what = "row and emitted message, 16 clients, until the last is at the broker, beside client.transaction"
     yield row("tx.relay_16", what, "messages/s", value, yardstick=yardstick)
     with relayed(run) as program:
-        took = measured(python(f"{CLIENTS}.commit_to_consumer", program.address, dsn, run.count(1_000), "emit"))
-    yield row("tx.relay_p50", "from COMMIT by way of the relay to the message at a consumer: p50", "µs", took["p50_us"])
-    yield row("tx.relay_p99", "from COMMIT by way of the relay to the message at a consumer: p99", "µs", took["p99_us"])
+        took = measured(
+            python(f"{CLIENTS}.commit_to_consumer", program.address, dsn, run.count(1_000), "emit")
+        )
+    yield row(
+        "tx.relay_p50",
+        "from COMMIT by way of the relay to the message at a consumer: p50",
+        "µs",
+        took["p50_us"],
+    )
+    yield row(
+        "tx.relay_p99",
+        "from COMMIT by way of the relay to the message at a consumer: p99",
+        "µs",
+        took["p99_us"],
+    )

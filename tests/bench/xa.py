@@ -1,4 +1,6 @@
-"""What two-phase commit over two databases and the broker costs, beside that over the databases alone."""
+"""What two-phase commit over two databases and the broker costs, beside that over the
+databases alone.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,17 @@ def two_databases(run: Run) -> Iterator[Row]:
 
         def ours(threads: int = threads) -> float:
             with broker(run) as program:
-                argv = python("tests.bench.clients.xa", program.address, *dsns, threads, run.seconds(4))
+                argv = python(
+                    "tests.bench.clients.xa", program.address, *dsns, threads, run.seconds(4)
+                )
                 return float(measured(argv)["per_s"])
 
         def bare(threads: int = threads) -> float:
-            return float(measured(python("tests.bench.raw.two_phase", *dsns, threads, run.seconds(4)))["per_s"])
+            return float(
+                measured(python("tests.bench.raw.two_phase", *dsns, threads, run.seconds(4)))[
+                    "per_s"
+                ]
+            )
 
         value, yardstick = in_turn(ROUNDS, ours, bare)
         what = f"two databases and a message, {threads} thread{'s' if threads > 1 else ''}, beside bare tpc_* calls"

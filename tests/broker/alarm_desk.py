@@ -1,4 +1,6 @@
-"""A broker whose alarms are watched, and a member of a group that gives reason for some."""
+"""A broker whose alarms are watched, and a member of a group that gives reason for
+some.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ from itertools import count
 from typing import Any
 
 from tests.broker.support import SECOND, Broker, Oracle
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.deciding.resolving import ResolverStatus
-from txmq.config import Settings
-from txmq.message import Decision, Message
+from txmq.broker.checkback.resolver_service import ResolverStatus
+from txmq.config.broker import Settings
+from txmq.core.transactions.decisions import Decide
+from txmq.model.message import Decision, Message
 from txmq.wire.headers import Fetch, Opcode, pack_fetch
 
 SETTINGS = Settings.model_validate(
@@ -83,7 +85,12 @@ class Handler:
         self._client.call("consumer.extend", **self._known)
 
     def abandon(self) -> None:
-        args: dict[str, Any] = {"group": "billing", "letters": [["t", 0, 0]], "operator": "ada", "reason": "no use"}
+        args: dict[str, Any] = {
+            "group": "billing",
+            "letters": [["t", 0, 0]],
+            "operator": "ada",
+            "reason": "no use",
+        }
         self._client.call("dlq.abandon", **args)
 
     def resume(self) -> None:

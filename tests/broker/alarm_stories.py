@@ -1,4 +1,6 @@
-"""What leads to each alarm: a story yields before it is raised, yields what it then tells, and ends with its cause."""
+"""What leads to each alarm: a story yields before it is raised, yields what it then
+tells, and ends with its cause.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,16 @@ from tests.broker.alarm_desk import Desk, Handler
 from tests.broker.support import SECOND
 from txmq import errors
 from txmq.batch import encode, verify
-from txmq.broker.core.consumers.commands import Join, Wanted
-from txmq.broker.core.topics.retention import Keep, Retain, keep_of
-from txmq.broker.core.topics.sends import Send
-from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
-from txmq.broker.core.transactions.xa import DecideByHand, ForgetHeuristics
-from txmq.broker.deciding.resolving import ResolverStatus
-from txmq.broker.keeping.disk import DiskWatch
-from txmq.broker.keeping.retaining import TRANSACTIONS, Free
-from txmq.config_storage import DiskSpace
-from txmq.message import Decision, Message
+from txmq.broker.checkback.resolver_service import ResolverStatus
+from txmq.broker.data_directory.disk_space import DiskWatch
+from txmq.broker.data_directory.retention_service import TRANSACTIONS, Free
+from txmq.config.storage import DiskSpace
+from txmq.core.consumers.commands import Join, Wanted
+from txmq.core.retention.topic_retention import Keep, Retain, keep_of
+from txmq.core.topics.sends import Send
+from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.transactions.xa import DecideByHand, ForgetHeuristics
+from txmq.model.message import Decision, Message
 from txmq.store.scan import Damage
 from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part
 from txmq.wire.headers import Opcode
@@ -70,7 +72,9 @@ def heuristic(desk: Desk) -> Iterator[str]:
     token = desk.half(decider=("home", b"l" * 16, b"t" * 16), check_after=0)
     yield ""
     desk.broker.do(
-        DecideByHand(token, Decision.COMMIT, "ada", "the other site burnt down", desk.broker.log.log_id.bytes)
+        DecideByHand(
+            token, Decision.COMMIT, "ada", "the other site burnt down", desk.broker.log.log_id.bytes
+        )
     )
     yield token.hex()
     desk.broker.do(ForgetHeuristics(token, "ada", "rows compared"))
@@ -89,9 +93,13 @@ def no_resolver(desk: Desk) -> Iterator[str]:
     desk.oracle.known = False
     client = desk.broker.connect()
     yield ""
-    part = Part(b"t" * 16, 0, 0, True, False, bytes(32), Description(("postgres", 1, 1, 5, None)), ())
+    part = Part(
+        b"t" * 16, 0, 0, True, False, bytes(32), Description(("postgres", 1, 1, 5, None)), ()
+    )
     part = part._replace(batches=(PartBatch("t", 0, 0, b""),))
-    reply = client.ask(Opcode.GROUP, b"".join(pack_part(part._replace(digest=group_digest([part])))))
+    reply = client.ask(
+        Opcode.GROUP, b"".join(pack_part(part._replace(digest=group_digest([part]))))
+    )
     assert isinstance(to_error(reply.status, reply.payload), errors.NoResolver)
     yield "no resolver leads"
     desk.broker.pass_time(101)
@@ -166,7 +174,12 @@ def _used(desk: Desk) -> int:
 
 def low(desk: Desk) -> Iterator[str]:
     disk = desk.broker.engine.disk
-    watch = DiskWatch(desk.broker.fs, "/data", disk, DiskSpace(warn_free_mib=3, resume_free_mib=2, refuse_free_mib=1))
+    watch = DiskWatch(
+        desk.broker.fs,
+        "/data",
+        disk,
+        DiskSpace(warn_free_mib=3, resume_free_mib=2, refuse_free_mib=1),
+    )
     yield ""
     desk.broker.fs.capacity = _used(desk) + (5 << 19)
     watch.tick()
@@ -197,7 +210,11 @@ def passed(desk: Desk) -> Iterator[str]:
     yield ""
     desk.broker.do(AlterTopic("t", {"retention_us": 1}))
     desk.broker.pass_time(1)
-    desk.broker.do(Retain(1, keep_of(desk.broker.engine.state.topics["t"], Keep(0, 0)), desk.broker.log.durable, 0))
+    desk.broker.do(
+        Retain(
+            1, keep_of(desk.broker.engine.state.topics["t"], Keep(0, 0)), desk.broker.log.durable, 0
+        )
+    )
     yield "retention took 3 messages that consumer groups had not processed"
     desk.broker.pass_time(101)
 
@@ -215,7 +232,9 @@ def outbox(desk: Desk) -> Iterator[str]:
     well = ResolverStatus("shop", desk.broker.now(), 0, "", 0, "")
     desk.oracle.is_like = (well,)
     yield ""
-    desk.oracle.is_like = (well._replace(stuck_since=desk.broker.now() - 7 * SECOND, stuck="row 3: no topic"),)
+    desk.oracle.is_like = (
+        well._replace(stuck_since=desk.broker.now() - 7 * SECOND, stuck="row 3: no topic"),
+    )
     yield "shop, for 0:00:07: row 3: no topic"
     desk.oracle.is_like = (well,)
 

@@ -1,11 +1,15 @@
-"""A broker with the real LMDB and a disk that loses power: what LMDB does to its file is done again on that disk.
+"""A broker with the real LMDB and a disk that loses power: what LMDB does to its file
+is done again on that disk.
 
-LMDB writes its file itself, in C, so no simulated file system can hold it. It works in a real directory here, and
-`Mirror` repeats each of its commits on the simulated disk, in the order that LMDB keeps by contract: the pages, an
-fdatasync, and then the page that names them, which the next commit syncs (`metasync=False`; without `sync` there is no
-fdatasync either). So the power may go, and what was not synced be torn, in the middle of a commit as anywhere else.
-What is left is written back to the real directory, and LMDB has to open that. A process that is killed leaves the same
-files without loss; that its locks and readers die with it is for a process to show (`tests/store/test_index.py`).
+LMDB writes its file itself, in C, so no simulated file system can hold it. It works in
+a real directory here, and `Mirror` repeats each of its commits on the simulated disk,
+in the order that LMDB keeps by contract: the pages, an fdatasync, and then the page
+that names them, which the next commit syncs (`metasync=False`; without `sync` there is
+no fdatasync either). So the power may go, and what was not synced be torn, in the
+middle of a commit as anywhere else. What is left is written back to the real directory,
+and LMDB has to open that. A process that is killed leaves the same files without loss;
+that its locks and readers die with it is for a process to show
+(`tests/store/test_index.py`).
 """
 
 from __future__ import annotations
@@ -23,15 +27,15 @@ from lmdb import Environment
 from tests.broker.retention_world import ARCHIVE, World
 from tests.broker.support import BEGAN
 from tests.simulation.node import dumped
-from txmq.broker.core import machine
-from txmq.broker.core.state import State
-from txmq.broker.core.tables import META, MemoryTables
-from txmq.broker.keeping.storage import Scans, open_directory, roll_forward
-from txmq.config import Broker
+from txmq.broker.data_directory.storage import Scans, open_directory, roll_forward
+from txmq.config.broker import Broker
+from txmq.core import machine
+from txmq.core.state.state import State
 from txmq.store import environment
 from txmq.store.fs import RealFileSystem
 from txmq.store.index import LmdbTables
 from txmq.store.log import Log
+from txmq.store.tables import META, MemoryTables
 from txmq.testing.simdisk import apply
 from txmq.testing.simfs import SimFS
 
@@ -43,7 +47,9 @@ Rows = list[tuple[str, bytes, bytes]]
 
 
 class Indexed(World):
-    """One life of a broker whose tables are in LMDB, below a real directory; all else is on the simulated disk."""
+    """One life of a broker whose tables are in LMDB, below a real directory; all else
+    is on the simulated disk.
+    """
 
     def __init__(self, fs: SimFS, data: Path, *, now: int = BEGAN) -> None:
         super().__init__(fs, now=now, data=str(data), policy="archive")
@@ -95,8 +101,13 @@ def rows_of(state: State) -> Rows:
 
 
 def stored(data: Path, log_id: UUID) -> tuple[int, Rows]:
-    """The position that LMDB stands for, and what it holds, table by table, as it is on the disk."""
-    with closing(LmdbTables.open(data / "index", log_id=log_id)) as tables, tables.dump() as (position, rows):
+    """The position that LMDB stands for, and what it holds, table by table, as it is on
+    the disk.
+    """
+    with (
+        closing(LmdbTables.open(data / "index", log_id=log_id)) as tables,
+        tables.dump() as (position, rows),
+    ):
         return position, list(rows)
 
 
@@ -111,12 +122,18 @@ class Mirror:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """All that is done to the environment meanwhile. Closes what the power cut left open."""
+        """All that is done to the environment meanwhile. Closes what the power cut left
+        open.
+        """
         with (
             patch.object(environment, "_open", self._following(environment._open)),
-            patch.object(environment, "_keep_long_enough", self._repeating(environment._keep_long_enough)),
+            patch.object(
+                environment, "_keep_long_enough", self._repeating(environment._keep_long_enough)
+            ),
             patch.object(environment, "_remove", self._removing(environment._remove)),
-            patch.object(RealFileSystem, "sync_directory", lambda _real, path: self._fs.sync_directory(path)),
+            patch.object(
+                RealFileSystem, "sync_directory", lambda _real, path: self._fs.sync_directory(path)
+            ),
         ):
             try:
                 yield
@@ -143,7 +160,11 @@ class Mirror:
             now = (self._data / "index" / environment.DATA).read_bytes()
             with closing(self._fs.open(self._path, write=True)) as file:
                 before = file.pread(len(now), 0)
-                changed = [at for at in range(metas, len(now), 512) if now[at : at + 512] != before[at : at + 512]]
+                changed = [
+                    at
+                    for at in range(metas, len(now), 512)
+                    if now[at : at + 512] != before[at : at + 512]
+                ]
                 if changed:
                     file.pwrite([now[changed[0] : changed[-1] + 512]], changed[0])
                 if flags["sync"]:
@@ -162,7 +183,9 @@ class Mirror:
 
 
 def each_write_lost(fs: SimFS, data: Path) -> Iterator[SimFS]:
-    """The disks that a power cut leaves that lost one whole write to LMDB's file, of those that were not synced."""
+    """The disks that a power cut leaves that lost one whole write to LMDB's file, of
+    those that were not synced.
+    """
     path = f"{data}/index/{environment.DATA}"
     inode = fs._inode(path, "open")
     for lost in range(len(inode.changes)):

@@ -1,4 +1,6 @@
-"""Random work of all kinds: also what consumers, operators and transaction managers may do to a broker's state."""
+"""Random work of all kinds: also what consumers, operators and transaction managers may
+do to a broker's state.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from tests.broker.random_work import HOUR, KEYS, POSTGRES, Work
 from tests.broker.retention_world import World
 from tests.broker.support import HELLO, Client
 from txmq.batch import encode, verify
-from txmq.broker.core.consumers.commands import ExpireLeases
-from txmq.broker.core.topics import delayed
-from txmq.broker.core.topics.delays import Recall
-from txmq.broker.core.topics.topics import AlterTopic, GrowTopic
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.core.transactions.parts import GroupBatch, StorePart
-from txmq.broker.core.transactions.sweeping import Sweep
-from txmq.broker.core.transactions.together import DecideTogether, StoreTogether
-from txmq.message import Decision, Message
+from txmq.core.consumers.commands import ExpireLeases
+from txmq.core.retention.outcome_expiry import Sweep
+from txmq.core.topics import delayed
+from txmq.core.topics.delay_rules import Recall
+from txmq.core.topics.topics import AlterTopic, GrowTopic
+from txmq.core.transactions.batched import DecideTogether, StoreTogether
+from txmq.core.transactions.decisions import Decide
+from txmq.core.transactions.half_storage import GroupBatch, StorePart
+from txmq.model.message import Decision, Message
 from txmq.wire.calls import encode_call
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.frames import encode_frame
@@ -29,7 +31,9 @@ Actions = tuple[tuple[object, ...], ...]
 
 
 class Everything(Work):
-    """And consumers with their failures, topics that grow and go, groups that are reset, branches, jobs and marks."""
+    """And consumers with their failures, topics that grow and go, groups that are
+    reset, branches, jobs and marks.
+    """
 
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(world, seed)
@@ -72,7 +76,10 @@ class Everything(Work):
             place = (chunk.topic, chunk.partition, base, base + chunk.rows)
             match self._rng.randrange(8):
                 case 0 | 1:
-                    dead, delay = self._rng.random() < 0.3, self._rng.choice([None, 5_000, 3_600_000])
+                    dead, delay = (
+                        self._rng.random() < 0.3,
+                        self._rng.choice([None, 5_000, 3_600_000]),
+                    )
                     self._call("consumer.nack", **known, topic=chunk.topic, partition=chunk.partition, offset=base,
                                dead=dead, delay_ms=delay)  # fmt: skip
                 case 2:
@@ -102,12 +109,16 @@ class Everything(Work):
             case 0:
                 self._call("topic.create", name="v", partitions=2)
             case 1:
-                self.world.do(AlterTopic(self._rng.choice("tu"), {"letters_us": self._rng.choice([-1, HOUR])}))
+                self.world.do(
+                    AlterTopic(self._rng.choice("tu"), {"letters_us": self._rng.choice([-1, HOUR])})
+                )
             case 2 | 3:
                 name = self._rng.choice("tuv")
                 there = self.world.state.topics.get(name)
                 if there is not None and len(there.ends) < 8:
-                    self.world.do(GrowTopic(name, len(there.ends) + 1))  # the call would wait for its moment
+                    self.world.do(
+                        GrowTopic(name, len(there.ends) + 1)
+                    )  # the call would wait for its moment
             case _:
                 self._call("topic.delete", name="v")
 
@@ -115,11 +126,24 @@ class Everything(Work):
         group, topic = self._rng.choice([*MODES]), self._rng.choice("tuv")
         match self._rng.randrange(8):
             case 0:
-                self._call("group.reset", group=group, topic=topic, to=self._rng.choice(["first", "last"]), **WHO)
+                self._call(
+                    "group.reset",
+                    group=group,
+                    topic=topic,
+                    to=self._rng.choice(["first", "last"]),
+                    **WHO,
+                )
             case 1:
-                self._call(self._rng.choice(["group.pause", "group.resume"]), group=group, topic=topic, **WHO)
+                self._call(
+                    self._rng.choice(["group.pause", "group.resume"]),
+                    group=group,
+                    topic=topic,
+                    **WHO,
+                )
             case 2:
-                self._call("group.alter", group=group, lease_ms=self._rng.choice([5_000, 60_000]), **WHO)
+                self._call(
+                    "group.alter", group=group, lease_ms=self._rng.choice([5_000, 60_000]), **WHO
+                )
             case 3:
                 self._call("group.clone", group=group, to="clone", **WHO)
             case 4:
@@ -135,7 +159,9 @@ class Everything(Work):
     def treat_letters(self) -> None:
         group = self._rng.choice([*MODES])
         listed = self._call("dlq.list", group=group, limit=5)
-        letters = [[one["topic"], one["partition"], one["offset"]] for one in listed.get("letters", ())]
+        letters = [
+            [one["topic"], one["partition"], one["offset"]] for one in listed.get("letters", ())
+        ]
         if letters:
             how = self._rng.choice(["dlq.replay", "dlq.replay", "dlq.abandon"])
             self._call(how, group=group, letters=letters[: self._rng.randrange(1, 5)], **WHO)
@@ -145,7 +171,9 @@ class Everything(Work):
         token = self.store(("foreign", 7, self._rng.randbytes(8), b"b"))
         match self._rng.randrange(3):
             case 0:
-                self.world.do(Decide(token, self._rng.choice([Decision.COMMIT, Decision.ROLLBACK]), "manager"))
+                self.world.do(
+                    Decide(token, self._rng.choice([Decision.COMMIT, Decision.ROLLBACK]), "manager")
+                )
             case 1:
                 self._call("tx.decide", token=token.hex(), outcome="COMMIT", **WHO)
 
@@ -156,18 +184,29 @@ class Everything(Work):
         token, groups = self._jobs[-1]
         groups.append(self.store(("job", token)))
         if len(groups) > 2:
-            self._call("job.decide", token=token.hex(), outcome="COMMIT", winners=[one.hex() for one in groups[1:]])
+            self._call(
+                "job.decide",
+                token=token.hex(),
+                outcome="COMMIT",
+                winners=[one.hex() for one in groups[1:]],
+            )
 
     def together(self) -> None:
         """Several groups in one request, and their decisions in another."""
         groups = tuple(self._part(self.token(), POSTGRES) for _ in range(3))
         self.world.do(StoreTogether(groups))
         outcomes = [self._rng.choice([Decision.COMMIT, Decision.ROLLBACK]) for _ in groups]
-        self.world.do(DecideTogether(tuple(Decide(g.token, o, "m") for g, o in zip(groups, outcomes, strict=True))))
+        self.world.do(
+            DecideTogether(
+                tuple(Decide(g.token, o, "m") for g, o in zip(groups, outcomes, strict=True))
+            )
+        )
         self._decided += [group.token for group in groups]
 
     def contradict(self) -> None:
-        """A decision that was made is made again, or the other one; or there never was such a transaction."""
+        """A decision that was made is made again, or the other one; or there never was
+        such a transaction.
+        """
         if self._decided:
             outcome = self._rng.choice([Decision.COMMIT, Decision.ROLLBACK])
             self.world.do(Decide(self._rng.choice(self._decided), outcome, "m"))
@@ -210,9 +249,27 @@ class Everything(Work):
         return part.token
 
     def _part(self, token: bytes, decider: tuple[object, ...], actions: Actions = ()) -> StorePart:
-        data = encode([Message(b"of it", self._rng.choice(KEYS))], producer_id=token, epoch=0, sequence=0, born_at=1)
+        data = encode(
+            [Message(b"of it", self._rng.choice(KEYS))],
+            producer_id=token,
+            epoch=0,
+            sequence=0,
+            born_at=1,
+        )
         batch = GroupBatch("t", 0, self._rng.randrange(3), data, verify(data))
-        return StorePart(token, 0, (batch,), True, decider == ("local",), b"d" * 32, 0, decider, "shop", actions, 0)
+        return StorePart(
+            token,
+            0,
+            (batch,),
+            True,
+            decider == ("local",),
+            b"d" * 32,
+            0,
+            decider,
+            "shop",
+            actions,
+            0,
+        )
 
     def _call(self, name: str, /, **args: object) -> Any:
         """The reply, or nothing where it is refused, as much here is."""

@@ -1,4 +1,6 @@
-"""Random work for a broker: what producers, transactions and time may do to its state."""
+"""Random work for a broker: what producers, transactions and time may do to its
+state.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,12 @@ from random import Random
 
 from tests.broker.retention_world import World
 from txmq.batch import encode, verify
-from txmq.broker.core.topics import sends
-from txmq.broker.core.topics.delays import PublishDue
-from txmq.broker.core.topics.sends import Send, SendTogether
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.core.transactions.parts import GroupBatch, StorePart
-from txmq.message import Decision, Message
+from txmq.core.topics import sends
+from txmq.core.topics.delay_rules import PublishDue
+from txmq.core.topics.sends import Send, SendTogether
+from txmq.core.transactions.decisions import Decide
+from txmq.core.transactions.half_storage import GroupBatch, StorePart
+from txmq.model.message import Decision, Message
 
 KEYS = [f"k{number}" for number in range(12)]
 HOUR = 3_600
@@ -19,7 +21,9 @@ POSTGRES = ("postgres", 1, 1, 5, 7)
 
 
 class Work:
-    """Random sends, groups, decisions, delays and retention; every id that it made is in `ids`."""
+    """Random sends, groups, decisions, delays and retention; every id that it made is
+    in `ids`.
+    """
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self._rng, self.ids = world, Random(seed), list[tuple[bytes, int]]()
@@ -38,7 +42,9 @@ class Work:
         rng = self._rng
         delay = rng.choice([None, None, None, 5.0, 3 * HOUR])
         return [
-            Message(rng.randbytes(rng.randrange(60)), rng.choice([*KEYS, None, "ü" * 9]), delay=delay)
+            Message(
+                rng.randbytes(rng.randrange(60)), rng.choice([*KEYS, None, "ü" * 9]), delay=delay
+            )
             for _ in range(rng.randrange(1, most))
         ]
 
@@ -62,12 +68,18 @@ class Work:
 
     def token(self) -> bytes:
         self._groups += 1
-        return (self.world.now() // 1_000).to_bytes(6, "big") + bytes([self._seed]) * 2 + self._groups.to_bytes(8)
+        return (
+            (self.world.now() // 1_000).to_bytes(6, "big")
+            + bytes([self._seed]) * 2
+            + self._groups.to_bytes(8)
+        )
 
     def half(self) -> None:
         rng, token, batches = self._rng, self.token(), []
         for number in range(rng.randrange(1, 5)):
-            data = encode(self._messages(4), producer_id=token, epoch=0, sequence=10 * number, born_at=1)
+            data = encode(
+                self._messages(4), producer_id=token, epoch=0, sequence=10 * number, born_at=1
+            )
             header = verify(data)
             if header.columns & 8 and header.count > 1:
                 continue  # a broker takes these apart
@@ -75,7 +87,11 @@ class Work:
             batches.append(GroupBatch(rng.choice("tu"), 0, rng.randrange(3), data, header))
         local = rng.random() < 0.3
         decider = ("local",) if local else POSTGRES
-        self.world.do(StorePart(token, 0, tuple(batches), True, local, b"d" * 32, 0, decider, "shop", (), 10**6))
+        self.world.do(
+            StorePart(
+                token, 0, tuple(batches), True, local, b"d" * 32, 0, decider, "shop", (), 10**6
+            )
+        )
         if not local:
             self._open.append(token)
 

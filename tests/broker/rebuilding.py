@@ -1,4 +1,6 @@
-"""An index made anew, by the command and by brokers, with power cuts; and the check of what they leave."""
+"""An index made anew, by the command and by brokers, with power cuts; and the check of
+what they leave.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ from tests.broker.index_world import (
 from tests.broker.random_everything import Everything
 from tests.broker.random_work import POSTGRES
 from tests.broker.support import BEGAN
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.keeping.offline import rebuild
-from txmq.broker.keeping.storage import open_directory
+from txmq.broker.data_directory.offline import rebuild
+from txmq.broker.data_directory.storage import open_directory
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions.decisions import Decide
 from txmq.errors import TxmqError
-from txmq.message import Decision
+from txmq.model.message import Decision
 from txmq.store import environment, index
 from txmq.testing.simfs import SimFS, crash_points
 
@@ -38,14 +40,16 @@ Run = Callable[[SimFS, Path], None]
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot is loaded in several transactions, and the file is not much longer than it has to be."""
+    """A snapshot is loaded in several transactions, and the file is not much longer
+    than it has to be.
+    """
     monkeypatch.setattr(index, "LOADED_AT_ONCE", 80)
     monkeypatch.setattr(environment, "AHEAD", 4_096)
 
 
 class Twin(NamedTuple):
-    """A data directory of a broker that was closed in good order, never touched: its disk, index, and rows. `early` is
-    the index as it was before the newest snapshot.
+    """A data directory of a broker that was closed in good order, never touched: its
+    disk, index, and rows. `early` is the index as it was before the newest snapshot.
     """
 
     disk: SimFS
@@ -53,7 +57,9 @@ class Twin(NamedTuple):
     boot_epoch: int
     rows: Rows
     early: bytes
-    folds: dict[int, Rows]  # what a log comes to that ends there: all of them begin alike, and time stands still
+    folds: dict[
+        int, Rows
+    ]  # what a log comes to that ends there: all of them begin alike, and time stands still
 
 
 def made_twin(data: Path) -> Twin:
@@ -65,8 +71,13 @@ def made_twin(data: Path) -> Twin:
     work.some(25)
     undecided = work.store(POSTGRES)
     world.tend()
-    early, snapshots = (data / "index" / environment.DATA).read_bytes(), disk.listdir(f"{data}/snapshot")
-    world.do(Decide(undecided, Decision.ROLLBACK, "test"))  # what goes of the early index must not come back
+    early, snapshots = (
+        (data / "index" / environment.DATA).read_bytes(),
+        disk.listdir(f"{data}/snapshot"),
+    )
+    world.do(
+        Decide(undecided, Decision.ROLLBACK, "test")
+    )  # what goes of the early index must not come back
     while len(found := disk.listdir(f"{data}/snapshot")) < 2 or found == snapshots:
         work.some(6)
     work.some(5)
@@ -137,7 +148,9 @@ REBUILDS: dict[str, tuple[Callable[[SimFS, Twin], None], Run]] = {
 
 
 def survive(twin: Twin, name: str) -> Counter[str]:
-    """Cut the power at every change; what is left must be opened, come to what the log alone does, and go on."""
+    """Cut the power at every change; what is left must be opened, come to what the log
+    alone does, and go on.
+    """
     prepare, run = REBUILDS[name]
     base, counts = twin.disk.copy(), Counter[str]()
     prepare(base, twin)
@@ -162,7 +175,9 @@ def survive(twin: Twin, name: str) -> Counter[str]:
 
 
 def check(image: SimFS, twin: Twin) -> None:
-    """The broker's tables are those of the log; as long as nothing was added to it, those of the twin."""
+    """The broker's tables are those of the log; as long as nothing was added to it,
+    those of the twin.
+    """
     written_back(image, twin.data)
     try:
         opened = open_directory(image, settings_of(twin.data), BEGAN)
@@ -172,7 +187,9 @@ def check(image: SimFS, twin: Twin) -> None:
         rows, end = rows_of(opened.state), opened.log.end
         expected = twin.folds.get(end) or twin.folds.setdefault(end, folded(opened.log))
         assert rows == expected, "not what the log says"
-        assert opened.state.boot_epoch > twin.boot_epoch or rows == twin.rows, "not what the twin has"
+        assert opened.state.boot_epoch > twin.boot_epoch or rows == twin.rows, (
+            "not what the twin has"
+        )
     finally:
         opened.tables.close()
         opened.log.close()

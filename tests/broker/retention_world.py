@@ -1,4 +1,6 @@
-"""A broker on a simulated disk whose log rolls often: the real keeper and rounds of retention, power cuts at will."""
+"""A broker on a simulated disk whose log rolls often: the real keeper and rounds of
+retention, power cuts at will.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,18 @@ from tests.broker.support import BEGAN, SECOND, Nobody
 from tests.simulation.node import SEGMENT, recover
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.assembly import Assembly
-from txmq.broker.core import machine, needed
-from txmq.broker.core import tables as t
-from txmq.broker.core.consumers.moved import Moved
-from txmq.broker.core.state import State
-from txmq.broker.core.topics import delayed
-from txmq.broker.core.topics.sends import Send
+from txmq.broker.data_directory.storage import Keeper
 from txmq.broker.engine import Engine
-from txmq.broker.keeping.storage import Keeper
-from txmq.config import Broker, Settings, load
+from txmq.config.broker import Broker, Settings, load
+from txmq.core import machine
+from txmq.core.consumers.failed_messages import Moved
+from txmq.core.retention import log_floor
+from txmq.core.state.state import State
+from txmq.core.topics import delayed
+from txmq.core.topics.sends import Send
 from txmq.errors import TxmqError
-from txmq.message import Message
+from txmq.model.message import Message
+from txmq.store import tables as t
 from txmq.store.index import LmdbTables
 from txmq.store.log import Log
 from txmq.testing.simfs import SimFS
@@ -43,7 +46,11 @@ class Rows:
         self._written: list[tuple[str, bytes, bytes]] = []
 
     def freeze(self, position: int) -> Any:
-        rows = [(name, key, msgpack.packb(row)) for name in t.NAMES for key, row in self._state.tables[name].range(b"")]
+        rows = [
+            (name, key, msgpack.packb(row))
+            for name in t.NAMES
+            for key, row in self._state.tables[name].range(b"")
+        ]
         return _Frozen(position, rows)
 
     def commit(self, frozen: Any, *, durable: int) -> None:
@@ -68,16 +75,24 @@ class _Frozen:
 
 
 class World:
-    """One life of a broker. Messages of topic `t` are kept for an hour, three of those are a segment."""
+    """One life of a broker. Messages of topic `t` are kept for an hour, three of those
+    are a segment.
+    """
 
-    def __init__(self, fs: SimFS, *, now: int = BEGAN, data: str = DATA, **retention_settings: Any) -> None:
+    def __init__(
+        self, fs: SimFS, *, now: int = BEGAN, data: str = DATA, **retention_settings: Any
+    ) -> None:
         self.fs, self.clock, self._began = fs, Clock(), now
         settings = load(None, {"data": data})
-        kept = settings.retention.model_copy(update={"hours": 1.0, "archive": Path(ARCHIVE)} | retention_settings)
+        kept = settings.retention.model_copy(
+            update={"hours": 1.0, "archive": Path(ARCHIVE)} | retention_settings
+        )
         self.settings: Settings = settings.model_copy(update={"retention": kept})
         self.own: Broker = settings.broker.model_copy(update=self.broker_settings())
         self.log, self.state, self.tables = self.opened(now)
-        self.engine = Engine(self.log, self.state, clock=self.clock, now=self.now, in_thread=self._at_once)
+        self.engine = Engine(
+            self.log, self.state, clock=self.clock, now=self.now, in_thread=self._at_once
+        )
         self.engine.on_failure = Failure.raiseException
         self.engine.boot("test")
         self.assembly = Assembly(self.engine, self.settings, self.clock, Nobody(), Random(1))
@@ -118,10 +133,14 @@ class World:
         [reply] = replies
         return reply
 
-    def send(self, body: bytes, topic: str = "t", key: str | None = None, delay: float | None = None) -> Any:
+    def send(
+        self, body: bytes, topic: str = "t", key: str | None = None, delay: float | None = None
+    ) -> Any:
         return self.do(self.sending(body, topic, key, delay))
 
-    def sending(self, body: bytes, topic: str = "t", key: str | None = None, delay: float | None = None) -> Send:
+    def sending(
+        self, body: bytes, topic: str = "t", key: str | None = None, delay: float | None = None
+    ) -> Send:
         """The producer of a life is its own."""
         data = encode(
             [Message(body, key, delay=delay)], producer_id=b"p" * 8 + self.engine.state.boot_epoch.to_bytes(8), epoch=0,
@@ -159,7 +178,9 @@ def bodies(read: Callable[[int, int], bytes], state: State, topic: str) -> dict[
     """By offset what the partition keeps; every batch of it is read and checked."""
     topic_id = state.topics[topic].topic_id
     found: dict[int, bytes] = {}
-    for key, row in state.entries.range(t.ENTRY_KEY.pack(topic_id, 0, 0), t.ENTRY_KEY.pack(topic_id, 1, 0)):
+    for key, row in state.entries.range(
+        t.ENTRY_KEY.pack(topic_id, 0, 0), t.ENTRY_KEY.pack(topic_id, 1, 0)
+    ):
         entry = t.Entry._make(row)
         data = read(entry.position, entry.length)
         verify(data)
@@ -195,9 +216,16 @@ def recount(state: State) -> None:
     machine.save(state)
     for topic in state.topics_by_id.values():
         for partition in range(len(topic.ends)):
-            low, high = (t.ENTRY_KEY.pack(topic.topic_id, number, 0) for number in (partition, partition + 1))
+            low, high = (
+                t.ENTRY_KEY.pack(topic.topic_id, number, 0) for number in (partition, partition + 1)
+            )
             entries = [t.Entry._make(row) for _key, row in state.entries.range(low, high)]
             assert topic.sizes[partition] == sum(entry.length for entry in entries)
-            assert topic.ends[partition] - topic.firsts[partition] == sum(entry.count for entry in entries)
-            lowest = needed.by_topic(state, topic)
-            assert all(e.position >= lowest or state.tables[t.PINS].get(t.PIN_KEY.pack(e.position)) for e in entries)
+            assert topic.ends[partition] - topic.firsts[partition] == sum(
+                entry.count for entry in entries
+            )
+            lowest = log_floor.by_topic(state, topic)
+            assert all(
+                e.position >= lowest or state.tables[t.PINS].get(t.PIN_KEY.pack(e.position))
+                for e in entries
+            )

@@ -1,4 +1,6 @@
-"""A broker in memory and clients of it, that are fed bytes: its disk, clock and databases are the test's."""
+"""A broker in memory and clients of it, that are fed bytes: its disk, clock and
+databases are the test's.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ from twisted.python.failure import Failure
 from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
-from txmq.broker.core import machine
-from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions.parts import GroupBatch, GroupReceipt, StorePart
-from txmq.broker.deciding.resolving import ResolverStatus, Resolves
+from txmq.broker.checkback.resolver_service import ResolverStatus, Resolves
 from txmq.broker.engine import Engine
-from txmq.config import Settings, load
-from txmq.message import Decision, Message
+from txmq.config.broker import Settings, load
+from txmq.core import machine
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions.half_storage import GroupBatch, GroupReceipt, StorePart
+from txmq.model.message import Decision, Message
 from txmq.store.log import Log
+from txmq.store.tables import MemoryTables
 from txmq.store.writer import Flush
 from txmq.testing.simfs import SimFS
 from txmq.wire import headers
@@ -84,10 +86,14 @@ class Broker:
         self.fs = SimFS()
         self.log, _ = Log.open(self.fs, "/data", now=1, segment_size=16 << 20, preallocate=4096)
         state = machine.load(MemoryTables())
-        self.engine = Engine(self.log, state, clock=self.clock, now=self.now, in_thread=self._at_once)
+        self.engine = Engine(
+            self.log, state, clock=self.clock, now=self.now, in_thread=self._at_once
+        )
         self.engine.boot("test")
         settings = settings or load(None, {"data": "/data"})
-        self.assembly = Assembly(self.engine, settings, self.clock, resolving or Nobody(), Random(1))
+        self.assembly = Assembly(
+            self.engine, settings, self.clock, resolving or Nobody(), Random(1)
+        )
 
     def start(self) -> None:
         """Begin the timers."""
@@ -144,7 +150,9 @@ class Broker:
         check_after: int = 6 * SECOND,
         wait: bool = True,
     ) -> str:
-        """Stores a transaction with each of the messages as a batch of its own, in topic t; returns its token."""
+        """Stores a transaction with each of the messages as a batch of its own, in
+        topic t; returns its token.
+        """
         if "t" not in self.engine.state.topics:
             self.do(CreateTopic("t", 1))
         token = self.token(number)
@@ -152,7 +160,9 @@ class Broker:
             encode([message], producer_id=token, epoch=0, sequence=place, born_at=self.now())
             for place, message in enumerate(messages)
         ]
-        return self.store(token, datas, decider=decider, sealed=sealed, check_after=check_after, wait=wait)
+        return self.store(
+            token, datas, decider=decider, sealed=sealed, check_after=check_after, wait=wait
+        )
 
     def store(
         self,
@@ -167,7 +177,9 @@ class Broker:
         """Stores a transaction of these batches in topic t; returns its token."""
         batches = tuple(GroupBatch("t", 0, 0, data, verify(data)) for data in datas)
         digest, local = b"d" * 32 if sealed else bytes(32), decider == ("local",)
-        command = StorePart(token, 0, batches, sealed, local, digest, 0, decider, "shop", (), check_after)
+        command = StorePart(
+            token, 0, batches, sealed, local, digest, 0, decider, "shop", (), check_after
+        )
         if wait:
             reply = self.do(command)
             assert isinstance(reply, GroupReceipt), reply

@@ -1,4 +1,6 @@
-"""Each alarm is raised, told and logged once while its condition holds, and cleared when it holds no more."""
+"""Each alarm is raised, told and logged once while its condition holds, and cleared
+when it holds no more.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tests.broker.alarm_stories import STORIES
 from tests.broker.support import SECOND
 from txmq.broker.alarms import reported
 from txmq.broker.alarms.alarms import RULES
-from txmq.message import Decision
+from txmq.model.message import Decision
 
 
 def test_each_alarm_has_its_story() -> None:
@@ -49,12 +51,19 @@ def test_the_critical_ones_come_first() -> None:
     assert desk.alarms() == []
 
 
-TOLD = {"name": "xa.orphan", "severity": "critical", "text": "a branch stands", "action": "txmq xa doctor"}
+TOLD = {
+    "name": "xa.orphan",
+    "severity": "critical",
+    "text": "a branch stands",
+    "action": "txmq xa doctor",
+}
 LAG = TOLD | {"name": "relay.lag", "severity": "warning", "text": "60 s behind"}
 
 
 def tell(desk: Desk, source: str, *alarms: dict[str, str], for_s: float = 30.0) -> object:
-    return desk.broker.connect().call("alarms.report", source=source, alarms=list(alarms), for_s=for_s)
+    return desk.broker.connect().call(
+        "alarms.report", source=source, alarms=list(alarms), for_s=for_s
+    )
 
 
 def test_what_others_see_is_listed_until_they_tell_otherwise_or_fall_silent() -> None:
@@ -65,7 +74,11 @@ def test_what_others_see_is_listed_until_they_tell_otherwise_or_fall_silent() ->
     tell(desk, "one", TOLD)
     tell(desk, "two", LAG, for_s=100.0)
     [first, second] = desk.alarms()
-    assert (first["name"], first["since"], first["text"]) == ("xa.orphan", began, "one: a branch stands")
+    assert (first["name"], first["since"], first["text"]) == (
+        "xa.orphan",
+        began,
+        "one: a branch stands",
+    )
     assert (second["name"], second["text"]) == ("relay.lag", "two: 60 s behind")
     desk.broker.pass_time(31)
     assert desk.names() == ["relay.lag"]
@@ -84,7 +97,9 @@ def test_so_many_sources_are_listened_to(monkeypatch: pytest.MonkeyPatch) -> Non
     assert tell(desk, "three", LAG) == {}
 
 
-@pytest.mark.parametrize("wrong", [{"name": "relay.odd"}, {"severity": "loud"}, {"text": ""}, {"text": "x" * 1_001}])
+@pytest.mark.parametrize(
+    "wrong", [{"name": "relay.odd"}, {"severity": "loud"}, {"text": ""}, {"text": "x" * 1_001}]
+)
 def test_an_alarm_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
     desk = Desk()
     assert "error" in dict(tell(desk, "one", TOLD | wrong))  # type: ignore[call-overload]  # a reply in JSON

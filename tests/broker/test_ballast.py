@@ -1,4 +1,6 @@
-"""Others fill the disk to its last byte: acks, decisions and retention go on with the ballast, and it is made again."""
+"""Others fill the disk to its last byte: acks, decisions and retention go on with the
+ballast, and it is made again.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from twisted.internet.task import Clock
 from tests.broker.retention_world import ARCHIVE, DATA, World, bodies, recount
 from tests.broker.support import BEGAN, SECOND
 from tests.simulation.node import recover
-from txmq.broker.core import pins
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
+from txmq.broker.data_directory.disk_space import MIB, DiskWatch
 from txmq.broker.engine import Engine
-from txmq.broker.keeping.disk import MIB, DiskWatch
-from txmq.config_storage import DiskSpace
+from txmq.config.storage import DiskSpace
+from txmq.core.state import log_pins
+from txmq.core.state.state import Rejected
+from txmq.core.topics.topics import AlterTopic, CreateTopic
 from txmq.errors import ReadOnly, StoreError
 from txmq.store.ballast import NAME, Ballast
 from txmq.store.segment import list_segments
@@ -32,7 +34,7 @@ LIMITS = DiskSpace(warn_free_mib=2, resume_free_mib=1, refuse_free_mib=1, ballas
 
 @pytest.fixture(autouse=True)
 def _little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "SLACK", 1_000)
+    monkeypatch.setattr(log_pins, "SLACK", 1_000)
 
 
 class Full:
@@ -141,7 +143,9 @@ def test_segments_that_were_let_go_are_removed_though_the_log_is_full() -> None:
     world.turn(2 * HOUR)
     for _ in range(3):
         world.retain()
-    assert [*world.engine.disk.troubles] == ["snapshot"] or [*world.engine.disk.troubles] == ["retention"]
+    assert [*world.engine.disk.troubles] == ["snapshot"] or [*world.engine.disk.troubles] == [
+        "retention"
+    ]
     full.fill()
     assert len(list_segments(world.fs, DATA)) > 50
     world.fs.remove = remove  # type: ignore[method-assign]
@@ -167,7 +171,9 @@ def test_a_broker_starts_on_a_full_disk_by_giving_its_ballast_up() -> None:
 
 
 def kept(fs: SimFS) -> list[int]:
-    """Offsets that can be read after a start; none of those that retention has to keep is missing."""
+    """Offsets that can be read after a start; none of those that retention has to keep
+    is missing.
+    """
     log, state = recover(fs, BEGAN)
     recount(state)
     found, first = bodies(log.read, state, "t"), state.topics["t"].firsts[0]

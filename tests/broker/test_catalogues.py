@@ -1,4 +1,6 @@
-"""Catalogues of keys and ids: what is found by them is what looking through everything finds, whatever has happened."""
+"""Catalogues of keys and ids: what is found by them is what looking through everything
+finds, whatever has happened.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ from tests.broker.random_work import KEYS, Work
 from tests.broker.retention_world import DATA, World
 from tests.simulation.node import recover
 from txmq.batch import BatchView
-from txmq.broker.core import machine
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions import pieces
-from txmq.broker.finding import finding
-from txmq.broker.finding.candidates import Candidates
-from txmq.broker.finding.finding import Page, Search, Wanted
-from txmq.broker.keeping.storage import roll_forward
+from txmq.broker.catalogues import catalogue_build
+from txmq.broker.catalogues.catalogue_build import Source, gaps, update
+from txmq.broker.data_directory.storage import roll_forward
+from txmq.broker.search import search as finding
+from txmq.broker.search.candidate_batches import Candidates
+from txmq.broker.search.search import Page, Search, Wanted
+from txmq.core import machine
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions import large_bundles
 from txmq.errors import StoreError, UnsupportedFormat
-from txmq.store import catalogue_writing, cataloguing
+from txmq.store import catalogue_writing
 from txmq.store.catalogue import (
     KEY_ROW,
     OFFSET_BITS,
@@ -35,7 +39,6 @@ from txmq.store.catalogue import (
     open_catalogues,
     remove_catalogues,
 )
-from txmq.store.cataloguing import Source, gaps, update
 from txmq.store.pages import PAGE
 from txmq.testing.simfs import SimFS, crash_points
 
@@ -44,11 +47,13 @@ HOUR = 3_600
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catalogues of a few batches, merged three at a time; groups are large with a few keys."""
-    monkeypatch.setattr(cataloguing, "MOST_BYTES", 2_000)
+    """Catalogues of a few batches, merged three at a time; groups are large with a few
+    keys.
+    """
+    monkeypatch.setattr(catalogue_build, "MOST_BYTES", 2_000)
     monkeypatch.setattr(catalogue_writing, "MERGED", 3)
     monkeypatch.setattr(catalogue_writing, "TIERS", (3_000, 9_000, 40_000))
-    monkeypatch.setattr(pieces, "KEYS", 4)
+    monkeypatch.setattr(large_bundles, "KEYS", 4)
 
 
 def new_world(**settings: Any) -> World:
@@ -73,7 +78,9 @@ def catalogue(world: World, fs: SimFS | None = None) -> list[Catalogue]:
     return open_catalogues(disk, DATA, world.log.log_id)
 
 
-def found(world: World, catalogues: list[Catalogue], topic: str, wanted: Wanted, **place: int) -> list[Any]:
+def found(
+    world: World, catalogues: list[Catalogue], topic: str, wanted: Wanted, **place: int
+) -> list[Any]:
     """All pages, from a place on."""
     spot, offset, rows = place.get("partition", 0), place.get("offset", 0), list[Any]()
     while True:
@@ -85,25 +92,43 @@ def found(world: World, catalogues: list[Catalogue], topic: str, wanted: Wanted,
         spot, offset = page.following
 
 
-def compare(world: World, catalogues: list[Catalogue], ids: list[tuple[bytes, int]], rng: Random) -> int:
+def compare(
+    world: World, catalogues: list[Catalogue], ids: list[tuple[bytes, int]], rng: Random
+) -> int:
     """How many were found, both ways alike."""
     total = 0
     lasting = world.now() - HOUR // 3 * 1_000_000
     for topic in "tu":
         wishes = [Wanted(key=key) for key in (*KEYS, "ü" * 9, "nobody")]
         wishes += [Wanted(found=one) for one in rng.sample(ids, min(40, len(ids)))]
-        wishes += [Wanted(key=rng.choice(KEYS), start=lasting), Wanted(key=rng.choice(KEYS), end=lasting)]
-        wishes += [Wanted(key="k1", limit=1), Wanted(key="k2", found=rng.choice(ids), limit=2), Wanted()]
+        wishes += [
+            Wanted(key=rng.choice(KEYS), start=lasting),
+            Wanted(key=rng.choice(KEYS), end=lasting),
+        ]
+        wishes += [
+            Wanted(key="k1", limit=1),
+            Wanted(key="k2", found=rng.choice(ids), limit=2),
+            Wanted(),
+        ]
         for wanted in wishes:
-            place = {"partition": rng.choice([0, 0, 1, 2]), "offset": rng.choice([0, 0, rng.randrange(40)])}
+            place = {
+                "partition": rng.choice([0, 0, 1, 2]),
+                "offset": rng.choice([0, 0, rng.randrange(40)]),
+            }
             looked_through = found(world, [], topic, wanted, **place)
-            assert found(world, catalogues, topic, wanted, **place) == looked_through, (topic, wanted, place)
+            assert found(world, catalogues, topic, wanted, **place) == looked_through, (
+                topic,
+                wanted,
+                place,
+            )
             total += len(looked_through)
     return total
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_index_finds_what_a_scan_finds_after_any_work(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_finds_what_a_scan_finds_after_any_work(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(finding, "BATCHES", 20)
     world, rng = new_world(), Random(seed)
     work, total, merged = Work(world, seed), 0, 0
@@ -122,13 +147,17 @@ def test_the_index_finds_what_a_scan_finds_after_any_work(seed: int, monkeypatch
 
 
 @pytest.mark.parametrize("left_out", ["_between", "_entries"])
-def test_the_comparison_notices_what_is_left_out(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_notices_what_is_left_out(
+    left_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Candidates, left_out, lambda *_: iter(()))
     with pytest.raises(AssertionError):
         test_the_index_finds_what_a_scan_finds_after_any_work(1, monkeypatch)
 
 
-def test_nothing_that_is_catalogued_is_read_for_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_is_catalogued_is_read_for_another_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = new_world()
     for number in range(60):
         world.send(b"x", key=f"only{number}")
@@ -141,7 +170,9 @@ def test_nothing_that_is_catalogued_is_read_for_another_key(monkeypatch: pytest.
     monkeypatch.setattr(finding, "view_of", look)
     assert [row["offset"] for row in found(world, catalogues, "t", Wanted(key="only31"))] == [31]
     assert len(looked) == 1
-    assert [row["offset"] for row in found(world, catalogues, "t", Wanted(found=(looked_id(world), 7)))] == [7]
+    assert [
+        row["offset"] for row in found(world, catalogues, "t", Wanted(found=(looked_id(world), 7)))
+    ] == [7]
     assert len(looked) == 2
 
 
@@ -150,12 +181,16 @@ def looked_id(world: World) -> bytes:
 
 
 def test_a_killed_process_leaves_catalogues_that_find_all() -> None:
-    """Every crash point over making, merging and removing catalogues: the process dies, or the power goes."""
+    """Every crash point over making, merging and removing catalogues: the process dies,
+    or the power goes.
+    """
     world, points = new_world(), 0
     work = Work(world, 7)
     for steps in (50, 12, 12):
         work.some(steps)
-        for number, (fs, _) in enumerate(crash_points(world.fs, lambda disk, _: catalogue(world, disk), list)):
+        for number, (fs, _) in enumerate(
+            crash_points(world.fs, lambda disk, _: catalogue(world, disk), list)
+        ):
             points += 1
             for image in (fs.crash(Random(number)), fs.restart()):
                 left = open_catalogues(image, DATA, world.log.log_id)
@@ -163,7 +198,9 @@ def test_a_killed_process_leaves_catalogues_that_find_all() -> None:
                 assert found(world, left, "t", some) == found(world, [], "t", some)
                 after = catalogue(world, image)
                 assert found(world, after, "t", some) == found(world, [], "t", some)
-                assert not [name for name in image.listdir(folder_of(DATA)) if name.endswith(".tmp")]
+                assert not [
+                    name for name in image.listdir(folder_of(DATA)) if name.endswith(".tmp")
+                ]
         catalogue(world)
     assert points > 60
 
@@ -192,7 +229,10 @@ def test_a_damaged_catalogue_is_thrown_away_and_made_again() -> None:
     path = catalogue(world)[0].path
     for page in range(world.fs.open(path).size() // PAGE):
         fs = world.fs.copy()
-        make, catalogues = partial(catalogue, world, fs), open_catalogues(fs, DATA, world.log.log_id)
+        make, catalogues = (
+            partial(catalogue, world, fs),
+            open_catalogues(fs, DATA, world.log.log_id),
+        )
         fs.open(path, write=True).pwrite([b"\x55"], page * PAGE + 30)
         if page == 0:
             catalogues = open_catalogues(fs, DATA, world.log.log_id)
@@ -244,7 +284,9 @@ def test_a_rebuilt_state_finds_by_the_same_catalogues() -> None:
 
 
 def led(world: World, catalogues: list[Catalogue], ids: list[tuple[bytes, int]]) -> list[Any]:
-    """Of what is kept: the batches that keys and ids lead to, and the offsets that are in no catalogue."""
+    """Of what is kept: the batches that keys and ids lead to, and the offsets that are
+    in no catalogue.
+    """
     found = list[Any]()
     for topic in world.state.topics.values():
         for one in [*KEYS, *ids]:
@@ -289,7 +331,11 @@ def test_catalogues_made_anew_lead_to_what_those_lead_to_that_grew_with_the_log(
 def test_the_comparison_notices_what_a_merge_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forgetful(*sources: Any) -> Any:
-        return (row for number, row in enumerate(heapq.merge(*sources)) if number % 3 or len(row) != KEY_ROW)
+        return (
+            row
+            for number, row in enumerate(heapq.merge(*sources))
+            if number % 3 or len(row) != KEY_ROW
+        )
 
     monkeypatch.setattr(catalogue_writing, "merge", forgetful)
     with pytest.raises(AssertionError):
@@ -298,8 +344,16 @@ def test_the_comparison_notices_what_a_merge_leaves_out(monkeypatch: pytest.Monk
 
 def test_blocks_of_sequences_cover_a_batch_exactly() -> None:
     rng = Random(4)
-    spans = [(rng.randrange(1 << rng.randrange(1, 60)), rng.randrange(1, 2_000)) for _ in range(300)]
-    for sequence, count in [(0, 1), (0, 1_000_000), (1, 1_000_000), (2**63 - 1_000_000, 1_000_000), *spans]:
+    spans = [
+        (rng.randrange(1 << rng.randrange(1, 60)), rng.randrange(1, 2_000)) for _ in range(300)
+    ]
+    for sequence, count in [
+        (0, 1),
+        (0, 1_000_000),
+        (1, 1_000_000),
+        (2**63 - 1_000_000, 1_000_000),
+        *spans,
+    ]:
         at = sequence
         for level, block in blocks(sequence, count):
             assert block << level == at

@@ -1,4 +1,6 @@
-"""Check-backs: which of them count, and what is remembered of those that found nothing."""
+"""Check-backs: which of them count, and what is remembered of those that found
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.broker.support import SECOND, Broker, Client, Oracle
-from txmq.broker.core.transactions import lost
-from txmq.broker.deciding import checks
-from txmq.config import Settings
-from txmq.message import Decision, Message
+from txmq.broker.checkback import checkback_service
+from txmq.config.broker import Settings
+from txmq.core.transactions import lost_records
+from txmq.model.message import Decision, Message
 
 CHECKER = ("checker", "billing")
 SETTINGS = Settings.model_validate(
@@ -40,7 +42,9 @@ def broker(oracle: Oracle) -> Broker:
     return broker
 
 
-def half(broker: Broker, number: int = 1, decider: tuple[object, ...] = ("postgres", 1, 1, 5, 7)) -> bytes:
+def half(
+    broker: Broker, number: int = 1, decider: tuple[object, ...] = ("postgres", 1, 1, 5, 7)
+) -> bytes:
     return bytes.fromhex(broker.half(number, Message(b"m"), decider=decider))
 
 
@@ -48,7 +52,9 @@ def shown(broker: Broker, token: bytes) -> Any:
     return broker.ask("tx.show", token=token.hex())
 
 
-def test_a_transaction_is_asked_about_ever_more_slowly_and_never_for_the_last_time(oracle: Oracle) -> None:
+def test_a_transaction_is_asked_about_ever_more_slowly_and_never_for_the_last_time(
+    oracle: Oracle,
+) -> None:
     broker = Broker(oracle, Settings.model_validate({"broker": {"data": "/data"}}))
     broker.start()
     token = half(broker)
@@ -69,7 +75,9 @@ def test_a_transaction_is_asked_about_ever_more_slowly_and_never_for_the_last_ti
     assert shown(broker, token)["state"] == "PUBLISHED"
 
 
-def test_a_check_asked_for_by_hand_is_no_try_and_puts_nothing_off(broker: Broker, oracle: Oracle) -> None:
+def test_a_check_asked_for_by_hand_is_no_try_and_puts_nothing_off(
+    broker: Broker, oracle: Oracle
+) -> None:
     token = half(broker)
     due = shown(broker, token)["check_at"]
     for _ in range(5):
@@ -82,7 +90,9 @@ def test_a_check_asked_for_by_hand_is_no_try_and_puts_nothing_off(broker: Broker
     assert shown(broker, token)["tries"] == 1
 
 
-def test_a_check_that_becomes_due_while_it_is_under_way_counts(broker: Broker, oracle: Oracle) -> None:
+def test_a_check_that_becomes_due_while_it_is_under_way_counts(
+    broker: Broker, oracle: Oracle
+) -> None:
     token = half(broker)
     broker.ask("tx.check", token=token.hex())
     broker.pass_time(7)
@@ -92,14 +102,20 @@ def test_a_check_that_becomes_due_while_it_is_under_way_counts(broker: Broker, o
     assert token in oracle.asked
 
 
-def test_what_a_check_found_instead_of_an_answer_is_told_until_the_decision(broker: Broker, oracle: Oracle) -> None:
+def test_what_a_check_found_instead_of_an_answer_is_told_until_the_decision(
+    broker: Broker, oracle: Oracle
+) -> None:
     token = half(broker)
     assert (shown(broker, token)["checked_at"], shown(broker, token)["check_reason"]) == (0, "")
     for tries, reason in ((1, "the transaction is in progress"), (2, "connection refused")):
         broker.pass_time(11)
         oracle.answer(token, Decision.UNKNOWN, reason)
         told = shown(broker, token)
-        assert (told["tries"], told["checked_by"], told["check_reason"]) == (tries, "resolver shop", reason)
+        assert (told["tries"], told["checked_by"], told["check_reason"]) == (
+            tries,
+            "resolver shop",
+            reason,
+        )
         assert told["checked_at"] == broker.now()
         assert told["in_doubt"] == (tries == 2)
     [listed] = broker.ask("tx.list", state="in-doubt")["transactions"]
@@ -129,7 +145,9 @@ def test_a_checker_s_answer_counts_only_where_the_check_was_due(broker: Broker) 
     for _ in range(3):
         broker.ask("tx.check", token=token.hex())
         assert wait(client) == [token.hex()]
-        client.call("checks.answer", token=token.hex(), answer="UNKNOWN", reason="the books are closed")
+        client.call(
+            "checks.answer", token=token.hex(), answer="UNKNOWN", reason="the books are closed"
+        )
     assert (shown(broker, token)["tries"], shown(broker, token)["check_at"]) == (0, due)
     assert shown(broker, token)["check_reason"] == "the books are closed"
     broker.pass_time(7)
@@ -185,8 +203,8 @@ def test_a_flag_once_set_stays_until_the_decision(broker: Broker, oracle: Oracle
 def test_a_service_that_is_gone_leaves_only_its_own_waiting(
     broker: Broker, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "ASKED_AT_ONCE", 2)
-    monkeypatch.setattr(checks, "OFFERED_AT_ONCE", 4)
+    monkeypatch.setattr(checkback_service, "ASKED_AT_ONCE", 2)
+    monkeypatch.setattr(checkback_service, "OFFERED_AT_ONCE", 4)
     waiting = [half(broker, number, decider=CHECKER) for number in range(9)]
     asked = [half(broker, number) for number in range(9, 12)]
     broker.pass_time(7)
@@ -209,12 +227,24 @@ def wait_for(client: Client, most: int) -> list[str]:
 
 
 @pytest.mark.parametrize("decider", [("job", b"j" * 16), ("home", None, b"t" * 16)], ids=str)
-def test_time_decides_nothing_whose_decision_may_be_lost(broker: Broker, decider: tuple[object, ...]) -> None:
+def test_time_decides_nothing_whose_decision_may_be_lost(
+    broker: Broker, decider: tuple[object, ...]
+) -> None:
     own = broker.log.log_id.bytes
     token = half(broker, decider=tuple(own if field is None else field for field in decider))
-    lost.apply_lost(broker.engine.state, broker.log.end)
+    lost_records.apply_lost(broker.engine.state, broker.log.end)
     broker.pass_time(30)
     told = shown(broker, token)
-    assert (told["state"], told["in_doubt"], told["check_reason"]) == ("UNDECIDED", True, lost.WHY)
-    broker.ask("tx.decide", token=token.hex(), outcome="COMMIT", operator="ada", reason="the rows are there")
+    assert (told["state"], told["in_doubt"], told["check_reason"]) == (
+        "UNDECIDED",
+        True,
+        lost_records.WHY,
+    )
+    broker.ask(
+        "tx.decide",
+        token=token.hex(),
+        outcome="COMMIT",
+        operator="ada",
+        reason="the rows are there",
+    )
     assert shown(broker, token)["state"] == "PUBLISHED"

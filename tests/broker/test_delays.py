@@ -1,4 +1,6 @@
-"""Delayed messages at a broker: published by its own clock, listed, recalled, put off in transactions."""
+"""Delayed messages at a broker: published by its own clock, listed, recalled, put off
+in transactions.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,21 @@ import pytest
 from tests.broker.support import SECOND, Broker, Client
 from txmq import errors
 from txmq.batch import BatchView, encode
-from txmq.broker.core.topics.delayed import rows
-from txmq.broker.core.topics.delays import RECALLS_KEPT
-from txmq.message import Message
+from txmq.core.topics.delay_rules import RECALLS_KEPT
+from txmq.core.topics.delayed import rows
+from txmq.model.message import Message
 from txmq.wire import headers
 from txmq.wire.calls import encode_call
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.frames import encode_frame
-from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part, unpack_group_receipt
+from txmq.wire.group import (
+    Description,
+    Part,
+    PartBatch,
+    group_digest,
+    pack_part,
+    unpack_group_receipt,
+)
 from txmq.wire.headers import Opcode
 from txmq.wire.status import to_error
 
@@ -32,12 +41,18 @@ def client(broker: Broker) -> Client:
 
 def send(client: Client, *messages: Message, sequence: int = 0) -> Any:
     batch = encode(messages, producer_id=PRODUCER, epoch=0, sequence=sequence, born_at=1)
-    return headers.unpack_send_receipt(client.ask(Opcode.SEND, headers.send_header("t", 0, 0) + batch).payload)
+    return headers.unpack_send_receipt(
+        client.ask(Opcode.SEND, headers.send_header("t", 0, 0) + batch).payload
+    )
 
 
 def bodies(client: Client) -> list[bytes]:
     frame = client.ask(Opcode.READ, headers.pack_read(headers.Read(0, 0, 0, 1 << 20, "t")))
-    return [body for chunk in unpack_chunks(frame.payload).chunks for body in BatchView(chunk.batch).bodies]
+    return [
+        body
+        for chunk in unpack_chunks(frame.payload).chunks
+        for body in BatchView(chunk.batch).bodies
+    ]
 
 
 def refusal(client: Client, name: str, **args: object) -> errors.TxmqError:
@@ -45,7 +60,9 @@ def refusal(client: Client, name: str, **args: object) -> errors.TxmqError:
     return to_error(reply.status, reply.payload)
 
 
-def test_a_message_is_published_at_its_time_to_the_millisecond(broker: Broker, client: Client) -> None:
+def test_a_message_is_published_at_its_time_to_the_millisecond(
+    broker: Broker, client: Client
+) -> None:
     assert send(client, Message(b"x", delay=10)).offset == -1
     broker.pass_time(9.9)
     broker.clock.advance(0.099)
@@ -58,27 +75,35 @@ def test_a_message_is_published_at_its_time_to_the_millisecond(broker: Broker, c
 def test_a_reader_at_the_tail_gets_it_when_it_is_due(broker: Broker, client: Client) -> None:
     send(client, Message(b"x", delay=5))
     reader = broker.connect()
-    reader.send(encode_frame(Opcode.READ, 3, headers.pack_read(headers.Read(0, 0, 20_000, 1 << 20, "t"))))
+    reader.send(
+        encode_frame(Opcode.READ, 3, headers.pack_read(headers.Read(0, 0, 20_000, 1 << 20, "t")))
+    )
     assert reader.replies() == []
     broker.pass_time(5.1)
     [reply] = reader.replies()
     assert BatchView(unpack_chunks(reply.payload).chunks[0].batch).bodies == [b"x"]
 
 
-def test_what_waits_is_listed_page_by_page_in_the_order_of_its_times(broker: Broker, client: Client) -> None:
+def test_what_waits_is_listed_page_by_page_in_the_order_of_its_times(
+    broker: Broker, client: Client
+) -> None:
     send(client, *[Message(b"x" * n, delay=30 - n) for n in range(5)])
     client.call("topic.create", name="other", partitions=1)
     first = broker.ask("message.delayed", limit=2)
     assert [row["message_id"][-2:] for row in first["messages"]] == ["-4", "-3"]
     assert first["delayed"] == 5
     second = broker.ask("message.delayed", limit=3, after=first["next"], topic="t")
-    assert [row["due_at"] - broker.now() for row in second["messages"]] == [n * SECOND for n in (28, 29, 30)]
+    assert [row["due_at"] - broker.now() for row in second["messages"]] == [
+        n * SECOND for n in (28, 29, 30)
+    ]
     assert second["next"] is None
     assert broker.ask("message.delayed", topic="other")["messages"] == []
     assert broker.ask("broker.show")["delayed"] == 5
 
 
-def test_a_message_is_recalled_by_its_id_or_it_is_told_that_it_is_too_late(broker: Broker, client: Client) -> None:
+def test_a_message_is_recalled_by_its_id_or_it_is_told_that_it_is_too_late(
+    broker: Broker, client: Client
+) -> None:
     send(client, Message(b"a", delay=1), Message(b"b", delay=5))
     ids = [f"{PRODUCER.hex()}-{n}" for n in range(2)]
     broker.pass_time(2)
@@ -111,7 +136,16 @@ def test_messages_of_a_transaction_wait_one_by_one(broker: Broker, client: Clien
     batch = encode([Message(b"a", "k", delay=2), Message(b"b"), Message(b"c", delay=1)],
                    producer_id=token, epoch=0, sequence=0, born_at=1)  # fmt: skip
     parts = [
-        Part(token, 0, 0, True, True, bytes(32), Description(("local",), "s", (), 0), (PartBatch("t", 0, 0, batch),))
+        Part(
+            token,
+            0,
+            0,
+            True,
+            True,
+            bytes(32),
+            Description(("local",), "s", (), 0),
+            (PartBatch("t", 0, 0, batch),),
+        )
     ]
     part = parts[0]._replace(digest=group_digest(parts))
     unpack_group_receipt(client.ask(Opcode.GROUP, b"".join(pack_part(part))).payload)
@@ -124,7 +158,9 @@ def test_messages_of_a_transaction_wait_one_by_one(broker: Broker, client: Clien
     assert bodies(client) == [b"b", b"c", b"a"]
 
 
-def test_a_clock_that_is_put_forward_publishes_what_is_due_by_it(broker: Broker, client: Client) -> None:
+def test_a_clock_that_is_put_forward_publishes_what_is_due_by_it(
+    broker: Broker, client: Client
+) -> None:
     send(client, *[Message(str(n).encode(), delay=600 + n) for n in range(3)])
     jump = 601 * SECOND
     now = broker.engine._now
@@ -134,7 +170,9 @@ def test_a_clock_that_is_put_forward_publishes_what_is_due_by_it(broker: Broker,
     assert len(list(rows(broker.engine.state))) == 1
 
 
-def test_more_than_one_record_takes_are_published_one_record_after_the_other(broker: Broker, client: Client) -> None:
+def test_more_than_one_record_takes_are_published_one_record_after_the_other(
+    broker: Broker, client: Client
+) -> None:
     for sequence in range(0, 2_000, 1_000):
         send(client, *[Message(b"x", delay=1)] * 1_000, sequence=sequence)
     broker.pass_time(1.5)
@@ -147,10 +185,16 @@ def test_more_than_one_record_takes_are_published_one_record_after_the_other(bro
 def fetched(client: Client, member: dict[str, Any]) -> list[bytes]:
     wanted = headers.Fetch(member["generation"], 0, 1 << 20, 100, "g", "m")
     chunks = unpack_chunks(client.ask(Opcode.FETCH, headers.pack_fetch(wanted)).payload).chunks
-    return [body for c in chunks for body in BatchView(c.batch).bodies[c.first_row : c.first_row + c.rows]]
+    return [
+        body
+        for c in chunks
+        for body in BatchView(c.batch).bodies[c.first_row : c.first_row + c.rows]
+    ]
 
 
-def test_what_is_over_by_the_brokers_clock_is_not_delivered_and_counted(broker: Broker, client: Client) -> None:
+def test_what_is_over_by_the_brokers_clock_is_not_delivered_and_counted(
+    broker: Broker, client: Client
+) -> None:
     now = broker.now()
     messages = [
         Message(b"a", ttl=5),
@@ -184,7 +228,9 @@ def test_a_fetch_finds_what_lies_behind_much_that_is_over(broker: Broker, client
     assert BatchView(unpack_chunks(reply.payload).chunks[0].batch).bodies == [b"alive"]
 
 
-def test_a_connection_that_is_lost_meanwhile_fetches_nothing_more(broker: Broker, client: Client) -> None:
+def test_a_connection_that_is_lost_meanwhile_fetches_nothing_more(
+    broker: Broker, client: Client
+) -> None:
     for n in range(20):
         send(client, Message(b"x", ttl=1 if n < 19 else None), sequence=n)
     broker.pass_time(2)

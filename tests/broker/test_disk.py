@@ -1,4 +1,6 @@
-"""A disk that runs full: writes are refused before that, reads and acks go on, and writes again once there is space."""
+"""A disk that runs full: writes are refused before that, reads and acks go on, and
+writes again once there is space.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.broker.support import Broker, send_payload
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.keeping.disk import MIB, DiskWatch
-from txmq.config_storage import DiskSpace
+from txmq.broker.data_directory.disk_space import MIB, DiskWatch
+from txmq.config.storage import DiskSpace
+from txmq.core.topics.topics import CreateTopic
 from txmq.errors import ReadOnly
-from txmq.message import Message
+from txmq.model.message import Message
 from txmq.wire.headers import Opcode, Read, pack_read
 from txmq.wire.status import to_error
 
@@ -58,7 +60,11 @@ def test_only_messages_are_refused_and_with_a_clear_error(full: Full) -> None:
     with pytest.raises(AssertionError, match="MiB left"):
         full.broker.half(2, Message(b"another"))
     reply: Any = full.broker.ask(
-        "tx.decide", token=token.hex(), outcome="COMMIT", operator="ada", reason="it is in the books"
+        "tx.decide",
+        token=token.hex(),
+        outcome="COMMIT",
+        operator="ada",
+        reason="it is in the books",
     )
     assert reply["state"] == "PUBLISHED"
     assert client.ask(Opcode.READ, pack_read(Read(0, 0, 0, 1 << 20, "t"))).status == 0

@@ -1,4 +1,6 @@
-"""What goes out waits for the disk, writes are shared; a full disk is waited for, a failed one is the end."""
+"""What goes out waits for the disk, writes are shared; a full disk is waited for, a
+failed one is the end.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,16 @@ from twisted.internet.task import Clock
 
 from txmq import errors
 from txmq.batch import encode_one, verify
-from txmq.broker.core import machine
-from txmq.broker.core.state import Rejected, SendReceipt
-from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.topics.sends import Send
-from txmq.broker.core.topics.topics import CreateTopic
 from txmq.broker.engine import FULL_DISK_S, Engine
-from txmq.config_storage import FlushEvery
-from txmq.message import Message
+from txmq.config.storage import FlushEvery
+from txmq.core import machine
+from txmq.core.state.state import Rejected, SendReceipt
+from txmq.core.topics.sends import Send
+from txmq.core.topics.topics import CreateTopic
+from txmq.model.message import Message
 from txmq.store.log import Log
 from txmq.store.record import LOST
+from txmq.store.tables import MemoryTables
 from txmq.store.writer import Flush
 from txmq.testing.simfs import SimFS
 
@@ -31,9 +33,13 @@ DATA = "/data"
 
 
 class Rig:
-    """An engine on a simulated disk, with a thread that works only when it is told to."""
+    """An engine on a simulated disk, with a thread that works only when it is told
+    to.
+    """
 
-    def __init__(self, fs: SimFS | None = None, flush: FlushEvery | None = None, quick_s: float = 0.0) -> None:
+    def __init__(
+        self, fs: SimFS | None = None, flush: FlushEvery | None = None, quick_s: float = 0.0
+    ) -> None:
         self.fs = fs or SimFS()
         self.clock = Clock()
         self.thread: list[tuple[Deferred[Any], Callable[..., Any], tuple[object, ...]]] = []
@@ -76,7 +82,9 @@ class Rig:
 
     def send(self, size: int = 100, *, early: bool = True, flush: FlushEvery | None = None) -> None:
         """`flush`: of the topic, where it has one of its own."""
-        batch = encode_one(Message(bytes(size)), producer_id=b"p" * 16, epoch=0, sequence=self.sequence, born_at=1)
+        batch = encode_one(
+            Message(bytes(size)), producer_id=b"p" * 16, epoch=0, sequence=self.sequence, born_at=1
+        )
         self.sequence += 1
         flush = (flush or self.engine.flush) if early else None
         self.engine.submit(Send("t", 0, 0, batch, verify(batch)), self.replies.append, early=flush)
@@ -137,7 +145,9 @@ def test_what_comes_during_a_write_goes_with_the_next_one() -> None:
     assert syncs(rig) == 2
 
 
-def test_no_thread_waits_for_a_quick_disk_until_it_turns_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_waits_for_a_quick_disk_until_it_turns_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rig = Rig(quick_s=0.001)
     write, took_s = rig.log.write, [0.0005]
 
@@ -163,7 +173,9 @@ def test_no_thread_waits_for_a_quick_disk_until_it_turns_slow(monkeypatch: pytes
     assert rig.offsets == list(range(146))
 
 
-def test_a_lone_send_goes_to_the_thread_while_something_else_blocks_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_send_goes_to_the_thread_while_something_else_blocks_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rig = Rig()
     monkeypatch.setattr(Log, "busy", True)
     rig.send()
@@ -215,7 +227,9 @@ def test_a_topic_may_flush_less_often_than_its_broker() -> None:
     rig.send()
     rig.turn()
     rig.work()
-    assert (rig.offsets, syncs(rig)) == ([0, 1, 2], 2), "who waits for the disk takes all others along"
+    assert (rig.offsets, syncs(rig)) == ([0, 1, 2], 2), (
+        "who waits for the disk takes all others along"
+    )
 
 
 def test_of_several_policies_the_strictest_counts() -> None:
@@ -267,7 +281,9 @@ def test_all_but_plain_sends_wait_for_the_disk_even_under_an_asynchronous_flush(
 
 @pytest.mark.parametrize("sends", [1, 3])
 @pytest.mark.parametrize("flush", [None, FlushEvery(every_ms=10, messages=2)])
-def test_a_failed_write_answers_nothing_and_stops_everything(sends: int, flush: FlushEvery | None) -> None:
+def test_a_failed_write_answers_nothing_and_stops_everything(
+    sends: int, flush: FlushEvery | None
+) -> None:
     rig = Rig(flush=flush)
     rig.fs.errors = dict.fromkeys(range(len(rig.fs.trace), 1_000), errno.EIO)
     for _ in range(sends):
@@ -357,5 +373,7 @@ def test_what_is_durable_can_be_read_while_the_disk_is_full() -> None:
     rig.send(2 * STEP)
     rig.turn()
     assert rig.log.read_only
-    [entry] = [row for _key, row in rig.engine.state.entries.range(b"") if row[5] <= rig.log.durable]
+    [entry] = [
+        row for _key, row in rig.engine.state.entries.range(b"") if row[5] <= rig.log.durable
+    ]
     assert verify(rig.log.read(entry[0], entry[1])).sequence == 0

@@ -1,4 +1,6 @@
-"""Messages looked up by id, key, time and place: exact, page by page, and no more than readers may see."""
+"""Messages looked up by id, key, time and place: exact, page by page, and no more than
+readers may see.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 from tests.broker.support import SECOND, Broker, Client
 from txmq import errors
 from txmq.batch import encode
-from txmq.broker.finding import finding
-from txmq.message import Message
+from txmq.broker.search import search
+from txmq.model.message import Message
 from txmq.wire import headers
 from txmq.wire.calls import encode_call
 from txmq.wire.headers import Opcode
@@ -25,8 +27,12 @@ def client(broker: Broker) -> Client:
     return client
 
 
-def send(client: Client, *messages: Message, producer: int = 1, sequence: int = 0, partition: int = 0) -> None:
-    batch = encode(messages, producer_id=bytes([producer]) * 16, epoch=0, sequence=sequence, born_at=5)
+def send(
+    client: Client, *messages: Message, producer: int = 1, sequence: int = 0, partition: int = 0
+) -> None:
+    batch = encode(
+        messages, producer_id=bytes([producer]) * 16, epoch=0, sequence=sequence, born_at=5
+    )
     reply = client.ask(Opcode.SEND, headers.send_header("t", partition, 0) + batch)
     assert reply.status == 0
 
@@ -60,7 +66,7 @@ def test_by_key_exactly_in_all_partitions_or_in_one(broker: Broker, client: Clie
 def test_pages_neither_leave_out_nor_repeat(
     broker: Broker, client: Client, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finding, "BATCHES", 2)
+    monkeypatch.setattr(search, "BATCHES", 2)
     for n in range(12):
         send(client, *[Message(b"x", f"k{n % 2}")] * (1 + n % 3), producer=n, partition=n % 2)
     everything = found(broker, limit=limit)
@@ -82,11 +88,18 @@ def test_by_id_in_a_batch_of_many(broker: Broker, client: Client) -> None:
     send(client, *[Message(str(n).encode(), headers={"n": str(n)}) for n in range(10)], producer=7)
     send(client, *[Message(b"other")] * 10, producer=8)
     [row] = found(broker, id="07" * 16 + "-4", bodies=True)
-    assert (row["offset"], b64decode(row["body"]), row["headers"], row["born_at"]) == (4, b"4", {"n": "4"}, 5)
+    assert (row["offset"], b64decode(row["body"]), row["headers"], row["born_at"]) == (
+        4,
+        b"4",
+        {"n": "4"},
+        5,
+    )
     assert found(broker, id="07" * 16 + "-10") == []
 
 
-def test_by_id_alone_what_waits_was_recalled_or_is_undecided(broker: Broker, client: Client) -> None:
+def test_by_id_alone_what_waits_was_recalled_or_is_undecided(
+    broker: Broker, client: Client
+) -> None:
     send(client, Message(b"a", "k", delay=60), Message(b"b", delay=60), producer=9)
     client.call("message.recall", ids=["09" * 16 + "-1"])
     token = broker.half(1, Message(b"half", "h"))
@@ -128,6 +141,8 @@ def test_large_messages_come_in_pages_that_fit_in_a_reply(broker: Broker, client
         ({}, errors.BadRequest),
     ],
 )
-def test_what_cannot_be_meant_is_refused(client: Client, wanted: dict[str, Any], error: type[Exception]) -> None:
+def test_what_cannot_be_meant_is_refused(
+    client: Client, wanted: dict[str, Any], error: type[Exception]
+) -> None:
     reply = client.ask(Opcode.CALL, encode_call("message.find", wanted))
     assert isinstance(to_error(reply.status, reply.payload), error)

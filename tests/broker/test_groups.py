@@ -1,4 +1,6 @@
-"""What operators ask of groups, as the broker as a whole does it: large things go on by themselves."""
+"""What operators ask of groups, as the broker as a whole does it: large things go on by
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,24 @@ WHO = {"operator": "ada", "reason": "no use"}
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
-    """Seven dead letters in a group without members; records touch two of them at most."""
-    for module in ("tidying", "resets", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
+    """Seven dead letters in a group without members; records touch two of them at
+    most.
+    """
+    for module in ("background_work", "resets", "clones"):
+        monkeypatch.setattr(f"txmq.core.consumers.{module}.SLICE", 2)
     broker = Broker()
     broker.start()
     client = broker.connect()
     client.call("topic.create", name="t", partitions=1)
     for sequence in range(7):
         client.ask(Opcode.SEND, send_payload(sequence))
-    joined: Any = client.call("consumer.join", group="billing", topics=["t"], instance="i", member="m")
+    joined: Any = client.call(
+        "consumer.join", group="billing", topics=["t"], instance="i", member="m"
+    )
     known: dict[str, Any] = {"group": "billing", "member": "m", "generation": joined["generation"]}
-    client.ask(Opcode.FETCH, pack_fetch(Fetch(joined["generation"], 0, 1 << 20, 100, "billing", "m")))
+    client.ask(
+        Opcode.FETCH, pack_fetch(Fetch(joined["generation"], 0, 1 << 20, 100, "billing", "m"))
+    )
     for offset in range(7):
         client.call("consumer.nack", **known, topic="t", partition=0, offset=offset, dead=True)
     client.call("consumer.leave", group="billing", member="m", instance="i")
@@ -36,12 +44,20 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 def test_a_large_reset_ends_by_itself(broker: Broker) -> None:
     reset = broker.ask("group.reset", group="billing", topic="t", to="first", **WHO)
-    assert (reset["pending"], [tuple(target) for target in reset["positions"]]) == (True, [(0, 7, 0, 0, 0, 7)])
+    assert (reset["pending"], [tuple(target) for target in reset["positions"]]) == (
+        True,
+        [(0, 7, 0, 0, 0, 7)],
+    )
     shown = broker.ask("group.show", group="billing")
     assert (shown["state"], shown["positions"][0]["reason"]) == ("being reset", "being-reset")
     broker.pass_time(1)
     shown = broker.ask("group.show", group="billing")
-    assert (shown["state"], shown["letters"], shown["lag"], shown["positions"][0]["floor"]) == ("empty", 0, 7, 0)
+    assert (shown["state"], shown["letters"], shown["lag"], shown["positions"][0]["floor"]) == (
+        "empty",
+        0,
+        7,
+        0,
+    )
 
 
 def test_a_large_deletion_ends_by_itself_and_the_name_is_free_at_once(broker: Broker) -> None:
@@ -91,7 +107,13 @@ class Fetcher:
     def __init__(self, broker: Broker) -> None:
         self.client = broker.connect()
         self.client.call("topic.create", name="u", partitions=1)
-        args = {"group": "two", "topics": ["t", "u"], "start": "last", "instance": "i", "member": "m"}
+        args = {
+            "group": "two",
+            "topics": ["t", "u"],
+            "start": "last",
+            "instance": "i",
+            "member": "m",
+        }
         joined: Any = self.client.call("consumer.join", **args)
         self.generation = joined["generation"]
 
@@ -102,10 +124,15 @@ class Fetcher:
     def answers(self) -> dict[int, list[str]]:
         """Of fetches, by their numbers: the topics that came."""
         replies = self.client.replies()
-        return {reply.correlation: [c.topic for c in unpack_chunks(reply.payload).chunks] for reply in replies}
+        return {
+            reply.correlation: [c.topic for c in unpack_chunks(reply.payload).chunks]
+            for reply in replies
+        }
 
 
-def test_a_newer_fetch_of_a_member_ends_one_that_waits_and_gets_nothing_of_topics_left_out(broker: Broker) -> None:
+def test_a_newer_fetch_of_a_member_ends_one_that_waits_and_gets_nothing_of_topics_left_out(
+    broker: Broker,
+) -> None:
     member, sender = Fetcher(broker), broker.connect()
     member.fetch(1)
     assert member.answers() == {}
@@ -121,14 +148,23 @@ def test_a_newer_fetch_of_a_member_ends_one_that_waits_and_gets_nothing_of_topic
     assert member.answers() == {3: ["t"]}
 
 
-def test_what_a_member_has_paused_for_itself_is_told_until_it_goes_on_or_is_gone(broker: Broker) -> None:
+def test_what_a_member_has_paused_for_itself_is_told_until_it_goes_on_or_is_gone(
+    broker: Broker,
+) -> None:
     member = Fetcher(broker)
     broker.connect().ask(Opcode.SEND, send_payload(7))
-    known: dict[str, Any] = {"group": "two", "member": "m", "generation": member.generation, "instance": "i"}
+    known: dict[str, Any] = {
+        "group": "two",
+        "member": "m",
+        "generation": member.generation,
+        "instance": "i",
+    }
 
     def told() -> tuple[list[str], list[str]]:
         shown = broker.ask("group.show", group="two")
-        return shown["member_list"][0]["paused"], [position["reason"] for position in shown["positions"]]
+        return shown["member_list"][0]["paused"], [
+            position["reason"] for position in shown["positions"]
+        ]
 
     member.client.call("consumer.heartbeat", **known, paused=["t"])
     assert told() == (["t"], ["member-paused", ""])

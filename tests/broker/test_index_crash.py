@@ -1,4 +1,6 @@
-"""The power goes at every step while the index is made anew: then the broker starts, and has what its log says."""
+"""The power goes at every step while the index is made anew: then the broker starts,
+and has what its log says.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,21 @@ from tests.broker.index_world import (
     settings_of,
     written_back,
 )
-from tests.broker.rebuilding import REBUILDS, Twin, by_command, check, keep, made_twin, make_small, survive
+from tests.broker.rebuilding import (
+    REBUILDS,
+    Twin,
+    by_command,
+    check,
+    keep,
+    made_twin,
+    make_small,
+    survive,
+)
 from tests.broker.support import BEGAN
-from txmq.broker.core.tables import DUE, NAMES
-from txmq.broker.keeping.storage import open_directory
+from txmq.broker.data_directory.storage import open_directory
 from txmq.store import environment, index
 from txmq.store.index import DumpRow, Frozen, LmdbTables
+from txmq.store.tables import DUE, NAMES
 from txmq.testing.processes import running
 
 FOUND = 3  # an exit status
@@ -40,14 +51,18 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
 
 
 @pytest.mark.parametrize("name", REBUILDS)
-def test_no_power_cut_in_a_rebuild_of_the_index_changes_what_the_broker_has(twin: Twin, name: str) -> None:
+def test_no_power_cut_in_a_rebuild_of_the_index_changes_what_the_broker_has(
+    twin: Twin, name: str
+) -> None:
     counts = survive(twin, name)
     assert counts["cuts of the index"] > 10, counts
     assert counts["checked"] > counts["cuts"] > 20, counts
 
 
 def rebuild_a_wrong_one(twin: Twin) -> None:
-    """An index with a row that the log does not have is made anew, and then the power goes."""
+    """An index with a row that the log does not have is made anew, and then the power
+    goes.
+    """
     base = twin.disk.copy()
     written_back(base, twin.data)
     with closing(open_directory(base, settings_of(twin.data), BEGAN).tables) as tables:
@@ -132,14 +147,18 @@ def test_the_check_finds_a_planted_bug(
         survive(twin, PLANTED[plant])
 
 
-def test_the_check_finds_an_index_that_comes_back(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_an_index_that_comes_back(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(environment, "_sync_names", lambda _path: None)
     with pytest.raises(AssertionError, match="not what the log says"):
         rebuild_a_wrong_one(twin)
 
 
 def rebuild_and_lose_a_write(twin: Twin) -> int:
-    """Returns how many writes of a rebuild were not synced at its end: any of them may be lost."""
+    """Returns how many writes of a rebuild were not synced at its end: any of them may
+    be lost.
+    """
     disk, lost = twin.disk.copy(), 0
     written_back(disk, twin.data)
     with Mirror(disk, twin.data).watching():
@@ -159,7 +178,9 @@ def open_without_sync(path: Path, map_size: int) -> lmdb.Environment:
 
 
 def unsynced(data: str) -> None:
-    """A process of its own: LMDB may read pages that never came to the disk, and then it may crash."""
+    """A process of its own: LMDB may read pages that never came to the disk, and then
+    it may crash.
+    """
     with pytest.MonkeyPatch.context() as monkeypatch:
         make_small(monkeypatch)
         twin = made_twin(Path(data))

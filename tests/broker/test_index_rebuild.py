@@ -1,4 +1,6 @@
-"""After random work the index is what the log alone comes to, and a snapshot with the rest of it: row by row."""
+"""After random work the index is what the log alone comes to, and a snapshot with the
+rest of it: row by row.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,18 @@ from tests.broker.index_world import Indexed, Rows, new_disk, settings_of, store
 from tests.broker.random_everything import Everything
 from tests.broker.retention_world import ARCHIVE
 from tests.broker.support import BEGAN
-from txmq.broker.core import machine
-from txmq.broker.core.events import KINDS, Event, Place
-from txmq.broker.core.state import State
-from txmq.broker.core.tables import NAMES, Row
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions import holds, pieces
-from txmq.broker.keeping import storage
-from txmq.broker.keeping.offline import rebuild
+from txmq.broker.data_directory import storage
+from txmq.broker.data_directory.offline import rebuild
+from txmq.broker.data_directory.verify import LogFiles
+from txmq.core import machine
+from txmq.core.events.base import KINDS, Event, Place
+from txmq.core.state.state import State
+from txmq.core.topics import key_order
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions import large_bundles
 from txmq.store import index
 from txmq.store.segment import read_log_id
-from txmq.store.verify import LogFiles
+from txmq.store.tables import NAMES, Row
 from txmq.testing.simfs import SimFS
 
 SEEDS, LIVES, STEPS = 4, 3, 110
@@ -34,12 +37,14 @@ SEEDS, LIVES, STEPS = 4, 3, 110
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of a few keys are large, and wait for each other piece by piece."""
-    monkeypatch.setattr(pieces, "KEYS", 4)
-    monkeypatch.setattr(holds, "CASCADE", 6)
+    monkeypatch.setattr(large_bundles, "KEYS", 4)
+    monkeypatch.setattr(key_order, "CASCADE", 6)
 
 
 def worked(data: Path, seed: int, lives: int = LIVES) -> SimFS:
-    """Lives of a broker, checkpoints in the midst of its work; some end in good order, others do not."""
+    """Lives of a broker, checkpoints in the midst of its work; some end in good order,
+    others do not.
+    """
     disk, rng, now = new_disk(data), Random(seed), BEGAN
     work: Everything | None = None
     for life in range(lives):
@@ -62,7 +67,9 @@ def worked(data: Path, seed: int, lives: int = LIVES) -> SimFS:
 
 
 def moved_to(disk: SimFS, data: Path, other: Path, *, folders: tuple[str, ...]) -> SimFS:
-    """The files of these folders as those of another data directory, on a disk of its own."""
+    """The files of these folders as those of another data directory, on a disk of its
+    own.
+    """
     fs = new_disk(other)
     for folder in folders:
         base, _, name = folder.rpartition("/")
@@ -81,8 +88,8 @@ def differences(ours: Rows, theirs: Rows) -> list[tuple[str, str]]:
 
 
 def compare(disk: SimFS, data: Path, elsewhere: Path) -> int:
-    """The index with what is made of the whole log, archive and all, and of the newest snapshot and what is after it.
-    Returns its rows.
+    """The index with what is made of the whole log, archive and all, and of the newest
+    snapshot and what is after it. Returns its rows.
     """
     log_id = read_log_id(disk, str(data))
     assert log_id is not None
@@ -100,12 +107,18 @@ def compare(disk: SimFS, data: Path, elsewhere: Path) -> int:
 
 
 def met(disk: SimFS, data: Path, elsewhere: Path) -> Counter[str]:
-    """The events of the whole log, and the tables of the index, by how many there are."""
-    files = LogFiles(moved_to(disk, data, elsewhere, folders=(f"{ARCHIVE}/log", "log")), str(elsewhere))
+    """The events of the whole log, and the tables of the index, by how many there
+    are.
+    """
+    files = LogFiles(
+        moved_to(disk, data, elsewhere, folders=(f"{ARCHIVE}/log", "log")), str(elsewhere)
+    )
     names = {number: kind.__name__ for kind, number in KINDS.items()}
     log_id = read_log_id(disk, str(data))
     assert log_id is not None
-    return Counter(names[r.kind] for r in files.scan(0)) + Counter(name for name, _k, _v in stored(data, log_id)[1])
+    return Counter(names[r.kind] for r in files.scan(0)) + Counter(
+        name for name, _k, _v in stored(data, log_id)[1]
+    )
 
 
 def test_the_index_is_what_a_rebuild_makes_after_any_work(tmp_path: Path) -> None:
@@ -121,7 +134,9 @@ def test_the_index_is_what_a_rebuild_makes_after_any_work(tmp_path: Path) -> Non
 
 
 def topics_are_saved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a broker's life: what changes of them later is in the log, and not in the index."""
+    """In a broker's life: what changes of them later is in the log, and not in the
+    index.
+    """
     save, saved = machine.save, dict[int, set[int]]()
 
     def forgetful(state: State) -> None:
@@ -143,7 +158,9 @@ def deleted_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replay_takes_other_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if `apply` looked at a clock, which says something else when the log is read again."""
+    """As if `apply` looked at a clock, which says something else when the log is read
+    again.
+    """
     roll = storage._roll
 
     def later(state: State, event: Event, place: Place) -> None:
@@ -152,7 +169,9 @@ def replay_takes_other_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_roll", later)
 
 
-@pytest.mark.parametrize("plant", [topics_are_saved_once, deleted_rows_stay, replay_takes_other_times])
+@pytest.mark.parametrize(
+    "plant", [topics_are_saved_once, deleted_rows_stay, replay_takes_other_times]
+)
 def test_the_comparison_finds_a_planted_bug(
     tmp_path: Path, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

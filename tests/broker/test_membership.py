@@ -1,4 +1,6 @@
-"""Who is still there: sessions, lost connections, and members that may be away for a while."""
+"""Who is still there: sessions, lost connections, and members that may be away for a
+while.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import pytest
 from twisted.internet.task import Clock
 
 from tests.core.consumer_world import World
-from txmq.broker.core.consumers.commands import Leave, Rebalance
-from txmq.broker.membership import Membership
+from txmq.broker.session_service import Membership
+from txmq.core.consumers.commands import Leave, Rebalance
 
 SESSION_US = 30_000_000
 
@@ -54,7 +56,7 @@ def broken(session: Any) -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_member_that_says_nothing_is_lost_when_its_session_is_over(static: bool) -> None:  # noqa: FBT001
+def test_a_member_that_says_nothing_is_lost_when_its_session_is_over(static: bool) -> None:
     place = Place()
     session = place.joins("a", static=static)
     assert place.later(29) == ["a"]
@@ -63,7 +65,9 @@ def test_a_member_that_says_nothing_is_lost_when_its_session_is_over(static: boo
     assert place.later(2) == []
 
 
-def test_a_static_member_outlives_its_connection_by_its_session_and_another_one_by_a_moment() -> None:
+def test_a_static_member_outlives_its_connection_by_its_session_and_another_one_by_a_moment() -> (
+    None
+):
     place = Place()
     for name, static in (("a", True), ("b", False)):
         broken(place.joins(name, static=static))

@@ -1,4 +1,6 @@
-"""Which process of a service is asked first about a transaction, and who comes after it."""
+"""Which process of a service is asked first about a transaction, and who comes after
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ import pytest
 
 from tests.broker.support import SECOND, Broker, Client
 from txmq.batch import encode
-from txmq.broker.core.transactions.parts import StorePart
-from txmq.broker.core.transactions.transactions import get
-from txmq.broker.deciding import offers
-from txmq.message import Message
+from txmq.broker.checkback import checkers as offers
+from txmq.core.transactions.half_storage import StorePart
+from txmq.core.transactions.model import get
+from txmq.model.message import Message
 from txmq.wire.frames import encode_frame
 from txmq.wire.group import NO_DIGEST, Description, Part, PartBatch, pack_part
 from txmq.wire.headers import Opcode
@@ -34,7 +36,9 @@ def connect(broker: Broker, process: str | None) -> Client:
     return broker.connect(encode_frame(Opcode.HELLO, 1, hello.encode()))
 
 
-def store(client: Client, number: int = 1, *, parts: int = 1, check_after: int = FIRST_CHECK * SECOND) -> str:
+def store(
+    client: Client, number: int = 1, *, parts: int = 1, check_after: int = FIRST_CHECK * SECOND
+) -> str:
     """A half message of service shop, whose checker is billing."""
     token = client.broker.token(number)
     for part in range(parts):
@@ -42,7 +46,9 @@ def store(client: Client, number: int = 1, *, parts: int = 1, check_after: int =
         batch = encode([Message(b"m")], producer_id=token, epoch=0, sequence=part, born_at=1)
         description = None if part else Description(("checker", "billing"), "shop", (), check_after)
         digest = b"d" * 32 if sealed else NO_DIGEST
-        sent = Part(token, part, 0, sealed, False, digest, description, (PartBatch("t", 0, 0, batch),))
+        sent = Part(
+            token, part, 0, sealed, False, digest, description, (PartBatch("t", 0, 0, batch),)
+        )
         client.ask(Opcode.GROUP, b"".join(pack_part(sent)))
     return token.hex()
 
@@ -102,8 +108,12 @@ def test_nothing_is_kept_for_an_origin_whose_connection_is_lost(broker: Broker) 
     assert taken(other, "billing") == [token]
 
 
-@pytest.mark.parametrize("process", [None, ORIGIN], ids=["of no known process", "of one that takes no check-backs"])
-def test_where_its_origin_does_not_listen_whoever_asks_is_given_it(broker: Broker, process: str | None) -> None:
+@pytest.mark.parametrize(
+    "process", [None, ORIGIN], ids=["of no known process", "of one that takes no check-backs"]
+)
+def test_where_its_origin_does_not_listen_whoever_asks_is_given_it(
+    broker: Broker, process: str | None
+) -> None:
     token = store(connect(broker, process))
     other = connect(broker, OTHER)
     broker.pass_time(FIRST_CHECK + 0.1)

@@ -1,4 +1,6 @@
-"""A session of the broker's, fed bytes: greetings, strangers, and input that is up to no good."""
+"""A session of the broker's, fed bytes: greetings, strangers, and input that is up to
+no good.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from tests.broker.support import HELLO, Broker, send_payload
 from txmq import errors
 from txmq.batch import encode
-from txmq.message import Message
+from txmq.model.message import Message
 from txmq.wire import headers
 from txmq.wire.calls import CALLS, encode_call
 from txmq.wire.frames import encode_frame
@@ -57,7 +59,9 @@ def test_a_connection_that_never_greets_is_cut(broker: Broker) -> None:
     ],
     ids=["http", "tls", "ones", "zeros", "too long before the hello", "flipped bit"],
 )
-def test_what_is_no_greeting_ends_the_connection_and_harms_nobody(broker: Broker, data: bytes) -> None:
+def test_what_is_no_greeting_ends_the_connection_and_harms_nobody(
+    broker: Broker, data: bytes
+) -> None:
     other, stranger = broker.connect(), broker.connect(None)
     stranger.send(data)
     assert isinstance(stranger.refusal(), errors.BadRequest)
@@ -90,9 +94,12 @@ def test_a_batch_with_a_wrong_checksum_is_not_stored(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "partition", "error"), [("u", 0, errors.UnknownTopic), ("t", 9, errors.UnknownPartition)]
+    ("topic", "partition", "error"),
+    [("u", 0, errors.UnknownTopic), ("t", 9, errors.UnknownPartition)],
 )
-def test_a_send_that_cannot_be_placed_is_refused(broker: Broker, topic: str, partition: int, error: type) -> None:
+def test_a_send_that_cannot_be_placed_is_refused(
+    broker: Broker, topic: str, partition: int, error: type
+) -> None:
     client = broker.connect()
     client.call("topic.create", name="t", partitions=1)
     reply = client.ask(Opcode.SEND, send_payload(topic=topic, partition=partition))
@@ -116,7 +123,9 @@ def test_a_fetch_waits_for_a_message_and_ends_with_its_connection(broker: Broker
 def test_an_unanswered_read_ends_after_its_time(broker: Broker) -> None:
     client = broker.connect()
     client.call("topic.create", name="t", partitions=1)
-    client.send(encode_frame(Opcode.READ, 5, headers.pack_read(headers.Read(0, 0, 500, 1 << 20, "t"))))
+    client.send(
+        encode_frame(Opcode.READ, 5, headers.pack_read(headers.Read(0, 0, 500, 1 << 20, "t")))
+    )
     broker.clock.advance(0.4)
     assert client.replies() == []
     broker.clock.advance(0.2)
@@ -131,7 +140,9 @@ def test_a_half_message_needs_a_resolver_for_its_database(broker: Broker) -> Non
     batch = encode([Message(b"m")], producer_id=b"t" * 16, epoch=0, sequence=0, born_at=1)
     described = Description(("postgres", 1, 1, 5, None), "s", (), 0)
     part = Part(b"t" * 16, 0, 0, True, False, bytes(32), described, (PartBatch("t", 0, 0, batch),))
-    reply = client.ask(Opcode.GROUP, b"".join(pack_part(part._replace(digest=group_digest([part])))))
+    reply = client.ask(
+        Opcode.GROUP, b"".join(pack_part(part._replace(digest=group_digest([part]))))
+    )
     assert isinstance(to_error(reply.status, reply.payload), errors.NoResolver)
 
 
@@ -141,7 +152,9 @@ def test_every_call_refuses_arguments_that_it_does_not_know(broker: Broker, name
     assert isinstance(to_error(reply.status, reply.payload), errors.BadRequest)
 
 
-def test_a_client_that_does_not_read_is_asked_nothing_more_and_cut_in_the_end(broker: Broker) -> None:
+def test_a_client_that_does_not_read_is_asked_nothing_more_and_cut_in_the_end(
+    broker: Broker,
+) -> None:
     client = broker.connect()
     client.transport.producer.pauseProducing()  # type: ignore[union-attr]
     assert client.transport.producerState == "paused"

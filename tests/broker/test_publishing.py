@@ -1,4 +1,6 @@
-"""Rows of an outbox become groups: in their order, once, up to the first that cannot be, and reported when durable."""
+"""Rows of an outbox become groups: in their order, once, up to the first that cannot
+be, and reported when durable.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from structlog.testing import capture_logs
 
 from tests.broker.test_engine import Rig
 from txmq.batch import encode_one
-from txmq.broker.core.transactions.transactions import get
-from txmq.broker.deciding.publishing import SLICE, Publisher
-from txmq.client.transactions.tokens import new_token
-from txmq.config import Broker
-from txmq.message import Message
-from txmq.tx.group import GroupState
-from txmq.tx.outbox import Entry, pack
+from txmq.broker.checkback.outbox_publisher import SLICE, Publisher
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.config.broker import Broker
+from txmq.core.transactions.model import get
+from txmq.model.bundle import GroupState
+from txmq.model.message import Message
+from txmq.tx.outbox_entry import Entry, pack
 from txmq.tx.postgres.outbox import Queued
 
 
@@ -31,7 +33,9 @@ class World(Rig):
         super().__init__()
         self.over: list[int] = []
         self.why = ""
-        self._publish = Publisher(self.engine, Broker(data=Path("/"), create_topics=create_topics), self.clock)
+        self._publish = Publisher(
+            self.engine, Broker(data=Path("/"), create_topics=create_topics), self.clock
+        )
 
     def publish(self, *rows: Queued) -> None:
         self._publish(rows, "shop", self._over)

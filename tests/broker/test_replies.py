@@ -1,4 +1,6 @@
-"""Replies that became due together go to the kernel together, without another turn of the reactor."""
+"""Replies that became due together go to the kernel together, without another turn of
+the reactor.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from txmq import limits
 from txmq.broker.protocol import Session, SessionFactory
 from txmq.errors import BadRequest
+from txmq.model import limits
 from txmq.wire.frames import Frame, FrameDecoder
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Welcome
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class Transport(StringTransport):
-    """Keeps what is written. The kernel takes at most `room` bytes of what is sent at once."""
+    """Keeps what is written. The kernel takes at most `room` bytes of what is sent at
+    once.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Twisted's
@@ -29,10 +33,10 @@ class Transport(StringTransport):
         self.room = 1 << 20
         self.dataBuffer, self._tempDataBuffer = b"", self.written
 
-    def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: FBT001 (Twisted's)
+    def setTcpNoDelay(self, enabled: bool) -> None:
         del enabled
 
-    def writeSomeData(self, data: bytes) -> int | Exception:  # noqa: N802 (Twisted's)
+    def writeSomeData(self, data: bytes) -> int | Exception:
         if self.room < 0:
             return ConnectionResetError()
         self.writes.append(data[: self.room])
@@ -41,7 +45,7 @@ class Transport(StringTransport):
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
-    def writeSequence(self, data: Iterable[bytes]) -> None:  # noqa: N802 (Twisted's)
+    def writeSequence(self, data: Iterable[bytes]) -> None:
         self.write(b"".join(data))
 
 

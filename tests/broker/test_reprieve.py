@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from txmq.broker.reprieve import Reprieve
+from txmq.broker.reactor.stall_guard import Reprieve
 
 
 @pytest.fixture
@@ -25,7 +25,9 @@ def test_every_turn_in_time_ends_what_is_silent(clock: Clock) -> None:
     assert called == [0.25, 0.5, 1.0]
 
 
-def test_fault_40_after_a_block_nothing_ends_for_a_second_and_everything_after_it(clock: Clock) -> None:
+def test_fault_40_after_a_block_nothing_ends_for_a_second_and_everything_after_it(
+    clock: Clock,
+) -> None:
     called: list[float] = []
     reprieve = Reprieve(clock, lambda: called.append(clock.seconds()))
     turns(clock, reprieve, 0.25)

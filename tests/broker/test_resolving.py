@@ -9,8 +9,8 @@ import psycopg2
 from twisted.internet.defer import Deferred, execute
 
 from tests.fixtures_postgres import Databases
-from txmq.broker.deciding.resolving import PROBE_US, Resolving
-from txmq.config import Resolver
+from txmq.broker.checkback.resolver_service import PROBE_US, Resolving
+from txmq.config.broker import Resolver
 from txmq.testing.postgres import PostgresServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import registered
@@ -36,17 +36,22 @@ def at_once(function: Callable[..., Any], *args: object) -> Deferred[Any]:
     return execute(function, *args)
 
 
-def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions(database: str) -> None:
+def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions(
+    database: str,
+) -> None:
     connection = connect(database, application_name="test")
     with connection.cursor() as cursor:
         for partition in partitions(connection)[1:]:
             cursor.execute(f"DROP TABLE public.{partition.name}")
     few = len(partitions(connection))
     log_id, oldest = uuid4(), uuid4()
-    resolving = Resolving([Resolver(name="r", dsn=database)], log_id, at_once, Clock().now, name="b-1")
+    resolving = Resolving(
+        [Resolver(name="r", dsn=database)], log_id, at_once, Clock().now, name="b-1"
+    )
     mine = read_server(connection).identity
     decider, other = (
-        ("postgres", mine.system_id, mine.timeline, oid, None) for oid in (mine.database_oid, mine.database_oid + 1)
+        ("postgres", mine.system_id, mine.timeline, oid, None)
+        for oid in (mine.database_oid, mine.database_oid + 1)
     )
     assert resolving.knows(other)
     resolving.upkeep(oldest.bytes)

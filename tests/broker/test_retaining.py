@@ -1,4 +1,6 @@
-"""Retention in a broker: the log lets go of segments, letters outlive them, nothing is lost by a power cut."""
+"""Retention in a broker: the log lets go of segments, letters outlive them, nothing is
+lost by a power cut.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from tests.broker.retention_world import ARCHIVE, DATA, World, bodies, letters, 
 from tests.broker.support import BEGAN, HELLO, Client
 from tests.simulation.node import recover
 from txmq.batch import encode, verify
-from txmq.broker.core import pins
-from txmq.broker.core.consumers.candidates import Wish
-from txmq.broker.core.consumers.commands import Deliver, Failure, Join, Nack, Pick, Wanted
-from txmq.broker.core.consumers.planning import plan
-from txmq.broker.core.topics import delayed
-from txmq.broker.core.topics.delays import PublishDue, Recall, RecallReply
-from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.core.transactions.parts import GroupBatch, StorePart
+from txmq.core.consumers.candidates import Wish
+from txmq.core.consumers.commands import Deliver, Failure, Join, Nack, Pick, Wanted
+from txmq.core.consumers.planning import plan
+from txmq.core.state import log_pins
+from txmq.core.topics import delayed
+from txmq.core.topics.delay_rules import PublishDue, Recall, RecallReply
+from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.transactions.decisions import Decide
+from txmq.core.transactions.half_storage import GroupBatch, StorePart
 from txmq.errors import OffsetOutOfRange
-from txmq.message import Decision, Message
+from txmq.model.message import Decision, Message
 from txmq.store.segment import list_segments
 from txmq.testing.simfs import SimFS, crash_points
 from txmq.wire.headers import Opcode, Read, pack_read
@@ -36,7 +38,7 @@ TOKEN = (BEGAN // 1_000).to_bytes(6, "big") + bytes(10)
 
 @pytest.fixture(autouse=True)
 def _little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "SLACK", 1_000)
+    monkeypatch.setattr(log_pins, "SLACK", 1_000)
 
 
 def new_disk() -> SimFS:
@@ -65,8 +67,14 @@ def bury(world: World, offset: int) -> None:
     """The message becomes a dead letter of group g."""
     reply = world.do(Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted()))
     generation = reply.generation
-    found: Any = plan(world.state, "g", "a", generation, world.log.durable, Wish(100, 1 << 30), world.now())
-    world.do(Deliver("g", "a", generation, tuple(Pick(candidate, None) for candidate in found.candidates)))
+    found: Any = plan(
+        world.state, "g", "a", generation, world.log.durable, Wish(100, 1 << 30), world.now()
+    )
+    world.do(
+        Deliver(
+            "g", "a", generation, tuple(Pick(candidate, None) for candidate in found.candidates)
+        )
+    )
     world.do(Nack("g", "a", generation, "t", 0, offset, None, None, Failure("E", "no", "f"), True))
 
 
@@ -144,7 +152,17 @@ def test_an_undecided_transaction_holds_up_the_log_and_is_published_whole() -> N
     world = made()
     data = encode([Message(body(77), "k")], producer_id=TOKEN, epoch=0, sequence=0, born_at=1)
     part = StorePart(
-        TOKEN, 0, (GroupBatch("t", 0, 0, data, verify(data)),), True, False, b"d" * 32, 0, ("checker", "s"), "s", (), 0
+        TOKEN,
+        0,
+        (GroupBatch("t", 0, 0, data, verify(data)),),
+        True,
+        False,
+        b"d" * 32,
+        0,
+        ("checker", "s"),
+        "s",
+        (),
+        0,
     )
     world.do(part)
     fill(world, 9)
@@ -199,14 +217,19 @@ def test_segments_go_to_the_archive_where_a_topic_says_so() -> None:
     world.do(AlterTopic("t", {"policy": "archive"}))
     fill(world, 9)
     world.retain()
-    before = {segment.first: _contents(world.fs, segment.path) for segment in list_segments(world.fs, DATA)}
+    before = {
+        segment.first: _contents(world.fs, segment.path)
+        for segment in list_segments(world.fs, DATA)
+    }
     world.turn(2 * HOUR)
     fill(world, 3, 9)
     world.retain()
     world.retain()
     archived = list_segments(world.fs, ARCHIVE)
     assert archived
-    assert [segment.first for segment in archived] == [first for first in before if first < world.log.first]
+    assert [segment.first for segment in archived] == [
+        first for first in before if first < world.log.first
+    ]
     for segment in archived:
         assert _contents(world.fs, segment.path) == before[segment.first][: segment.size]
 
@@ -264,7 +287,9 @@ def test_a_snapshot_that_finds_no_space_is_an_alarm_and_is_made_later() -> None:
 
 
 class Told:
-    """What a life has told its clients: bodies by offset, and from where on they have to be there."""
+    """What a life has told its clients: bodies by offset, and from where on they have
+    to be there.
+    """
 
     def __init__(self) -> None:
         self.sent: dict[int, bytes] = {}
@@ -302,7 +327,9 @@ def test_no_power_cut_in_retention_loses_what_is_kept() -> None:
                 continue
             found, first = bodies(log.read, state, "t"), state.topics["t"].firsts[0]
             assert first <= told.first
-            assert found.items() >= {n: data for n, data in told.sent.items() if n >= first}.items(), "lost"
+            assert (
+                found.items() >= {n: data for n, data in told.sent.items() if n >= first}.items()
+            ), "lost"
             assert min(found, default=first) == first
             kept = letters(log.read, state)
             assert kept == {1: body(1)} if told.letter else kept in ({}, {1: body(1)})

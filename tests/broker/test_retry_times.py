@@ -1,12 +1,14 @@
-"""Retries come when they are due: a waiting fetch is answered within a tenth of a second, to whichever message."""
+"""Retries come when they are due: a waiting fetch is answered within a tenth of a
+second, to whichever message.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tests.broker.support import SECOND, Broker
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.message import Decision, Message
+from txmq.core.transactions.decisions import Decide
+from txmq.model.message import Decision, Message
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.frames import encode_frame
 from txmq.wire.headers import Fetch, Opcode, pack_fetch
@@ -23,13 +25,22 @@ def test_each_retry_comes_within_a_tenth_of_a_second_of_its_time() -> None:
     options: dict[str, Any] = {"topics": ["t"], "instance": "i", "member": "m", "flood_keys": 0}
     joined: Any = client.call("consumer.join", group="g", **options)
     generation = joined["generation"]
-    fetch = encode_frame(Opcode.FETCH, 9, pack_fetch(Fetch(generation, 60_000, 1 << 20, 1_000, "g", "m")))
+    fetch = encode_frame(
+        Opcode.FETCH, 9, pack_fetch(Fetch(generation, 60_000, 1 << 20, 1_000, "g", "m"))
+    )
     client.send(fetch)
     assert len(client.replies()) == 1
     due = {}
     for offset in range(MESSAGES):
         delay_ms = 500 + offset * 37
-        place = {"group": "g", "member": "m", "generation": generation, "topic": "t", "partition": 0, "offset": offset}
+        place = {
+            "group": "g",
+            "member": "m",
+            "generation": generation,
+            "topic": "t",
+            "partition": 0,
+            "offset": offset,
+        }
         nacked: Any = client.call("consumer.nack", **place, delay_ms=delay_ms)
         due[offset] = nacked["due_at"]
     client.send(fetch)
@@ -38,7 +49,9 @@ def test_each_retry_comes_within_a_tenth_of_a_second_of_its_time() -> None:
         broker.clock.advance(STEP_S)
         for reply in client.replies():
             for chunk in unpack_chunks(reply.payload).chunks:
-                late[chunk.base_offset + chunk.first_row] = broker.now() - due[chunk.base_offset + chunk.first_row]
+                late[chunk.base_offset + chunk.first_row] = (
+                    broker.now() - due[chunk.base_offset + chunk.first_row]
+                )
             client.send(fetch)
     assert min(late.values()) >= 0
     assert max(late.values()) <= LATE_US

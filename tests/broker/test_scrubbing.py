@@ -1,4 +1,6 @@
-"""Data that rots on the disk: found when it is read and by the scrub, named, never passed over, and the rest served."""
+"""Data that rots on the disk: found when it is read and by the scrub, named, never
+passed over, and the rest served.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from twisted.internet.defer import Deferred
 
 from tests.broker.support import Broker, Client, send_payload
 from txmq.batch import encode
-from txmq.broker.core import tables as t
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions.transactions import get
-from txmq.broker.keeping.scrubbing import HOUR_S, PART, Scrubbing
-from txmq.config_storage import Scrub
+from txmq.broker.data_directory.scrub_service import HOUR_S, PART, Scrubbing
+from txmq.config.storage import Scrub
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions.model import get
 from txmq.errors import MessagesDamaged
-from txmq.message import Message
+from txmq.model.message import Message
+from txmq.store import tables as t
 from txmq.store.segment import segment_path
 from txmq.wire import headers
 from txmq.wire.chunks import unpack_chunks
@@ -31,7 +33,10 @@ class Rotten:
         self.broker.do(CreateTopic("t", 2))
         self.client: Client = self.broker.connect()
         for sequence in range(6):
-            assert self.client.ask(Opcode.SEND, send_payload(sequence, partition=sequence % 2)).status == 0
+            assert (
+                self.client.ask(Opcode.SEND, send_payload(sequence, partition=sequence % 2)).status
+                == 0
+            )
 
     def entry(self, partition: int, offset: int) -> t.Entry:
         row = self.broker.engine.state.entries.get(t.ENTRY_KEY.pack(1, partition, offset))
@@ -53,14 +58,20 @@ class Rotten:
         return [chunk.base_offset for chunk in unpack_chunks(reply.payload).chunks]
 
     def join(self, mode: str) -> Any:
-        return self.client.call("consumer.join", group="g", member="a", instance="a", mode=mode, topics=["t"])
+        return self.client.call(
+            "consumer.join", group="g", member="a", instance="a", mode=mode, topics=["t"]
+        )
 
     def fetch(self, joined: Any, messages: int = 100, run: int = 0) -> list[tuple[int, int]]:
         wanted = Fetch(joined["generation"], 0, 1 << 20, messages, "g", "a", run=run)
         reply = self.client.ask(Opcode.FETCH, pack_fetch(wanted))
         assert reply.status == 0
         chunks = unpack_chunks(reply.payload).chunks
-        return [(chunk.partition, chunk.base_offset + row) for chunk in chunks for row in range(chunk.rows)]
+        return [
+            (chunk.partition, chunk.base_offset + row)
+            for chunk in chunks
+            for row in range(chunk.rows)
+        ]
 
     def alarms(self) -> list[str]:
         return [alarm["name"] for alarm in self.broker.ask("broker.alarms")["alarms"]]
@@ -71,7 +82,9 @@ def rotten() -> Rotten:
     return Rotten()
 
 
-def test_a_reader_gets_what_is_before_then_an_error_that_says_where_to_go_on(rotten: Rotten) -> None:
+def test_a_reader_gets_what_is_before_then_an_error_that_says_where_to_go_on(
+    rotten: Rotten,
+) -> None:
     position = rotten.rot(0, 1)
     assert rotten.read(0, 0) == [0]
     error = rotten.read(0, 1)
@@ -96,9 +109,17 @@ def test_a_group_passes_nothing_over_and_gets_the_other_partition(
         got += rotten.fetch(joined, messages, run)
     assert sorted(got) == [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert rotten.alarms() == ["log.damaged"]
-    whys = [position["reason"] for position in rotten.broker.ask("group.show", group="g")["positions"]]
+    whys = [
+        position["reason"] for position in rotten.broker.ask("group.show", group="g")["positions"]
+    ]
     assert whys[0] == "damaged"
-    reset: dict[str, Any] = {"group": "g", "topic": "t", "to": {"0": 2}, "operator": "ada", "reason": "lost"}
+    reset: dict[str, Any] = {
+        "group": "g",
+        "topic": "t",
+        "to": {"0": 2},
+        "operator": "ada",
+        "reason": "lost",
+    }
     rotten.client.call("group.reset", **reset)
     assert rotten.fetch(joined) == [(0, 2)]
 
@@ -122,7 +143,9 @@ class Thread:
 def test_the_scrub_finds_it_before_anybody_reads_it(rotten: Rotten) -> None:
     position = rotten.rot(1, 2)
     thread, clock = Thread(), rotten.broker.clock
-    scrubbing = Scrubbing(rotten.broker.engine, Scrub(mib_per_s=1.0, every_hours=2.0), clock, thread)
+    scrubbing = Scrubbing(
+        rotten.broker.engine, Scrub(mib_per_s=1.0, every_hours=2.0), clock, thread
+    )
     scrubbing.start()
     assert rotten.alarms() == []
     clock.advance(1)
@@ -165,7 +188,10 @@ def test_it_can_be_switched_off(rotten: Rotten) -> None:
 def test_what_is_looked_up_ends_before_the_damage_then_says_what_it_is(rotten: Rotten) -> None:
     position = rotten.rot(0, 1)
     page = rotten.broker.ask("message.find", topic="t")
-    assert ([(row["partition"], row["offset"]) for row in page["messages"]], page["next"]) == ([(0, 0)], (0, 1))
+    assert ([(row["partition"], row["offset"]) for row in page["messages"]], page["next"]) == (
+        [(0, 0)],
+        (0, 1),
+    )
     refused = rotten.broker.ask("message.find", topic="t", after=[0, 1])
     assert (refused.error, refused.detail["position"]) == (MessagesDamaged, position)
     rest = rotten.broker.ask("message.find", topic="t", after=[0, 2])["messages"]
@@ -184,12 +210,19 @@ def test_a_damaged_letter_is_named_and_the_others_are_shown(rotten: Rotten) -> N
     ask = rotten.broker.ask
     letters = ask("dlq.list", group="g")["letters"]
     assert [letter["offset"] for letter in letters] == [0, 1, 2]
-    assert [str(position) in letter.get("damaged", "") for letter in letters] == [False, True, False]
+    assert [str(position) in letter.get("damaged", "") for letter in letters] == [
+        False,
+        True,
+        False,
+    ]
     first = ask("dlq.list", group="g", bodies=True)
     assert [letter["offset"] for letter in first["letters"]] == [0]
     refused = ask("dlq.list", group="g", bodies=True, after=first["next"])
     assert (refused.error, refused.detail["position"]) == (MessagesDamaged, position)
-    assert ask("dlq.list", group="g", bodies=True, after=letters[1]["number"])["letters"][0]["offset"] == 2
+    assert (
+        ask("dlq.list", group="g", bodies=True, after=letters[1]["number"])["letters"][0]["offset"]
+        == 2
+    )
     assert ask("dlq.show", group="g", topic="t", partition=0, offset=1).error is MessagesDamaged
     assert rotten.alarms() == ["log.damaged"]
 

@@ -1,4 +1,6 @@
-"""Frames of many sends: one record, one flush, one reply, and each send answered for itself."""
+"""Frames of many sends: one record, one flush, one reply, and each send answered for
+itself.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ import pytest
 from tests.broker.support import Broker, Client, welcome, writes
 from txmq import errors
 from txmq.batch import BatchView, encode
-from txmq.broker import sending
-from txmq.broker.core.events import BatchStored
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions.instances import RegisterInstance
-from txmq.config import load
-from txmq.config_storage import FlushEvery
-from txmq.message import Message
+from txmq.broker import send_requests
+from txmq.config.broker import load
+from txmq.config.storage import FlushEvery
+from txmq.core.events.base import BatchStored
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions.instances import RegisterInstance
+from txmq.model.message import Message
 from txmq.store.record import LOST
 from txmq.wire import headers
 from txmq.wire.chunks import unpack_chunks
@@ -37,10 +39,18 @@ def broker() -> Broker:
 
 
 def send(
-    sequence: int, topic: str = "t", *, key: str | None = None, producer: bytes = P, size: int = 0, **fields: Any
+    sequence: int,
+    topic: str = "t",
+    *,
+    key: str | None = None,
+    producer: bytes = P,
+    size: int = 0,
+    **fields: Any,
 ) -> bytes:
     body = b"%c%d" % (producer[0], sequence) + bytes(size)
-    batch = encode([Message(body, key, **fields)], producer_id=producer, epoch=0, sequence=sequence, born_at=1)
+    batch = encode(
+        [Message(body, key, **fields)], producer_id=producer, epoch=0, sequence=sequence, born_at=1
+    )
     return headers.send_header(topic, 0, 0) + batch
 
 
@@ -52,7 +62,9 @@ def answers(client: Client) -> list[object]:
     """What became of each: its offset, or the error's type."""
     [reply] = client.replies()
     return [
-        type(to_error(*answer)) if answer.status else headers.unpack_send_receipt(answer.payload).offset
+        type(to_error(*answer))
+        if answer.status
+        else headers.unpack_send_receipt(answer.payload).offset
         for answer in unpack_answers(reply.payload)
     ]
 
@@ -64,7 +76,11 @@ def ask(client: Client, *payloads: bytes) -> list[object]:
 
 def bodies(client: Client, topic: str = "t") -> list[bytes]:
     reply = client.ask(Opcode.READ, headers.pack_read(headers.Read(0, 0, 0, 1 << 20, topic)))
-    return [body for chunk in unpack_chunks(reply.payload).chunks for body in BatchView(chunk.batch).bodies]
+    return [
+        body
+        for chunk in unpack_chunks(reply.payload).chunks
+        for body in BatchView(chunk.batch).bodies
+    ]
 
 
 def records(broker: Broker) -> int:
@@ -75,17 +91,21 @@ def test_the_welcome_says_that_the_broker_takes_them(broker: Broker) -> None:
     assert SENDS in welcome(broker).features
 
 
-def test_a_frame_is_one_record_brought_to_disk_at_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_is_one_record_brought_to_disk_at_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flushes = writes(broker, monkeypatch)
     client, before = broker.connect(), records(broker)
-    assert ask(client, *(send(number, "tu"[number % 2]) for number in range(20))) == [n // 2 for n in range(20)]
+    assert ask(client, *(send(number, "tu"[number % 2]) for number in range(20))) == [
+        n // 2 for n in range(20)
+    ]
     assert (len(flushes), records(broker)) == (1, before + 1)
     assert bodies(client, "u") == [b"p%d" % number for number in range(1, 20, 2)]
 
 
 def test_a_frame_of_large_sends_is_cut_into_several_records(broker: Broker) -> None:
     client, before = broker.connect(), records(broker)
-    half = sending.RECORD_BYTES // 2
+    half = send_requests.RECORD_BYTES // 2
     assert ask(client, *(send(number, size=half) for number in range(5))) == list(range(5))
     assert records(broker) == before + 3
 
@@ -105,13 +125,24 @@ def test_each_send_of_a_frame_is_answered_in_its_place(broker: Broker) -> None:
 def test_what_is_larger_than_the_broker_takes_is_refused_alone() -> None:
     broker = Broker(settings=load(None, {"data": "/data", "message_bytes": 1_024}))
     broker.do(CreateTopic("t", 1))
-    assert ask(broker.connect(), send(0, size=2_000), send(0, producer=Q)) == [errors.MessageTooLarge, 0]
+    assert ask(broker.connect(), send(0, size=2_000), send(0, producer=Q)) == [
+        errors.MessageTooLarge,
+        0,
+    ]
 
 
 def test_what_has_to_wait_leaves_its_neighbours_their_order(broker: Broker) -> None:
     """A half that is undecided holds key k of topic t."""
     client, token = broker.connect(), broker.half(1, Message(b"half", "k"))
-    told = ask(client, send(0, key="a"), send(1, key="k"), send(2, "u"), send(3, key="k"), send(4, delay=60.0), send(5))
+    told = ask(
+        client,
+        send(0, key="a"),
+        send(1, key="k"),
+        send(2, "u"),
+        send(3, key="k"),
+        send(4, delay=60.0),
+        send(5),
+    )
     assert told == [0, -1, 0, -1, -1, 1]
     assert (bodies(client), bodies(client, "u")) == ([b"p0", b"p5"], [b"p2"])
     client.call("tx.decide", token=token, outcome="COMMIT", operator="me", reason="test")
@@ -127,7 +158,9 @@ def test_a_repeated_frame_gets_its_receipts_again(broker: Broker) -> None:
     assert ask(client, *frames) == [0, 0, 1]
     client.send(frame(*frames[::-1], send(3)))
     [reply] = client.replies()
-    receipts = [headers.unpack_send_receipt(answer.payload) for answer in unpack_answers(reply.payload)]
+    receipts = [
+        headers.unpack_send_receipt(answer.payload) for answer in unpack_answers(reply.payload)
+    ]
     assert [(receipt.offset, receipt.duplicate) for receipt in receipts] == [
         (1, True),
         (0, True),
@@ -136,7 +169,9 @@ def test_a_repeated_frame_gets_its_receipts_again(broker: Broker) -> None:
     ]
 
 
-def test_an_older_incarnation_is_refused_what_is_new_and_told_of_what_it_has_stored(broker: Broker) -> None:
+def test_an_older_incarnation_is_refused_what_is_new_and_told_of_what_it_has_stored(
+    broker: Broker,
+) -> None:
     epoch = broker.do(RegisterInstance("s", "one"))
     hello = Hello(versions=(1, 1), client="test", service="s", instance="one", incarnation=epoch)
     client = broker.connect(encode_frame(Opcode.HELLO, 1, hello.encode()))
@@ -147,7 +182,9 @@ def test_an_older_incarnation_is_refused_what_is_new_and_told_of_what_it_has_sto
     ]  # fmt: skip
 
 
-def test_a_disk_that_runs_full_refuses_new_sends_but_tells_of_those_that_are_stored(broker: Broker) -> None:
+def test_a_disk_that_runs_full_refuses_new_sends_but_tells_of_those_that_are_stored(
+    broker: Broker,
+) -> None:
     client = broker.connect()
     ask(client, send(0), send(1, "u"))
     broker.engine.disk.refusing = True
@@ -191,7 +228,9 @@ def test_messages_of_a_frame_count_for_the_strictest_policy_among_them(
     assert synced == [False, True, False]
 
 
-def test_a_refusal_waits_for_what_it_may_rest_on(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_waits_for_what_it_may_rest_on(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced, client = policies(broker, monkeypatch), broker.connect()
     assert ask(client, send(0, "v"), send(5, "v"), send(1, "v")) == [0, errors.SequenceGap, 1]
     assert synced == [False]
@@ -213,10 +252,16 @@ def test_the_policy_of_the_broker_holds_for_frames(monkeypatch: pytest.MonkeyPat
 
 def test_whoever_follows_a_record_of_many_hears_of_each(broker: Broker) -> None:
     heard: list[tuple[int, int]] = []
-    broker.engine.listen(BatchStored, lambda event, place: heard.append((event.topic_id, place.attachment)))
+    broker.engine.listen(
+        BatchStored, lambda event, place: heard.append((event.topic_id, place.attachment))
+    )
     ask(broker.connect(), send(0), send(1, "u"))
     [(first, begin), (second, after)] = heard
-    assert (first, second, after - begin) == (1, 2, len(send(0)) - len(headers.send_header("t", 0, 0)))
+    assert (first, second, after - begin) == (
+        1,
+        2,
+        len(send(0)) - len(headers.send_header("t", 0, 0)),
+    )
 
 
 def test_a_frame_that_cannot_be_taken_apart_is_refused_as_a_whole(broker: Broker) -> None:

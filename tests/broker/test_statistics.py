@@ -9,10 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broker.support import Broker, Nobody, send_payload
 from txmq.admin.metrics import Metrics
-from txmq.broker.core.topics.topics import CreateTopic
 from txmq.broker.service import Parts
 from txmq.broker.statistics import EVERY_S
-from txmq.config import load
+from txmq.config.broker import load
+from txmq.core.topics.topics import CreateTopic
 from txmq.store.latency import BOUNDS_US, Latencies
 from txmq.wire.headers import Fetch, Opcode, pack_fetch
 
@@ -64,8 +64,10 @@ def test_a_group_has_the_rate_of_what_it_has_done(desk: Desk) -> None:
     desk.broker.pass_time(2 * EVERY_S)
     [group] = desk.stats()["groups"]
     assert (group["group"], group["lag"], group["messages_per_s"]) == ("g", 20, 0.0)
-    desk.client.ask(Opcode.FETCH, pack_fetch(Fetch(joined["generation"], 0, 1 << 20, 100, "g", "a")))
-    from txmq.broker.core.consumers.commands import Ack
+    desk.client.ask(
+        Opcode.FETCH, pack_fetch(Fetch(joined["generation"], 0, 1 << 20, 100, "g", "a"))
+    )
+    from txmq.core.consumers.commands import Ack
 
     desk.broker.do(Ack("g", "a", joined["generation"], (("t", 0, 0, 20),)))
     desk.broker.pass_time(EVERY_S)
@@ -89,7 +91,13 @@ def test_prometheus_gets_the_histogram_and_the_sizes(desk: Desk) -> None:
     desk.send(3)
     assembly, settings = desk.broker.assembly, load(None, {"data": "/data"})
     parts = Parts(
-        desk.broker.engine, assembly.calls, settings, assembly.watching, assembly.alarms, Nobody(), desk.broker.clock
+        desk.broker.engine,
+        assembly.calls,
+        settings,
+        assembly.watching,
+        assembly.alarms,
+        Nobody(),
+        desk.broker.clock,
     )
     found = {
         (sample.name, sample.labels.get("topic") or sample.labels.get("le", "")): sample.value
@@ -105,5 +113,10 @@ def test_quantiles_are_the_bounds_of_their_buckets() -> None:
     assert latencies.quantile(0.5) == 0
     for micros in (90, 95, 180, 2_500, 3_000_000):
         latencies.observe(micros / 1e6)
-    assert [latencies.quantile(share) for share in (0.2, 0.5, 0.8, 0.99)] == [100, 200, 3_000, 3_000_000]
+    assert [latencies.quantile(share) for share in (0.2, 0.5, 0.8, 0.99)] == [
+        100,
+        200,
+        3_000,
+        3_000_000,
+    ]
     assert (latencies.count, latencies.most_us, latencies.counts[-1]) == (5, 3_000_000, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from txmq.broker.reactor.steady import SteadyClock
+from txmq.broker.reactor.steady_clock import SteadyClock
 
 SECOND, HOUR = 1_000_000, 3_600 * 1_000_000
 LOOK = 50_000

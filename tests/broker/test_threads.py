@@ -14,7 +14,7 @@ class Reactor:
     def __init__(self) -> None:
         self.results: list[object] = []
 
-    def callFromThread(self, function: Any, *args: object) -> None:  # noqa: N802 (Twisted's)
+    def callFromThread(self, function: Any, *args: object) -> None:
         self.results.append((function, args))
 
 

@@ -1,4 +1,6 @@
-"""What an operator is told of a transaction: its messages page by page, its neighbours, who contradicted it."""
+"""What an operator is told of a transaction: its messages page by page, its neighbours,
+who contradicted it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ import pytest
 from tests.broker.support import SECOND, Broker, Oracle
 from txmq import errors
 from txmq.batch import encode, verify
-from txmq.broker.calls.telling import PAGE_BYTES
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics.sends import Send
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.message import Decision, Message
+from txmq.broker.calls.views import PAGE_BYTES
+from txmq.core.state.state import Rejected
+from txmq.core.topics.sends import Send
+from txmq.core.transactions.decisions import Decide
+from txmq.model.message import Decision, Message
 from txmq.wire.calls import encode_call
 from txmq.wire.headers import Opcode
 from txmq.wire.status import to_error
@@ -31,7 +33,9 @@ def show(broker: Broker, token: str, **args: object) -> Any:
 
 
 def commit(broker: Broker, token: str) -> str:
-    reply = broker.ask("tx.decide", token=token, outcome="COMMIT", operator="ada", reason="seen in the books")
+    reply = broker.ask(
+        "tx.decide", token=token, outcome="COMMIT", operator="ada", reason="seen in the books"
+    )
     return str(reply["state"])
 
 
@@ -40,11 +44,15 @@ def test_a_transaction_shows_the_messages_that_it_holds(broker: Broker) -> None:
     shown = show(broker, token)
     place = {"topic": "t", "partition": 0, "offset": None, "born_at": broker.now()}
     assert shown["rows"] == [
-        place | {"message_id": f"{token}-0", "key": "k", "tag": "made", "headers": {"a": "1"}, "size": 3},
+        place
+        | {"message_id": f"{token}-0", "key": "k", "tag": "made", "headers": {"a": "1"}, "size": 3},
         place | {"message_id": f"{token}-1", "key": None, "tag": None, "headers": {}, "size": 4},
     ]
     assert shown["next"] is None
-    assert [b64decode(row["body"]) for row in show(broker, token, bodies=True)["rows"]] == [b"one", b"two!"]
+    assert [b64decode(row["body"]) for row in show(broker, token, bodies=True)["rows"]] == [
+        b"one",
+        b"two!",
+    ]
     assert "rows" not in broker.ask("tx.show", token=token)
     commit(broker, token)
     assert [row["offset"] for row in show(broker, token)["rows"]] == [0, 1]
@@ -118,7 +126,13 @@ def test_a_transaction_tells_whom_it_waits_for_and_whom_it_holds_up(broker: Brok
     shown = show(broker, second)
     assert (shown["waits_for"], shown["holds_up"]) == ([before, queued], [])
     shown = show(broker, first)
-    behind = {"token": second, "state": "COMMITTED", "service": "shop", "stored_at": broker.now(), "keys": 2}
+    behind = {
+        "token": second,
+        "state": "COMMITTED",
+        "service": "shop",
+        "stored_at": broker.now(),
+        "keys": 2,
+    }
     assert (shown["waits_for"], shown["holds_up"]) == ([], [queued, behind])
     assert show(broker, other)["waits_for"] == show(broker, other)["holds_up"] == []
     commit(broker, first)
@@ -126,7 +140,9 @@ def test_a_transaction_tells_whom_it_waits_for_and_whom_it_holds_up(broker: Brok
     assert show(broker, second)["waits_for"] == []
 
 
-def test_a_transaction_that_takes_its_place_at_its_commit_waits_for_all_that_hold_its_keys(broker: Broker) -> None:
+def test_a_transaction_that_takes_its_place_at_its_commit_waits_for_all_that_hold_its_keys(
+    broker: Broker,
+) -> None:
     job = broker.half(1, Message(b"1", "a"), decider=("job", b"j" * 16))
     later = broker.half(2, Message(b"2", "a"))
     assert [one["token"] for one in show(broker, job)["waits_for"]] == [later]
@@ -137,12 +153,19 @@ def test_contradictions_are_kept_with_their_reasons(broker: Broker) -> None:
     token, other = broker.half(1, Message(b"1")), broker.half(2, Message(b"2"))
     for name in (token, other):
         commit(broker, name)
-    refused = broker.ask("tx.decide", token=token, outcome="ROLLBACK", operator="eve", reason="a whim")
+    refused = broker.ask(
+        "tx.decide", token=token, outcome="ROLLBACK", operator="eve", reason="a whim"
+    )
     assert isinstance(refused, Rejected)
     assert refused.error is errors.Conflict
     broker.pass_time(1)
     broker.do(Decide(bytes.fromhex(token), Decision.ROLLBACK, "producer shop"))
-    whim = {"asked": "ROLLBACK", "by": "operator eve", "reason": "a whim", "at": broker.now() - SECOND}
+    whim = {
+        "asked": "ROLLBACK",
+        "by": "operator eve",
+        "reason": "a whim",
+        "at": broker.now() - SECOND,
+    }
     late = {"asked": "ROLLBACK", "by": "producer shop", "reason": "", "at": broker.now()}
     shown = show(broker, token)
     assert shown["conflicts"] == [late, whim]
@@ -159,10 +182,14 @@ def test_each_list_holds_what_its_name_says(broker: Broker) -> None:
     open_ = broker.half(3, Message(b"3", "a"), sealed=False)
     lists = {"undecided": [undecided, open_], "waiting": [waiting], "open": [open_], "in-doubt": []}
     for state, tokens in lists.items():
-        assert [row["token"] for row in broker.ask("tx.list", state=state)["transactions"]] == tokens, state
+        assert [
+            row["token"] for row in broker.ask("tx.list", state=state)["transactions"]
+        ] == tokens, state
 
 
-@pytest.mark.parametrize("form", [str, str.upper, lambda text: str(UUID(text)), lambda text: str(UUID(text)).upper()])
+@pytest.mark.parametrize(
+    "form", [str, str.upper, lambda text: str(UUID(text)), lambda text: str(UUID(text)).upper()]
+)
 def test_a_token_may_be_written_as_a_uuid(broker: Broker, form: Any) -> None:
     token = broker.half(0xABCDEF, Message(b"1"))
     client = broker.connect()
@@ -170,7 +197,9 @@ def test_a_token_may_be_written_as_a_uuid(broker: Broker, form: Any) -> None:
     assert shown["token"] == token
 
 
-@pytest.mark.parametrize("token", ["", "ab", "g" * 32, "0" * 33, "{" + "0" * 30 + "}", "-" * 32, "0-" * 16 + "0" * 16])
+@pytest.mark.parametrize(
+    "token", ["", "ab", "g" * 32, "0" * 33, "{" + "0" * 30 + "}", "-" * 32, "0-" * 16 + "0" * 16]
+)
 def test_what_is_no_token_is_refused(broker: Broker, token: str) -> None:
     reply = broker.connect().ask(Opcode.CALL, encode_call("tx.show", {"token": token}))
     assert isinstance(to_error(reply.status, reply.payload), errors.BadRequest)

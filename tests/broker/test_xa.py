@@ -1,4 +1,6 @@
-"""XA and instances as clients meet them: calls, times, and input that is up to no good."""
+"""XA and instances as clients meet them: calls, times, and input that is up to no
+good.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,21 @@ import pytest
 from tests.broker.support import BEGAN, SECOND, Broker, Client, send_payload
 from txmq import errors
 from txmq.batch import encode
-from txmq.broker.core.transactions import sweeping, transactions
-from txmq.message import COMMIT, ROLLBACK, Decision, Message
-from txmq.tx.group import GroupState
+from txmq.core.retention import outcome_expiry
+from txmq.core.transactions import model
+from txmq.model.bundle import GroupState
+from txmq.model.message import COMMIT, ROLLBACK, Decision, Message
 from txmq.wire import headers
 from txmq.wire.calls import encode_call
 from txmq.wire.frames import encode_frame
-from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part, unpack_group_receipt
+from txmq.wire.group import (
+    Description,
+    Part,
+    PartBatch,
+    group_digest,
+    pack_part,
+    unpack_group_receipt,
+)
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Hello
 from txmq.wire.status import to_error
@@ -44,13 +54,28 @@ def log_id(broker: Broker) -> UUID:
 
 
 def part(
-    number: int, decider: tuple[object, ...], *, check_after: int = 0, commit: bool = False, messages: int = 1
+    number: int,
+    decider: tuple[object, ...],
+    *,
+    check_after: int = 0,
+    commit: bool = False,
+    messages: int = 1,
 ) -> bytes:
     name = token(number)
-    batches = [encode([Message(b"m")], producer_id=name, epoch=0, sequence=n, born_at=1) for n in range(messages)]
+    batches = [
+        encode([Message(b"m")], producer_id=name, epoch=0, sequence=n, born_at=1)
+        for n in range(messages)
+    ]
     described = Description(decider, "orders", (), check_after, (("broker", bytes(16)),))
     whole = Part(
-        name, 0, 0, True, commit, bytes(32), described, tuple(PartBatch("t", 0, 0, batch) for batch in batches)
+        name,
+        0,
+        0,
+        True,
+        commit,
+        bytes(32),
+        described,
+        tuple(PartBatch("t", 0, 0, batch) for batch in batches),
     )
     return b"".join(pack_part(whole._replace(digest=group_digest([whole]))))
 
@@ -62,7 +87,9 @@ def store(client: Client, number: int, decider: tuple[object, ...], **options: A
 
 
 def decide(client: Client, number: int, outcome: Decision = COMMIT) -> object:
-    reply = client.ask(Opcode.DECIDE, headers.pack_decide(headers.Decide(outcome, token(number), 0, "producer")))
+    reply = client.ask(
+        Opcode.DECIDE, headers.pack_decide(headers.Decide(outcome, token(number), 0, "producer"))
+    )
     if reply.status:
         return type(to_error(reply.status, reply.payload))
     return GroupState(headers.unpack_decide_receipt(reply.payload).state)
@@ -75,7 +102,9 @@ def refused(client: Client, name: str, /, **args: object) -> type[Exception]:
 
 
 def outcome(client: Client, number: int, **args: object) -> str:
-    told: Any = client.call("xa.outcome", token=token(number).hex(), **({"decide": True, "by": "recoverer"} | args))
+    told: Any = client.call(
+        "xa.outcome", token=token(number).hex(), **({"decide": True, "by": "recoverer"} | args)
+    )
     return str(told["state"])
 
 
@@ -142,7 +171,11 @@ def test_foreign_branches_are_found_by_xid_and_listed_by_owner(broker: Broker) -
     client = broker.connect()
     store(client, 1, XID)
     store(client, 2, ("home", OTHER.bytes, token(2)))
-    assert client.call("xa.find", **NAMED) == {"token": token(1).hex(), "state": "UNDECIDED", "service": "orders"}
+    assert client.call("xa.find", **NAMED) == {
+        "token": token(1).hex(),
+        "state": "UNDECIDED",
+        "service": "orders",
+    }
     assert refused(client, "xa.find", **(NAMED | {"format": 8})) is errors.UnknownTransaction
     assert [row["xid"] for row in listed(client, kind="foreign", owner="orders")] == [NAMED]
     assert [row["participants"] for row in listed(client, kind="home")] == [[["broker", "00" * 16]]]
@@ -152,19 +185,25 @@ def test_foreign_branches_are_found_by_xid_and_listed_by_owner(broker: Broker) -
     assert type(to_error(reply.status, reply.payload)) is errors.DuplicateXid
 
 
-def test_what_this_broker_has_committed_as_its_home_is_listed_by_pages_of_what_is_looked_at(broker: Broker) -> None:
+def test_what_this_broker_has_committed_as_its_home_is_listed_by_pages_of_what_is_looked_at(
+    broker: Broker,
+) -> None:
     client = broker.connect()
     for number in (1, 2, 4):
         store(client, number, ("home", log_id(broker).bytes, token(number)))
     store(client, 3, ("home", OTHER.bytes, token(3)))
     for number, outcome in ((1, "COMMIT"), (2, "ROLLBACK"), (3, "COMMIT")):
-        client.call("tx.decide", token=token(number).hex(), outcome=outcome, operator="ada", reason="test")
+        client.call(
+            "tx.decide", token=token(number).hex(), outcome=outcome, operator="ada", reason="test"
+        )
     found: list[Any] = []
     after, pages = None, 0
     while pages == 0 or after is not None:
         page: Any = client.call("xa.decided", after=after, limit=2)
         found, after, pages = found + page["transactions"], page["next"], pages + 1
-    assert [(row["token"], row["participants"]) for row in found] == [(token(1).hex(), [["broker", "00" * 16]])]
+    assert [(row["token"], row["participants"]) for row in found] == [
+        (token(1).hex(), [["broker", "00" * 16]])
+    ]
     assert pages == 3
     rest: Any = client.call("xa.decided", after=token(1).hex())
     assert rest["transactions"] == []
@@ -185,14 +224,20 @@ def test_long_lists_come_in_pages(broker: Broker) -> None:
 def test_a_foreign_manager_commits_in_one_phase(broker: Broker) -> None:
     client = broker.connect()
     assert store(client, 1, XID, commit=True) is GroupState.PUBLISHED
-    assert client.call("xa.find", **NAMED) == {"token": token(1).hex(), "state": "PUBLISHED", "service": "orders"}
+    assert client.call("xa.find", **NAMED) == {
+        "token": token(1).hex(),
+        "state": "PUBLISHED",
+        "service": "orders",
+    }
 
 
 def test_an_operator_s_decision_is_shown_until_it_is_dealt_with(broker: Broker) -> None:
     client = broker.connect()
     store(client, 1, XID)
     name = token(1).hex()
-    client.call("tx.decide", token=name, outcome="ROLLBACK", operator="ann", reason="its manager burnt down")
+    client.call(
+        "tx.decide", token=name, outcome="ROLLBACK", operator="ann", reason="its manager burnt down"
+    )
     assert decide(client, 1) is errors.HeuristicOutcome
     assert decide(client, 1, ROLLBACK) is GroupState.ROLLED_BACK
     [row] = listed(client, heuristic=True)
@@ -207,15 +252,29 @@ def test_a_branch_found_otherwise_is_kept(broker: Broker) -> None:
     client = broker.connect()
     store(client, 1, ("home", log_id(broker).bytes, token(1)))
     decide(client, 1)
-    note = {"token": token(1).hex(), "branch": "1_YQ==_Yg==", "decided": "COMMIT", "found": "rolled back"}
+    note = {
+        "token": token(1).hex(),
+        "branch": "1_YQ==_Yg==",
+        "decided": "COMMIT",
+        "found": "rolled back",
+    }
     who = {"operator": "recoverer", "reason": "42704 after the decision"}
     client.call("xa.heuristic", **note, **who)
     client.call("xa.heuristic", **note, **who)
     [row] = listed(client, heuristic=True)
     assert row["heuristics"] == [
-        {"branch": "1_YQ==_Yg==", "decided": "COMMIT", "found": "rolled back", "at": broker.now(), **who}
+        {
+            "branch": "1_YQ==_Yg==",
+            "decided": "COMMIT",
+            "found": "rolled back",
+            "at": broker.now(),
+            **who,
+        }
     ]
-    assert refused(client, "xa.heuristic", **(note | who | {"token": token(9).hex()})) is errors.UnknownTransaction
+    assert (
+        refused(client, "xa.heuristic", **(note | who | {"token": token(9).hex()}))
+        is errors.UnknownTransaction
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,16 +293,20 @@ def test_a_branch_found_otherwise_is_kept(broker: Broker) -> None:
         ("xa.list", {"limit": 10_001}),
     ],
 )
-def test_impossible_arguments_are_refused(broker: Broker, call: str, args: dict[str, object]) -> None:
+def test_impossible_arguments_are_refused(
+    broker: Broker, call: str, args: dict[str, object]
+) -> None:
     assert refused(broker.connect(), call, **args) is errors.BadRequest
 
 
-def test_as_many_outcomes_are_forgotten_as_there_were(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "AT_ONCE", 3)
+def test_as_many_outcomes_are_forgotten_as_there_were(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome_expiry, "AT_ONCE", 3)
     client = broker.connect()
     for number in range(20):
         store(client, number, ("local",), commit=True)
-    broker.clock.advance(transactions.KEPT / SECOND + 1)
+    broker.clock.advance(model.KEPT / SECOND + 1)
     broker.clock.advance(600)
     wait(broker, 1)
     assert not list(broker.engine.state.transactions.range(b""))
@@ -264,7 +327,9 @@ def test_a_decision_for_what_was_never_stored_is_refused(broker: Broker) -> None
 
 
 def instance(broker: Broker, incarnation: int = 0) -> Client:
-    hello = Hello(versions=(1, 1), client="test", service="s", instance="one", incarnation=incarnation)
+    hello = Hello(
+        versions=(1, 1), client="test", service="s", instance="one", incarnation=incarnation
+    )
     return broker.connect(encode_frame(Opcode.HELLO, 1, hello.encode()))
 
 

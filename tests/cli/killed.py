@@ -22,5 +22,8 @@ def run(nth: str, *arguments: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         keep_long_enough(env)
 
-    with patch.object(environment, "_keep_long_enough", dying), patch.object(index, "LOADED_AT_ONCE", 60):
+    with (
+        patch.object(environment, "_keep_long_enough", dying),
+        patch.object(index, "LOADED_AT_ONCE", 60),
+    ):
         txmq_command(*arguments)

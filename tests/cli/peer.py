@@ -1,4 +1,6 @@
-"""Another client of a broker, in the words of the wire: it leaves halves and dead letters for the commands to find."""
+"""Another client of a broker, in the words of the wire: it leaves halves and dead
+letters for the commands to find.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from typing import Any
 from uuid import UUID
 
 from txmq.batch import encode_one
-from txmq.client.connecting.address import parse_url
-from txmq.client.connecting.connection import Connection, dial
-from txmq.client.connecting.conversation import Conversation, LogPin
-from txmq.client.transactions.tokens import new_token
-from txmq.message import Message
+from txmq.client.blocking.connections.connection import Connection, dial
+from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.conversation import Conversation, LogPin
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.message import Message
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.decider import Decider
 from txmq.wire.group import NO_DIGEST, Description, Part, PartBatch, group_digest, pack_part
@@ -39,16 +41,35 @@ class Peer:
     def half(self, topic: str, body: bytes, decider: Decider, token: UUID | None = None) -> str:
         """Stores a half message in partition 0; returns its token."""
         name = (token or new_token()).bytes
-        batch = encode_one(Message(body, "k"), producer_id=name, epoch=0, sequence=0, born_at=time.time_ns() // 1_000)
+        batch = encode_one(
+            Message(body, "k"),
+            producer_id=name,
+            epoch=0,
+            sequence=0,
+            born_at=time.time_ns() // 1_000,
+        )
         description, batches = Description(decider, "shop"), (PartBatch(topic, 0, 0, batch),)
-        part = Part(name, 0, 0, sealed=True, commit=False, digest=NO_DIGEST, description=description, batches=batches)
+        part = Part(
+            name,
+            0,
+            0,
+            sealed=True,
+            commit=False,
+            digest=NO_DIGEST,
+            description=description,
+            batches=batches,
+        )
         payload = pack_part(part._replace(digest=group_digest([part])))
         self._connection.request(Opcode.GROUP, payload, timeout=PATIENCE_S)
         return name.hex()
 
     def dead_letters(self, group: str, topic: str, count: int) -> list[tuple[str, int, int]]:
-        """Takes so many messages of the topic and gives up on each; returns where they were."""
-        joined = self.call("consumer.join", group=group, member="m-1", instance="i-1", topics=[topic])
+        """Takes so many messages of the topic and gives up on each; returns where they
+        were.
+        """
+        joined = self.call(
+            "consumer.join", group=group, member="m-1", instance="i-1", topics=[topic]
+        )
         claim = {"group": joined["group"], "member": "m-1", "generation": joined["generation"]}
         places: list[tuple[str, int, int]] = []
         while len(places) < count:
@@ -63,14 +84,18 @@ class Peer:
 
     def _fetch(self, group: str, member: str, generation: int) -> tuple[Chunk, ...]:
         request = pack_fetch(Fetch(generation, 5_000, 1 << 20, 100, group, member))
-        return unpack_chunks(self._connection.request(Opcode.FETCH, request, timeout=PATIENCE_S)).chunks
+        return unpack_chunks(
+            self._connection.request(Opcode.FETCH, request, timeout=PATIENCE_S)
+        ).chunks
 
 
 @contextmanager
 def peer(url: str) -> Iterator[Peer]:
     """A peer for the block."""
     pin = LogPin()
-    connection = dial(parse_url(url), lambda: Conversation("shop", pin), time.monotonic() + PATIENCE_S)
+    connection = dial(
+        parse_url(url), lambda: Conversation("shop", pin), time.monotonic() + PATIENCE_S
+    )
     try:
         yield Peer(connection)
     finally:

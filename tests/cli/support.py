@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from txmq.cli.app import app
-from txmq.message import Message, Receipt
+from txmq.model.message import Message, Receipt
 
 NOBODY = "txmq://127.0.0.1:1"
 TOKEN = "019a0000000070008000000000000001"
@@ -49,7 +49,9 @@ class ScriptedClient:
         deliver_at: int | datetime | None = None,
         delay: float | timedelta | None = None,
     ) -> Receipt:
-        self.sent.append((topic, Message(body, key, tag, headers, deliver_at, delay=delay), partition))
+        self.sent.append(
+            (topic, Message(body, key, tag, headers, deliver_at, delay=delay), partition)
+        )
         return Receipt("ab" * 16 + "-7", topic, partition or 0, 42, duplicate=False)
 
     def close(self) -> None:
@@ -73,7 +75,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
 
 
 def reply(*arguments: str, broker: str, stdin: bytes = b"") -> Any:
-    """What a command prints as JSON: an object, or a list of those on several lines. It must succeed."""
+    """What a command prints as JSON: an object, or a list of those on several lines. It
+    must succeed.
+    """
     result = run(*arguments, "--json", "--broker", broker, stdin=stdin)
     assert result.exit_code == 0, result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines()]

@@ -48,7 +48,9 @@ def test_a_broker_says_where_it_serves_and_ends_in_order(tmp_path: Path) -> None
 
 def test_what_was_sent_outlives_the_broker(tmp_path: Path) -> None:
     for sends in (1, 0):
-        with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0") as process:
+        with running(
+            tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"
+        ) as process:
             url = process.first_line().removeprefix("ready ")
             for _ in range(sends):
                 reply("send", "orders", "hello", "--partition", "2", broker=url)
@@ -60,12 +62,21 @@ def test_what_was_sent_outlives_the_broker(tmp_path: Path) -> None:
 def test_topics_are_made_listed_grown_and_deleted(broker: str) -> None:
     made = reply("topic", "create", "letters", "--partitions", "3", broker=broker)
     assert made == {"name": "letters", "partitions": 3, "epoch": made["epoch"]}
-    assert [t["partitions"] for t in reply("topic", "list", broker=broker)["topics"] if t["name"] == "letters"] == [3]
+    assert [
+        t["partitions"]
+        for t in reply("topic", "list", broker=broker)["topics"]
+        if t["name"] == "letters"
+    ] == [3]
     assert reply("topic", "set", "letters", "--partitions", "4", broker=broker)["partitions"] == 4
     shown = reply("topic", "show", "letters", broker=broker)
     assert (shown["ends"], shown["groups"]) == ([0, 0, 0, 0], [])
-    altered = reply("topic", "alter", "letters", "--set", "retention=2d", "--set", "writable=no", broker=broker)
-    assert (altered["settings"]["retention_ms"], altered["settings"]["policy"]) == (172_800_000, "default")
+    altered = reply(
+        "topic", "alter", "letters", "--set", "retention=2d", "--set", "writable=no", broker=broker
+    )
+    assert (altered["settings"]["retention_ms"], altered["settings"]["policy"]) == (
+        172_800_000,
+        "default",
+    )
     assert reply("topic", "show", "letters", broker=broker)["settings"] == altered["settings"]
     closed = run("send", "letters", "hello", "--json", "--broker", broker)
     assert (closed.exit_code, json.loads(closed.stderr)["error"]) == (1, "TopicClosed")
@@ -90,13 +101,17 @@ def test_a_message_is_sent_and_read_with_all_that_belongs_to_it(broker: str) -> 
     assert found["body_base64"] == "/wA="
     only = ("--partition", str(sent["partition"]), "--broker", broker)
     line = run("tail", "orders", "--no-follow", *only).stdout
-    assert line.endswith(f" orders/{sent['partition']}/{sent['offset']} key=o-1 tag=made source=shop /wA=\n")
+    assert line.endswith(
+        f" orders/{sent['partition']}/{sent['offset']} key=o-1 tag=made source=shop /wA=\n"
+    )
 
 
 def test_tail_begins_where_it_is_told(broker: str) -> None:
     for number in range(4):
         reply("send", "numbers", str(number), "--partition", "1", broker=broker)
-    bodies = [found["body"] for found in reply("tail", "numbers", "--from", "1", "-n", "2", broker=broker)]
+    bodies = [
+        found["body"] for found in reply("tail", "numbers", "--from", "1", "-n", "2", broker=broker)
+    ]
     assert bodies == ["1", "2"]
     assert reply("tail", "numbers", "--no-follow", "--from", "last", broker=broker) == []
     assert reply("tail", "numbers", "--no-follow", "--from", "99", broker=broker) == []
@@ -111,7 +126,10 @@ def test_tail_follows_until_it_is_interrupted(broker: str, tmp_path: Path) -> No
             reply("send", "news", f"to {partition}", "--partition", str(partition), broker=broker)
         wait_until(lambda: tail.out.read_text().count("\n") == 3, what="three messages")
         assert tail.end(signal.SIGINT) == 0
-    assert {json.loads(line)["body"] for line in tail.out.read_text().splitlines()[1:]} == {"to 5", "to 0"}
+    assert {json.loads(line)["body"] for line in tail.out.read_text().splitlines()[1:]} == {
+        "to 5",
+        "to 0",
+    }
 
 
 def test_where_nothing_is_there_lists_are_empty_and_names_are_unknown(broker: str) -> None:
@@ -127,7 +145,10 @@ def test_where_nothing_is_there_lists_are_empty_and_names_are_unknown(broker: st
         (("dlq", "abandon", "nobody", "orders/1/2", "--reason", "x"), "UnknownGroup"),
         (("group", "reset", "nobody", "orders", "--to", "first"), "UnknownGroup"),
         (("tx", "show", "019a0000000070008000000000000001"), "UnknownTransaction"),
-        (("tx", "commit", "019a0000000070008000000000000001", "--reason", "x"), "UnknownTransaction"),
+        (
+            ("tx", "commit", "019a0000000070008000000000000001", "--reason", "x"),
+            "UnknownTransaction",
+        ),
     ):
         ran = run(*arguments, "--json", "--broker", broker)
         assert (ran.exit_code, json.loads(ran.stderr)["error"]) == (1, error), arguments
@@ -145,18 +166,29 @@ def test_an_operator_decides_what_nobody_else_can(broker: str) -> None:
     assert seen in run("tx", "list", "--broker", broker).stdout
     assert reply("tx", "check", seen, broker=broker)["due"] == 1
     why = ("--reason", "seen in the books", "--operator", "ada")
-    assert reply("tx", "rollback", lost, *why, broker=broker) == {"state": "ROLLED_BACK", "repeated": False}
-    assert reply("tx", "commit", seen, *why, broker=broker) == {"state": "PUBLISHED", "repeated": False}
+    assert reply("tx", "rollback", lost, *why, broker=broker) == {
+        "state": "ROLLED_BACK",
+        "repeated": False,
+    }
+    assert reply("tx", "commit", seen, *why, broker=broker) == {
+        "state": "PUBLISHED",
+        "repeated": False,
+    }
     assert reply("tx", "commit", seen, *why, broker=broker)["repeated"] is True
     shown = reply("tx", "show", seen, broker=broker)
-    assert (shown["state"], shown["by"], shown["reason"]) == ("PUBLISHED", "operator ada", "seen in the books")
+    assert (shown["state"], shown["by"], shown["reason"]) == (
+        "PUBLISHED",
+        "operator ada",
+        "seen in the books",
+    )
     assert shown["batches"][0]["topic"] == "halves"
     assert reply("tail", "halves", "--no-follow", broker=broker)["body"] == "seen"
     flipped = run("tx", "rollback", seen, *why, "--json", "--broker", broker)
     assert (flipped.exit_code, json.loads(flipped.stderr)["error"]) == (1, "Conflict")
-    assert [row["token"] for row in reply("tx", "list", "--state", "conflicts", broker=broker)["transactions"]] == [
-        seen
-    ]
+    assert [
+        row["token"]
+        for row in reply("tx", "list", "--state", "conflicts", broker=broker)["transactions"]
+    ] == [seen]
     assert reply("tx", "list", broker=broker) == {"transactions": []}
 
 
@@ -165,7 +197,9 @@ def test_a_group_is_seen_paused_and_sent_back(broker: str) -> None:
         reply("send", "bills", str(number), "--partition", "0", broker=broker)
     with peer(broker) as billing:
         billing.dead_letters("billing", "bills", 3)
-    [group] = [row for row in reply("group", "list", broker=broker)["groups"] if row["group"] == "billing"]
+    [group] = [
+        row for row in reply("group", "list", broker=broker)["groups"] if row["group"] == "billing"
+    ]
     assert (group["topics"], group["letters"]) == (["bills"], 3)
     assert "billing" in run("group", "list", "--broker", broker).stdout
     reply("group", "pause", "billing", broker=broker)
@@ -182,15 +216,23 @@ def test_a_group_is_seen_paused_and_sent_back(broker: str) -> None:
 
 def test_letters_are_seen_replayed_and_abandoned(broker: str) -> None:
     for number in range(5):
-        reply("send", "parcels", f"parcel {number}", "--partition", "7", "--key", "k", broker=broker)
+        reply(
+            "send", "parcels", f"parcel {number}", "--partition", "7", "--key", "k", broker=broker
+        )
     with peer(broker) as shipping:
-        places = ["/".join(map(str, place)) for place in shipping.dead_letters("shipping", "parcels", 5)]
+        places = [
+            "/".join(map(str, place)) for place in shipping.dead_letters("shipping", "parcels", 5)
+        ]
     listed = reply("dlq", "list", "shipping", "--limit", "2", "--bodies", broker=broker)
     assert len(listed["letters"]) == 2
     rest = reply("dlq", "list", "shipping", "--after", str(listed["next"]), broker=broker)
     assert len(rest["letters"]) == 3
     shown = reply("dlq", "show", "shipping", places[0], broker=broker)
-    assert (shown["body"], shown["error_type"], shown["error_text"]) == ("parcel 0", "ValueError", "no such order")
+    assert (shown["body"], shown["error_type"], shown["error_text"]) == (
+        "parcel 0",
+        "ValueError",
+        "no such order",
+    )
     assert "no such order" in run("dlq", "list", "shipping", "--broker", broker).stdout
     assert reply("dlq", "stats", "shipping", broker=broker)["by_fingerprint"] == {"f-1": 5}
     assert reply("dlq", "replay", "shipping", places[0], broker=broker)["refused"] == []
@@ -228,7 +270,9 @@ def test_without_a_broker_the_error_says_how_to_start_one() -> None:
     assert "txmq broker" in ran.stderr
 
 
-def test_a_second_broker_in_the_same_directory_is_refused(served: tuple[Running, str], tmp_path: Path) -> None:
+def test_a_second_broker_in_the_same_directory_is_refused(
+    served: tuple[Running, str], tmp_path: Path
+) -> None:
     data = served[0].out.parent / "data"
     with running(tmp_path, "broker", "--data", str(data), "--listen", "127.0.0.1:0") as second:
         assert second.status() == 1

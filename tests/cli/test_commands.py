@@ -21,17 +21,34 @@ __all__ = ["client"]
         (
             "topic create orders --set retention=7d --set flush=10ms,1000 --set policy=archive",
             "topic.create",
-            {"name": "orders", "partitions": 8, "retention_ms": 604_800_000, "flush": [10, 1_000], "policy": "archive"},
+            {
+                "name": "orders",
+                "partitions": 8,
+                "retention_ms": 604_800_000,
+                "flush": [10, 1_000],
+                "policy": "archive",
+            },
         ),
         (
             "topic alter orders --set retention=none --set retention-size=1.5GiB --set letters=default",
             "topic.alter",
-            {"name": "orders", "retention_ms": 0, "retention_bytes": 3 << 29, "letters_ms": "default"},
+            {
+                "name": "orders",
+                "retention_ms": 0,
+                "retention_bytes": 3 << 29,
+                "letters_ms": "default",
+            },
         ),
         (
             "topic alter orders --set max-message=64KiB --set writable=no --set readable=yes --set flush=sync",
             "topic.alter",
-            {"name": "orders", "message_bytes": 65_536, "writable": False, "readable": True, "flush": "sync"},
+            {
+                "name": "orders",
+                "message_bytes": 65_536,
+                "writable": False,
+                "readable": True,
+                "flush": "sync",
+            },
         ),
         ("stats --limit 5", "broker.stats", {"limit": 5}),
         ("topic list", "topic.list", {}),
@@ -55,7 +72,11 @@ __all__ = ["client"]
             "group.clone",
             {"group": "billing", "to": "again", "operator": "ada", "reason": ""},
         ),
-        ("group delete billing --yes", "group.delete", {"group": "billing", "operator": "ada", "reason": ""}),
+        (
+            "group delete billing --yes",
+            "group.delete",
+            {"group": "billing", "operator": "ada", "reason": ""},
+        ),
         ("tx list", "tx.list", {"state": "undecided", "limit": 100}),
         ("tx list --state in-doubt --limit 7", "tx.list", {"state": "in-doubt", "limit": 7}),
         ("tx list --state open", "tx.list", {"state": "open", "limit": 100}),
@@ -111,11 +132,22 @@ def test_the_broker_is_the_one_named_else_that_of_the_environment_else_the_defau
 
 
 def test_an_error_is_told_on_standard_error_with_status_1(client: ScriptedClient) -> None:
-    client.replies = [UnknownGroup("no group 'x'", hint="see: txmq group list"), BrokerUnavailable("nobody there")]
+    client.replies = [
+        UnknownGroup("no group 'x'", hint="see: txmq group list"),
+        BrokerUnavailable("nobody there"),
+    ]
     result = run("group", "show", "x")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "txmq: no group 'x' (see: txmq group list)\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        1,
+        "",
+        "txmq: no group 'x' (see: txmq group list)\n",
+    )
     result = run("group", "show", "x", "--json")
-    assert (result.exit_code, result.stdout, json.loads(result.stderr)["error"]) == (1, "", "BrokerUnavailable")
+    assert (result.exit_code, result.stdout, json.loads(result.stderr)["error"]) == (
+        1,
+        "",
+        "BrokerUnavailable",
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ __all__ = ["client"]
         (["0=17", "3=9"], {"0": 17, "3": 9}),
     ],
 )
-def test_a_reset_shows_what_it_would_do_before_it_asks(client: ScriptedClient, to: list[str], sent: object) -> None:
+def test_a_reset_shows_what_it_would_do_before_it_asks(
+    client: ScriptedClient, to: list[str], sent: object
+) -> None:
     client.replies = [{"positions": [[0, 10, 17, 0, 7, 0], [3, 4, 9, 0, 5, 0]]}] * 2
     options = [word for text in to for word in ("--to", text)]
     result = run("group", "reset", "billing", "orders", *options, *WHY, "--reprocess", stdin="y\n")
@@ -47,18 +49,28 @@ def test_a_reset_that_is_not_confirmed_is_not_done(client: ScriptedClient, stdin
 
 @pytest.mark.parametrize(
     ("option", "runs"),
-    [("--dry-run", [True]), ("--preview", [True]), ("--yes", [None]), ("--json", [None]), ("--json --dry-run", [True])],
+    [
+        ("--dry-run", [True]),
+        ("--preview", [True]),
+        ("--yes", [None]),
+        ("--json", [None]),
+        ("--json --dry-run", [True]),
+    ],
 )
 def test_a_reset_asks_nothing_where_it_only_shows_or_is_told_not_to(
     client: ScriptedClient, option: str, runs: list[bool | None]
 ) -> None:
     client.replies = [{"positions": []}]
-    assert run("group", "reset", "billing", "orders", "--to", "first", *option.split()).exit_code == 0
+    assert (
+        run("group", "reset", "billing", "orders", "--to", "first", *option.split()).exit_code == 0
+    )
     assert [args.get("dry_run") for _call, args in client.calls] == runs
 
 
-def test_a_group_can_go_back_by_a_duration(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.cli.groups.time.time_ns", lambda: 10_000_000_000_000)
+def test_a_group_can_go_back_by_a_duration(
+    client: ScriptedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.cli.commands.groups.time.time_ns", lambda: 10_000_000_000_000)
     client.replies = [{"positions": []}]
     assert run("group", "reset", "billing", "orders", "--to", "2h", "--yes").exit_code == 0
     assert client.calls[0][1]["to"] == 10_000_000_000 - 7_200_000_000
@@ -72,8 +84,13 @@ def test_a_group_can_go_back_by_a_duration(client: ScriptedClient, monkeypatch: 
         ("--topic orders --partition 1", [("orders", {"1": 40})]),
     ],
 )
-def test_a_backlog_is_skipped_topic_by_topic(client: ScriptedClient, options: str, moves: list[Any]) -> None:
-    shown = {"topics": ["orders", "refunds"], "positions": [{"topic": "orders", "partition": 1, "end": 40}]}
+def test_a_backlog_is_skipped_topic_by_topic(
+    client: ScriptedClient, options: str, moves: list[Any]
+) -> None:
+    shown = {
+        "topics": ["orders", "refunds"],
+        "positions": [{"topic": "orders", "partition": 1, "end": 40}],
+    }
     asked = [] if options == "--topic orders" else [shown]
     client.replies = [*asked, *[{"positions": [[1, 10, 40, 0, 30, 0]]}] * 2 * len(moves)]
     assert run("group", "skip", "billing", *options.split(), stdin="y\n").exit_code == 0
@@ -100,13 +117,27 @@ NOTHING: dict[str, object] = {
     [
         (
             "--on-exhausted block --lease 2.5 --session 9 --consume-timeout 60",
-            {"on_exhausted": "block", "lease_ms": 2_500, "session_ms": 9_000, "consume_timeout_ms": 60_000},
+            {
+                "on_exhausted": "block",
+                "lease_ms": 2_500,
+                "session_ms": 9_000,
+                "consume_timeout_ms": 60_000,
+            },
         ),
         ("--max-parked 5 --flood-keys 0 --span 9", {"max_parked": 5, "flood_keys": 0, "span": 9}),
-        ("--table 1,2.5", {"retry": {"delays": [1_000_000, 2_500_000], "attempts": None, "jitter": 0.1}}),
+        (
+            "--table 1,2.5",
+            {"retry": {"delays": [1_000_000, 2_500_000], "attempts": None, "jitter": 0.1}},
+        ),
         (
             "--exponential 1,3,10 --attempts 9",
-            {"retry": {"delays": [1_000_000, 3_000_000, 9_000_000, 10_000_000], "attempts": 9, "jitter": 0.1}},
+            {
+                "retry": {
+                    "delays": [1_000_000, 3_000_000, 9_000_000, 10_000_000],
+                    "attempts": 9,
+                    "jitter": 0.1,
+                }
+            },
         ),
         (
             "--jitter 0.2 --dead ValueError --dead a.* --postpone OSError",

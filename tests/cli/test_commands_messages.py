@@ -1,4 +1,6 @@
-"""Which calls the commands of messages, transactions and letters make, and how they show what they get."""
+"""Which calls the commands of messages, transactions and letters make, and how they
+show what they get.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.support import BY_ADA, TOKEN, WHY, ScriptedClient, client, run
-from txmq.message import Message
+from txmq.model.message import Message
 
 __all__ = ["client"]
 
@@ -29,7 +31,8 @@ def test_a_message_has_what_the_options_say(client: ScriptedClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("span", "seconds"), [("90", 90), ("1.5s", 1.5), ("15m", 900), ("2h", 7_200), ("1d", 86_400), ("level:18", 7_200)]
+    ("span", "seconds"),
+    [("90", 90), ("1.5s", 1.5), ("15m", 900), ("2h", 7_200), ("1d", 86_400), ("level:18", 7_200)],
 )
 def test_a_delay_is_a_span_or_a_level(client: ScriptedClient, span: str, seconds: float) -> None:
     run("send", "orders", "x", "--delay", span)
@@ -49,14 +52,42 @@ def test_a_body_may_come_from_a_file(client: ScriptedClient, tmp_path: Path) -> 
 
 
 def letter(offset: int, **fields: object) -> dict[str, object]:
-    return {"group": "billing", "topic": "orders", "partition": 3, "offset": offset, "state": "dead"} | fields
+    return {
+        "group": "billing",
+        "topic": "orders",
+        "partition": 3,
+        "offset": offset,
+        "state": "dead",
+    } | fields
 
 
-def test_a_search_goes_on_until_it_has_what_it_may_and_shows_text_as_text(client: ScriptedClient) -> None:
-    row = {"message_id": "a-1", "topic": "orders", "partition": 0, "offset": 4, "body": b64encode(b"x").decode()}
-    client.replies = [{"messages": [], "next": [0, 9]}, {"messages": [row, dict(row)], "next": [1, 2]}]
+def test_a_search_goes_on_until_it_has_what_it_may_and_shows_text_as_text(
+    client: ScriptedClient,
+) -> None:
+    row = {
+        "message_id": "a-1",
+        "topic": "orders",
+        "partition": 0,
+        "offset": 4,
+        "body": b64encode(b"x").decode(),
+    }
+    client.replies = [
+        {"messages": [], "next": [0, 9]},
+        {"messages": [row, dict(row)], "next": [1, 2]},
+    ]
     result = run(
-        *["message", "find", "orders", "--key", "k", "--from", "2026-07-01T12:00:00Z", "--limit", "2", "--json"]
+        *[
+            "message",
+            "find",
+            "orders",
+            "--key",
+            "k",
+            "--from",
+            "2026-07-01T12:00:00Z",
+            "--limit",
+            "2",
+            "--json",
+        ]
     )
     assert [args["after"] for _call, args in client.calls] == [None, [0, 9]]
     assert client.calls[0][1]["start"] == 1_782_907_200_000_000
@@ -74,7 +105,9 @@ def test_letters_show_text_as_text_and_other_bodies_in_base64(client: ScriptedCl
     reply = {"letters": [letter(1, body="aGVsbG8="), letter(2, body="/w=="), letter(3)], "next": 3}
     client.replies = [reply]
     result = run("dlq", "list", "billing", "--bodies", "--after", "5", "--limit", "3", "--json")
-    assert client.calls == [("dlq.list", {"group": "billing", "after": 5, "limit": 3, "bodies": True})]
+    assert client.calls == [
+        ("dlq.list", {"group": "billing", "after": 5, "limit": 3, "bodies": True})
+    ]
     assert json.loads(result.stdout) == {
         "letters": [letter(1, body="hello"), letter(2, body_base64="/w=="), letter(3)],
         "next": 3,
@@ -82,7 +115,9 @@ def test_letters_show_text_as_text_and_other_bodies_in_base64(client: ScriptedCl
 
 
 @pytest.mark.parametrize("token", [TOKEN, "019A0000-0000-7000-8000-000000000001"])
-def test_a_transaction_shows_its_messages_as_text_where_they_are_text(client: ScriptedClient, token: str) -> None:
+def test_a_transaction_shows_its_messages_as_text_where_they_are_text(
+    client: ScriptedClient, token: str
+) -> None:
     rows = [{"key": "a", "body": "aGVsbG8="}, {"key": "b", "body": "/w=="}, {"key": "c"}]
     client.replies = [{"token": TOKEN, "rows": rows, "next": 5}]
     result = run("tx", "show", token, "--bodies", "--after", "2", "--limit", "3", "--json")
@@ -101,7 +136,9 @@ def test_letters_named_one_by_one_are_replayed_without_a_question(client: Script
 
 
 def test_status_1_tells_that_letters_were_refused(client: ScriptedClient) -> None:
-    client.replies = [{"done": [["orders", 3, 17]], "refused": [["orders", 3, 18, "no such letter"]]}] * 2
+    client.replies = [
+        {"done": [["orders", 3, 17]], "refused": [["orders", 3, 18, "no such letter"]]}
+    ] * 2
     command = ("dlq", "abandon", "billing", "orders/3/17", "orders/3/18", *WHY)
     result = run(*command)
     assert result.exit_code == 1
@@ -112,7 +149,9 @@ def test_status_1_tells_that_letters_were_refused(client: ScriptedClient) -> Non
     assert client.calls[0][1]["reason"] == "lost on 3 May"
 
 
-def test_all_letters_means_those_that_were_dead_before_the_first_is_touched(client: ScriptedClient) -> None:
+def test_all_letters_means_those_that_were_dead_before_the_first_is_touched(
+    client: ScriptedClient,
+) -> None:
     first = [letter(offset) for offset in range(1_000)]
     second = [letter(1_000), letter(1_001, state="abandoned"), letter(1_002)]
     client.replies = [{"letters": first, "next": 1_000}, {"letters": second, "next": None}]
@@ -124,7 +163,12 @@ def test_all_letters_means_those_that_were_dead_before_the_first_is_touched(clie
     assert "1002 letters" in result.stderr
     assert [call for call, _args in client.calls] == ["dlq.list"] * 2 + ["dlq.replay"] * 2
     assert [args["after"] for call, args in client.calls if call == "dlq.list"] == [0, 1_000]
-    replayed = [place.offset for call, args in client.calls if call == "dlq.replay" for place in args["letters"]]
+    replayed = [
+        place.offset
+        for call, args in client.calls
+        if call == "dlq.replay"
+        for place in args["letters"]
+    ]
     assert replayed == [*range(1_001), 1_002]
 
 

@@ -1,4 +1,6 @@
-"""The commands that deal with a database: its tables, a resolver, and the broker with a server of its own."""
+"""The commands that deal with a database: its tables, a resolver, and the broker with a
+server of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import pytest
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
 from tests.postgres.support import xid_of
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import report
@@ -30,16 +32,25 @@ def test_the_tables_are_made_and_looked_over(empty_database: str) -> None:
     assert (missing.exit_code, json.loads(missing.stderr)["error"]) == (1, "SchemaMissing")
     for _ in range(2):
         assert run("schema", "install", empty_database).stdout.split() == ["version", "3"]
-    assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {"version": 3, "remarks": []}
+    assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {
+        "version": 3,
+        "remarks": [],
+    }
 
 
-def test_the_database_may_come_from_the_environment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_database_may_come_from_the_environment(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TXMQ_DSN", database)
     assert run("schema", "check").exit_code == 0
 
 
 def test_remarks_about_the_tables_are_shown_with_status_1(database: str) -> None:
-    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
+    with (
+        closing(psycopg2.connect(database)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute("ALTER DATABASE " + connection.info.dbname + " SET synchronous_commit = off")
     result = run("schema", "check", database)
     assert result.exit_code == 1
@@ -62,21 +73,35 @@ def test_brokers_are_listed_and_a_lost_one_is_taken_out_for_a_reason(database: s
     assert run("schema", "brokers", database, "--forget", str(lost)).exit_code == 2
     unknown = run("schema", "brokers", database, "--forget", uuid4().hex, "--reason", "gone")
     assert (unknown.exit_code, "has reported here" in unknown.stderr) == (1, True)
-    result = run("schema", "brokers", database, "--forget", lost.hex, "--reason", "its disk burnt", "--json")
+    result = run(
+        "schema", "brokers", database, "--forget", lost.hex, "--reason", "its disk burnt", "--json"
+    )
     [told] = json.loads(result.stdout)["brokers"]
-    assert (told["forgotten_reason"], told["forgotten_at"] >= told["reported_at"]) == ("its disk burnt", True)
+    assert (told["forgotten_reason"], told["forgotten_at"] >= told["reported_at"]) == (
+        "its disk burnt",
+        True,
+    )
 
 
 def state_of(token: str, broker: str) -> Any:
     return reply("tx", "show", token, broker=broker)["state"]
 
 
-def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(database: str, tmp_path: Path) -> None:
+def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(
+    database: str, tmp_path: Path
+) -> None:
     broker_file, resolver_file = tmp_path / "broker.toml", tmp_path / "resolver.toml"
     section = "[[resolver]]\nname = 'shop'\ndsn = {}\n"
     broker_file.write_text(section.format(json.dumps("host=127.0.0.1 port=1 connect_timeout=1")))
     resolver_file.write_text(section.format(json.dumps(database)) + "[checks]\nfirst_s = 0.1\n")
-    data = ("--data", str(tmp_path / "data"), "--config", str(broker_file), "--listen", "127.0.0.1:0")
+    data = (
+        "--data",
+        str(tmp_path / "data"),
+        "--config",
+        str(broker_file),
+        "--listen",
+        "127.0.0.1:0",
+    )
     with running(tmp_path / "1", "broker", *data) as broker:
         url = broker.first_line().removeprefix("ready ")
         reply("topic", "create", "orders", "--partitions", "1", broker=url)
@@ -96,7 +121,9 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(database:
             wait_until(lambda: state_of(absent, url) == "ROLLED_BACK", what="the rollback is found")
             assert resolver.end() == 0
         decided = {
-            event["token"]: event["answer"] for event in resolver.events() if event["event"] == "resolver.decided"
+            event["token"]: event["answer"]
+            for event in resolver.events()
+            if event["event"] == "resolver.decided"
         }
         assert decided == {proved: "COMMIT", absent: "ROLLBACK"}
         assert len(json.loads(run("schema", "brokers", database, "--json").stdout)["brokers"]) == 1
@@ -118,7 +145,10 @@ def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path:
             half = shop.half("orders", b"paid", ("postgres", *identity, None), token)
             connection.commit()
         assert reply("tx", "check", half, broker=url)["due"] == 1
-        wait_until(lambda: state_of(half, url) == "PUBLISHED", what="the broker's resolver has asked the database")
+        wait_until(
+            lambda: state_of(half, url) == "PUBLISHED",
+            what="the broker's resolver has asked the database",
+        )
         assert dev.end() == 0
     with pytest.raises(psycopg2.OperationalError):
         psycopg2.connect(dsn)
@@ -126,7 +156,9 @@ def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path:
 
 @pytest.fixture
 def reachable() -> Iterator[Path]:
-    """A directory that a server can work in that runs as another user, to whom pytest's own are closed."""
+    """A directory that a server can work in that runs as another user, to whom pytest's
+    own are closed.
+    """
     with TemporaryDirectory(prefix="txmq-test-dev-") as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)
@@ -135,11 +167,16 @@ def reachable() -> Iterator[Path]:
 def test_a_developer_s_data_is_kept_where_it_is_told(tmp_path: Path, reachable: Path) -> None:
     data = reachable / "data"
     for number in range(2):
-        with running(tmp_path / str(number), "dev", "--json", "--data", str(data), "--listen", "127.0.0.1:0") as dev:
+        with running(
+            tmp_path / str(number), "dev", "--json", "--data", str(data), "--listen", "127.0.0.1:0"
+        ) as dev:
             addresses = json.loads(dev.first_line())
             topics = reply("topic", "list", broker=addresses["broker"])["topics"]
             assert [topic["name"] for topic in topics] == ["orders"][:number]
-            with closing(psycopg2.connect(addresses["postgres"])) as connection, connection.cursor() as cursor:
+            with (
+                closing(psycopg2.connect(addresses["postgres"])) as connection,
+                connection.cursor() as cursor,
+            ):
                 cursor.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
                 cursor.execute("INSERT INTO kept VALUES (1)")
                 cursor.execute("SELECT count(*) FROM kept")

@@ -1,4 +1,6 @@
-"""What holds for each command of `txmq`: it explains itself, and with `--json` it prints JSON, errors too."""
+"""What holds for each command of `txmq`: it explains itself, and with `--json` it
+prints JSON, errors too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from txmq.errors import BrokerUnavailable
 TOKEN = "019a0000000070008000000000000001"
 NOBODY = "host=127.0.0.1 port=1 dbname=nowhere"
 NO_FILE, NO_DIR = "/nowhere/txmq.toml", "/nowhere/data"
-COMMANDS = {  # each with what it needs, where neither a broker nor a database answers, and no file is there
+# each with what it needs, where neither a broker nor a database answers, and no file is
+# there
+COMMANDS = {
     "alarms": "",
     "broker": f"--config {NO_FILE}",
     "dev": "--data /proc/nowhere",
@@ -117,7 +121,10 @@ def test_a_command_tells_what_it_and_each_of_its_options_does(name: str) -> None
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_meets_nobody_says_why_and_what_to_do(name: str) -> None:
-    arguments = [*name.split(), *(NOBODY if word == "DSN" else word for word in COMMANDS[name].split())]
+    arguments = [
+        *name.split(),
+        *(NOBODY if word == "DSN" else word for word in COMMANDS[name].split()),
+    ]
     told = run(*arguments, "--json")
     assert (told.exit_code, told.stdout) == (1, "")
     error = json.loads(told.stderr)
@@ -126,7 +133,10 @@ def test_a_command_that_meets_nobody_says_why_and_what_to_do(name: str) -> None:
     assert not Path("/nowhere").exists()
 
 
-DOCUMENTS = [Path(__file__).parents[2] / name for name in ("README.md", "docs/TRANSACTIONS.md", "docs/CONSUMERS.md")]
+DOCUMENTS = [
+    Path(__file__).parents[2] / name
+    for name in ("README.md", "docs/TRANSACTIONS.md", "docs/CONSUMERS.md")
+]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

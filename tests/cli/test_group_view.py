@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from txmq.cli.group_view import readable
+from txmq.cli.commands.group_view import readable
 from txmq.cli.output import Output
-from txmq.retry import RetryPolicy
+from txmq.model.retry import RetryPolicy
 
 SINCE = 1_782_907_200_000_000
 WHY = "undecided transactions hold keys of it, such as 018bcfe568de2c2028425cbae877c6d8; in the queues of these keys: 7"
@@ -17,12 +17,34 @@ STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def position(partition: int, **more: Any) -> dict[str, Any]:
-    usual = {"topic": "orders", "partition": partition, "floor": 1_234_567, "cursor": 1_234_570, "end": 1_234_600}
-    usual |= {"lag": 33, "leased": 3, "leased_to": ["billing-1"], "redeliver": 0, "reserved": 0, "retrying": 0}
-    return usual | {"owners": ["billing-1"], "passed": 0, "lag_ms": 61_000, "why": "", "reason": ""} | more
+    usual = {
+        "topic": "orders",
+        "partition": partition,
+        "floor": 1_234_567,
+        "cursor": 1_234_570,
+        "end": 1_234_600,
+    }
+    usual |= {
+        "lag": 33,
+        "leased": 3,
+        "leased_to": ["billing-1"],
+        "redeliver": 0,
+        "reserved": 0,
+        "retrying": 0,
+    }
+    return (
+        usual
+        | {"owners": ["billing-1"], "passed": 0, "lag_ms": 61_000, "why": "", "reason": ""}
+        | more
+    )
 
 
-SETTINGS = {"mode": "ordered", "retry": RetryPolicy().to_json(), "lease_us": 60_000_000, "altered": []}
+SETTINGS = {
+    "mode": "ordered",
+    "retry": RetryPolicy().to_json(),
+    "lease_us": 60_000_000,
+    "altered": [],
+}
 MEMBER = {
     "member": "billing-1",
     "since": 3,
@@ -30,7 +52,14 @@ MEMBER = {
     "leased": 6,
     "paused": [],
 }
-FENCE = {"topic": "orders", "key_hash": -(1 << 62), "state": "dead", "partition": 1, "offset": 1_234_567, "parked": 17}
+FENCE = {
+    "topic": "orders",
+    "key_hash": -(1 << 62),
+    "state": "dead",
+    "partition": 1,
+    "offset": 1_234_567,
+    "parked": 17,
+}
 REPLY = {
     "group": "billing",
     "state": "active",
@@ -61,7 +90,9 @@ def test_it_fits_a_terminal_and_no_word_is_cut(
         assert any(word in line for line in lines), word
 
 
-def test_in_a_file_each_thing_is_a_line_and_none_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_file_each_thing_is_a_line_and_none_ends_in_spaces(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = printed(capsys, REPLY)
     assert [line for line in lines if line != line.rstrip()] == []
     assert f"orders/1   undecided  {WHY}" in lines
@@ -71,7 +102,14 @@ def test_in_a_file_each_thing_is_a_line_and_none_ends_in_spaces(capsys: pytest.C
 def test_columns_come_where_something_is_in_them() -> None:
     [usual, *_rest] = readable(REPLY)["positions"]
     assert list(usual) == ["partition", "floor", "end", "lag", "lag_ms", "leased", "owners"]
-    quiet = readable({"positions": [position(0, leased=0, lag_ms=0), position(1, leased=0, lag_ms=0, retrying=5)]})
+    quiet = readable(
+        {
+            "positions": [
+                position(0, leased=0, lag_ms=0),
+                position(1, leased=0, lag_ms=0, retrying=5),
+            ]
+        }
+    )
     assert list(quiet["positions"][0]) == ["partition", "floor", "end", "lag", "retrying", "owners"]
     assert "not_moving" not in quiet
 

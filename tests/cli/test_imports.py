@@ -1,4 +1,6 @@
-"""Help, usage errors and completion stay quick: what a command needs is imported when it runs."""
+"""Help, usage errors and completion stay quick: what a command needs is imported when
+it runs.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,16 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [("--help", 0), ("broker --help", 0), ("tx commit --help", 0), ("topic create", 2)]
+    ("arguments", "status"),
+    [("--help", 0), ("broker --help", 0), ("tx commit --help", 0), ("topic create", 2)],
 )
 def test_what_does_no_work_imports_nothing_heavy(arguments: str, status: int) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments.split()], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", PROGRAM, *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert ran.returncode == status
     assert "Usage:" in ran.stdout + ran.stderr
@@ -33,7 +40,21 @@ def test_what_does_no_work_imports_nothing_heavy(arguments: str, status: int) ->
 
 
 def test_the_module_is_the_command() -> None:
-    ran = subprocess.run([sys.executable, "-m", "txmq", "-h"], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-m", "txmq", "-h"], capture_output=True, text=True, check=True, timeout=60
+    )
     assert "Usage: txmq " in ran.stdout
-    for name in ("broker", "dev", "schema", "topic", "send", "tail", "group", "tx", "alarms", "dlq", "resolver"):
+    for name in (
+        "broker",
+        "dev",
+        "schema",
+        "topic",
+        "send",
+        "tail",
+        "group",
+        "tx",
+        "alarms",
+        "dlq",
+        "resolver",
+    ):
         assert f" {name} " in ran.stdout

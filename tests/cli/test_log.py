@@ -1,4 +1,6 @@
-"""`txmq log`: what it finds in a data directory, in one that is damaged, and in an archive."""
+"""`txmq log`: what it finds in a data directory, in one that is damaged, and in an
+archive.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,22 @@ from twisted.internet.task import Clock
 from tests.cli import killed
 from tests.cli.support import run
 from txmq.batch import encode, verify
-from txmq.broker.core.consumers.candidates import Wish
-from txmq.broker.core.consumers.commands import Deliver, Failure, Join, Nack, Pick, Wanted
-from txmq.broker.core.consumers.planning import plan
-from txmq.broker.core.tables import ENTRIES, MOVED
-from txmq.broker.core.topics.sends import Send, SendTogether
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.core.transactions.parts import GroupBatch, StorePart
-from txmq.broker.core.transactions.together import StoreTogether
+from txmq.broker.data_directory.storage import Keeper, open_directory
 from txmq.broker.engine import Engine
-from txmq.broker.keeping.storage import Keeper, open_directory
-from txmq.config import Broker
-from txmq.message import Decision, Message
+from txmq.config.broker import Broker
+from txmq.core.consumers.candidates import Wish
+from txmq.core.consumers.commands import Deliver, Failure, Join, Nack, Pick, Wanted
+from txmq.core.consumers.planning import plan
+from txmq.core.topics.sends import Send, SendTogether
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions.batched import StoreTogether
+from txmq.core.transactions.decisions import Decide
+from txmq.core.transactions.half_storage import GroupBatch, StorePart
+from txmq.model.message import Decision, Message
 from txmq.store.fs import RealFileSystem
 from txmq.store.index import LmdbTables
 from txmq.store.segment import list_segments, read_log_id
+from txmq.store.tables import ENTRIES, MOVED
 from txmq.testing.processes import running
 
 NOW = 1_700_000_000_000_000
@@ -47,7 +49,9 @@ def at_once(function: Any, *args: object) -> Deferred[Any]:
 
 
 class Life:
-    """A broker without a reactor, on a real disk, for as long as it takes to write something."""
+    """A broker without a reactor, on a real disk, for as long as it takes to write
+    something.
+    """
 
     def __init__(self, data: Path, producer: bytes = b"p" * 16) -> None:
         self.producer = producer
@@ -73,7 +77,9 @@ class Life:
 
     def send_to(self, *topics: str) -> None:
         """In one frame."""
-        self.do(SendTogether(tuple(self._batch(topic.encode() * 3, topic=topic) for topic in topics)))
+        self.do(
+            SendTogether(tuple(self._batch(topic.encode() * 3, topic=topic) for topic in topics))
+        )
 
     def _batch(self, *bodies: bytes, topic: str, partition: int = 0) -> Send:
         data = encode(
@@ -94,21 +100,31 @@ class Life:
 
     def group(self, number: int, topic: str = "t", *, local: bool = False) -> StorePart:
         token = bytes.fromhex(TOKEN)[:-1] + bytes([number])
-        data = encode([Message(b"half", f"key {number}")], producer_id=token, epoch=0, sequence=0, born_at=1)
+        data = encode(
+            [Message(b"half", f"key {number}")], producer_id=token, epoch=0, sequence=0, born_at=1
+        )
         batch = GroupBatch(topic, 0, 1, data, verify(data))
         decider = ("local",) if local else ("checker", "s")
         return StorePart(token, 0, (batch,), True, local, b"d" * 32, 0, decider, "s", (), 0)
 
     def delayed(self, topic: str) -> None:
         message = Message(b"later", deliver_at=NOW + 3_600_000_000)
-        data = encode([message], producer_id=self.producer, epoch=0, sequence=self.sequence, born_at=1)
+        data = encode(
+            [message], producer_id=self.producer, epoch=0, sequence=self.sequence, born_at=1
+        )
         self.sequence += 1
         self.do(Send(topic, 0, 0, data, verify(data)))
 
     def bury(self) -> None:
-        generation = self.do(Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted())).generation
+        generation = self.do(
+            Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted())
+        ).generation
         found: Any = plan(self.state, "g", "a", generation, self.log.durable, Wish(3, 1 << 30), NOW)
-        self.do(Deliver("g", "a", generation, tuple(Pick(candidate, None) for candidate in found.candidates)))
+        self.do(
+            Deliver(
+                "g", "a", generation, tuple(Pick(candidate, None) for candidate in found.candidates)
+            )
+        )
         candidate = found.candidates[0]
         place = ("t", candidate.partition, candidate.start)
         self.do(Nack("g", "a", generation, *place, None, None, Failure("E", "no", "f"), True))
@@ -120,7 +136,9 @@ class Life:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Of a broker that was closed in good order: three segments, a letter, a half and two decided ones."""
+    """Of a broker that was closed in good order: three segments, a letter, a half and
+    two decided ones.
+    """
     directory = tmp_path / "data"
     life = Life(directory)
     life.do(CreateTopic("t", 2))
@@ -149,7 +167,9 @@ def lines(*arguments: str, status: int = 0) -> list[Any]:
 
 
 def flip(data: Path, position: int) -> None:
-    segment = next(s for s in reversed(list_segments(RealFileSystem(), str(data))) if s.first <= position)
+    segment = next(
+        s for s in reversed(list_segments(RealFileSystem(), str(data))) if s.first <= position
+    )
     path = Path(segment.path)
     content = bytearray(path.read_bytes())
     content[position - segment.first] ^= 4
@@ -162,7 +182,12 @@ def kinds(data: Path, *options: str) -> list[str]:
 
 def test_a_whole_log_and_its_index_agree_row_by_row(data: Path) -> None:
     found = told("verify", str(data), "--deep")
-    assert (found["damaged"], found["misplaced"], found["different"], found["torn"]) == ([], [], [], 0)
+    assert (found["damaged"], found["misplaced"], found["different"], found["torn"]) == (
+        [],
+        [],
+        [],
+        0,
+    )
     assert (found["segments"], found["index"]) == (3, found["end"])
     assert found["records"] == len(kinds(data))
     assert found["index_rows"] > 20
@@ -205,8 +230,15 @@ def test_records_are_printed_as_events_and_can_be_chosen(data: Path) -> None:
     records = lines("dump", str(data))
     assert [r["kind"] for r in records[:3]] == ["Booted", "TopicCreated", "TopicCreated"]
     sent = next(r for r in records if r["kind"] == "BatchStored")
-    assert (sent["event"]["topic"], sent["event"]["count"], sent["event"]["producer"]) == ("t", 2, "70" * 16)
-    assert set(kinds(data, "--kind", "PartStored", "--kind", "Decided")) == {"PartStored", "Decided"}
+    assert (sent["event"]["topic"], sent["event"]["count"], sent["event"]["producer"]) == (
+        "t",
+        2,
+        "70" * 16,
+    )
+    assert set(kinds(data, "--kind", "PartStored", "--kind", "Decided")) == {
+        "PartStored",
+        "Decided",
+    }
     assert kinds(data, "--topic", "u") == ["TopicCreated", *["BatchStored"] * 5, "BatchesStored"]
     [several] = lines("dump", str(data), "--kind", "BatchesStored", "--topic", "t")
     assert [(b["topic"], b["base_offset"], b["count"]) for b in several["event"]["batches"]] == [
@@ -219,7 +251,9 @@ def test_records_are_printed_as_events_and_can_be_chosen(data: Path) -> None:
     assert lines("dump", str(data), "--to", str(middle)) == records[:4]
     assert lines("dump", str(data), "--limit", "2") == records[:2]
     text = run("log", "dump", str(data), "--limit", "2").stdout
-    assert text.splitlines()[1].endswith('TopicCreated {"topic_id": 1, "name": "t", "partitions": 2, "topic": "t"}')
+    assert text.splitlines()[1].endswith(
+        'TopicCreated {"topic_id": 1, "name": "t", "partitions": 2, "topic": "t"}'
+    )
     assert run("log", "dump", str(data), "--kind", "Nonsense").exit_code == 2
 
 
@@ -233,10 +267,18 @@ def test_messages_are_found_by_their_topic_however_they_were_stored(tmp_path: Pa
     life.delayed("u")
     life.close()
     assert kinds(tmp_path, "--topic", "t") == ["TopicCreated", "GroupsStored", "PartStored"]
-    assert kinds(tmp_path, "--topic", "u") == ["TopicCreated", "GroupsStored", "PartStored", "BatchDelayed"]
+    assert kinds(tmp_path, "--topic", "u") == [
+        "TopicCreated",
+        "GroupsStored",
+        "PartStored",
+        "BatchDelayed",
+    ]
     _created, several, local = lines("dump", str(tmp_path), "--topic", "t")
     first, second = several["event"]["groups"]
-    assert [(batch["topic"], batch["count"]) for batch in first["batches"] + second["batches"]] == [("t", 1), ("u", 1)]
+    assert [(batch["topic"], batch["count"]) for batch in first["batches"] + second["batches"]] == [
+        ("t", 1),
+        ("u", 1),
+    ]
     assert (first["token"], several["event"]["topics"]) == (TOKEN[:-2] + "01", ["t", "u"])
     assert (local["event"]["topics"], local["event"]["decider"]) == (["t"], ["local"])
 
@@ -274,13 +316,17 @@ def test_nothing_is_compared_while_a_broker_runs(data: Path) -> None:
     life.close()
 
 
-def test_a_rebuild_that_is_killed_anywhere_leaves_a_broker_what_it_had(data: Path, tmp_path: Path) -> None:
+def test_a_rebuild_that_is_killed_anywhere_leaves_a_broker_what_it_had(
+    data: Path, tmp_path: Path
+) -> None:
     life = Life(data)
     life.keeper._write_snapshot()  # of what is in the index: a rebuild begins with it
     life.close()
     untouched = told("verify", str(data), "--deep")
     for nth in range(1, 20):
-        with running(tmp_path, str(nth), "log", "rebuild", str(data), command=killed.run) as process:
+        with running(
+            tmp_path, str(nth), "log", "rebuild", str(data), command=killed.run
+        ) as process:
             status = process.status()
         if not status:
             break
@@ -301,7 +347,9 @@ def test_messages_are_found_in_the_log_of_a_broker_that_is_stopped(data: Path) -
     first = everything["messages"][0]
     assert (first["position"], first["state"]) == (record["position"], "published")
     name = first["message_id"]
-    assert [row["message_id"] for row in told("find", str(data), topic, "--id", name)["messages"]] == [name]
+    assert [
+        row["message_id"] for row in told("find", str(data), topic, "--id", name)["messages"]
+    ] == [name]
     assert told("find", str(data), topic, "--key", "nobody's")["messages"] == []
     assert told("find", str(data), topic, "--limit", "1")["more"] is True
     flip(data, record["position"] + 60)

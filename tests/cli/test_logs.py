@@ -1,4 +1,6 @@
-"""The broker's log: what is in it, what is kept out of it, and that nobody can forge a line."""
+"""The broker's log: what is in it, what is kept out of it, and that nobody can forge a
+line.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def test_what_is_secret_by_its_name_is_not_logged(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "logged"),
     [
-        ("connect to postgresql://ada:p%40ss@db/shop failed", "connect to postgresql://ada:[redacted]@db/shop failed"),
+        (
+            "connect to postgresql://ada:p%40ss@db/shop failed",
+            "connect to postgresql://ada:[redacted]@db/shop failed",
+        ),
         ("host=db password=hunter2 dbname=shop", "host=db password=[redacted] dbname=shop"),
         (r"password = 'with \' quote' dbname=shop", "password = [redacted] dbname=shop"),
         ("https://x/?password=a&b=c", "https://x/?password=[redacted]&b=c"),
@@ -59,16 +64,31 @@ def test_passwords_and_quoted_rows_are_taken_out_of_any_text(text: str, logged: 
 
 
 def test_what_an_operator_needs_stays() -> None:
-    event = {"token": "019a00", "topic": "orders", "offset": 3, "ratio": 0.5, "torn": None, "ok": True}
+    event = {
+        "token": "019a00",
+        "topic": "orders",
+        "offset": 3,
+        "ratio": 0.5,
+        "torn": None,
+        "ok": True,
+    }
     assert cleaned(**event) == event
 
 
 def test_bytes_are_only_counted() -> None:
-    assert cleaned(data=b"secret", view=memoryview(b"abc")) == {"data": "6 bytes", "view": "3 bytes"}
+    assert cleaned(data=b"secret", view=memoryview(b"abc")) == {
+        "data": "6 bytes",
+        "view": "3 bytes",
+    }
 
 
 def test_on_a_terminal_no_value_can_begin_a_line_of_its_own() -> None:
-    event = {"service": "x\n2026 [info] forged", "peer": "\x1b[2J", "exception": "Traceback\n  \x1bline\nError", "n": 3}
+    event = {
+        "service": "x\n2026 [info] forged",
+        "peer": "\x1b[2J",
+        "exception": "Traceback\n  \x1bline\nError",
+        "n": 3,
+    }
     assert escape(None, "info", event) == {
         "service": "x\\n2026 [info] forged",
         "peer": "\\x1b[2J",
@@ -83,10 +103,19 @@ def test_twisted_s_events_and_failures_are_passed_on() -> None:
 
     failure = Failure(ValueError("broken"))
     with capture_logs() as logs:
-        observe({"log_format": "{count} left", "count": 3, "log_level": LogLevel.warn, "log_namespace": "a.b"})
+        observe(
+            {
+                "log_format": "{count} left",
+                "count": 3,
+                "log_level": LogLevel.warn,
+                "log_namespace": "a.b",
+            }
+        )
         observe({"log_format": "oh", "log_level": LogLevel.critical, "log_failure": failure})
         observe({"format": "old %(style)s", "style": "words"})
-    assert [(log["log_level"], log["event"], log["text"], log["namespace"]) for log in logs[:2]] == [
+    assert [
+        (log["log_level"], log["event"], log["text"], log["namespace"]) for log in logs[:2]
+    ] == [
         ("warning", "twisted", "3 left", "a.b"),
         ("critical", "twisted", "oh", ""),
     ]
@@ -111,7 +140,9 @@ Logger(namespace="t").warn("from Twisted")
 
 
 def test_a_process_logs_one_json_object_a_line_to_standard_error() -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
+    )
     events = [json.loads(line) for line in ran.stderr.splitlines()]
     assert ran.stdout == ""
     assert [(event["event"], event["level"]) for event in events] == [

@@ -15,9 +15,9 @@ import pytest
 from tests.cli.support import run
 from tests.postgres.support import rows
 from txmq.batch import BatchView, encode, verify
-from txmq.client.transactions.tokens import new_token
-from txmq.message import Message
-from txmq.tx.outbox import Entry, pack, unpack
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.message import Message
+from txmq.tx.outbox_entry import Entry, pack, unpack
 from txmq.tx.postgres.outbox import Entering, enqueue
 from txmq.tx.postgres.tokens import insert_token
 
@@ -52,7 +52,9 @@ def seqs(database: str) -> list[int]:
     return [row["seq"] for row in told("list", database)["rows"]]
 
 
-def test_rows_are_listed_in_the_order_of_their_publication_and_shown(database: str, queue: Queue) -> None:
+def test_rows_are_listed_in_the_order_of_their_publication_and_shown(
+    database: str, queue: Queue
+) -> None:
     tokens = [queue(), queue()]
     listed = told("list", database)["rows"]
     assert [row["token"] for row in listed] == [token.hex for token in tokens]
@@ -62,25 +64,49 @@ def test_rows_are_listed_in_the_order_of_their_publication_and_shown(database: s
     shown = told("show", database, str(first), "--bodies")
     assert (shown["token"], shown["service"], shown["messages"]) == (tokens[0].hex, "shop", 2)
     [one, other] = shown["rows"]
-    assert (one["topic"], one["key"], one["tag"], one["body"], other["size"]) == ("orders", "k", "red", "one", 1)
+    assert (one["topic"], one["key"], one["tag"], one["body"], other["size"]) == (
+        "orders",
+        "k",
+        "red",
+        "one",
+        1,
+    )
 
 
-def test_a_row_is_taken_out_only_when_what_it_held_is_kept(database: str, queue: Queue, tmp_path: Path) -> None:
+def test_a_row_is_taken_out_only_when_what_it_held_is_kept(
+    database: str, queue: Queue, tmp_path: Path
+) -> None:
     token, keep = queue(), tmp_path / "dropped.jsonl"
     [seq] = seqs(database)
-    nowhere = run("outbox", "drop", database, str(seq), "--keep", str(tmp_path), "--reason", "x", "--json")
+    nowhere = run(
+        "outbox", "drop", database, str(seq), "--keep", str(tmp_path), "--reason", "x", "--json"
+    )
     assert json.loads(nowhere.stderr)["error"] == "ConfigError"
     assert seqs(database) == [seq]
-    told("drop", database, str(seq), "--keep", str(keep), "--reason", "no such topic", "--operator", "ada")
+    told(
+        "drop",
+        database,
+        str(seq),
+        "--keep",
+        str(keep),
+        "--reason",
+        "no such topic",
+        "--operator",
+        "ada",
+    )
     assert seqs(database) == []
     kept = json.loads(keep.read_text())
     assert (kept["token"], kept["operator"], kept["reason"]) == (token.hex, "ada", "no such topic")
-    missing = run("outbox", "drop", database, str(seq), "--keep", str(keep), "--reason", "again", "--json")
+    missing = run(
+        "outbox", "drop", database, str(seq), "--keep", str(keep), "--reason", "again", "--json"
+    )
     assert missing.exit_code == 1
     assert "no row" in json.loads(missing.stderr)["message"]
 
 
-def test_a_row_older_than_outcomes_are_kept_gets_a_token_that_can_be_published(database: str, queue: Queue) -> None:
+def test_a_row_older_than_outcomes_are_kept_gets_a_token_that_can_be_published(
+    database: str, queue: Queue
+) -> None:
     old = queue()
     [seq] = seqs(database)
     renewed = told("renew", database, str(seq))

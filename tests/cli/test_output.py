@@ -14,13 +14,21 @@ from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
 
 
-def shown(capsys: pytest.CaptureFixture[str], value: dict[str, Any], columns: Sequence[str] = ()) -> list[str]:
+def shown(
+    capsys: pytest.CaptureFixture[str], value: dict[str, Any], columns: Sequence[str] = ()
+) -> list[str]:
     Output(as_json=False).show(value, columns=columns)
     return capsys.readouterr().out.splitlines()
 
 
-def test_single_values_come_first_and_each_list_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    reply = {"group": "billing", "rows": [{"topic": "a", "lag": 5}, {"topic": "bcd", "lag": 12}], "paused": False}
+def test_single_values_come_first_and_each_list_is_a_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reply = {
+        "group": "billing",
+        "rows": [{"topic": "a", "lag": 5}, {"topic": "bcd", "lag": 12}],
+        "paused": False,
+    }
     assert shown(capsys, reply) == [
         "group   billing",
         "paused  no",
@@ -32,7 +40,9 @@ def test_single_values_come_first_and_each_list_is_a_table(capsys: pytest.Captur
     ]
 
 
-def test_a_lone_list_needs_no_title_and_an_empty_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lone_list_needs_no_title_and_an_empty_one_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert shown(capsys, {"topics": [{"name": "a"}]}) == ["name", "a"]
     assert shown(capsys, {"topics": []}) == ["no topics"]
 
@@ -99,17 +109,32 @@ def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) 
     [
         (
             UnknownTopic("no topic a", hint="create it", detail={"topic": "a"}),
-            {"error": "UnknownTopic", "message": "no topic a", "hint": "create it", "retriable": False}
+            {
+                "error": "UnknownTopic",
+                "message": "no topic a",
+                "hint": "create it",
+                "retriable": False,
+            }
             | {"outcome": "not done", "detail": {"topic": "a"}},
         ),
         (
             InDoubt("who knows", token="ab"),
-            {"error": "InDoubt", "message": "who knows", "hint": "what became of it: txmq tx show ab"}
+            {
+                "error": "InDoubt",
+                "message": "who knows",
+                "hint": "what became of it: txmq tx show ab",
+            }
             | {"retriable": False, "outcome": "unknown"},
         ),
         (
             Throttled("slow down"),
-            {"error": "Throttled", "message": "slow down", "hint": "", "retriable": True, "outcome": "not done"}
+            {
+                "error": "Throttled",
+                "message": "slow down",
+                "hint": "",
+                "retriable": True,
+                "outcome": "not done",
+            }
             | {"detail": {}},
         ),
     ],

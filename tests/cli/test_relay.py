@@ -13,7 +13,7 @@ import pytest
 from tests.cli.support import run
 from tests.postgres.support import producer
 from txmq import emit
-from txmq.client.blocking import connect
+from txmq.client.blocking.client import connect
 from txmq.testing.broker import OwnBroker
 from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
@@ -76,7 +76,10 @@ def test_a_server_without_logical_decoding_is_refused_with_a_hint(database: str)
 def test_a_relay_needs_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TXMQ_DSN", raising=False)
     refused = told("run", status=1)
-    assert (refused["message"], refused["hint"]) == ("relay.dsn: is missing", "see txmq relay run --help")
+    assert (refused["message"], refused["hint"]) == (
+        "relay.dsn: is missing",
+        "see txmq relay run --help",
+    )
 
 
 @pytest.fixture
@@ -96,7 +99,10 @@ def test_a_relay_brings_what_is_committed_until_it_is_told_to_end(
     arguments = ("--config", str(config)) if how == "file" else ("--dsn", dsn, "--url", broker)
     with running(tmp_path / "relay", "relay", "run", *arguments, "--json") as relay:
         assert json.loads(relay.first_line()) == {"ready": "txmq_relay"}
-        with connect(broker, timeout=30.0) as client, client.consumer("g", ["orders"], start="first") as consumer:
+        with (
+            connect(broker, timeout=30.0) as client,
+            client.consumer("g", ["orders"], start="first") as consumer,
+        ):
             message = consumer.receive(30)
             assert message is not None
             assert message.body == b"one"
@@ -119,7 +125,9 @@ def unread(connection: Any) -> list[object]:
         return found
 
 
-def test_a_relay_whose_slot_is_missing_ends_with_status_1(broker: str, logical_database: str, tmp_path: Path) -> None:
+def test_a_relay_whose_slot_is_missing_ends_with_status_1(
+    broker: str, logical_database: str, tmp_path: Path
+) -> None:
     arguments = ("relay", "run", "--dsn", logical_database, "--url", broker)
     with running(tmp_path / "relay", *arguments, command=TXMQ) as relay:
         assert relay.status() == 1

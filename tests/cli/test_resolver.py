@@ -11,9 +11,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from tests.cli.support import ScriptedClient
-from txmq.cli.resolver import UPKEEP_US, Broker, Rounds
+from txmq.cli.commands.resolver import UPKEEP_US, Broker, Rounds
 from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
-from txmq.message import Decision
+from txmq.model.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.outbox import Queued
 from txmq.tx.postgres.partitions import MaintenanceReport
@@ -43,7 +43,11 @@ class Database:
 
     def maintain(self, log_id: UUID, name: str, oldest: UUID | None) -> MaintenanceReport | None:
         self.told.append((log_id, name, oldest))
-        return None if self.trouble else MaintenanceReport([], [], {"txmq_token_1": "too young"} if oldest else {})
+        return (
+            None
+            if self.trouble
+            else MaintenanceReport([], [], {"txmq_token_1": "too young"} if oldest else {})
+        )
 
     def resolve(self, checks: Sequence[Check]) -> list[Answer]:
         self.asked += checks
@@ -57,7 +61,11 @@ def name_of(check: Check) -> str:
 
 def row(name: str, decider: list[Any] | None = None, age: int = FIRST) -> dict[str, Any]:
     token = name.encode().ljust(16, b"\0").hex()
-    return {"token": token, "decider": decider or ["postgres", 11, 1, 5, 99], "stored_at": NOW - age}
+    return {
+        "token": token,
+        "decider": decider or ["postgres", 11, 1, 5, 99],
+        "stored_at": NOW - age,
+    }
 
 
 def handed_over(row: Queued) -> None:
@@ -82,15 +90,25 @@ def answers(client: ScriptedClient) -> list[tuple[str, str]]:
 
 
 def test_what_the_databases_know_is_told_to_the_broker() -> None:
-    listed = [row("a"), row("b"), row("c"), row("young", age=FIRST - 1), row("mine", ["checker", "billing"])]
-    client = ScriptedClient([{"transactions": listed}, {"state": "PUBLISHED"}, {"state": "ROLLED_BACK"}])
+    listed = [
+        row("a"),
+        row("b"),
+        row("c"),
+        row("young", age=FIRST - 1),
+        row("mine", ["checker", "billing"]),
+    ]
+    client = ScriptedClient(
+        [{"transactions": listed}, {"state": "PUBLISHED"}, {"state": "ROLLED_BACK"}]
+    )
     one, other = Database(a=COMMIT), Database(b=ROLLBACK)
     rounds(client, one=one, other=other).go(NOW)
     assert client.calls[0] == ("tx.list", {"state": "undecided", "limit": 10_000})
     assert answers(client) == [("a", "COMMIT"), ("b", "ROLLBACK")]
     assert [name_of(check) for check in one.asked] == ["a", "b", "c"]
     assert [name_of(check) for check in other.asked] == ["b", "c"]
-    assert one.asked[0] == Check(UUID(bytes=b"a".ljust(16, b"\0")), LOG, ServerIdentity(11, 1, 5), 99)
+    assert one.asked[0] == Check(
+        UUID(bytes=b"a".ljust(16, b"\0")), LOG, ServerIdentity(11, 1, 5), 99
+    )
 
 
 def test_nothing_to_ask_leaves_the_databases_in_peace() -> None:
@@ -100,7 +118,9 @@ def test_nothing_to_ask_leaves_the_databases_in_peace() -> None:
 
 
 def test_a_broker_that_is_away_is_asked_again_in_the_next_round() -> None:
-    client = ScriptedClient([BrokerUnavailable("away"), {"transactions": [row("a")]}, {"state": "PUBLISHED"}])
+    client = ScriptedClient(
+        [BrokerUnavailable("away"), {"transactions": [row("a")]}, {"state": "PUBLISHED"}]
+    )
     resolver = rounds(client, one=Database(a=COMMIT))
     with capture_logs() as logs:
         resolver.go(NOW)
@@ -110,7 +130,9 @@ def test_a_broker_that_is_away_is_asked_again_in_the_next_round() -> None:
 
 
 def test_a_decision_that_lost_holds_up_no_other() -> None:
-    client = ScriptedClient([{"transactions": [row("a"), row("b")]}, Conflict("decided"), {"state": "PUBLISHED"}])
+    client = ScriptedClient(
+        [{"transactions": [row("a"), row("b")]}, Conflict("decided"), {"state": "PUBLISHED"}]
+    )
     with capture_logs() as logs:
         rounds(client, one=Database(a=COMMIT, b=COMMIT)).go(NOW)
     assert answers(client) == [("a", "COMMIT"), ("b", "COMMIT")]
@@ -123,7 +145,9 @@ def test_another_log_at_the_broker_s_address_ends_it() -> None:
 
 
 def test_a_trouble_is_logged_when_it_comes_and_not_while_it_lasts() -> None:
-    client = ScriptedClient([{"transactions": listed} for listed in ([row("a")], [row("a")], [], [row("a")])])
+    client = ScriptedClient(
+        [{"transactions": listed} for listed in ([row("a")], [row("a")], [], [row("a")])]
+    )
     resolver = rounds(client, one=Database())
     with capture_logs() as logs:
         for _ in range(4):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from txmq.config import load, load_resolvers, load_xa
-from txmq.config_storage import FlushEvery
+from txmq.config.broker import load, load_resolvers, load_xa
+from txmq.config.listen import ListenAddress, listen_address
+from txmq.config.storage import FlushEvery
 from txmq.errors import ConfigError
-from txmq.listen import ListenAddress, listen_address
 
 WHOLE = """
 [broker]
@@ -60,7 +60,10 @@ def test_passwords_are_not_shown_with_the_settings(file: Path) -> None:
     ("text", "told"),
     [
         ("", "broker.data: is missing (in FILE)"),
-        ("broker = 3", "broker: Input should be a valid dictionary or instance of Broker (in FILE)"),
+        (
+            "broker = 3",
+            "broker: Input should be a valid dictionary or instance of Broker (in FILE)",
+        ),
         ("[broker]\ndata = 'x'\nlisen = '1'", "broker.lisen: there is no such setting (in FILE)"),
         ("[broker]\ndata = 'x'\nflush = 'async'", "broker.flush: Input should be 'sync' (in FILE)"),
         (
@@ -75,7 +78,10 @@ def test_passwords_are_not_shown_with_the_settings(file: Path) -> None:
             "[broker]\ndata = 'x'\nname = 'a b'",
             "broker.name: 'a b' is no name: letters, digits and . _ - are possible (in FILE)",
         ),
-        ("[broker]\ndata = 'x'\n[[resolver]]\nname = 'shop'", "resolver.0.dsn: is missing (in FILE)"),
+        (
+            "[broker]\ndata = 'x'\n[[resolver]]\nname = 'shop'",
+            "resolver.0.dsn: is missing (in FILE)",
+        ),
     ],
 )
 def test_a_mistake_is_named_by_its_path(file: Path, text: str, told: str) -> None:
@@ -84,7 +90,10 @@ def test_a_mistake_is_named_by_its_path(file: Path, text: str, told: str) -> Non
 
 def test_a_mistake_on_the_command_line_is_not_looked_for_in_the_file(file: Path) -> None:
     told = mistake(file, "[broker]\ndata = 'x'", listen="7650")
-    assert told == "broker.listen: '7650' is no address like 127.0.0.1:7650 or [::1]:7650 (see txmq broker --help)"
+    assert (
+        told
+        == "broker.listen: '7650' is no address like 127.0.0.1:7650 or [::1]:7650 (see txmq broker --help)"
+    )
 
 
 def test_a_wrong_value_is_not_repeated_where_it_may_be_secret(file: Path) -> None:
@@ -117,7 +126,8 @@ def test_an_address_has_a_host_and_a_port(text: str, address: ListenAddress) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "7650", ":7650", "host", "host:", "host:65536", "host:-1", "host:٣", "::1:7650", "[::1]"]
+    "text",
+    ["", "7650", ":7650", "host", "host:", "host:65536", "host:-1", "host:٣", "::1:7650", "[::1]"],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no address"):
@@ -147,8 +157,14 @@ url = "txmq://broker-2:7650"
 def test_a_recoverer_needs_nothing_of_the_broker_in_its_file(file: Path) -> None:
     file.write_text(XA)
     xa = load_xa(file)
-    assert [(one.name, one.dsn) for one in xa.database] == [("shop", "postgresql://txmq:secret@db/shop")]
-    assert ([one.url for one in xa.broker], xa.safety_s, xa.every_s) == (["txmq://broker-2:7650"], 2.0, 10.0)
+    assert [(one.name, one.dsn) for one in xa.database] == [
+        ("shop", "postgresql://txmq:secret@db/shop")
+    ]
+    assert ([one.url for one in xa.broker], xa.safety_s, xa.every_s) == (
+        ["txmq://broker-2:7650"],
+        2.0,
+        10.0,
+    )
     assert "secret" not in repr(xa)
     file.write_text(f"[broker]\ndata = 'x'\n{XA}")
     assert load(file, {}).xa == xa

@@ -1,4 +1,6 @@
-"""Reading a topic from the outside: where it begins and ends, and how a message reads."""
+"""Reading a topic from the outside: where it begins and ends, and how a message
+reads.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from itertools import islice
 import pytest
 
 from txmq.batch import encode
-from txmq.cli.tail import WAIT_MS, fields_of, read, text_of
-from txmq.message import Message, ReceivedMessage
+from txmq.cli.commands.tail import WAIT_MS, fields_of, read, text_of
+from txmq.model.message import Message, ReceivedMessage
 from txmq.wire.chunks import Chunk, Chunks
 
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
@@ -18,14 +20,20 @@ PRODUCER = bytes(range(16))
 
 def batch(bodies: list[bytes], sequence: int) -> bytes:
     messages = [Message(body, "k") for body in bodies]
-    return encode(messages, producer_id=PRODUCER, epoch=0, sequence=sequence, born_at=[NOON] * len(bodies))
+    return encode(
+        messages, producer_id=PRODUCER, epoch=0, sequence=sequence, born_at=[NOON] * len(bodies)
+    )
 
 
 class Partitions:
-    """A topic's partitions as lists of batches, read as a broker does it: whole batches, one in each answer."""
+    """A topic's partitions as lists of batches, read as a broker does it: whole
+    batches, one in each answer.
+    """
 
     def __init__(self, **partitions: list[list[bytes]]) -> None:
-        self.batches = {int(name.removeprefix("p")): batches for name, batches in partitions.items()}
+        self.batches = {
+            int(name.removeprefix("p")): batches for name, batches in partitions.items()
+        }
         self.asked: list[tuple[int, int, int]] = []
         self.open: list[tuple[int, int]] = []
 
@@ -38,7 +46,9 @@ class Partitions:
         base = 0
         for bodies in self.batches[partition]:
             if offset < base + len(bodies):
-                chunk = Chunk("t", partition, base, NOON, 0, 1, 0, -1, 0, len(bodies), batch(bodies, base))
+                chunk = Chunk(
+                    "t", partition, base, NOON, 0, 1, 0, -1, 0, len(bodies), batch(bodies, base)
+                )
                 yield partition, Chunks(0, base + len(bodies), (chunk,))
                 return
             base += len(bodies)
@@ -70,7 +80,11 @@ def test_a_partition_with_nothing_to_read_is_not_asked() -> None:
 
 def test_following_asks_again_after_every_answer_and_waits() -> None:
     polls = Partitions(p0=[[b"a"]], p1=[[], [b"x", b"y"]])
-    assert places(islice(read(polls, {0: 0, 1: 0}), 3)) == [(0, 0, b"a"), (1, 0, b"x"), (1, 1, b"y")]
+    assert places(islice(read(polls, {0: 0, 1: 0}), 3)) == [
+        (0, 0, b"a"),
+        (1, 0, b"x"),
+        (1, 1, b"y"),
+    ]
     assert polls.asked == [(0, 0, WAIT_MS), (1, 0, WAIT_MS), (0, 1, WAIT_MS)]
 
 
@@ -88,7 +102,10 @@ def message(body: bytes, **fields: str | None) -> ReceivedMessage:
             message("Zürich\n".encode(), key="o-1", tag="made", h="v"),
             "2026-07-01 12:00:00.000Z orders/3/17 key=o-1 tag=made h=v Zürich\\n",
         ),
-        (message(b"\x1b[2J", key="\x07"), "2026-07-01 12:00:00.000Z orders/3/17 key=\\x07 \\x1b[2J"),
+        (
+            message(b"\x1b[2J", key="\x07"),
+            "2026-07-01 12:00:00.000Z orders/3/17 key=\\x07 \\x1b[2J",
+        ),
         (message(b"\xff\x00"), "2026-07-01 12:00:00.000Z orders/3/17 /wA="),
     ],
 )
@@ -97,7 +114,14 @@ def test_a_message_is_one_line_that_no_terminal_obeys(received: ReceivedMessage,
 
 
 def test_as_json_a_message_has_its_body_as_text_where_it_is_text() -> None:
-    fields = {"topic": "orders", "partition": 3, "offset": 17, "key": "o-1", "tag": None, "headers": {"h": "v"}}
+    fields = {
+        "topic": "orders",
+        "partition": 3,
+        "offset": 17,
+        "key": "o-1",
+        "tag": None,
+        "headers": {"h": "v"},
+    }
     fields |= {"message_id": "id-1", "born_at": NOON - 5, "stored_at": NOON}
     assert fields_of(message(b"hello", key="o-1", h="v")) == fields | {"body": "hello"}
     assert fields_of(message(b"\xff", key="o-1", h="v")) == fields | {"body_base64": "/w=="}

@@ -1,4 +1,6 @@
-"""`txmq xa`: what is listed and told, what is finished, and the exit status that monitoring goes by."""
+"""`txmq xa`: what is listed and told, what is finished, and the exit status that
+monitoring goes by.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ from tests.fixtures_postgres import Databases
 from tests.postgres.orphans import gid_of, leave, sweep
 from tests.postgres.support import backend, producer, rows, waiting
 from tests.recovery.world import World
-from txmq.client.blocking import connect
-from txmq.client.transactions.tokens import new_token
-from txmq.message import COMMIT
+from txmq.client.blocking.client import connect
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.message import COMMIT
 from txmq.testing.broker import OwnBroker
 from txmq.testing.postgres import PostgresServer
 from txmq.testing.processes import running
@@ -32,8 +34,22 @@ TOKEN = "0198c5b8d6f27d6d8a1f000000000001"
 
 
 def test_branches_are_listed_as_asked_for(client: ScriptedClient) -> None:
-    client.replies = [{"transactions": [{"token": TOKEN, "state": "UNDECIDED", "heuristics": []}], "next": None}]
-    result = run("xa", "list", "--kind", "home", "--owner", "orders", "--heuristic", "--limit", "7", "--after", TOKEN)
+    client.replies = [
+        {"transactions": [{"token": TOKEN, "state": "UNDECIDED", "heuristics": []}], "next": None}
+    ]
+    result = run(
+        "xa",
+        "list",
+        "--kind",
+        "home",
+        "--owner",
+        "orders",
+        "--heuristic",
+        "--limit",
+        "7",
+        "--after",
+        TOKEN,
+    )
     assert (result.exit_code, TOKEN in result.stdout) == (0, True)
     asked = {"kind": "home", "owner": "orders", "heuristic": True, "after": TOKEN, "limit": 7}
     assert client.calls == [("xa.list", asked)]
@@ -43,12 +59,18 @@ def test_what_is_dealt_with_is_forgotten_with_who_and_why(client: ScriptedClient
     client.replies = [{}]
     result = run("xa", "forget", TOKEN, "--reason", "row written again", "--json")
     assert json.loads(result.stdout) == {"token": TOKEN, "forgotten": True}
-    assert client.calls == [("xa.forget", {"token": TOKEN, "operator": "ada", "reason": "row written again"})]
+    assert client.calls == [
+        ("xa.forget", {"token": TOKEN, "operator": "ada", "reason": "row written again"})
+    ]
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--fix", "--force-commit", "g"), ("--force-commit", "g", "--force-rollback", "g"), ("--force-commit", "g")],
+    [
+        ("--fix", "--force-commit", "g"),
+        ("--force-commit", "g", "--force-rollback", "g"),
+        ("--force-commit", "g"),
+    ],
 )
 def test_a_hand_needs_a_reason_and_does_one_thing(arguments: Sequence[str]) -> None:
     assert run("xa", "doctor", "--config", "none.toml", *arguments).exit_code == 2
@@ -75,7 +97,9 @@ class Shop(World):
 
 
 @pytest.fixture
-def shop(deciding_home: RealBroker, postgres: PostgresServer, databases: Databases) -> Iterator[Shop]:
+def shop(
+    deciding_home: RealBroker, postgres: PostgresServer, databases: Databases
+) -> Iterator[Shop]:
     name = databases.take()
     with closing(connect(deciding_home.url, service="orders")) as client:
         made = Shop([deciding_home], [client], {"shop": postgres.dsn(name)})
@@ -99,13 +123,21 @@ def txmq(*arguments: str) -> tuple[int, Any]:
 
 
 def printed(*arguments: str) -> tuple[int, str]:
-    """Exit status of a command, and what it prints: its error where it prints nothing else."""
-    with TemporaryDirectory(prefix="txmq-test-") as name, running(Path(name), *arguments) as process:
+    """Exit status of a command, and what it prints: its error where it prints nothing
+    else.
+    """
+    with (
+        TemporaryDirectory(prefix="txmq-test-") as name,
+        running(Path(name), *arguments) as process,
+    ):
         return process.status(), process.out.read_text() or process.err.read_text()
 
 
 def test_what_is_left_is_recovered_in_two_passes(shop: Shop, tmp_path: Path) -> None:
-    committed, undecided = shop.begin(stored=1, prepared=("shop",)), shop.begin(stored=1, prepared=("shop",))
+    committed, undecided = (
+        shop.begin(stored=1, prepared=("shop",)),
+        shop.begin(stored=1, prepared=("shop",)),
+    )
     shop.decide(committed, COMMIT)
     status, told = txmq("xa", "recover", "--config", shop.configure(tmp_path, safety_s=0.2))
     assert status == 0
@@ -121,10 +153,15 @@ def test_a_recoverer_that_watches_finishes_what_comes_up(shop: Shop, tmp_path: P
     config = shop.configure(tmp_path, safety_s=0.3, every_s=0.1)
     with running(tmp_path / "1", "xa", "recover", "--watch", "--config", config) as recoverer:
         assert recoverer.first_line() == "ready shop"
-        committed, undecided = shop.begin(stored=1, prepared=("shop",)), shop.begin(stored=1, prepared=("shop",))
+        committed, undecided = (
+            shop.begin(stored=1, prepared=("shop",)),
+            shop.begin(stored=1, prepared=("shop",)),
+        )
         shop.decide(committed, COMMIT)
         wait_until(lambda: not shop.standing("shop"), what="nothing stands prepared")
-        wait_until(lambda: shop.state(undecided) == "ROLLED_BACK", what="the undecided one is rolled back")
+        wait_until(
+            lambda: shop.state(undecided) == "ROLLED_BACK", what="the undecided one is rolled back"
+        )
         assert recoverer.end() == 0
     assert {"xa.finished"} == {event["event"] for event in recoverer.events()}
     shop.audit(stored=1)
@@ -165,7 +202,9 @@ def test_the_doctor_names_the_orphan_its_age_its_locks_and_whom_it_blocks(
     [row] = [row for row in told["branches"] if row["gid"] == gid]
     assert row["age_s"] > 0
     assert {"on": "effects", "mode": "RowExclusiveLock"} in row["locks"]
-    assert [(one["pid"], one["on"], one["mode"]) for one in row["blocked"]] == [(pid, "effects", "AccessExclusiveLock")]
+    assert [(one["pid"], one["on"], one["mode"]) for one in row["blocked"]] == [
+        (pid, "effects", "AccessExclusiveLock")
+    ]
     assert row["horizon"] >= 1
     assert (row["decision"], row["action"], row["done"]) == ("undecided", "wait", False)
     assert row["reason"].endswith("younger than the safety interval of 3600 s")
@@ -177,7 +216,10 @@ def test_the_doctor_names_the_orphan_its_age_its_locks_and_whom_it_blocks(
 
 
 def test_the_doctor_does_what_the_logs_decide_and_nothing_else(shop: Shop, tmp_path: Path) -> None:
-    committed, undecided = shop.begin(stored=1, prepared=("shop",)), shop.begin(stored=1, prepared=("shop",))
+    committed, undecided = (
+        shop.begin(stored=1, prepared=("shop",)),
+        shop.begin(stored=1, prepared=("shop",)),
+    )
     lost, foreign = gid_of(uuid4(), new_token()), "131075_Z3RyaWQ=_YnF1YWw="
     for gid in (lost, foreign):
         leave(shop.dsns["shop"], gid, f"INSERT INTO effects VALUES ('{gid}')")
@@ -185,7 +227,11 @@ def test_the_doctor_does_what_the_logs_decide_and_nothing_else(shop: Shop, tmp_p
     config = shop.configure(tmp_path, safety_s=3_600.0)
     status, told = txmq("xa", "doctor", "--config", config, "--fix")
     assert status == 1  # the branch of a log that nobody has
-    by_gid = {row["gid"]: (row["action"], row["done"], row["needs_hand"]) for row in told["branches"] if row["gid"]}
+    by_gid = {
+        row["gid"]: (row["action"], row["done"], row["needs_hand"])
+        for row in told["branches"]
+        if row["gid"]
+    }
     assert by_gid == {
         shop.gid(committed, "shop"): ("commit prepared", True, False),
         shop.gid(undecided, "shop"): ("wait", False, False),
@@ -193,7 +239,9 @@ def test_the_doctor_does_what_the_logs_decide_and_nothing_else(shop: Shop, tmp_p
         foreign: ("leave alone", False, False),
     }
     assert shop.standing("shop") == [shop.gid(undecided, "shop"), lost, foreign]
-    status, told = txmq("xa", "doctor", "--config", shop.configure(tmp_path, safety_s=0.001), "--fix")
+    status, told = txmq(
+        "xa", "doctor", "--config", shop.configure(tmp_path, safety_s=0.001), "--fix"
+    )
     assert shop.standing("shop") == [lost, foreign]
     assert shop.state(undecided) == "ROLLED_BACK"
 
@@ -208,9 +256,17 @@ def test_a_hand_ends_what_no_log_decides_and_the_journal_knows(shop: Shop, tmp_p
     assert (status, told["ending"], told["journal"]) == (0, "DONE", shop.brokers[0].url)
     assert shop.effects("shop") == {"lost"}
     _, listed = txmq("xa", "list", "--heuristic", "--broker", shop.brokers[0].url)
-    [entry] = [entry for row in listed["transactions"] if row["token"] == token.hex for entry in row["heuristics"]]
+    [entry] = [
+        entry
+        for row in listed["transactions"]
+        if row["token"] == token.hex
+        for entry in row["heuristics"]
+    ]
     assert (entry["branch"], entry["operator"], entry["reason"]) == (gid, "ada", "seen on paper")
-    assert txmq("xa", "forget", token.hex, "--reason", "booked", "--broker", shop.brokers[0].url)[0] == 0
+    assert (
+        txmq("xa", "forget", token.hex, "--reason", "booked", "--broker", shop.brokers[0].url)[0]
+        == 0
+    )
     assert shop.journal(token) == []
 
 

@@ -1,1 +1,3 @@
-"""Tests of the client: against a scripted broker on a real socket, and against the real one."""
+"""Tests of the client: against a scripted broker on a real socket, and against the real
+one.
+"""

@@ -1,4 +1,6 @@
-"""A scripted broker for each test of the client, and clients that are closed at its end."""
+"""A scripted broker for each test of the client, and clients that are closed at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from tests.client.ledgers import Ledgers
 from tests.client.real import RealBroker
 from tests.client.telling import Tell, running_reactor, teller
 from tests.fixtures_postgres import with_tables
-from txmq.client.blocking import Client
-from txmq.client.connecting.connection import Connection
-from txmq.client.consumers.consumer import Consumer
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.connections.connection import Connection
+from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.testing.postgres import OwnServer, PostgresServer
 
 
@@ -68,15 +70,21 @@ def shared_database(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def deciding(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> Iterator[RealBroker]:
-    """A real broker that may ask the shared database. A test that kills it starts it again."""
+def deciding(
+    tmp_path_factory: pytest.TempPathFactory, shared_database: str
+) -> Iterator[RealBroker]:
+    """A real broker that may ask the shared database. A test that kills it starts it
+    again.
+    """
     broker = RealBroker(tmp_path_factory.mktemp("deciding"), [shared_database])
     yield broker
     broker.stop()
 
 
 @pytest.fixture(scope="session")
-def also_deciding(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> Iterator[RealBroker]:
+def also_deciding(
+    tmp_path_factory: pytest.TempPathFactory, shared_database: str
+) -> Iterator[RealBroker]:
     """Another broker on the same database."""
     broker = RealBroker(tmp_path_factory.mktemp("also_deciding"), [shared_database])
     yield broker
@@ -127,7 +135,9 @@ def one_server(postgres: PostgresServer) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def ledgers(two_servers: list[str], shared_broker: RealBroker, connect: Callable[..., Client]) -> Iterator[Ledgers]:
+def ledgers(
+    two_servers: list[str], shared_broker: RealBroker, connect: Callable[..., Client]
+) -> Iterator[Ledgers]:
     """Databases of two servers."""
     with opened(two_servers, shared_broker, connect(shared_broker.url)) as ledgers:
         yield ledgers
@@ -138,7 +148,9 @@ def either(
     request: pytest.FixtureRequest, shared_broker: RealBroker, connect: Callable[..., Client]
 ) -> Iterator[Ledgers]:
     """Databases of one server, then of two."""
-    with opened(request.getfixturevalue(request.param), shared_broker, connect(shared_broker.url)) as ledgers:
+    with opened(
+        request.getfixturevalue(request.param), shared_broker, connect(shared_broker.url)
+    ) as ledgers:
         yield ledgers
 
 

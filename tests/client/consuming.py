@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from txmq.batch import encode
-from txmq.client.consuming.hands import Hands
-from txmq.client.consuming.member import Member
-from txmq.client.consuming.parcels import Parcel
-from txmq.client.consuming.requests import Request
-from txmq.client.consuming.settings import checked
+from txmq.client.protocol.consumer.fetched import Parcel
+from txmq.client.protocol.consumer.member import Member
+from txmq.client.protocol.consumer.operations import Hands
+from txmq.client.protocol.consumer.requests import Request
+from txmq.client.protocol.consumer.settings import checked
 from txmq.errors import RequestRejected
-from txmq.message import Message
+from txmq.model.message import Message
 from txmq.wire.chunks import MOVED, Chunk, pack_chunks
 from txmq.wire.headers import Acked, Opcode, unpack_ack, unpack_fetch
 
@@ -32,7 +32,9 @@ def chunk(
     rows: slice = slice(None),
     topic: str = "orders",
 ) -> Chunk:
-    """A chunk of these messages, a text standing for one without a key; `at` is the offset of the first."""
+    """A chunk of these messages, a text standing for one without a key; `at` is the
+    offset of the first.
+    """
     made = [Message(one.encode()) if isinstance(one, str) else one for one in messages]
     batch = encode(made, producer_id=PRODUCER, epoch=0, sequence=at, born_at=7)
     first, end, _step = rows.indices(len(made))
@@ -41,7 +43,9 @@ def chunk(
 
 
 def keyed(keys: str) -> list[Message]:
-    """A message for each letter, which is its key; its body is the letter and its place: "a0", "b1" ..."""
+    """A message for each letter, which is its key; its body is the letter and its
+    place: "a0", "b1" ...
+    """
     return [Message(f"{key}{place}".encode(), key) for place, key in enumerate(keys)]
 
 
@@ -80,7 +84,13 @@ class Spoken:
 
     def seat(self, *partitions: int, generation: int = 1, group: str = "billing") -> dict[str, Any]:
         assignment = [["orders", partition] for partition in partitions or (0,)]
-        seat = {"group": group, "member": "m-1", "generation": generation, "epoch": 1, "assignment": assignment}
+        seat = {
+            "group": group,
+            "member": "m-1",
+            "generation": generation,
+            "epoch": 1,
+            "assignment": assignment,
+        }
         return seat | {"session_ms": 30_000, "lease_ms": 60_000}
 
     def ask(self) -> list[Asked]:
@@ -127,7 +137,11 @@ def _understood(request: Request) -> Asked:
     if request.opcode == Opcode.CALL:
         tree = json.loads(request.payload)
         return Asked(tree["call"], tree["args"], request)
-    args = unpack_fetch(request.payload) if request.opcode == Opcode.FETCH else unpack_ack(request.payload)
+    args = (
+        unpack_fetch(request.payload)
+        if request.opcode == Opcode.FETCH
+        else unpack_ack(request.payload)
+    )
     return Asked(NAMES[Opcode(request.opcode)], args, request)
 
 
@@ -136,5 +150,7 @@ def fresh(what: str) -> str:
     return f"{what}-{uuid4().hex[:8]}"
 
 
-def places(*ranges: tuple[int, int], partition: int = 0, topic: str = "orders") -> tuple[Acked, ...]:
+def places(
+    *ranges: tuple[int, int], partition: int = 0, topic: str = "orders"
+) -> tuple[Acked, ...]:
     return tuple(Acked(topic, partition, start, end) for start, end in ranges)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from txmq.testing.processes import run_script
 
 COORDINATORS = """
-import json, os, sys, psycopg2, txmq, txmq.client.transactions.xa
+import json, os, sys, psycopg2, txmq, txmq.client.blocking.transaction.xa
 from txmq.crashpoints import VARIABLE
 plan = json.loads(sys.argv[1])
 for point in plan["points"]:
@@ -33,7 +33,8 @@ for point in plan["points"]:
 
 
 class Plan(NamedTuple):
-    """What each coordinator does: `insert` a row in every database and a message at every broker, the first its home.
+    """What each coordinator does: `insert` a row in every database and a message at
+    every broker, the first its home.
 
     Row and message are `label` and the crash point, or the token where that is None.
     """
@@ -46,6 +47,8 @@ class Plan(NamedTuple):
 
 
 def killed(plan: Plan, points: Iterable[str]) -> dict[str, str]:
-    """A coordinator is killed at each of these crash points; gives their tokens by the points."""
+    """A coordinator is killed at each of these crash points; gives their tokens by the
+    points.
+    """
     arguments = json.dumps(plan._asdict() | {"points": list(points)})
     return dict(line.split() for line in run_script(COORDINATORS, arguments).splitlines())

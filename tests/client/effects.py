@@ -1,4 +1,6 @@
-"""What handlers do in their transactions, and how it is looked at: rows in a table of effects."""
+"""What handlers do in their transactions, and how it is looked at: rows in a table of
+effects.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from contextlib import closing
 
 import psycopg2
 
-from txmq.message import ReceivedMessage
+from txmq.model.message import ReceivedMessage
 from txmq.tx.postgres.session import Connection
 
 EFFECT = "INSERT INTO effects (body, attempt) VALUES (%s, %s)"
@@ -15,7 +17,11 @@ EFFECT = "INSERT INTO effects (body, attempt) VALUES (%s, %s)"
 
 def with_effects(database: str) -> Callable[[], Connection]:
     """Connects to a database that has a table of effects from now on."""
-    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
+    with (
+        closing(psycopg2.connect(database)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute("CREATE TABLE effects (body text, attempt int)")
     return lambda: psycopg2.connect(database)
 

@@ -1,4 +1,6 @@
-"""A broker that does what a test tells it, on a real socket. It knows the wire and nothing else: no logic of ours."""
+"""A broker that does what a test tells it, on a real socket. It knows the wire and
+nothing else: no logic of ours.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from contextlib import suppress
 from typing import Any, Self
 from uuid import UUID
 
-from txmq import limits
 from txmq.batch import BatchView
 from txmq.errors import RequestRejected
+from txmq.model import limits
 from txmq.wire.calls import decode_call
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.headers import Opcode, Send, SendReceipt, pack_send_receipt, unpack_send
@@ -42,15 +44,24 @@ Script = Callable[[Frame], Reaction | None]  # None = the ordinary reply
 
 
 class FakeBroker:
-    """Listens from the start; every connection has a thread. `frames` and `sends` are what came, in its order."""
+    """Listens from the start; every connection has a thread. `frames` and `sends` are
+    what came, in its order.
+    """
 
     def __init__(
-        self, *, partitions: int = 1, log_id: UUID = LOG, message: int = limits.MESSAGE, port: int = 0
+        self,
+        *,
+        partitions: int = 1,
+        log_id: UUID = LOG,
+        message: int = limits.MESSAGE,
+        port: int = 0,
     ) -> None:
         self.partitions, self.epoch, self.log_id, self.message = partitions, 1, log_id, message
         self.frames: list[Frame] = []
         self.sends: list[Send] = []
-        self.script: deque[Reaction | Script | None] = deque()  # for SENDs; when it is used up: receipts
+        self.script: deque[Reaction | Script | None] = (
+            deque()
+        )  # for SENDs; when it is used up: receipts
         self.answers: dict[str, Any] = {}  # of control calls, by name
         self.others: Script = lambda _frame: b""  # requests that are neither calls nor sends
         self.greeting: bytes | None = None  # instead of the welcome
@@ -146,7 +157,9 @@ class FakeBroker:
         name, args = decode_call(frame.payload)
         if name == "topic.describe":
             names = args.model_dump()["names"]
-            shapes = [{"name": name, "partitions": self.partitions, "epoch": self.epoch} for name in names]
+            shapes = [
+                {"name": name, "partitions": self.partitions, "epoch": self.epoch} for name in names
+            ]
             return dump({"topics": shapes})
         answer = self.answers.get(name, {})
         return answer if isinstance(answer, RequestRejected) else dump(answer)

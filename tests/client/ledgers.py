@@ -1,4 +1,6 @@
-"""Two databases and a broker, for transactions over all of them; and what is found in each."""
+"""Two databases and a broker, for transactions over all of them; and what is found in
+each.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from itertools import count
 from typing import Any
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.transactions.xa import XaTransaction
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.xa import XaTransaction
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.prepared import commit_prepared, roll_back_prepared
-from txmq.tx.postgres.prepared_survey import standing
+from txmq.tx.postgres.prepared_list import standing
 from txmq.tx.postgres.session import connect as connect_to
 
 TABLES = """
@@ -28,7 +30,9 @@ _topics = count(1)
 
 
 class Ledgers:
-    """`dsns` are the databases, each with a connection; `broker` is the home broker, and `client` its client."""
+    """`dsns` are the databases, each with a connection; `broker` is the home broker,
+    and `client` its client.
+    """
 
     def __init__(self, dsns: Sequence[str], broker: RealBroker, client: Client) -> None:
         self.dsns, self.broker, self.client = dsns, broker, client
@@ -40,7 +44,9 @@ class Ledgers:
         return self.connections[-1]
 
     def begin(self, order: str, client: Client | None = None, **options: Any) -> XaTransaction:
-        """A transaction that is about to end, with a row in each database and a message."""
+        """A transaction that is about to end, with a row in each database and a
+        message.
+        """
         tx = (client or self.client).xa(*self.connections, **options)
         tx.__enter__()
         self.write(order)
@@ -68,7 +74,9 @@ class Ledgers:
         return [gid for dsn in self.dsns for (gid,) in asked(dsn, ask)]
 
     def agree(self, *orders: str) -> bool:
-        """Whether these orders, and no others, exist everywhere, and nothing is left."""
+        """Whether these orders, and no others, exist everywhere, and nothing is
+        left.
+        """
         same = all(found == set(orders) for found in (*self.rows(), self.messages()))
         return same and not self.prepared() and not self.undecided()
 
@@ -77,11 +85,15 @@ class Ledgers:
 
     def state(self, tx: XaTransaction) -> str:
         """How the home broker has decided."""
-        asked = self.client.call("xa.outcome", token=tx.token.hex, log_id=str(self.client.log_id), by="test")
+        asked = self.client.call(
+            "xa.outcome", token=tx.token.hex, log_id=str(self.client.log_id), by="test"
+        )
         return str(asked["state"])
 
     def recover(self) -> None:
-        """Ends whatever stands prepared as the home broker decides, which has to decide all that it is the home of."""
+        """Ends whatever stands prepared as the home broker decides, which has to decide
+        all that it is the home of.
+        """
         for row in self.client.call("xa.list", kind="home")["transactions"]:
             self.outcome(row["token"])
         for dsn in self.dsns:
@@ -95,11 +107,18 @@ class Ledgers:
 
     def outcome(self, token: str) -> str:
         """How the home broker has decided, now at the latest."""
-        asked = {"token": token, "log_id": str(self.client.log_id), "decide": True, "by": "recovery"}
+        asked = {
+            "token": token,
+            "log_id": str(self.client.log_id),
+            "decide": True,
+            "by": "recovery",
+        }
         return str(self.client.call("xa.outcome", **asked)["state"])
 
     def await_published(self, *orders: str) -> None:
-        wait_until(lambda: self.messages() == set(orders), DEADLINE_S, what=f"{orders} are published")
+        wait_until(
+            lambda: self.messages() == set(orders), DEADLINE_S, what=f"{orders} are published"
+        )
 
     def cut(self, number: int) -> None:
         """Ends the backend of a connection under its owner."""
@@ -110,7 +129,9 @@ class Ledgers:
         """Empty tables, and new connections."""
         self.close()
         for dsn in self.dsns:
-            for (gid,) in asked(dsn, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
+            for (gid,) in asked(
+                dsn, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+            ):
                 asked(dsn, f"ROLLBACK PREPARED '{gid}'")
             asked(dsn, TABLES)
         self.connections = [psycopg2.connect(dsn) for dsn in self.dsns]
@@ -127,6 +148,9 @@ def run(connection: Connection, statement: str) -> None:
 
 def asked(dsn: str, statement: str) -> list[tuple[Any, ...]]:
     """What a statement gives on a connection of its own."""
-    with closing(connect_to(dsn, application_name="test")) as connection, connection.cursor() as cursor:
+    with (
+        closing(connect_to(dsn, application_name="test")) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(statement)
         return [] if cursor.description is None else cursor.fetchall()

@@ -8,9 +8,9 @@ import pytest
 
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.transactions.resource import XaResource
-from txmq.client.transactions.tokens import new_token
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.resource import XaResource
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.tx.xid import Xid
 
 Connect = Callable[..., Client]

@@ -13,11 +13,8 @@ import pytest
 import txmq
 from tests.client.fake import FakeBroker
 from txmq.batch import BatchView
-from txmq.client.blocking import Client
-from txmq.errors import (
-    RequestRejected,
-    SequenceGap,
-)
+from txmq.client.blocking.client import Client
+from txmq.errors import RequestRejected, SequenceGap
 from txmq.wire.frames import Frame
 from txmq.wire.headers import unpack_send
 
@@ -54,7 +51,9 @@ def results(futures: list[Future[txmq.Receipt]]) -> list[txmq.Receipt]:
 
 
 def refuse_from_here(fake: FakeBroker, refusal: RequestRejected) -> None:
-    """The next send is refused, and so is everything behind it in its session, as a broker does."""
+    """The next send is refused, and so is everything behind it in its session, as a
+    broker does.
+    """
     sessions: list[bytes] = []
 
     def step(frame: Frame) -> RequestRejected | None:

@@ -8,13 +8,14 @@ from collections import Counter
 from contextlib import suppress
 from typing import Self
 
-from txmq import limits
-from txmq.client.connecting.address import parse_url
+from txmq.client.protocol.address import parse_url
+from txmq.model import limits
 from txmq.wire.frames import FrameDecoder
 
 
 class Proxy:
-    """Relays connections to a broker. `lose[opcode] = n`: the next n replies of that kind end their connection instead.
+    """Relays connections to a broker. `lose[opcode] = n`: the next n replies of that
+    kind end their connection instead.
 
     `hold[opcode]`: replies of that kind are swallowed, and the connection stays.
     """
@@ -52,7 +53,10 @@ class Proxy:
             except OSError:
                 return
             self._sockets += [client, broker]
-            for relay, ends in ((self._requests, (client, broker)), (self._replies, (broker, client))):
+            for relay, ends in (
+                (self._requests, (client, broker)),
+                (self._replies, (broker, client)),
+            ):
                 thread = threading.Thread(target=relay, args=ends, daemon=True)
                 self._threads.append(thread)
                 thread.start()

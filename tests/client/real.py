@@ -1,4 +1,6 @@
-"""The real broker in a process of its own, to be killed and started again, and what can be read from it."""
+"""The real broker in a process of its own, to be killed and started again, and what can
+be read from it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from txmq.batch import BatchView
-from txmq.client.connecting.address import parse_url
-from txmq.client.connecting.connection import Connection, dial
-from txmq.client.connecting.conversation import Conversation, LogPin
+from txmq.client.blocking.connections.connection import Connection, dial
+from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.conversation import Conversation, LogPin
 from txmq.crashpoints import VARIABLE
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.wire.chunks import unpack_chunks
@@ -49,7 +51,9 @@ class Found(NamedTuple):
 
 
 class RealBroker:
-    """A broker on `directory`; `dsns` are the databases that it may ask. Started at once."""
+    """A broker on `directory`; `dsns` are the databases that it may ask. Started at
+    once.
+    """
 
     def __init__(self, directory: Path, dsns: Sequence[str] = ()) -> None:
         self._directory = directory
@@ -60,13 +64,17 @@ class RealBroker:
         self.start()
 
     def start(self, crash_at: str = "") -> None:
-        """Starts it, on the same port as before if it ran before; to die where `crash_at` says, if it does."""
+        """Starts it, on the same port as before if it ran before; to die where
+        `crash_at` says, if it does.
+        """
         if self._process is not None:
             self.kill()  # it has died by itself
         listen = self.url.removeprefix("txmq://") or "127.0.0.1:0"
         resolvers = "".join(RESOLVER.format(number=n, dsn=dsn) for n, dsn in enumerate(self._dsns))
         settings = self._directory / "broker.toml"
-        settings.write_text(SETTINGS.format(data=self._directory / "data", listen=listen, resolvers=resolvers))
+        settings.write_text(
+            SETTINGS.format(data=self._directory / "data", listen=listen, resolvers=resolvers)
+        )
         environment = {**ENVIRONMENT, VARIABLE: crash_at} if crash_at else ENVIRONMENT
         arguments = ("broker", "--config", str(settings))
         self._process = Running(self._directory, *arguments, environment=environment)
@@ -107,7 +115,11 @@ class RealBroker:
         connection = self.connection()
         try:
             ends = connection.call("topic.show", {"name": topic}, timeout=10)["ends"]
-            return [found for partition, end in enumerate(ends) for found in _read(connection, topic, partition, end)]
+            return [
+                found
+                for partition, end in enumerate(ends)
+                for found in _read(connection, topic, partition, end)
+            ]
         finally:
             connection.close()
 
@@ -129,5 +141,7 @@ def _read(connection: Connection, topic: str, partition: int, end: int) -> list[
         for chunk in unpack_chunks(connection.request(Opcode.READ, request, timeout=10)).chunks:
             view = BatchView(chunk.batch)
             rows = zip(view.message_ids, view.keys, view.bodies, strict=True)
-            found += [Found(topic, partition, chunk.base_offset + n, *row) for n, row in enumerate(rows)]
+            found += [
+                Found(topic, partition, chunk.base_offset + n, *row) for n, row in enumerate(rows)
+            ]
     return found

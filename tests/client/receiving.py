@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.consumers.consumer import Consumer
-from txmq.message import ReceivedMessage
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.model.message import ReceivedMessage
 
 WAIT_S = 20.0
 

@@ -1,4 +1,6 @@
-"""Stories told on a reactor: coroutines that a test runs in the reactor's thread and waits for."""
+"""Stories told on a reactor: coroutines that a test runs in the reactor's thread and
+waits for.
+"""
 
 from __future__ import annotations
 

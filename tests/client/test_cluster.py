@@ -1,4 +1,6 @@
-"""Several brokers: keys keep their place, other messages avoid a broker that is away, and consumers read all."""
+"""Several brokers: keys keep their place, other messages avoid a broker that is away,
+and consumers read all.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,18 @@ import pytest
 import txmq
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
-from txmq.client.cluster import Cluster
-from txmq.client.consumers.cluster import Consumers
-from txmq.client.consumers.consumer import Consumer
-from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, NotLeased, TxmqError, UnknownTopic
-from txmq.message import Message, ReceivedMessage
+from txmq.client.blocking.cluster import Cluster
+from txmq.client.blocking.consumer.cluster import Consumers
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    LocalProtocolError,
+    NotLeased,
+    TxmqError,
+    UnknownTopic,
+)
+from txmq.model.message import Message, ReceivedMessage
 from txmq.testing.ports import free_port
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import Connection
@@ -75,23 +84,39 @@ def test_messages_of_all_brokers_come_out_of_one_consumer(cluster: Cluster) -> N
         assert consumers.stats.acked == len(found)
 
 
-def test_a_broker_that_is_away_stops_only_its_partitions(cluster: Cluster, second: RealBroker) -> None:
+def test_a_broker_that_is_away_stops_only_its_partitions(
+    cluster: Cluster, second: RealBroker
+) -> None:
     topic = make(cluster)
     cluster.send_batch(topic, [Message(b"", key) for key in KEYS])
     with cluster.consumer(fresh("g"), [topic]) as consumers:
         drained(consumers, len(KEYS))
         second.kill()
-        wait_until(lambda: not consumers.parts[1].serving, timeout_s=WAIT_S, what="the loss of the second broker")
-        with pytest.raises(TxmqError):  # connections from before break, and then nobody knows what became of a message
+        wait_until(
+            lambda: not consumers.parts[1].serving,
+            timeout_s=WAIT_S,
+            what="the loss of the second broker",
+        )
+        with pytest.raises(
+            TxmqError
+        ):  # connections from before break, and then nobody knows what became of a message
             cluster.clients[1].send(topic, b"", timeout=0.5)
         keyless = [cluster.send(topic, b"anywhere", timeout=12.0) for _ in range(4)]
-        assert {message.message_id for message in drained(consumers, 4)} == {one.message_id for one in keyless}
+        assert {message.message_id for message in drained(consumers, 4)} == {
+            one.message_id for one in keyless
+        }
         away = next(key for key in KEYS if cluster._routing.map.chosen(topic, key)[0] == 1)  # type: ignore[index]
         with pytest.raises(BrokerUnavailable):
             cluster.send(topic, b"", key=away, timeout=0.1)
         second.start()
-        sent = cluster.send(topic, b"", key=away).message_id  # others may come again: their acks may have been lost
-        wait_until(lambda: drained(consumers, 1)[0].message_id == sent, WAIT_S, what="the second broker's message")
+        sent = cluster.send(
+            topic, b"", key=away
+        ).message_id  # others may come again: their acks may have been lost
+        wait_until(
+            lambda: drained(consumers, 1)[0].message_id == sent,
+            WAIT_S,
+            what="the second broker's message",
+        )
 
 
 def test_a_consumer_may_begin_while_a_broker_is_away(shared_broker: RealBroker) -> None:
@@ -102,7 +127,10 @@ def test_a_consumer_may_begin_while_a_broker_is_away(shared_broker: RealBroker) 
         assert [cluster.send(topic, b"here", timeout=12.0).partition for _ in range(2)] == [0, 0]
         for _ in range(2):  # at least one of them would first go to the broker that is away
             assert cluster.send_batch(topic, [Message(b"here")], timeout=12.0)[0].topic == topic
-            assert sum(batch.count for batch in cluster.send_many(topic, [b"here"] * 2, timeout=12.0)) == 2
+            assert (
+                sum(batch.count for batch in cluster.send_many(topic, [b"here"] * 2, timeout=12.0))
+                == 2
+            )
         with cluster.consumer(fresh("g"), [topic]) as consumers:
             assert {message.body for message in drained(consumers, 8)} == {b"here"}
     with txmq.connect([nobody], timeout=0.1) as cluster, pytest.raises(BrokerUnavailable):
@@ -142,7 +170,11 @@ def test_with_an_inbox_messages_at_the_same_place_of_two_brokers_both_take_effec
     topic, group = make(cluster, 1), fresh("g")
     for number, client in enumerate(cluster.clients):
         client.send_batch(topic, [Message(f"{number}{place}".encode()) for place in range(5)])
-    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
+    with (
+        closing(psycopg2.connect(database)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute("CREATE TABLE effects (body text)")
 
     def handle(message: ReceivedMessage, connection: Connection) -> None:
@@ -162,22 +194,38 @@ def test_with_an_inbox_messages_at_the_same_place_of_two_brokers_both_take_effec
             client.call("group.reset", group=group, topic=topic, to="first")
     with closing(psycopg2.connect(database)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT body FROM effects ORDER BY body")
-        assert [body for (body,) in cursor.fetchall()] == [f"{n}{place}" for n in range(2) for place in range(5)]
+        assert [body for (body,) in cursor.fetchall()] == [
+            f"{n}{place}" for n in range(2) for place in range(5)
+        ]
 
 
-OF_ONE_BROKER = {"ack_actions", "transaction_over", "assignment", "epoch", "group", "inbox_name", "log_id", "member"}
+OF_ONE_BROKER = {
+    "ack_actions",
+    "transaction_over",
+    "assignment",
+    "epoch",
+    "group",
+    "inbox_name",
+    "log_id",
+    "member",
+}
 OF_A_PART = {"abandon", "failure", "parts", "serving", "start", "take_no_more", "taken", "trouble"}
 
 
 def test_consumers_of_several_brokers_do_all_that_one_of_a_single_broker_does() -> None:
-    one, several = ({name for name in dir(kind) if not name.startswith("_")} for kind in (Consumer, Consumers))
+    one, several = (
+        {name for name in dir(kind) if not name.startswith("_")} for kind in (Consumer, Consumers)
+    )
     assert one - several - OF_ONE_BROKER - OF_A_PART == set()
 
 
 def test_what_is_not_its_own_is_refused(cluster: Cluster) -> None:
     topic = make(cluster, 1)
     cluster.send(topic, b"")
-    with cluster.consumer(fresh("g"), [topic]) as consumers, cluster.consumer(fresh("g"), [topic]) as others:
+    with (
+        cluster.consumer(fresh("g"), [topic]) as consumers,
+        cluster.consumer(fresh("g"), [topic]) as others,
+    ):
         [message] = drained(consumers, 1)
         with pytest.raises(LocalProtocolError):
             others.ack(message)

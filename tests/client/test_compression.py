@@ -1,4 +1,6 @@
-"""Compressed bodies: packed by the client, kept so by the broker, unpacked by whoever reads them."""
+"""Compressed bodies: packed by the client, kept so by the broker, unpacked by whoever
+reads them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from tests.client.fake import FakeBroker
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
 from txmq.batch import Codec, library, read_header
-from txmq.client.blocking import Client
+from txmq.client.blocking.client import Client
 from txmq.errors import ConfigError
-from txmq.message import Message
+from txmq.model.message import Message
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.headers import Opcode, Read, pack_read
 
@@ -51,7 +53,9 @@ def stored(broker: RealBroker, topic: str) -> dict[int, int]:
     connection, found, offset = broker.connection(), dict[int, int](), 0
     try:
         while chunks := unpack_chunks(
-            connection.request(Opcode.READ, pack_read(Read(0, offset, 0, 1 << 20, topic)), timeout=WAIT_S)
+            connection.request(
+                Opcode.READ, pack_read(Read(0, offset, 0, 1 << 20, topic)), timeout=WAIT_S
+            )
         ).chunks:
             for chunk in chunks:
                 found[chunk.base_offset] = read_header(chunk.batch).codec
@@ -76,7 +80,9 @@ def test_whatever_is_sent_is_packed_and_consumers_get_it_as_it_was(
         got = [message for _ in bodies if (message := consumer.receive(WAIT_S)) is not None]
     assert [message.body for message in got] == bodies
     assert (got[0].key, got[0].tag, dict(got[0].headers)) == ("k", "few", {"h": "v"})
-    with plain.consumer(fresh("some"), [topic], start="first", tags=["few"], selector="h = 'v'") as consumer:
+    with plain.consumer(
+        fresh("some"), [topic], start="first", tags=["few"], selector="h = 'v'"
+    ) as consumer:
         assert getattr(consumer.receive(WAIT_S), "body", None) == bodies[0]
     assert [found.body for found in plain.find(topic, key="k")] == bodies
     tailed = run("tail", topic, "--no-follow", "--json", "--broker", real.url).stdout
@@ -85,7 +91,9 @@ def test_whatever_is_sent_is_packed_and_consumers_get_it_as_it_was(
 
 def test_the_twisted_face_packs_too(real: RealBroker, reactor: Any, tell: Tell) -> None:
     topic = fresh("packed")
-    client = txmq.twisted.connect(reactor, real.url, compression="zstd", compress_over=0, timeout=WAIT_S)
+    client = txmq.twisted.connect(
+        reactor, real.url, compression="zstd", compress_over=0, timeout=WAIT_S
+    )
 
     async def story() -> None:
         await client.call("topic.create", name=topic, partitions=1)
@@ -105,14 +113,18 @@ def test_what_does_not_get_smaller_is_left_alone(fake: FakeBroker, connect: Conn
     assert read_header(fake.sends[0].batch).codec == Codec.NONE
 
 
-@pytest.mark.parametrize("options", [{"compression": "gzip"}, {"compress_over": -1}, {"compress_over": True}])
+@pytest.mark.parametrize(
+    "options", [{"compression": "gzip"}, {"compress_over": -1}, {"compress_over": True}]
+)
 def test_settings_that_cannot_be_meant_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         txmq.connect("txmq://127.0.0.1:1", **options)
 
 
 @pytest.mark.parametrize(("name", "module"), [("zstd", "zstandard"), ("lz4", "lz4.frame")])
-def test_a_missing_package_is_told_at_once(name: Any, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_told_at_once(
+    name: Any, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     library.cache_clear()
     with pytest.raises(ConfigError, match="not installed") as told:

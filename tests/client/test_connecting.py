@@ -1,4 +1,6 @@
-"""Finding a broker, and what becomes of connections: refused, lost, closed, inherited by a child."""
+"""Finding a broker, and what becomes of connections: refused, lost, closed, inherited
+by a child.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ import pytest
 
 import txmq
 from tests.client.fake import FakeBroker, HangUp, Raw
-from txmq.client.blocking import Client
-from txmq.client.connecting.address import Address, parse_url
-from txmq.client.connecting.conversation import Conversation, LogPin
+from txmq.client.blocking.client import Client
+from txmq.client.protocol.address import Address, parse_url
+from txmq.client.protocol.conversation import Conversation, LogPin
 from txmq.errors import (
     BadRequest,
     BrokerUnavailable,
@@ -115,7 +117,9 @@ def test_without_a_broker_the_error_says_what_was_tried_and_what_to_do(connect: 
     assert (caught.value.outcome, caught.value.retriable) == ("not done", True)
 
 
-def test_the_next_address_is_tried_where_one_does_not_answer(fake: FakeBroker, connect: Connect) -> None:
+def test_the_next_address_is_tried_where_one_does_not_answer(
+    fake: FakeBroker, connect: Connect
+) -> None:
     with FakeBroker() as mute:
         mute.greeting = b""
         url = f"txmq://127.0.0.1:{_closed_port()},127.0.0.1:{mute.port},127.0.0.1:{fake.port}"
@@ -154,22 +158,24 @@ def test_another_protocol_on_the_port_is_told_at_once(
 
 
 def test_a_version_that_nobody_asked_for_is_refused(fake: FakeBroker, connect: Connect) -> None:
-    welcome = (
-        f'{{"version":7,"broker":"b","log_id":"{fake.log_id}","boot_epoch":1,"limits":{{"frame":9999,"message":99}}}}'
-    )
+    welcome = f'{{"version":7,"broker":"b","log_id":"{fake.log_id}","boot_epoch":1,"limits":{{"frame":9999,"message":99}}}}'
     fake.greeting = encode_frame(Opcode.HELLO, 1, welcome.encode())
     with pytest.raises(RemoteProtocolError, match="version 7"):
         connect(fake.url).send("orders", b"x")
 
 
-def test_a_broker_that_will_not_have_the_client_says_why(fake: FakeBroker, connect: Connect) -> None:
+def test_a_broker_that_will_not_have_the_client_says_why(
+    fake: FakeBroker, connect: Connect
+) -> None:
     refusal = b'{"error":"NotPermitted","message":"who are you?","detail":{}}'
     fake.greeting = encode_frame(Opcode.HELLO, 1, refusal, status=3)
     with pytest.raises(NotPermitted, match="who are you"):
         connect(fake.url).send("orders", b"x")
 
 
-def test_a_broker_that_cannot_read_a_request_says_so_before_it_hangs_up(fake: FakeBroker, connect: Connect) -> None:
+def test_a_broker_that_cannot_read_a_request_says_so_before_it_hangs_up(
+    fake: FakeBroker, connect: Connect
+) -> None:
     refusal = b'{"error":"BadRequest","message":"damaged","detail":{}}'
     fake.script.append(Raw(encode_frame(Opcode.HELLO, 0, refusal, status=1)))
     with pytest.raises(BadRequest, match="damaged"):
@@ -186,7 +192,9 @@ def test_another_log_behind_the_same_address_is_refused(fake: FakeBroker, connec
     assert [bodies for bodies in fake.bodies() if b"y" in bodies] == []
 
 
-def test_a_connection_that_the_broker_closed_meanwhile_is_not_used(fake: FakeBroker, connect: Connect) -> None:
+def test_a_connection_that_the_broker_closed_meanwhile_is_not_used(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url, retries=0)
     client.send("orders", b"x")
     fake.hang_up()
@@ -194,7 +202,9 @@ def test_a_connection_that_the_broker_closed_meanwhile_is_not_used(fake: FakeBro
     assert client.send("orders", b"y").offset == 1
 
 
-def test_a_damaged_reply_ends_the_connection_and_leaves_the_outcome_unknown(fake: FakeBroker, connect: Connect) -> None:
+def test_a_damaged_reply_ends_the_connection_and_leaves_the_outcome_unknown(
+    fake: FakeBroker, connect: Connect
+) -> None:
     reply = bytearray(encode_frame(Opcode.SEND, 3, b"\0" * 17))
     reply[-1] ^= 1
     fake.script.append(Raw(bytes(reply)))
@@ -235,9 +245,14 @@ def test_a_closed_client_refuses_every_call(fake: FakeBroker, connect: Connect) 
     assert client.stats.messages == 1
 
 
-def test_calls_return_json_or_raise_what_the_broker_refused(fake: FakeBroker, connect: Connect) -> None:
+def test_calls_return_json_or_raise_what_the_broker_refused(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
-    fake.answers = {"topic.list": {"topics": []}, "topic.show": UnknownTopic("no such topic", hint="create it")}
+    fake.answers = {
+        "topic.list": {"topics": []},
+        "topic.show": UnknownTopic("no such topic", hint="create it"),
+    }
     assert client.call("topic.list") == {"topics": []}
     with pytest.raises(UnknownTopic, match=r"no such topic \(create it\)"):
         client.call("topic.show", name="none")
@@ -265,7 +280,9 @@ def test_a_large_request_goes_out_whole(fake: FakeBroker, connect: Connect) -> N
     assert fake.frames[-1].payload == b"x" * (4 << 20) + b"y" * (4 << 20)
 
 
-def test_a_child_after_a_fork_has_connections_of_its_own(fake: FakeBroker, connect: Connect) -> None:
+def test_a_child_after_a_fork_has_connections_of_its_own(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
     client.send("orders", b"parent")
     client.send_async("orders", b"parent too").result()
@@ -280,7 +297,9 @@ def test_a_child_after_a_fork_has_connections_of_its_own(fake: FakeBroker, conne
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     client.send("orders", b"parent again")
-    sessions = {body: producer for [body], (producer, _) in zip(fake.bodies(), fake.origins(), strict=True)}
+    sessions = {
+        body: producer for [body], (producer, _) in zip(fake.bodies(), fake.origins(), strict=True)
+    }
     assert sessions[b"parent"] == sessions[b"parent again"]
     assert len(set(sessions.values())) == 4
     assert fake.origins()[-1] == (sessions[b"parent"], 1)
@@ -290,16 +309,17 @@ def test_a_conversation_takes_its_bytes_one_by_one() -> None:
     pin = LogPin()
     one = Conversation("orders", pin)
     correlation = int.from_bytes(b"".join(one.hello())[12:16], "little")
-    welcome = (
-        f'{{"version":1,"broker":"b","log_id":"{UUID(int=5)}","boot_epoch":1,"limits":{{"frame":9999,"message":99}}}}'
-    )
+    welcome = f'{{"version":1,"broker":"b","log_id":"{UUID(int=5)}","boot_epoch":1,"limits":{{"frame":9999,"message":99}}}}'
     for byte in encode_frame(Opcode.HELLO, correlation, welcome.encode()):
         assert one.receive(bytes((byte,))) == []
     assert one.limits.frame == 9_999
     assert pin.log_id == UUID(int=5)
     first, second = (one.request(Opcode.PING)[0] for _ in range(2))
     data = encode_frame(Opcode.PING, second, b"2") + encode_frame(Opcode.PING, first, b"1")
-    assert [(reply.correlation, reply.payload) for reply in one.receive(data)] == [(second, b"2"), (first, b"1")]
+    assert [(reply.correlation, reply.payload) for reply in one.receive(data)] == [
+        (second, b"2"),
+        (first, b"1"),
+    ]
     with pytest.raises(RemoteProtocolError, match="not made"):
         one.receive(encode_frame(Opcode.PING, first, b"1"))
 

@@ -1,4 +1,6 @@
-"""Consumers with a broker: what is sent arrives, once where it can, and never not at all."""
+"""Consumers with a broker: what is sent arrives, once where it can, and never not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ import txmq
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.receiving import WAIT_S, floors, receive, shown
-from txmq.client.blocking import Client
-from txmq.client.consumers.consumer import Consumer
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.errors import GroupMismatch, NotLeased
-from txmq.message import Message, ReceivedMessage
-from txmq.retry import RetryPolicy
+from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import wait_until
 
 
@@ -35,8 +37,17 @@ def test_messages_arrive_with_all_that_was_sent_and_acked_ones_do_not_come_again
     topic, group = fresh("t"), fresh("g")
     receipt = client.send(topic, b"body", key="k", tag="t", headers={"h": "v"})
     [message] = receive(joined(group, topic), 1)
-    assert (message.topic, message.partition, message.offset) == (topic, receipt.partition, receipt.offset)
-    assert (message.key, message.tag, message.headers, message.body) == ("k", "t", {"h": "v"}, b"body")
+    assert (message.topic, message.partition, message.offset) == (
+        topic,
+        receipt.partition,
+        receipt.offset,
+    )
+    assert (message.key, message.tag, message.headers, message.body) == (
+        "k",
+        "t",
+        {"h": "v"},
+        b"body",
+    )
     assert (message.message_id, message.attempt) == (receipt.message_id, 1)
     wait_until(lambda: floors(client, group) == 1, what="the ack")
 
@@ -79,7 +90,9 @@ def test_the_rest_of_a_batch_is_acked_soon(client: Client, joined: Callable[...,
     assert batch is not None
     consumer.nack(batch.messages()[2], error="no")
     consumer.ack_batch(batch)
-    wait_until(lambda: floors(client, group) == 5, 12.0, what="the acks, long before the next heartbeat")
+    wait_until(
+        lambda: floors(client, group) == 5, 12.0, what="the acks, long before the next heartbeat"
+    )
 
 
 def test_a_message_in_hand_outlives_its_lease_while_its_consumer_is_alive(
@@ -100,7 +113,9 @@ def test_only_messages_with_a_wanted_tag_come_and_the_others_hold_up_nothing(
     client: Client, joined: Callable[..., Consumer]
 ) -> None:
     topic, group = fresh("t"), fresh("g")
-    client.send_batch(topic, [Message(b"%d" % number, "k", ("paid", "new")[number % 2]) for number in range(10)])
+    client.send_batch(
+        topic, [Message(b"%d" % number, "k", ("paid", "new")[number % 2]) for number in range(10)]
+    )
     consumer = joined(group, topic, tags={"paid"})
     assert [message.body for message in receive(consumer, 5)] == [b"0", b"2", b"4", b"6", b"8"]
     wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
@@ -111,13 +126,17 @@ def test_a_selector_leaves_out_the_rest_and_the_position_passes_it(
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     headers = [{"region": "eu", "price": f"{n}"} if n % 2 else {"price": "8"} for n in range(10)]
-    client.send_batch(topic, [Message(b"%d" % n, "k", headers=pairs) for n, pairs in enumerate(headers)])
+    client.send_batch(
+        topic, [Message(b"%d" % n, "k", headers=pairs) for n, pairs in enumerate(headers)]
+    )
     consumer = joined(group, topic, selector="region = 'eu' AND price BETWEEN 3 AND 7")
     assert [message.body for message in receive(consumer, 3)] == [b"3", b"5", b"7"]
     wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
 
 
-def test_batches_without_a_wanted_tag_do_not_leave_the_broker(client: Client, joined: Callable[..., Consumer]) -> None:
+def test_batches_without_a_wanted_tag_do_not_leave_the_broker(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     for number in range(20):
         client.send(topic, b"%d" % number, key="k", tag="paid" if number % 5 == 4 else "new")
@@ -127,7 +146,9 @@ def test_batches_without_a_wanted_tag_do_not_leave_the_broker(client: Client, jo
     assert (consumer.stats.delivered, consumer.stats.filtered) == (4, 0)
 
 
-def test_a_failed_message_comes_again_and_says_so(client: Client, joined: Callable[..., Consumer]) -> None:
+def test_a_failed_message_comes_again_and_says_so(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
     topic = fresh("t")
     client.send(topic, b"x")
     consumer = joined(fresh("g"), topic)
@@ -138,7 +159,9 @@ def test_a_failed_message_comes_again_and_says_so(client: Client, joined: Callab
     assert (second.offset, second.message_id, second.attempt) == (first.offset, first.message_id, 2)
 
 
-def test_a_message_held_for_too_long_has_failed(client: Client, joined: Callable[..., Consumer]) -> None:
+def test_a_message_held_for_too_long_has_failed(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
     topic = fresh("t")
     client.send(topic, b"x")
     consumer = joined(fresh("g"), topic, consume_timeout_s=1.0, retry=AT_ONCE)
@@ -160,10 +183,16 @@ def test_a_dead_letter_keeps_why(client: Client, joined: Callable[..., Consumer]
     consumer.dead_letter(message, "no such customer")
     wait_until(lambda: client.call("dlq.list", group=group)["letters"], what="the letter")
     [letter] = client.call("dlq.list", group=group)["letters"]
-    assert (letter["offset"], letter["key"], letter["error_text"]) == (message.offset, "k", "no such customer")
+    assert (letter["offset"], letter["key"], letter["error_text"]) == (
+        message.offset,
+        "k",
+        "no such customer",
+    )
 
 
-def test_waiting_for_an_ack_ends_when_the_broker_has_it(client: Client, joined: Callable[..., Consumer]) -> None:
+def test_waiting_for_an_ack_ends_when_the_broker_has_it(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x")
     consumer = joined(group, topic)
@@ -195,7 +224,11 @@ def test_members_share_a_topic_and_take_over_from_one_that_leaves(
     topic, group = fresh("t"), fresh("g")
     client.call("topic.create", name=topic, partitions=4)
     first, second = joined(group, topic), joined(group, topic)
-    wait_until(lambda: len(first.assignment) == len(second.assignment) == 2, what="a fair share", timeout_s=WAIT_S)
+    wait_until(
+        lambda: len(first.assignment) == len(second.assignment) == 2,
+        what="a fair share",
+        timeout_s=WAIT_S,
+    )
     assert not first.assignment & second.assignment
     first.close()
     for partition in range(4):
@@ -216,10 +249,14 @@ def test_every_member_of_a_broadcast_group_gets_everything_and_a_named_one_remem
         assert [message.body for message in receive(consumer, 1)] == [b"now"]
     first.close()
     client.send(topic, b"missed")
-    assert [message.body for message in receive(joined(group, topic, mode="broadcast", member="one"), 1)] == [b"missed"]
+    assert [
+        message.body for message in receive(joined(group, topic, mode="broadcast", member="one"), 1)
+    ] == [b"missed"]
 
 
-def test_settings_of_a_group_are_agreed_by_all_members(client: Client, joined: Callable[..., Consumer]) -> None:
+def test_settings_of_a_group_are_agreed_by_all_members(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     joined(group, topic, mode="ordered")
     with pytest.raises(GroupMismatch):
@@ -231,7 +268,11 @@ def test_an_outage_buries_nothing_and_what_waited_is_done_when_it_is_over(
 ) -> None:
     topic, group, messages = fresh("t"), fresh("g"), 200
     back, stop, seen = threading.Event(), threading.Event(), set[int]()
-    client.send_many(topic, [b"%d" % number for number in range(messages)], keys=[f"k{n}" for n in range(messages)])
+    client.send_many(
+        topic,
+        [b"%d" % number for number in range(messages)],
+        keys=[f"k{n}" for n in range(messages)],
+    )
     consumer = joined(group, topic, retry=RetryPolicy.table(0.01, attempts=1))
 
     def handle(message: ReceivedMessage) -> None:
@@ -239,7 +280,9 @@ def test_an_outage_buries_nothing_and_what_waited_is_done_when_it_is_over(
             raise ConnectionError("no database")
         seen.add(int(message.body))
 
-    work = threading.Thread(target=consumer.run, args=(handle,), kwargs={"threads": 4, "stop": stop})
+    work = threading.Thread(
+        target=consumer.run, args=(handle,), kwargs={"threads": 4, "stop": stop}
+    )
     work.start()
     wait_until(lambda: shown(client, group)["state"] == "guarded", what="the guard")
     back.set()
@@ -250,7 +293,9 @@ def test_an_outage_buries_nothing_and_what_waited_is_done_when_it_is_over(
     assert (shown(client, group)["letters"], shown(client, group)["floods"]) == (0, 1)
 
 
-def test_handlers_get_lists_where_they_ask_for_them(client: Client, joined: Callable[..., Consumer]) -> None:
+def test_handlers_get_lists_where_they_ask_for_them(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"%d" % number for number in range(30)])
     sizes: list[int] = []
@@ -267,7 +312,9 @@ def test_running_ends_when_it_is_told_to(client: Client, joined: Callable[..., C
     assert stop.is_set()
 
 
-def test_an_ack_in_a_transaction_takes_effect_with_it(client: Client, joined: Callable[..., Consumer]) -> None:
+def test_an_ack_in_a_transaction_takes_effect_with_it(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
     topic, other, group = fresh("t"), fresh("t"), fresh("g")
     client.send_batch(topic, [Message(b"%d" % number, "k") for number in range(2)])
     consumer = joined(group, topic)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.client.consuming.failure import TEXT, failure_of
+from txmq.client.protocol.consumer.failure import TEXT, failure_of
 
 
 def raised(number: int, detail: str) -> Exception:
@@ -28,12 +28,18 @@ def test_a_failure_tells_type_and_traceback() -> None:
 
 def test_the_same_failure_of_other_messages_has_the_same_fingerprint() -> None:
     assert failure_of(raised(1, "ada")).fingerprint == failure_of(raised(22, "bob")).fingerprint
-    assert failure_of("time-out after 3 s").fingerprint == failure_of("time-out after  14 s").fingerprint
+    assert (
+        failure_of("time-out after 3 s").fingerprint
+        == failure_of("time-out after  14 s").fingerprint
+    )
 
 
 def test_other_failures_have_others() -> None:
     prints = {failure_of(raised(1, "ada")).fingerprint, failure_of(raised(-1, "ada")).fingerprint}
-    prints |= {failure_of(ValueError("order 1 of 'ada' has no stock")).fingerprint, failure_of(None).fingerprint}
+    prints |= {
+        failure_of(ValueError("order 1 of 'ada' has no stock")).fingerprint,
+        failure_of(None).fingerprint,
+    }
     assert len(prints) == 4
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.consuming import bodies, chunk, keyed, parcel, places
-from txmq.client.consuming.acks import AckBook
-from txmq.client.consuming.holdings import Holdings
-from txmq.client.consuming.parcels import DeliveredMessage
+from txmq.client.protocol.consumer.acks import AckBook
+from txmq.client.protocol.consumer.fetched import DeliveredMessage
+from txmq.client.protocol.consumer.local_queue import Holdings
 from txmq.errors import LocalProtocolError
-from txmq.message import Message, ReceivedMessage
+from txmq.model.message import Message, ReceivedMessage
 from txmq.selector import parse
 from txmq.wire.headers import Acked
 
@@ -99,7 +99,10 @@ def test_one_taker_gets_a_key_in_a_row_and_others_wait_for_all_of_it() -> None:
 
 def test_batches_are_columns_and_leave_out_what_is_not_wanted() -> None:
     holdings = Holdings(ordered=False, tags=frozenset({"paid", "sent"}))
-    rows = [Message(f"{n}".encode(), f"k{n}", tag) for n, tag in enumerate(("paid", "new", None, "sent"))]
+    rows = [
+        Message(f"{n}".encode(), f"k{n}", tag)
+        for n, tag in enumerate(("paid", "new", None, "sent"))
+    ]
     unwanted = holdings.add(parcel(chunk(*rows, at=10)))
     assert unwanted == list(places((11, 13)))
     batch = holdings.take_batch(now=1.0)
@@ -117,7 +120,9 @@ def test_a_delivery_without_a_wanted_tag_leaves_nothing_behind() -> None:
 
 
 def test_a_selector_chooses_by_headers_beside_the_tags() -> None:
-    holdings = Holdings(ordered=False, tags=frozenset({"paid"}), selector=parse("price > 9 AND $key <> 'k3'"))
+    holdings = Holdings(
+        ordered=False, tags=frozenset({"paid"}), selector=parse("price > 9 AND $key <> 'k3'")
+    )
     rows = [
         Message(b"", f"k{n}", "paid" if n != 2 else "new", {"price": price})
         for n, price in enumerate(["9", "10", "20", "30", "40"])
@@ -133,7 +138,10 @@ def test_ordered_batches_come_one_at_a_time_from_each_partition() -> None:
     first, second = holdings.take_batch(now=1.0), holdings.take_batch(now=1.0)
     assert first is not None
     assert second is not None
-    assert [(batch.partition, list(batch.offsets)) for batch in (first, second)] == [(0, [0, 1]), (1, [0, 1])]
+    assert [(batch.partition, list(batch.offsets)) for batch in (first, second)] == [
+        (0, [0, 1]),
+        (1, [0, 1]),
+    ]
     assert holdings.take_batch(now=1.0) is None
     settle(holdings, 0, 1)
     assert holdings.take_batch(now=1.0) is None
@@ -153,7 +161,10 @@ def test_an_ordered_consumer_gives_messages_or_batches_but_not_both() -> None:
 def test_what_comes_again_before_it_was_taken_comes_once_from_the_newer_delivery() -> None:
     holdings = holding("ab", lease=1)
     holdings.add(parcel(chunk(*keyed("ab"), lease=2, attempt=2)))
-    assert [(message.body, message.attempt) for message in take_singly(holdings)] == [(b"a0", 2), (b"b1", 2)]
+    assert [(message.body, message.attempt) for message in take_singly(holdings)] == [
+        (b"a0", 2),
+        (b"b1", 2),
+    ]
     assert holdings.leases() == {2}
 
 
@@ -202,11 +213,15 @@ def test_acking_twice_settles_once() -> None:
     assert not holdings.settle_one(message, now=2.0)
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(("take", "settle", "add")), st.integers(0, 3)), max_size=60)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("take", "settle", "add")), st.integers(0, 3)), max_size=60
+)
 
 
 @given(keys=st.lists(st.sampled_from("abc"), max_size=12), steps=STEPS)
-def test_every_message_comes_once_and_each_key_in_order(keys: list[str], steps: list[tuple[str, int]]) -> None:
+def test_every_message_comes_once_and_each_key_in_order(
+    keys: list[str], steps: list[tuple[str, int]]
+) -> None:
     holdings, pieces, at = Holdings(ordered=True), keyed("".join(keys)), 0
     in_hand: list[DeliveredMessage] = []
     seen: list[DeliveredMessage] = []
@@ -244,7 +259,11 @@ def test_messages_of_a_run_have_times_of_their_own_and_are_acked_as_one_range() 
     holdings, book = Holdings(ordered=False), AckBook()
     holdings.add(parcel(first._replace(rows=3, batch=batches, further=further)))
     taken = take(holdings)
-    assert [(m.offset, m.body, m.stored_at) for m in taken] == [(0, b"a", 9), (1, b"b", 9), (2, b"c", 11)]
+    assert [(m.offset, m.body, m.stored_at) for m in taken] == [
+        (0, b"a", 9),
+        (1, b"b", 9),
+        (2, b"c", 11),
+    ]
     for message in taken:
         assert holdings.settle_one(message, now=2.0)
         book.add(message.topic, message.partition, message.offset, message.offset + 1, 2.0)

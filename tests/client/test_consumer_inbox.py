@@ -1,4 +1,6 @@
-"""Handlers with an inbox: the effect of each message comes exactly once, whatever happens around its commit."""
+"""Handlers with an inbox: the effect of each message comes exactly once, whatever
+happens around its commit.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ import txmq
 from tests.client.consuming import fresh
 from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.consumers.consumer import Consumer
-from txmq.client.consumers.inbox_keeper import Keeper
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.client.blocking.consumer.inbox_upkeep import Keeper
 from txmq.errors import LocalProtocolError
-from txmq.message import Message, ReceivedMessage
-from txmq.retry import RetryPolicy
+from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.inbox import Position, applied
 from txmq.tx.postgres.session import Connection
@@ -47,21 +49,29 @@ def connect(database: str) -> Callable[[], Connection]:
 
 
 def send(client: Client, topic: str, count: int) -> list[str]:
-    """Sends so many messages with few keys; their bodies, sorted as the database sorts them."""
+    """Sends so many messages with few keys; their bodies, sorted as the database sorts
+    them.
+    """
     bodies = [f"m{number:02}" for number in range(count)]
-    client.send_batch(topic, [Message(body.encode(), f"k{number % 3}") for number, body in enumerate(bodies)])
+    client.send_batch(
+        topic, [Message(body.encode(), f"k{number % 3}") for number, body in enumerate(bodies)]
+    )
     return bodies
 
 
 def consumer_of(client: Client, group: str, topic: str, **options: Any) -> Consumer:
-    return client.consumer(group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options})
+    return client.consumer(
+        group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options}
+    )
 
 
 def run(consumer: Consumer, connect: Callable[[], Connection], **options: Any) -> None:
     consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S, **options)
 
 
-def test_each_message_takes_effect_and_is_acked(client: Client, connect: Callable[[], Connection]) -> None:
+def test_each_message_takes_effect_and_is_acked(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     bodies = send(client, topic, 20)
     with consumer_of(client, group, topic) as consumer:
@@ -85,7 +95,9 @@ def test_what_was_committed_but_never_acked_does_not_take_effect_again(
     assert effects(connect) == bodies
 
 
-def test_what_fails_is_rolled_back_and_tried_again_later(client: Client, connect: Callable[[], Connection]) -> None:
+def test_what_fails_is_rolled_back_and_tried_again_later(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     bodies = send(client, topic, 6)
 
@@ -100,7 +112,9 @@ def test_what_fails_is_rolled_back_and_tried_again_later(client: Client, connect
     assert effects(connect) == bodies
 
 
-def test_a_conflict_is_run_again_in_place(client: Client, connect: Callable[[], Connection]) -> None:
+def test_a_conflict_is_run_again_in_place(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
     topic, group, tries = fresh("t"), fresh("g"), []
     bodies = send(client, topic, 1)
 
@@ -121,7 +135,9 @@ def test_a_conflict_is_run_again_in_place(client: Client, connect: Callable[[], 
 def test_what_fails_in_commit_is_no_trouble_to_the_message_that_was_taken_with_it(
     client: Client, connect: Callable[[], Connection], fails: int
 ) -> None:
-    """Once it is in doubt, and run again in place; the second time it has certainly failed."""
+    """Once it is in doubt, and run again in place; the second time it has certainly
+    failed.
+    """
     topic, group, runs = fresh("t"), fresh("g"), [0]
     with closing(connect()) as connection, connection, connection.cursor() as cursor:
         cursor.execute("ALTER TABLE effects ADD UNIQUE (body) DEFERRABLE INITIALLY DEFERRED")
@@ -134,13 +150,23 @@ def test_what_fails_in_commit_is_no_trouble_to_the_message_that_was_taken_with_i
             take_effect(message, connection)
 
     with consumer_of(client, group, topic) as consumer:
-        wait_until(lambda: consumer._member.holdings.ready == 6, WAIT_S, what="all wait here, to be taken ahead")
+        wait_until(
+            lambda: consumer._member.holdings.ready == 6,
+            WAIT_S,
+            what="all wait here, to be taken ahead",
+        )
         consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
-        assert (consumer.stats.retried, consumer.stats.nacked, consumer.stats.acked) == (1, fails - 1, 6)
+        assert (consumer.stats.retried, consumer.stats.nacked, consumer.stats.acked) == (
+            1,
+            fails - 1,
+            6,
+        )
     assert effects(connect) == bodies
 
 
-def test_a_connection_lost_in_a_handler_is_replaced(client: Client, connect: Callable[[], Connection]) -> None:
+def test_a_connection_lost_in_a_handler_is_replaced(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
     topic, group, tries = fresh("t"), fresh("g"), []
     bodies = send(client, topic, 1)
 
@@ -199,7 +225,9 @@ def test_a_failed_list_is_taken_apart_so_that_only_the_culprit_fails(
 def test_two_members_and_a_thief_of_acks_still_make_one_effect_each(
     client: Client, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One member commits and loses every second ack, then goes; the other one gets those messages again."""
+    """One member commits and loses every second ack, then goes; the other one gets
+    those messages again.
+    """
     topic, group, dropped = fresh("t"), fresh("g"), list[int]()
     first, second = (consumer_of(client, group, topic) for _ in range(2))
     ack_many = first.ack_many
@@ -211,7 +239,8 @@ def test_two_members_and_a_thief_of_acks_still_make_one_effect_each(
     monkeypatch.setattr(first, "ack_many", sometimes)
     bodies = send(client, topic, 40)
     threads = [
-        threading.Thread(target=run, args=(member, connect), kwargs={"threads": 2}) for member in (first, second)
+        threading.Thread(target=run, args=(member, connect), kwargs={"threads": 2})
+        for member in (first, second)
     ]
     for thread in threads:
         thread.start()
@@ -237,17 +266,27 @@ def test_reprocessing_lets_every_message_take_effect_once_more(
     assert effects(connect) == sorted(bodies * 2)
 
 
-def test_a_group_goes_back_to_where_a_restored_database_ends(client: Client, connect: Callable[[], Connection]) -> None:
+def test_a_group_goes_back_to_where_a_restored_database_ends(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     client.call("topic.create", name=topic, partitions=1)
     bodies = send(client, topic, 8)
     with consumer_of(client, group, topic) as consumer:
         run(consumer, connect)
         position = Position(group, topic, 0, consumer.epoch)
-    with closing(connect()) as connection, connection, connection.cursor() as cursor:  # back to when it had five
+    with (
+        closing(connect()) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):  # back to when it had five
         cursor.execute("DELETE FROM effects WHERE body > 'm04'")
-        cursor.execute("UPDATE public.txmq_inbox SET applied = applied * '{[0,5)}' WHERE grp = %s", (group,))
-        cursor.execute('DELETE FROM public.txmq_inbox_recent WHERE grp = %s AND "offset" > 4', (group,))
+        cursor.execute(
+            "UPDATE public.txmq_inbox SET applied = applied * '{[0,5)}' WHERE grp = %s", (group,)
+        )
+        cursor.execute(
+            'DELETE FROM public.txmq_inbox_recent WHERE grp = %s AND "offset" > 4', (group,)
+        )
     with consumer_of(client, group, topic) as consumer:
         run(consumer, connect)
     assert effects(connect) == bodies
@@ -255,7 +294,9 @@ def test_a_group_goes_back_to_where_a_restored_database_ends(client: Client, con
         assert applied(connection, position).ranges == ((0, 8),)
 
 
-def test_a_dead_letter_takes_no_effect_until_it_is_replayed(client: Client, connect: Callable[[], Connection]) -> None:
+def test_a_dead_letter_takes_no_effect_until_it_is_replayed(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     bodies = send(client, topic, 6)
 
@@ -278,10 +319,17 @@ def test_a_dead_letter_takes_no_effect_until_it_is_replayed(client: Client, conn
 
 
 @pytest.mark.parametrize(
-    "options", [{"batch": 0}, {"threads": 0}, {"batch_wait": 1.0}, {"batch": 5, "batch_wait": -1.0}], ids=str
+    "options",
+    [{"batch": 0}, {"threads": 0}, {"batch_wait": 1.0}, {"batch": 5, "batch_wait": -1.0}],
+    ids=str,
 )
-def test_what_cannot_be_meant_is_refused_with_a_hint(client: Client, options: dict[str, Any]) -> None:
-    with consumer_of(client, fresh("g"), fresh("t")) as consumer, pytest.raises(LocalProtocolError) as refusal:
+def test_what_cannot_be_meant_is_refused_with_a_hint(
+    client: Client, options: dict[str, Any]
+) -> None:
+    with (
+        consumer_of(client, fresh("g"), fresh("t")) as consumer,
+        pytest.raises(LocalProtocolError) as refusal,
+    ):
         consumer.run(print, **options)
     assert refusal.value.hint
 
@@ -302,11 +350,15 @@ def test_the_rest_of_a_list_is_applied_without_what_its_handler_nacked_and_later
     with consumer_of(client, group, topic, mode="ordered") as consumer:
         consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
     assert sizes == [6, 4]
-    assert effects(connect) == [body for body in bodies if body not in {"m02", "m05"}]  # both are of key k2
+    assert effects(connect) == [
+        body for body in bodies if body not in {"m02", "m05"}
+    ]  # both are of key k2
     assert client.call("group.show", group=group)["parked"] == 1
 
 
-def test_the_inbox_is_folded_to_ranges_when_the_work_ends(client: Client, connect: Callable[[], Connection]) -> None:
+def test_the_inbox_is_folded_to_ranges_when_the_work_ends(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
     topic, group = fresh("t"), fresh("g")
     send(client, topic, 10)
     with consumer_of(client, group, topic) as consumer:
@@ -315,12 +367,15 @@ def test_the_inbox_is_folded_to_ranges_when_the_work_ends(client: Client, connec
         cursor.execute("SELECT count(*) FROM public.txmq_inbox_recent WHERE grp = %s", (group,))
         assert cursor.fetchone() == (0,)
         cursor.execute(
-            "SELECT sum(upper(r) - lower(r)) FROM public.txmq_inbox, unnest(applied) r WHERE grp = %s", (group,)
+            "SELECT sum(upper(r) - lower(r)) FROM public.txmq_inbox, unnest(applied) r WHERE grp = %s",
+            (group,),
         )
         assert cursor.fetchone() == (10,)
 
 
-def test_a_database_that_is_away_costs_nothing_but_time(client: Client, connect: Callable[[], Connection]) -> None:
+def test_a_database_that_is_away_costs_nothing_but_time(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
     topic, group, tries = fresh("t"), fresh("g"), []
     bodies = send(client, topic, 3)
 
@@ -358,6 +413,8 @@ def test_a_keeper_that_cannot_reach_the_database_is_no_trouble_to_the_work(
     client: Client, connect: Callable[[], Connection]
 ) -> None:
     with consumer_of(client, fresh("g"), fresh("t")) as consumer:
-        keeper = Keeper(consumer, lambda: psycopg2.connect("host=127.0.0.1 port=1 connect_timeout=1"))
+        keeper = Keeper(
+            consumer, lambda: psycopg2.connect("host=127.0.0.1 port=1 connect_timeout=1")
+        )
         keeper.start()
         keeper.stop()

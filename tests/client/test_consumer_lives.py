@@ -1,4 +1,6 @@
-"""What consumers live through: lost connections, restarts of the broker, the death of their process."""
+"""What consumers live through: lost connections, restarts of the broker, the death of
+their process.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ import txmq
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.receiving import WAIT_S, closing_broker, floors, receive, shown
-from txmq.client.blocking import Client
-from txmq.client.connecting.connection import Connection
-from txmq.client.consumers.consumer import Consumer
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.connections.connection import Connection
+from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.errors import BrokerUnavailable, LocalProtocolError
-from txmq.message import Message
+from txmq.model.message import Message
 from txmq.testing.forked import script
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
@@ -31,7 +33,10 @@ def client(shared_broker: RealBroker) -> Iterator[Client]:
 
 
 def test_without_a_broker_there_is_no_consumer() -> None:
-    with txmq.connect("txmq://127.0.0.1:1", timeout=0.2) as client, pytest.raises(BrokerUnavailable, match="refused"):
+    with (
+        txmq.connect("txmq://127.0.0.1:1", timeout=0.2) as client,
+        pytest.raises(BrokerUnavailable, match="refused"),
+    ):
         client.consumer("g", ["t"])
 
 
@@ -59,7 +64,9 @@ def test_a_lost_connection_is_survived_with_what_is_in_hand(
     dialled[-1].socket.shutdown(socket.SHUT_RDWR)
     rest = receive(consumer, 9)
     assert {other.attempt for other in rest} == {1}
-    assert message.offset not in {other.offset for other in rest if other.partition == message.partition}
+    assert message.offset not in {
+        other.offset for other in rest if other.partition == message.partition
+    }
     consumer.ack(message, wait=True)
     assert floors(client, group) == 10
     assert consumer.stats.rejoined == 1
@@ -82,7 +89,9 @@ def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
         client.send("t", b"6", key="k")
         after = receive(consumer, 4)
         consumer.ack(in_hand, wait=True)
-        assert [message.body for message in (*before, in_hand, *after)] == [b"%d" % n for n in range(7)]
+        assert [message.body for message in (*before, in_hand, *after)] == [
+            b"%d" % n for n in range(7)
+        ]
         wait_until(lambda: floors(client, "g") == 7, what="everything is acked")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.client.consuming import Spoken, bodies, chunk, places
-from txmq.client.consuming.member import Phase
-from txmq.client.consuming.settings import checked
+from txmq.client.protocol.consumer.member import Phase
+from txmq.client.protocol.consumer.settings import checked
 from txmq.errors import (
     BrokerFailed,
     GroupMismatch,
@@ -21,13 +21,20 @@ from txmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
-from txmq.retry import RetryPolicy
+from txmq.model.retry import RetryPolicy
 
 HELD = "held"
 
 
 def test_it_joins_with_its_settings_and_then_fetches() -> None:
-    spoken = Spoken("ordered", start="last", on_exhausted="skip", retry=RetryPolicy.table(1, 2), lease_s=9, session_s=6)
+    spoken = Spoken(
+        "ordered",
+        start="last",
+        on_exhausted="skip",
+        retry=RetryPolicy.table(1, 2),
+        lease_s=9,
+        session_s=6,
+    )
     spoken.member.connected(spoken.now)
     assert spoken.asked("consumer.join") == {
         "group": "billing",
@@ -50,7 +57,12 @@ def test_it_joins_with_its_settings_and_then_fetches() -> None:
     }
     spoken.answer("consumer.join", **spoken.seat(0, generation=4))
     fetch = spoken.asked("fetch")
-    assert (fetch.group, fetch.member, fetch.generation, fetch.max_messages) == ("billing", "m-1", 4, 16_384)
+    assert (fetch.group, fetch.member, fetch.generation, fetch.max_messages) == (
+        "billing",
+        "m-1",
+        4,
+        16_384,
+    )
 
 
 def test_a_start_may_be_a_duration_by_the_brokers_clock() -> None:
@@ -130,7 +142,9 @@ def test_it_asks_for_no_more_than_a_fetch_can_say() -> None:
     assert (fetch.max_messages, fetch.max_bytes) == ((1 << 32) - 1, (1 << 32) - 1)
 
 
-def test_after_a_lost_connection_it_claims_what_is_in_hand_and_sends_again_what_was_not_confirmed() -> None:
+def test_after_a_lost_connection_it_claims_what_is_in_hand_and_sends_again_what_was_not_confirmed() -> (
+    None
+):
     spoken = Spoken().joined().fetched(chunk(*"abcdef"))
     messages = spoken.take(4)
     spoken.hands.ack(messages[0], spoken.now)
@@ -172,7 +186,11 @@ def test_one_that_was_replaced_by_another_process_of_its_name_does_not_fight_it(
 
 
 def test_a_rebalance_is_heard_of_and_what_belongs_to_others_is_given_back() -> None:
-    spoken = Spoken().joined(0, 1).fetched(chunk("a", "b"), chunk("c", partition=1), chunk("r", at=9, moved=True))
+    spoken = (
+        Spoken()
+        .joined(0, 1)
+        .fetched(chunk("a", "b"), chunk("c", partition=1), chunk("r", at=9, moved=True))
+    )
     spoken.take()
     spoken.refuse("fetch", StaleGeneration("old"))
     spoken.answer("consumer.heartbeat", generation=2, assignment=[["orders", 1]])
@@ -195,7 +213,9 @@ def test_leases_are_extended_from_half_of_their_time_as_long_as_something_is_lef
     extended = []
     for _ in range(4):
         spoken.now += 10
-        extended += [asked.args["leases"] for asked in spoken.ask() if asked.name == "consumer.extend"]
+        extended += [
+            asked.args["leases"] for asked in spoken.ask() if asked.name == "consumer.extend"
+        ]
         spoken.open.clear()
         spoken.member._beaten(b'{"generation": 1, "assignment": [["orders", 0]]}', spoken.now)
     assert extended == [[7, 8]]
@@ -227,7 +247,11 @@ def test_it_leaves_when_everything_is_confirmed_and_gives_the_rest_back() -> Non
     spoken.answer("ack", b"")
     spoken.answer("consumer.return", stale=[])
     spoken.answer("consumer.return", stale=[])
-    assert spoken.asked("consumer.leave") == {"group": "billing", "member": "m-1", "instance": "i-1"}
+    assert spoken.asked("consumer.leave") == {
+        "group": "billing",
+        "member": "m-1",
+        "instance": "i-1",
+    }
     spoken.answer("consumer.leave")
     assert spoken.member.phase is Phase.GONE
 

@@ -1,4 +1,6 @@
-"""Ordered consumers with a broker: one key after the other, whatever happens to members and connections."""
+"""Ordered consumers with a broker: one key after the other, whatever happens to members
+and connections.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ import txmq
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.receiving import WAIT_S, shown
-from txmq.client.blocking import Client
-from txmq.client.connecting.connection import Connection
-from txmq.client.consumers.consumer import Consumer
-from txmq.message import Message, ReceivedMessage
-from txmq.retry import RetryPolicy
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.connections.connection import Connection
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import wait_until
 
 AT_ONCE = RetryPolicy.table(0, attempts=50)
@@ -30,7 +32,9 @@ def client(shared_broker: RealBroker) -> Iterator[Client]:
 
 
 class Ledger:
-    """Handles messages, of which every third fails once, and notes for each key in which order they were done."""
+    """Handles messages, of which every third fails once, and notes for each key in
+    which order they were done.
+    """
 
     def __init__(self) -> None:
         self.done: dict[str | None, list[int]] = {}
@@ -67,13 +71,20 @@ IN_ORDER = {f"k{key}": list(range(key, KEYS * EACH, KEYS)) for key in range(KEYS
 
 
 def send_in_order(client: Client, topic: str, start: int, end: int) -> None:
-    client.send_batch(topic, [Message(b"%d" % number, f"k{number % KEYS}") for number in range(start, end)])
+    client.send_batch(
+        topic, [Message(b"%d" % number, f"k{number % KEYS}") for number in range(start, end)]
+    )
 
 
 @contextmanager
 def at_work(ledger: Ledger, members: list[Consumer]) -> Iterator[list[threading.Thread]]:
-    """The members run it in three threads each; at the end of the block they are closed."""
-    threads = [threading.Thread(target=member.run, args=(ledger,), kwargs={"threads": 3}) for member in members]
+    """The members run it in three threads each; at the end of the block they are
+    closed.
+    """
+    threads = [
+        threading.Thread(target=member.run, args=(ledger,), kwargs={"threads": 3})
+        for member in members
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -108,14 +119,18 @@ def test_each_key_stays_in_order_and_comes_once_while_connections_break(
             before = len(dialled)
             with suppress(OSError):  # lost already
                 dialled[-1].socket.shutdown(socket.SHUT_RDWR)
-            wait_until(lambda: len(dialled) > before, WAIT_S, what="another connection")  # noqa: B023
+            wait_until(lambda: len(dialled) > before, WAIT_S, what="another connection")
         wait_until(lambda: ledger.count >= KEYS * EACH, 2 * WAIT_S, what="all is done")
     assert ledger.done == IN_ORDER
 
 
-def test_a_dead_letter_parks_its_key_and_no_other(client: Client, joined: Callable[..., Consumer]) -> None:
+def test_a_dead_letter_parks_its_key_and_no_other(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
     topic, group = fresh("t"), fresh("g")
-    client.send_batch(topic, [Message(b"%d" % number, "ab"[number % 2]) for number in range(8)], partition=0)
+    client.send_batch(
+        topic, [Message(b"%d" % number, "ab"[number % 2]) for number in range(8)], partition=0
+    )
     consumer = joined(group, topic, mode="ordered")
     handled: list[bytes] = []
 

@@ -1,4 +1,6 @@
-"""What becomes of messages in a member's hands: acked, failed, held for too long, part of a transaction."""
+"""What becomes of messages in a member's hands: acked, failed, held for too long, part
+of a transaction.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.client.consuming import Spoken, bodies, chunk, keyed, places
-from txmq.client.consuming.hands import NO_ACK
-from txmq.errors import (
-    NotLeased,
-    Throttled,
-)
-from txmq.message import Message
+from txmq.client.protocol.consumer.operations import NO_ACK
+from txmq.errors import NotLeased, Throttled
+from txmq.model.message import Message
 from txmq.wire.headers import pack_refused
 
 
@@ -54,7 +53,9 @@ def test_an_ack_that_came_too_late_is_told_to_whom_it_belongs() -> None:
     second = spoken.hands.ack(messages[2], spoken.now)
     spoken.now += 1
     spoken.answer("ack", b"")
-    assert [spoken.hands.refused(*each) for each in zip([*first, second], messages, strict=True)] == [
+    assert [
+        spoken.hands.refused(*each) for each in zip([*first, second], messages, strict=True)
+    ] == [
         False,
         True,
         False,
@@ -78,12 +79,16 @@ def in_time(spoken: Spoken, seconds: float, **beat: Any) -> None:
     while spoken.now < until:
         spoken.now += 1
         if "consumer.heartbeat" in spoken.names():
-            spoken.answer("consumer.heartbeat", generation=1, epoch=1, assignment=[["orders", 0]], **beat)
+            spoken.answer(
+                "consumer.heartbeat", generation=1, epoch=1, assignment=[["orders", 0]], **beat
+            )
         if "consumer.extend" in spoken.names():
             spoken.answer("consumer.extend", deadline=0)
 
 
-def test_a_message_held_for_too_long_has_failed_and_what_is_said_of_it_later_has_no_effect() -> None:
+def test_a_message_held_for_too_long_has_failed_and_what_is_said_of_it_later_has_no_effect() -> (
+    None
+):
     spoken = Spoken().joined().fetched(chunk("a", "b", "c", lease=7))
     spoken.take()
     in_time(spoken, 850)
@@ -94,7 +99,9 @@ def test_a_message_held_for_too_long_has_failed_and_what_is_said_of_it_later_has
     assert (nack["offset"], nack["error"]["type"], nack["delay_ms"]) == (0, "ConsumeTimeout", None)
     assert "more than 900 s" in nack["error"]["text"]
     spoken.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
-    assert spoken.hands.ack(second, spoken.now) != NO_ACK, "others of its delivery are in hand as before"
+    assert spoken.hands.ack(second, spoken.now) != NO_ACK, (
+        "others of its delivery are in hand as before"
+    )
     assert spoken.member.stats.nacked == 1
     (third,) = spoken.take()
     in_time(spoken, 2_000)
@@ -152,7 +159,12 @@ def test_a_failed_message_is_nacked_with_its_error_and_delay() -> None:
     [message] = spoken.take()
     spoken.hands.nack(message, 1.5, ValueError("no stock"))
     nack = spoken.asked("consumer.nack")
-    assert (nack["topic"], nack["partition"], nack["offset"], nack["delay_ms"]) == ("orders", 0, 0, 1_500)
+    assert (nack["topic"], nack["partition"], nack["offset"], nack["delay_ms"]) == (
+        "orders",
+        0,
+        0,
+        1_500,
+    )
     assert (nack["error"]["type"], nack["dead"]) == ("ValueError", False)
     with pytest.raises(NotLeased):
         spoken.hands.nack(message, None, None)
@@ -171,7 +183,11 @@ def test_several_messages_are_acked_or_fail_at_once_but_for_those_that_are_done_
     assert not any(message.in_hand for message in messages)
     assert spoken.member.settling.acks.ranges() == list(places((1, 2), (0, 1), (2, 3)))
     nacked = [asked.args for asked in spoken.ask() if asked.name == "consumer.nack"]
-    assert [(args["offset"], args["delay_ms"]) for args in nacked] == [(4, None), (3, 2_000), (5, 2_000)]
+    assert [(args["offset"], args["delay_ms"]) for args in nacked] == [
+        (4, None),
+        (3, 2_000),
+        (5, 2_000),
+    ]
 
 
 def test_behind_a_fence_the_messages_of_a_key_are_given_back_unprocessed() -> None:
@@ -180,7 +196,9 @@ def test_behind_a_fence_the_messages_of_a_key_are_given_back_unprocessed() -> No
     spoken.hands.nack(first, None, "no")
     assert bodies(spoken.take(1)) == ["b1"]
     assert spoken.take() == []
-    spoken.fetched(chunk(*keyed("a"), at=4, lease=4), chunk(*keyed("a"), at=0, lease=5, attempt=2, moved=True))
+    spoken.fetched(
+        chunk(*keyed("a"), at=4, lease=4), chunk(*keyed("a"), at=0, lease=5, attempt=2, moved=True)
+    )
     spoken.answer("consumer.nack", moved="retry", attempt=1, due_at=5, fence_lease=5)
     assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 2, 5]]
     assert [(message.offset, message.attempt) for message in spoken.take(9)] == []
@@ -191,11 +209,20 @@ def test_a_postponed_message_is_in_nobodys_hands_and_did_not_fail() -> None:
     [message] = spoken.take()
     spoken.hands.postpone(message, 1.5)
     nack = spoken.asked("consumer.nack")
-    assert (nack["offset"], nack["delay_ms"], nack["postpone"], nack["dead"]) == (0, 1_500, True, False)
+    assert (nack["offset"], nack["delay_ms"], nack["postpone"], nack["dead"]) == (
+        0,
+        1_500,
+        True,
+        False,
+    )
     with pytest.raises(NotLeased):
         spoken.hands.postpone(message, None)
     spoken.answer("consumer.nack", moved="retry", attempt=0, due_at=5, fence_lease=0)
-    assert (spoken.member.stats.nacked, spoken.member.stats.postponed, spoken.member.holdings.taken()) == (0, 1, [])
+    assert (
+        spoken.member.stats.nacked,
+        spoken.member.stats.postponed,
+        spoken.member.holdings.taken(),
+    ) == (0, 1, [])
 
 
 def test_after_a_nack_without_a_fence_the_key_goes_on() -> None:

@@ -1,4 +1,6 @@
-"""Messages in transactions of the package `transaction`, with other data managers beside them."""
+"""Messages in transactions of the package `transaction`, with other data managers
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from zope.interface.verify import verifyObject
 from tests.client.consuming import fresh
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
+from txmq.client.blocking.client import Client
 from txmq.client.datamanager import join
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError
-from txmq.errors_xa import XaRefused, XaUnavailable
+from txmq.errors.xa import XaRefused, XaUnavailable
 from txmq.testing.forked import script
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
@@ -115,7 +117,9 @@ def manager(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def client(real: RealBroker, connect: Connect) -> Iterator[Client]:
-    """A client of a service of its own; what a test leaves prepared would stay so for ever."""
+    """A client of a service of its own; what a test leaves prepared would stay so for
+    ever.
+    """
     client = connect(real.url, service=fresh("service"))
     yield client
     for xid in client.xa_resource().recover():
@@ -131,7 +135,9 @@ def topic(client: Client) -> str:
 
 @pytest.fixture
 def table(shared_database: str) -> Iterator[Any]:
-    """A connection to a database with a table `here`, whose rows are checked no earlier than they are committed."""
+    """A connection to a database with a table `here`, whose rows are checked no earlier
+    than they are committed.
+    """
     with closing(psycopg2.connect(shared_database)) as connection:
         with connection, connection.cursor() as cursor:
             cursor.execute("CREATE TABLE here (id text, UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)")
@@ -167,7 +173,9 @@ def test_messages_are_published_with_the_transaction(
         messages.send(topic, b"late")
 
 
-def test_an_aborted_transaction_sends_nothing(real: RealBroker, client: Client, topic: str, manager: Any) -> None:
+def test_an_aborted_transaction_sends_nothing(
+    real: RealBroker, client: Client, topic: str, manager: Any
+) -> None:
     messages = join(client, manager)
     messages.send(topic, b"1")
     manager.abort()
@@ -217,7 +225,9 @@ def test_the_broker_s_no_rolls_the_others_back(client: Client, topic: str, manag
     assert prepared(client) == 0
 
 
-def test_a_savepoint_takes_back_what_came_after_it(real: RealBroker, client: Client, topic: str, manager: Any) -> None:
+def test_a_savepoint_takes_back_what_came_after_it(
+    real: RealBroker, client: Client, topic: str, manager: Any
+) -> None:
     messages = join(client, manager)
     messages.send(topic, b"1")
     savepoint = manager.savepoint()
@@ -249,7 +259,9 @@ def test_nothing_to_send_leaves_no_trace(client: Client, manager: Any) -> None:
     assert messages.receipts() == []
 
 
-def test_a_lost_vote_is_a_no_for_good(real: RealBroker, client: Client, connect: Connect, topic: str) -> None:
+def test_a_lost_vote_is_a_no_for_good(
+    real: RealBroker, client: Client, connect: Connect, topic: str
+) -> None:
     manager = transaction.TransactionManager(explicit=True)
     with Proxy(real.url) as proxy:
         through = connect(proxy.url, service=client.service, retries=0, timeout=5)
@@ -261,7 +273,9 @@ def test_a_lost_vote_is_a_no_for_good(real: RealBroker, client: Client, connect:
     assert (bodies(real, topic), prepared(client)) == ([], 0)
 
 
-def test_a_lost_end_is_told_again(real: RealBroker, client: Client, connect: Connect, topic: str) -> None:
+def test_a_lost_end_is_told_again(
+    real: RealBroker, client: Client, connect: Connect, topic: str
+) -> None:
     manager = transaction.TransactionManager(explicit=True)
     with Proxy(real.url) as proxy:
         manager.begin()
@@ -276,7 +290,12 @@ def test_rows_of_a_database_and_messages_are_one_transaction(
 ) -> None:
     manager.abort()
     committed = []
-    for order, refused in (("a", False), ("b", True), ("c", False), ("a", True)):  # the second a fails in its vote
+    for order, refused in (
+        ("a", False),
+        ("b", True),
+        ("c", False),
+        ("a", True),
+    ):  # the second a fails in its vote
         manager.begin()
         rows = Rows(manager, table)
         manager.get().join(rows)
@@ -297,7 +316,9 @@ def test_rows_of_a_database_and_messages_are_one_transaction(
     assert (bodies(real, topic), prepared(client)) == ([b"a", b"c"], 0)
 
 
-def test_it_is_a_data_manager_as_the_package_wants_it(client: Client, topic: str, manager: Any) -> None:
+def test_it_is_a_data_manager_as_the_package_wants_it(
+    client: Client, topic: str, manager: Any
+) -> None:
     messages = join(client, manager)
     verifyObject(ISavepointDataManager, messages, tentative=True)
     verifyObject(IDataManagerSavepoint, messages.savepoint(), tentative=True)
@@ -305,7 +326,9 @@ def test_it_is_a_data_manager_as_the_package_wants_it(client: Client, topic: str
     assert "txmq:" < messages.sortKey() < "~"
 
 
-def test_messages_need_a_transaction_and_an_owner(client: Client, real: RealBroker, connect: Connect) -> None:
+def test_messages_need_a_transaction_and_an_owner(
+    client: Client, real: RealBroker, connect: Connect
+) -> None:
     manager = transaction.TransactionManager(explicit=True)
     with pytest.raises(NoTransaction):
         join(client, manager)
@@ -325,7 +348,9 @@ def test_a_process_that_dies_after_the_votes_leaves_it_to_an_operator(
     [row] = client.call("xa.list", kind="foreign", owner="orders")["transactions"]
     assert (row["token"], row["state"], row["messages"]) == (token, "UNDECIDED", 1)
     assert bodies(own_broker, "t") == []
-    client.call("tx.decide", token=token, outcome="COMMIT", operator="ann", reason="the rows are there")
+    client.call(
+        "tx.decide", token=token, outcome="COMMIT", operator="ann", reason="the rows are there"
+    )
     assert bodies(own_broker, "t") == [b"voted"]
     [row] = client.call("xa.list", heuristic=True)["transactions"]
     assert row["heuristics"][0]["operator"] == "ann"

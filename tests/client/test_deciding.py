@@ -1,4 +1,6 @@
-"""Decisions that nobody waits for: answered by the way, and told again wherever that fails."""
+"""Decisions that nobody waits for: answered by the way, and told again wherever that
+fails.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from uuid import UUID
 import pytest
 
 from tests.client.fake import FakeBroker, HangUp, Silent
-from txmq.client.blocking import Client
-from txmq.client.transactions.decisions import tell
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.decisions import tell
 from txmq.errors import ClientClosed, Conflict
-from txmq.message import COMMIT
+from txmq.model.bundle import GroupState
+from txmq.model.message import COMMIT
 from txmq.testing.wait import wait_until
-from txmq.tx.group import GroupState
 from txmq.wire.headers import DecideReceipt, Opcode, pack_decide_receipt, unpack_decide
 
 Connect = Callable[..., Client]
@@ -26,7 +28,11 @@ DONE = pack_decide_receipt(DecideReceipt(GroupState.PUBLISHED, repeated=False))
 
 def decided(fake: FakeBroker) -> list[bytes]:
     """The tokens of the decisions that came."""
-    return [unpack_decide(frame.payload).token for frame in list(fake.frames) if frame.opcode == Opcode.DECIDE]
+    return [
+        unpack_decide(frame.payload).token
+        for frame in list(fake.frames)
+        if frame.opcode == Opcode.DECIDE
+    ]
 
 
 @pytest.fixture
@@ -53,7 +59,9 @@ def test_whoever_asks_for_the_answer_reads_it(fake: FakeBroker, client: Client) 
     assert (fake.accepted, decided(fake)) == (1, [TOKEN.bytes])
 
 
-def test_an_answer_that_no_reply_follows_is_read_all_the_same(fake: FakeBroker, client: Client) -> None:
+def test_an_answer_that_no_reply_follows_is_read_all_the_same(
+    fake: FakeBroker, client: Client
+) -> None:
     told = tell(client.core, TOKEN, COMMIT)
     wait_until(lambda: told.answered, DEADLINE_S)
     assert (fake.accepted, decided(fake)) == (1, [TOKEN.bytes])
@@ -62,7 +70,9 @@ def test_an_answer_that_no_reply_follows_is_read_all_the_same(fake: FakeBroker, 
 
 
 @pytest.mark.parametrize("first", [HangUp, Silent])
-def test_a_decision_whose_answer_is_lost_is_told_again(fake: FakeBroker, client: Client, first: Any) -> None:
+def test_a_decision_whose_answer_is_lost_is_told_again(
+    fake: FakeBroker, client: Client, first: Any
+) -> None:
     answers = [first, first]
     fake.others = lambda _frame: answers.pop() if answers else DONE
     told = tell(client.core, TOKEN, COMMIT)
@@ -71,12 +81,16 @@ def test_a_decision_whose_answer_is_lost_is_told_again(fake: FakeBroker, client:
     assert set(decided(fake)) == {TOKEN.bytes}
 
 
-def test_without_a_connection_at_hand_the_pipeline_sends_it(fake: FakeBroker, connect: Connect) -> None:
+def test_without_a_connection_at_hand_the_pipeline_sends_it(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.others = lambda _frame: DONE
     assert tell(connect(fake.url).core, TOKEN, COMMIT).result(DEADLINE_S) == DONE
 
 
-def test_a_connection_that_the_broker_has_closed_is_not_trusted(fake: FakeBroker, client: Client) -> None:
+def test_a_connection_that_the_broker_has_closed_is_not_trusted(
+    fake: FakeBroker, client: Client
+) -> None:
     fake.hang_up()
     assert tell(client.core, TOKEN, COMMIT).result(DEADLINE_S) == DONE
 
@@ -90,7 +104,9 @@ def test_a_refusal_is_an_answer(fake: FakeBroker, client: Client) -> None:
 
 
 @pytest.mark.parametrize("ends", [Client.flush, Client.close])
-def test_nothing_is_left_open_at_the_end(fake: FakeBroker, client: Client, ends: Callable[[Client], None]) -> None:
+def test_nothing_is_left_open_at_the_end(
+    fake: FakeBroker, client: Client, ends: Callable[[Client], None]
+) -> None:
     answers: list[Any] = [HangUp]
     fake.others = lambda _frame: answers.pop() if answers else DONE
     told = [tell(client.core, UUID(int=n), COMMIT) for n in range(3)]

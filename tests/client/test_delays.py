@@ -13,9 +13,9 @@ import txmq
 import txmq.twisted
 from tests.client.real import RealBroker
 from tests.client.telling import Tell
-from txmq.client.blocking import Client
+from txmq.client.blocking.client import Client
 from txmq.errors import LocalProtocolError, RecallTooLate
-from txmq.message import Message
+from txmq.model.message import Message
 from txmq.testing.wait import wait_until
 
 Connect = Callable[..., Client]
@@ -26,7 +26,9 @@ def bodies(broker: RealBroker, topic: str) -> list[bytes]:
     return [found.body for found in broker.read(topic)]
 
 
-def test_a_delayed_message_comes_later_and_not_too_early(real: RealBroker, connect: Connect) -> None:
+def test_a_delayed_message_comes_later_and_not_too_early(
+    real: RealBroker, connect: Connect
+) -> None:
     client = connect(real.url)
     sent_at = time.time()
     receipt = client.send("delays-late", b"late", delay=0.3, key="k")
@@ -42,7 +44,10 @@ def test_a_delayed_message_comes_later_and_not_too_early(real: RealBroker, conne
 def test_every_way_to_send_takes_times(real: RealBroker, connect: Connect) -> None:
     client, topic = connect(real.url), "delays-ways"
     tomorrow = datetime.now(UTC) + timedelta(days=1)
-    receipts = [client.send(topic, b"a", deliver_at=tomorrow), client.send_async(topic, b"b", delay=HOUR).result(60)]
+    receipts = [
+        client.send(topic, b"a", deliver_at=tomorrow),
+        client.send_async(topic, b"b", delay=HOUR).result(60),
+    ]
     receipts += client.send_batch(
         topic, [Message(b"c", delay=txmq.delay_level(18)), Message(b"d", deliver_at=tomorrow)]
     )
@@ -56,11 +61,15 @@ def test_every_way_to_send_takes_times(real: RealBroker, connect: Connect) -> No
     wait_until(lambda: bodies(real, topic) == [b"f"], 30, what="what is not delayed")
 
 
-def test_many_delayed_messages_go_out_in_several_batches(real: RealBroker, connect: Connect) -> None:
+def test_many_delayed_messages_go_out_in_several_batches(
+    real: RealBroker, connect: Connect
+) -> None:
     client, topic = connect(real.url), "delays-many"
     receipts = client.send_batch(topic, [Message(b"x", "k", delay=HOUR)] * 2_500)
     futures = [client.send_async(topic, b"x", key="k", delay=HOUR) for _ in range(2_500)]
-    ids = {receipt.message_id for receipt in receipts} | {future.result(30).message_id for future in futures}
+    ids = {receipt.message_id for receipt in receipts} | {
+        future.result(30).message_id for future in futures
+    }
     assert len(ids) == 5_000
     assert len(client.call("message.delayed", topic=topic, limit=10_000)["messages"]) == 5_000
 
@@ -81,7 +90,9 @@ def test_what_names_no_message_cannot_be_recalled(connect: Connect, what: Any) -
         connect("txmq://127.0.0.1:1").recall(what)
 
 
-def test_a_restart_loses_nothing_and_delivers_nothing_early(own_broker: RealBroker, connect: Connect) -> None:
+def test_a_restart_loses_nothing_and_delivers_nothing_early(
+    own_broker: RealBroker, connect: Connect
+) -> None:
     client = connect(own_broker.url)
     receipts = [client.send("t", str(n).encode(), delay=1.0 if n % 2 else HOUR) for n in range(20)]
     sent_at = time.time()
@@ -118,21 +129,34 @@ def test_twisteds_face_delays_and_recalls(real: RealBroker, tell: Tell, reactor:
 def test_messages_are_found_by_key_id_and_time(real: RealBroker, connect: Connect) -> None:
     client, topic = connect(real.url), "delays-find"
     before = datetime.now(UTC) - timedelta(minutes=1)
-    receipts = [client.send(topic, b"%d" % n, key=f"k{n % 2}", headers={"n": f"{n}"}) for n in range(6)]
+    receipts = [
+        client.send(topic, b"%d" % n, key=f"k{n % 2}", headers={"n": f"{n}"}) for n in range(6)
+    ]
     late = client.send(topic, b"late", key="k1", delay=HOUR)
     assert sorted(found.body for found in client.find(topic, key="k1")) == [b"1", b"3", b"5"]
     [by_id] = client.find(topic, message_id=receipts[4])
-    assert (by_id.message_id, by_id.offset, by_id.headers) == (receipts[4].message_id, receipts[4].offset, {"n": "4"})
+    assert (by_id.message_id, by_id.offset, by_id.headers) == (
+        receipts[4].message_id,
+        receipts[4].offset,
+        {"n": "4"},
+    )
     assert len(list(client.find(topic, start=before))) == 6
     assert list(client.find(topic, end=before)) == []
     [waiting] = client.find(message_id=late.message_id)
-    assert (waiting.state, waiting.topic, waiting.offset, waiting.body) == ("delayed", topic, None, b"late")
+    assert (waiting.state, waiting.topic, waiting.offset, waiting.body) == (
+        "delayed",
+        topic,
+        None,
+        b"late",
+    )
     assert list(client.find(message_id="ab" * 16 + "-0")) == []
     with pytest.raises(LocalProtocolError, match="name a topic"):
         list(client.find(key="k1"))
 
 
-def test_a_delayed_message_of_a_transaction_is_found_where_it_was_published(real: RealBroker, connect: Connect) -> None:
+def test_a_delayed_message_of_a_transaction_is_found_where_it_was_published(
+    real: RealBroker, connect: Connect
+) -> None:
     client, topic = connect(real.url), "delays-find-tx"
     with client.transaction() as tx:
         tx.send(topic, b"soon", delay=0.05)
@@ -147,7 +171,9 @@ def test_twisteds_face_finds(real: RealBroker, tell: Tell, reactor: Any) -> None
         try:
             receipt = await client.send("delays-find-twisted", b"x", key="k")
             found = [message async for message in client.find("delays-find-twisted", key="k")]
-            found += [message async for message in client.find("delays-find-twisted", message_id=receipt)]
+            found += [
+                message async for message in client.find("delays-find-twisted", message_id=receipt)
+            ]
             return [message.body for message in found]
         finally:
             await client.close()

@@ -1,4 +1,6 @@
-"""on_unavailable="outbox": the business goes on without the broker, and everything appears once, in key order."""
+"""on_unavailable="outbox": the business goes on without the broker, and everything
+appears once, in key order.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,24 @@ import pytest
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import Broken, World, fail, make_tables
-from txmq.client.blocking import Client
-from txmq.client.transactions.buffer import Buffer
-from txmq.client.transactions.handing import hand_over
-from txmq.client.transactions.options import TransactionOptions
-from txmq.client.transactions.queueing import entries_of
-from txmq.client.transactions.tokens import new_token
-from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, LogChanged, MessageTooLarge, TxmqError
-from txmq.message import Message
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.options import TransactionOptions
+from txmq.client.blocking.transaction.outbox_handover import hand_over
+from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.outbox_entries import entries_of
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    LocalProtocolError,
+    LogChanged,
+    MessageTooLarge,
+    TxmqError,
+)
+from txmq.model.message import Message
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
-from txmq.tx.outbox import pack
+from txmq.tx.outbox_entry import pack
 from txmq.tx.postgres.outbox import Queued
 from txmq.wire.headers import Opcode
 
@@ -137,9 +146,16 @@ def test_a_group_that_was_stored_but_not_confirmed_does_not_count_beside_the_out
             tx.send(world.topic, b"o-1", key="k")
         assert tx.token != first
         tx.wait_published(DEADLINE_S)
-        wait_until(lambda: world.client.call("tx.show", token=first.hex)["state"] == "ROLLED_BACK", DEADLINE_S)
+        wait_until(
+            lambda: world.client.call("tx.show", token=first.hex)["state"] == "ROLLED_BACK",
+            DEADLINE_S,
+        )
     assert bodies(world) == ["first", "o-1"]
-    states = dict(query(world, "SELECT tok::text, state FROM txmq_token WHERE tok IN (%s, %s)", first, tx.token))
+    states = dict(
+        query(
+            world, "SELECT tok::text, state FROM txmq_token WHERE tok IN (%s, %s)", first, tx.token
+        )
+    )
     assert states[str(first)] == "R"
     assert states[str(tx.token)] in "CD"
 
@@ -171,7 +187,9 @@ def test_everything_about_a_message_survives_the_wait(world: World) -> None:
     world.broker.kill()
     with world.client.transaction(world.connection, **SOON) as tx:
         for message in sent:
-            tx.send(world.topic, message.body, key=message.key, tag=message.tag, headers=message.headers)
+            tx.send(
+                world.topic, message.body, key=message.key, tag=message.tag, headers=message.headers
+            )
         tx.send(world.topic, b"there", partition=3)
     world.broker.start()
     assert world.client.log_id == log_id
@@ -190,12 +208,14 @@ def test_everything_about_a_message_survives_the_wait(world: World) -> None:
     assert {m.message_id.split("-")[0] for m in got if m is not None} == {tx.token.hex}
 
 
-def test_a_client_that_never_met_its_broker_has_to_be_told_its_log(world: World, connect: Connect) -> None:
+def test_a_client_that_never_met_its_broker_has_to_be_told_its_log(
+    world: World, connect: Connect
+) -> None:
     log_id = world.client.log_id
     world.broker.kill()
     with pytest.raises(BrokerUnavailable, match="log_id="):
         place(world, "o-1", connect(world.broker.url, timeout=0.2))
-    place(world, "o-2", connect(world.broker.url, log_id=log_id)).token  # noqa: B018
+    place(world, "o-2", connect(world.broker.url, log_id=log_id)).token
     assert (world.orders(), waiting(world)) == ({"o-2"}, 1)
     world.broker.start()
     wait_until(lambda: bodies(world) == ["o-2"], DEADLINE_S)
@@ -205,7 +225,9 @@ def test_a_client_that_never_met_its_broker_has_to_be_told_its_log(world: World,
         connect(world.broker.url, log_id=str(log_id))
 
 
-def test_messages_that_nobody_would_fetch_are_refused(world: World, own_broker: RealBroker, connect: Connect) -> None:
+def test_messages_that_nobody_would_fetch_are_refused(
+    world: World, own_broker: RealBroker, connect: Connect
+) -> None:
     client = connect(own_broker.url)
     client.send(world.topic, b"x")
     own_broker.kill()
@@ -237,9 +259,13 @@ def test_a_snapshot_that_may_hide_the_outbox_is_refused(world: World, level: str
     assert world.orders() == set()
 
 
-def test_what_cannot_be_queued_is_refused_before_anything_is_committed(world: World, connect: Connect) -> None:
+def test_what_cannot_be_queued_is_refused_before_anything_is_committed(
+    world: World, connect: Connect
+) -> None:
     log_id = world.client.log_id
-    choosy = connect(world.broker.url, log_id=log_id, partitioner=lambda _topic, _key, _partitions: 0)
+    choosy = connect(
+        world.broker.url, log_id=log_id, partitioner=lambda _topic, _key, _partitions: 0
+    )
     world.broker.kill()
     with pytest.raises(BrokerUnavailable, match="partitioner"):
         place(world, "o-1", choosy)
@@ -264,13 +290,19 @@ INSERT INTO counters SELECT 'k-' || k, 0 FROM generate_series(0, 3) k
 
 
 def count_up(world: World, client: Client, number: int, over: Event) -> None:
-    """Takes the next number of a key under its row's lock, and sends it, again and again."""
+    """Takes the next number of a key under its row's lock, and sends it, again and
+    again.
+    """
     with closing(psycopg2.connect(world.dsn)) as connection:
         n = number
         while not over.is_set():
             n += 1
             key = f"k-{n % 4}"
-            with suppress(TxmqError), client.transaction(connection, **SOON) as tx, connection.cursor() as cursor:
+            with (
+                suppress(TxmqError),
+                client.transaction(connection, **SOON) as tx,
+                connection.cursor() as cursor,
+            ):
                 cursor.execute("UPDATE counters SET n = n + 1 WHERE key = %s RETURNING n", (key,))
                 [(count,)] = cursor.fetchall()
                 tx.send(world.topic, str(count).encode(), key=key)
@@ -280,7 +312,9 @@ def count_up(world: World, client: Client, number: int, over: Event) -> None:
 def counting(world: World, threads: int) -> Iterator[None]:
     """Counts all the while, with so many threads."""
     over = Event()
-    counters = [Thread(target=count_up, args=(world, world.client, n, over)) for n in range(threads)]
+    counters = [
+        Thread(target=count_up, args=(world, world.client, n, over)) for n in range(threads)
+    ]
     for counter in counters:
         counter.start()
     try:
@@ -291,8 +325,14 @@ def counting(world: World, threads: int) -> Iterator[None]:
             counter.join()
 
 
-def test_messages_of_a_key_keep_the_order_of_its_row_while_the_broker_comes_and_goes(world: World) -> None:
-    with closing(psycopg2.connect(world.dsn)) as connection, connection, connection.cursor() as cursor:
+def test_messages_of_a_key_keep_the_order_of_its_row_while_the_broker_comes_and_goes(
+    world: World,
+) -> None:
+    with (
+        closing(psycopg2.connect(world.dsn)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(COUNTERS)
     for _ in range(2):
         with counting(world, threads=4):
@@ -337,7 +377,11 @@ def test_a_row_that_is_damaged_holds_up_those_after_it(world: World) -> None:
 
 
 def query_and_commit(world: World, statement: str, *values: object) -> list[Any]:
-    with closing(psycopg2.connect(world.dsn)) as connection, connection, connection.cursor() as cursor:
+    with (
+        closing(psycopg2.connect(world.dsn)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(statement, tuple(map(str, values)))
         return list(cursor.fetchall())
 
@@ -365,7 +409,9 @@ def test_a_resolver_of_its_own_fetches_what_the_broker_cannot_reach(
     remote.stop()
 
 
-def test_a_row_is_handed_over_once_whatever_the_shape_of_its_topic(real: RealBroker, connect: Connect) -> None:
+def test_a_row_is_handed_over_once_whatever_the_shape_of_its_topic(
+    real: RealBroker, connect: Connect
+) -> None:
     client, topic = connect(real.url), f"grown-{uuid4().hex[:8]}"
     client.call("topic.create", name=topic, partitions=2)
     client.send(topic, b"first", key="k")  # so that it knows the shape of then

@@ -1,4 +1,6 @@
-"""Rows that SQLAlchemy and Django write, and messages, as one decision: by the functions in docs/TRANSACTIONS.md."""
+"""Rows that SQLAlchemy and Django write, and messages, as one decision: by the
+functions in docs/TRANSACTIONS.md.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.client.real import RealBroker
 from tests.client.world import Broken, World, fail, make_tables
-from txmq.client.blocking import Client
-from txmq.client.transactions.transaction import Transaction
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.transaction import Transaction
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "TRANSACTIONS.md"
 Begin = Callable[..., AbstractContextManager[Transaction]]
@@ -38,7 +40,9 @@ class Order(Base):
 
 
 def documented(name: str) -> Begin:
-    found = re.search(rf"```python\n(@contextmanager\ndef {name}\(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    found = re.search(
+        rf"```python\n(@contextmanager\ndef {name}\(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL
+    )
     assert found is not None
     names: dict[str, Any] = {"contextmanager": contextmanager, "transaction": transaction}
     exec(found[1], names)  # the document's own code
@@ -47,7 +51,9 @@ def documented(name: str) -> Begin:
 
 
 @pytest.fixture
-def world(shared_database: str, deciding: RealBroker, connect: Callable[..., Client]) -> Iterator[World]:
+def world(
+    shared_database: str, deciding: RealBroker, connect: Callable[..., Client]
+) -> Iterator[World]:
     make_tables(shared_database)
     world = World(shared_database, deciding, connect(deciding.url))
     yield world
@@ -66,10 +72,18 @@ def session(world: World) -> Iterator[Session]:
 def database(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[DatabaseWrapper]:
     """Django's connection, which it keeps under its name for this thread."""
     place = parse_dsn(world.dsn)
-    names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+    names = {
+        "NAME": "dbname",
+        "USER": "user",
+        "PASSWORD": "password",
+        "HOST": "host",
+        "PORT": "port",
+    }
     own = {django: place.get(ours, "") for django, ours in names.items()}
     if not settings.configured:
-        settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}}, LOGGING_CONFIG=None)
+        settings.configure(
+            DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}}, LOGGING_CONFIG=None
+        )
         django.setup()
     wrapper = transaction.connections["default"]
     monkeypatch.setattr(wrapper, "settings_dict", wrapper.settings_dict | own)

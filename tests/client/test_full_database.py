@@ -1,6 +1,8 @@
-"""A database that cannot, because its disk is full (FAULTS 55) or others are in the way (57): nothing is half done.
+"""A database that cannot, because its disk is full (FAULTS 55) or others are in the way
+(57): nothing is half done.
 
-No disk has to be filled for it: what clients and resolvers meet is PostgreSQL's error 53100, here from a trigger.
+No disk has to be filled for it: what clients and resolvers meet is PostgreSQL's error
+53100, here from a trigger.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import pytest
 
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
-from txmq.client.blocking import Client
-from txmq.client.transactions import postgres
-from txmq.client.transactions.transaction import Transaction
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import postgres
+from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import DatabaseUnavailable, InDoubt
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.commit import guarded_commit
@@ -47,7 +49,9 @@ def full(dsn: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def world(shared_database: str, deciding: RealBroker, connect: Callable[..., Client]) -> Iterator[World]:
+def world(
+    shared_database: str, deciding: RealBroker, connect: Callable[..., Client]
+) -> Iterator[World]:
     make_tables(shared_database)
     world = World(shared_database, deciding, connect(deciding.url))
     yield world
@@ -91,7 +95,11 @@ def test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards(
         tx.send(world.topic, b"o-1")
         with pytest.raises(InDoubt):
             tx.__exit__(None, None, None)
-        wait_until(lambda: world.client.call("tx.show", token=tx.token.hex)["tries"] >= 2, DEADLINE_S, what="checks")
+        wait_until(
+            lambda: world.client.call("tx.show", token=tx.token.hex)["tries"] >= 2,
+            DEADLINE_S,
+            what="checks",
+        )
         shown = world.client.call("tx.show", token=tx.token.hex)
         assert shown["state"] == "UNDECIDED"
         assert "53100" in shown["check_reason"]

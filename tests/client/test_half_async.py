@@ -1,4 +1,6 @@
-"""Half messages that nobody waits for one by one: they share frames, and each has its own fate."""
+"""Half messages that nobody waits for one by one: they share frames, and each has its
+own fate.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from tests.client.fake import FakeBroker, HangUp
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
-from txmq.client.blocking import Client
-from txmq.client.transactions.checkers import Half
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.checkers import Half
 from txmq.errors import (
     ClientClosed,
     ConfigError,
@@ -28,9 +30,9 @@ from txmq.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from txmq.message import COMMIT, Decision
+from txmq.model.bundle import GroupState
+from txmq.model.message import COMMIT, Decision
 from txmq.testing.wait import wait_until
-from txmq.tx.group import GroupState
 from txmq.wire.frames import Frame
 from txmq.wire.group import GroupReceipt, Part, pack_group_receipt, unpack_part
 from txmq.wire.headers import DecideReceipt, Opcode, pack_decide_receipt
@@ -45,7 +47,9 @@ PUBLISHED = pack_decide_receipt(DecideReceipt(GroupState.PUBLISHED, repeated=Fal
 
 
 class Groups:
-    """What a fake broker answers to groups and decisions; what is not said is that all is well."""
+    """What a fake broker answers to groups and decisions; what is not said is that all
+    is well.
+    """
 
     def __init__(self, fake: FakeBroker, *, together: bool = True) -> None:
         self.fake, self.frames = fake, list[Any]()
@@ -57,7 +61,12 @@ class Groups:
     def _greet(self) -> bytes:
         limits = Limits(frame=1 << 24, message=self.fake.message)
         return Welcome(
-            version=1, features=(FEATURE,), broker="fake", log_id=self.fake.log_id, boot_epoch=1, limits=limits
+            version=1,
+            features=(FEATURE,),
+            broker="fake",
+            log_id=self.fake.log_id,
+            boot_epoch=1,
+            limits=limits,
         ).encode()
 
     def __call__(self, frame: Frame) -> Any:
@@ -71,15 +80,25 @@ class Groups:
         answers = [yes if said is None else said for said in step or [None] * len(requests)]
         if not together:
             return answers[0]
-        told = [Answer(*reply_for(a)) if isinstance(a, RequestRejected) else Answer(0, a) for a in answers]
+        told = [
+            Answer(*reply_for(a)) if isinstance(a, RequestRejected) else Answer(0, a)
+            for a in answers
+        ]
         return b"".join(pack_answers(told))
 
     def parts(self) -> list[list[Part]]:
-        return [[unpack_part(one) for one in requests] for code, requests in self.frames if code in (17, 22)]
+        return [
+            [unpack_part(one) for one in requests]
+            for code, requests in self.frames
+            if code in (17, 22)
+        ]
 
 
 def store(client: Client, count: int, topic: str = "orders", **options: Any) -> list[Any]:
-    return [client.half_async(topic, b"%d" % number, checker="bank", **options) for number in range(count)]
+    return [
+        client.half_async(topic, b"%d" % number, checker="bank", **options)
+        for number in range(count)
+    ]
 
 
 def bodies(real: RealBroker, topic: str) -> list[bytes]:
@@ -90,7 +109,9 @@ def results(futures: list[Any]) -> list[Any]:
     return [future.result(DEADLINE_S) for future in futures]
 
 
-def test_halves_and_decisions_that_are_outstanding_together_share_frames(fake: FakeBroker, connect: Connect) -> None:
+def test_halves_and_decisions_that_are_outstanding_together_share_frames(
+    fake: FakeBroker, connect: Connect
+) -> None:
     groups, client = Groups(fake), connect(fake.url)
     for _ in range(5):
         halves = results(store(client, 40))
@@ -113,7 +134,9 @@ def test_a_lone_half_is_an_ordinary_group(fake: FakeBroker, connect: Connect) ->
     assert half.message_id == f"{half.token.hex}-0"
 
 
-def test_a_broker_that_does_not_know_of_shared_frames_gets_none(fake: FakeBroker, connect: Connect) -> None:
+def test_a_broker_that_does_not_know_of_shared_frames_gets_none(
+    fake: FakeBroker, connect: Connect
+) -> None:
     groups, client = Groups(fake, together=False), connect(fake.url)
     halves = results(store(client, 20))
     results([half.commit() for half in halves])
@@ -121,7 +144,9 @@ def test_a_broker_that_does_not_know_of_shared_frames_gets_none(fake: FakeBroker
 
 
 def bundled(client: Client, count: int) -> list[Any]:
-    """Halves that go out in one frame: they gather while the pipeline asks for nothing else."""
+    """Halves that go out in one frame: they gather while the pipeline asks for nothing
+    else.
+    """
     outbox = client.core.pipeline._outbox
     outbox._ripe = count
     return store(client, count)
@@ -142,7 +167,9 @@ def test_one_that_is_refused_fails_alone(fake: FakeBroker, connect: Connect) -> 
     assert [half.token.bytes for half in halves] == [groups.parts()[1][at].token for at in (0, 3)]
 
 
-def test_after_a_lost_connection_the_same_groups_come_again(fake: FakeBroker, connect: Connect) -> None:
+def test_after_a_lost_connection_the_same_groups_come_again(
+    fake: FakeBroker, connect: Connect
+) -> None:
     groups, client = Groups(fake), connect(fake.url)
     results(store(client, 1))
     groups.script = [HangUp]
@@ -151,11 +178,15 @@ def test_after_a_lost_connection_the_same_groups_come_again(fake: FakeBroker, co
     assert {part.token: part.digest for part in lost} == {part.token: part.digest for part in again}
 
 
-def test_a_group_for_a_topic_that_has_grown_is_made_anew(fake: FakeBroker, connect: Connect) -> None:
+def test_a_group_for_a_topic_that_has_grown_is_made_anew(
+    fake: FakeBroker, connect: Connect
+) -> None:
     groups, client = Groups(fake), connect(fake.url)
     results(store(client, 1))
     fake.partitions, fake.epoch = 4, 2
-    groups.script = [[None, StaleTopic("it has grown", detail={"topic": "orders", "epoch": 2}), None]]
+    groups.script = [
+        [None, StaleTopic("it has grown", detail={"topic": "orders", "epoch": 2}), None]
+    ]
     halves = results(bundled(client, 3))
     again = groups.parts()[2]
     assert [part.token for part in again] == [halves[1].token.bytes]
@@ -236,11 +267,15 @@ def client(reactor: Any, real: RealBroker, tell: Tell) -> Iterator[txmq.twisted.
     tell(close)
 
 
-def test_on_twisted_those_of_one_turn_share_a_frame(client: txmq.twisted.Client, real: RealBroker, tell: Tell) -> None:
+def test_on_twisted_those_of_one_turn_share_a_frame(
+    client: txmq.twisted.Client, real: RealBroker, tell: Tell
+) -> None:
     topic = fresh("t")
 
     async def story() -> None:
-        halves: Any = await gatherResults([client.half(topic, b"%d" % n, checker="bank") for n in range(20)])
+        halves: Any = await gatherResults(
+            [client.half(topic, b"%d" % n, checker="bank") for n in range(20)]
+        )
         decided: list[Deferred[bool]] = [half.commit() for half in halves[:15]]
         decided += [half.rollback() for half in halves[15:]]
         answers: Any = await gatherResults(decided)

@@ -1,4 +1,6 @@
-"""Half messages with a checker, against the real broker: what producers decide, and what checkers do."""
+"""Half messages with a checker, against the real broker: what producers decide, and
+what checkers do.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,18 @@ import txmq
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker, bodies
 from tests.client.world import Broken, fail
-from txmq.client.blocking import Client
-from txmq.client.transactions.checkers import Half
-from txmq.errors import (
-    ConfigError,
-    LocalProtocolError,
-    TransactionAborted,
-)
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.checkers import Half
+from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
 from txmq.testing.wait import wait_until
 from txmq.wire.headers import Opcode
 
 Connect = Callable[..., Client]
 
 
-def test_a_half_message_is_hidden_until_the_local_work_is_done(real: RealBroker, connect: Connect) -> None:
+def test_a_half_message_is_hidden_until_the_local_work_is_done(
+    real: RealBroker, connect: Connect
+) -> None:
     client = connect(real.url)
     with client.transaction(checker="billing") as tx:
         tx.send("halves", b"half", key="k")
@@ -37,7 +37,9 @@ def test_a_half_message_is_hidden_until_the_local_work_is_done(real: RealBroker,
     assert bodies(real, "halves") == [b"half"]
 
 
-def test_local_work_that_fails_takes_the_half_message_back(real: RealBroker, connect: Connect) -> None:
+def test_local_work_that_fails_takes_the_half_message_back(
+    real: RealBroker, connect: Connect
+) -> None:
     client = connect(real.url)
     tx = client.transaction(checker="billing")
     with suppress(Broken), tx:
@@ -48,7 +50,9 @@ def test_local_work_that_fails_takes_the_half_message_back(real: RealBroker, con
     assert bodies(real, "halves-back") == []
 
 
-def test_a_half_message_that_was_not_prepared_is_stored_at_the_end(real: RealBroker, connect: Connect) -> None:
+def test_a_half_message_that_was_not_prepared_is_stored_at_the_end(
+    real: RealBroker, connect: Connect
+) -> None:
     with connect(real.url).transaction(checker="billing") as tx:
         tx.send("unprepared", b"half")
     tx.wait_published()
@@ -66,7 +70,9 @@ def test_a_decision_whose_answer_is_lost_is_made_once(real: RealBroker, connect:
     assert (shown["state"], shown["by"]) == ("PUBLISHED", "producer orders")
 
 
-def test_a_send_behind_an_undecided_half_of_its_key_waits_for_it(real: RealBroker, connect: Connect) -> None:
+def test_a_send_behind_an_undecided_half_of_its_key_waits_for_it(
+    real: RealBroker, connect: Connect
+) -> None:
     client = connect(real.url)
     with client.transaction(checker="billing") as tx:
         tx.send("held", b"half", key="k")
@@ -75,7 +81,11 @@ def test_a_send_behind_an_undecided_half_of_its_key_waits_for_it(real: RealBroke
         assert client.send_async("held", b"behind too", key="k").result(60).offset is None
         assert client.send_many("held", [b"other"], ["other"])[0].offset is not None
     tx.wait_published()
-    assert [found.body for found in real.read("held") if found.key == "k"] == [b"half", b"behind", b"behind too"]
+    assert [found.body for found in real.read("held") if found.key == "k"] == [
+        b"half",
+        b"behind",
+        b"behind too",
+    ]
 
 
 @pytest.mark.parametrize(("answer", "left"), [(txmq.COMMIT, [b"half"]), (txmq.ROLLBACK, [])])
@@ -98,7 +108,12 @@ def test_a_registered_checker_decides_what_its_producer_did_not(
         dead.send(topic, b"half", key="k", tag="t", headers={"a": "b"})
         dead.prepare()
         _show = client.core.call
-        wait_until(lambda: _show("tx.show", {"token": dead.token.hex})["state"] in ("PUBLISHED", "ROLLED_BACK"), 20)
+        wait_until(
+            lambda: (
+                _show("tx.show", {"token": dead.token.hex})["state"] in ("PUBLISHED", "ROLLED_BACK")
+            ),
+            20,
+        )
         dead._share.buffer.clear()  # as if this process had died here
     assert bodies(real, topic) == left
     assert len(asked) == 3
@@ -134,7 +149,9 @@ def test_the_broker_is_told_why_a_checker_gave_no_answer(
         assert client.call("tx.show", token=tx.token.hex)["checked_by"] == "checker"
 
 
-def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(real: RealBroker, connect: Connect) -> None:
+def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(
+    real: RealBroker, connect: Connect
+) -> None:
     wrong: list[object] = []
 
     def unsure(half: Half) -> txmq.Decision:
@@ -152,7 +169,9 @@ def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(real:
             tokens.append(tx.token.hex)
             wait_until(lambda: wrong, 20)
             if checker == "sure":
-                wait_until(lambda: client.call("tx.show", token=tokens[1])["state"] == "PUBLISHED", 20)
+                wait_until(
+                    lambda: client.call("tx.show", token=tokens[1])["state"] == "PUBLISHED", 20
+                )
             tx._share.buffer.clear()  # as if this process had died here
     assert client.call("tx.show", token=tokens[0])["state"] == "UNDECIDED"
     client.call("tx.decide", token=tokens[0], outcome="ROLLBACK", operator="test", reason="tidy up")
@@ -164,7 +183,9 @@ def test_a_decision_against_the_checkers_is_an_abort(real: RealBroker, connect: 
     tx.__enter__()
     tx.send("against", b"x")
     tx.prepare()
-    client.call("tx.decide", token=tx.token.hex, outcome="ROLLBACK", operator="test", reason="a test")
+    client.call(
+        "tx.decide", token=tx.token.hex, outcome="ROLLBACK", operator="test", reason="a test"
+    )
     with pytest.raises(TransactionAborted, match="ROLLED_BACK"):
         tx.__exit__(None, None, None)
     assert bodies(real, "against") == []

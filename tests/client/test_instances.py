@@ -1,4 +1,6 @@
-"""Producers that outlive their processes: of two incarnations, the older sends nothing any more."""
+"""Producers that outlive their processes: of two incarnations, the older sends nothing
+any more.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ import txmq.twisted
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.telling import Tell
-from txmq.client.blocking import Client
-from txmq.client.connecting.conversation import Conversation, LogPin
-from txmq.client.connecting.incarnation import Incarnation
+from txmq.client.blocking.client import Client
+from txmq.client.protocol.conversation import Conversation, LogPin
+from txmq.client.protocol.incarnation import Incarnation
 from txmq.errors import BadRequest, BrokerUnavailable, ConfigError, ProducerFenced
 from txmq.testing.wait import wait_until
 from txmq.wire.frames import FrameDecoder, encode_frame
@@ -38,7 +40,9 @@ def registrations(client: Client, instance: str) -> int:
     return int(client.call("producer.register", service="orders", instance=instance)["epoch"]) - 1
 
 
-def test_an_older_incarnation_is_fenced_and_decides_what_it_stored(real: RealBroker, connect: Connect) -> None:
+def test_an_older_incarnation_is_fenced_and_decides_what_it_stored(
+    real: RealBroker, connect: Connect
+) -> None:
     name, topic = fresh("orders"), fresh("t")
     older, newer = (connect(real.url, instance=name) for _ in range(2))
     older.send(topic, b"before")
@@ -46,7 +50,9 @@ def test_an_older_incarnation_is_fenced_and_decides_what_it_stored(real: RealBro
         tx.send(topic, b"half")
         tx.prepare()
         assert newer.send(topic, b"newer").offset is not None
-        with pytest.raises(ProducerFenced, match=r"incarnation 1 .* the current one is 2") as fenced:
+        with pytest.raises(
+            ProducerFenced, match=r"incarnation 1 .* the current one is 2"
+        ) as fenced:
             older.send(topic, b"late")
         assert not fenced.value.retriable
         with pytest.raises(ProducerFenced):
@@ -56,10 +62,14 @@ def test_an_older_incarnation_is_fenced_and_decides_what_it_stored(real: RealBro
     wait_until(lambda: sorted(bodies(real, topic)) == [b"before", b"half", b"newer"])
 
 
-def test_a_client_registers_once_however_many_connections_it_has(real: RealBroker, connect: Connect) -> None:
+def test_a_client_registers_once_however_many_connections_it_has(
+    real: RealBroker, connect: Connect
+) -> None:
     name, topic = fresh("orders"), fresh("t")
     client = connect(real.url, instance=name)
-    threads = [threading.Thread(target=client.send, args=(topic, b"%d" % number)) for number in range(8)]
+    threads = [
+        threading.Thread(target=client.send, args=(topic, b"%d" % number)) for number in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -81,7 +91,9 @@ def test_an_incarnation_outlives_the_broker(own_broker: RealBroker, connect: Con
     assert registrations(newer, "orders-1") == 2
 
 
-def test_the_twisted_face_registers_once_for_all_its_connections(real: RealBroker, reactor: Any, tell: Tell) -> None:
+def test_the_twisted_face_registers_once_for_all_its_connections(
+    real: RealBroker, reactor: Any, tell: Tell
+) -> None:
     name, topic = fresh("orders"), fresh("t")
 
     def made() -> txmq.twisted.Client:
@@ -91,9 +103,13 @@ def test_the_twisted_face_registers_once_for_all_its_connections(real: RealBroke
         older, newer = made(), made()
         await older.send(topic, b"1")
         consumer = await older.consumer(fresh("g"), [topic])
-        async with older.transaction(checker="billing") as tx:  # on a connection of the client's threads
+        async with older.transaction(
+            checker="billing"
+        ) as tx:  # on a connection of the client's threads
             tx.send(topic, b"2")
-        assert (await older.call("producer.register", service="orders", instance=fresh("other")))["epoch"] == 1
+        assert (await older.call("producer.register", service="orders", instance=fresh("other")))[
+            "epoch"
+        ] == 1
         await newer.send(topic, b"3")
         with pytest.raises(ProducerFenced, match=r"incarnation 1 .* the current one is 2"):
             await older.send(topic, b"late")
@@ -106,7 +122,9 @@ def test_the_twisted_face_registers_once_for_all_its_connections(real: RealBroke
 
 
 @pytest.mark.parametrize(
-    "options", [{"instance": "orders-1", "service": None}, {"instance": ""}, {"instance": "../x"}], ids=str
+    "options",
+    [{"instance": "orders-1", "service": None}, {"instance": ""}, {"instance": "../x"}],
+    ids=str,
 )
 def test_an_instance_has_a_name_and_a_service(connect: Connect, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="instance"):
@@ -114,7 +132,9 @@ def test_an_instance_has_a_name_and_a_service(connect: Connect, options: dict[st
 
 
 def replies(conversation: Conversation, pieces: list[bytes]) -> list[bytes]:
-    """The welcome and the answer to a registration, for requests of these correlations."""
+    """The welcome and the answer to a registration, for requests of these
+    correlations.
+    """
     hello, register = FrameDecoder(4_096).feed(b"".join(pieces))
     registered = encode_frame(Opcode.CALL, register.correlation, b'{"epoch":7}')
     return [encode_frame(Opcode.HELLO, hello.correlation, WELCOME), registered]
@@ -142,7 +162,10 @@ def test_a_registration_that_is_lost_or_refused_is_another_connection_s() -> Non
     status, payload = reply_for(BadRequest("no more epochs"))
     correlation = FrameDecoder(4_096).feed(b"".join(pieces))[1].correlation
     with pytest.raises(BadRequest, match="no more epochs"):
-        refused.receive(replies(refused, pieces)[0] + encode_frame(Opcode.CALL, correlation, payload, status=status))
+        refused.receive(
+            replies(refused, pieces)[0]
+            + encode_frame(Opcode.CALL, correlation, payload, status=status)
+        )
     refused.end()
     refused.end()
     assert (one.number, one.claim()) == (0, True)

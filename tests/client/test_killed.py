@@ -1,4 +1,6 @@
-"""Brokers, resolvers, checkers and producers of half messages that die at each of their crash points."""
+"""Brokers, resolvers, checkers and producers of half messages that die at each of their
+crash points.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ import pytest
 import txmq
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
-from txmq.client.blocking import Client
-from txmq.client.transactions import postgres
-from txmq.client.transactions.checkers import Half
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import postgres
+from txmq.client.blocking.transaction.checkers import Half
 from txmq.errors import InDoubt, TxmqError
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
@@ -31,7 +33,12 @@ PRODUCERS = {  # whether the message is published in the end
     "local.after_group": True,
 }
 CHECKERS = ("checker.before_answer", "checker.after_answer")
-BROKERS = ("log.before_write:4", "log.after_write:4", "resolver.before_write", "resolver.after_write")
+BROKERS = (
+    "log.before_write:4",
+    "log.after_write:4",
+    "resolver.before_write",
+    "resolver.after_write",
+)
 CHILDREN = """
 import os, sys, threading, json, txmq
 from txmq.crashpoints import VARIABLE
@@ -63,7 +70,9 @@ def published(broker: RealBroker, topic: str) -> set[str]:
     return {found.body.decode() for found in broker.read(topic)}
 
 
-def test_producers_that_die_leave_what_their_checker_says(real: RealBroker, connect: Connect) -> None:
+def test_producers_that_die_leave_what_their_checker_says(
+    real: RealBroker, connect: Connect
+) -> None:
     client = connect(real.url, service="killed", timeout=DEADLINE_S)
     client.call("topic.create", name="killed-producers", partitions=1)
     kill_at(real, "killed-producers", PRODUCERS)
@@ -92,7 +101,10 @@ def test_a_checker_that_dies_is_asked_again_elsewhere(real: RealBroker, connect:
         tokens.append(tx.token.hex)
     kill_at(real, "killed-checkers", CHECKERS)
     client.register_checker("billing", lambda _half: txmq.COMMIT)
-    wait_until(lambda: all(client.call("tx.show", token=t)["state"] == "PUBLISHED" for t in tokens), DEADLINE_S)
+    wait_until(
+        lambda: all(client.call("tx.show", token=t)["state"] == "PUBLISHED" for t in tokens),
+        DEADLINE_S,
+    )
     assert len(real.read("killed-checkers")) == len(tokens)
 
 
@@ -106,8 +118,12 @@ def world(shared_database: str, tmp_path: Path, connect: Connect) -> Iterator[Wo
     broker.stop()
 
 
-def test_a_broker_and_its_resolver_die_and_rows_decide(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each transaction is left undecided, committed or not, for a resolver that dies in between."""
+def test_a_broker_and_its_resolver_die_and_rows_decide(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each transaction is left undecided, committed or not, for a resolver that dies in
+    between.
+    """
     committed = iter([True, False] * len(BROKERS))
     done = set[str]()
 
@@ -123,7 +139,9 @@ def test_a_broker_and_its_resolver_die_and_rows_decide(world: World, monkeypatch
 
     def book(order: str) -> None:
         try:
-            with world.client.transaction(world.connection, check_after=0.05, timeout=DEADLINE_S) as tx:
+            with world.client.transaction(
+                world.connection, check_after=0.05, timeout=DEADLINE_S
+            ) as tx:
                 world.insert(order)
                 tx.send(world.topic, order.encode(), key=order)
         except InDoubt as doubt:

@@ -1,4 +1,6 @@
-"""A hundred thousand messages as one decision: a real broker, a real PostgreSQL, somebody who looks all the time."""
+"""A hundred thousand messages as one decision: a real broker, a real PostgreSQL,
+somebody who looks all the time.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ import pytest
 from tests.client.fake import FakeBroker
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
-from txmq.client.blocking import Client
-from txmq.client.transactions.transaction import Transaction
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import TransactionAborted
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
 from txmq.wire.group import GroupReceipt, pack_group_receipt
 
 Connect = Callable[..., Client]
@@ -35,7 +37,9 @@ def topics(deciding: RealBroker, connect: Connect) -> tuple[str, str]:
 
 @contextmanager
 def watched(client: Client, topics: tuple[str, str]) -> Iterator[list[int]]:
-    """Somebody looks at the ends of both topics until the block ends: what they saw, one topic after the other."""
+    """Somebody looks at the ends of both topics until the block ends: what they saw,
+    one topic after the other.
+    """
     over, seen = Event(), list[int]()
 
     def look() -> None:
@@ -59,7 +63,9 @@ def send(tx: Transaction, topics: tuple[str, str]) -> None:
 
 
 def whole(broker: RealBroker, topics: tuple[str, str], seen: list[int]) -> None:
-    """None of it was seen, and then all of it; each message is there once, in the order of its key."""
+    """None of it was seen, and then all of it; each message is there once, in the order
+    of its key.
+    """
     each = MESSAGES // 2
     assert set(seen) == {0, each}
     assert seen == sorted(seen)
@@ -76,7 +82,9 @@ def test_rows_and_a_hundred_thousand_messages_exist_together(
     make_tables(shared_database)
     world = World(shared_database, deciding, connect(deciding.url, timeout=PATIENCE_S))
     with watched(connect(deciding.url), topics) as seen:
-        with world.client.transaction(world.connection, timeout=PATIENCE_S, check_after=PATIENCE_S) as tx:
+        with world.client.transaction(
+            world.connection, timeout=PATIENCE_S, check_after=PATIENCE_S
+        ) as tx:
             world.insert("o-1")
             send(tx, topics)
         tx.wait_published(PATIENCE_S)
@@ -85,7 +93,9 @@ def test_rows_and_a_hundred_thousand_messages_exist_together(
 
 
 @pytest.mark.timeout(300)
-def test_a_local_transaction_may_have_as_many(deciding: RealBroker, connect: Connect, topics: tuple[str, str]) -> None:
+def test_a_local_transaction_may_have_as_many(
+    deciding: RealBroker, connect: Connect, topics: tuple[str, str]
+) -> None:
     with watched(connect(deciding.url), topics) as seen:
         with connect(deciding.url, timeout=PATIENCE_S).transaction(timeout=PATIENCE_S) as tx:
             send(tx, topics)

@@ -1,4 +1,6 @@
-"""Who waits alone for an answer receives it on his own thread, and nobody is the worse for it."""
+"""Who waits alone for an answer receives it on his own thread, and nobody is the worse
+for it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ import pytest
 
 import txmq
 from tests.client.fake import FakeBroker, HangUp, Reaction, Silent
-from txmq.client.blocking import Client
-from txmq.client.connecting.stream import Stream
-from txmq.client.sending import pipeline
-from txmq.client.sending.flights import Flights
-from txmq.client.sending.outbox import Outbox
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.connections.stream import Stream
+from txmq.client.blocking.sender import sender
+from txmq.client.protocol.sender.accumulator import Accumulator
+from txmq.client.protocol.sender.in_flight import Flights
 from txmq.errors import NotPermitted, RemoteProtocolError
 from txmq.testing.wait import wait_until
 from txmq.wire.frames import Frame
@@ -52,8 +54,10 @@ class Held:
 
 @pytest.fixture
 def under_way(client: Client, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> UnderWay:
-    """Sends a message and returns once the pipeline's thread leaves the answer to others, until it is woken."""
-    monkeypatch.setattr(pipeline, "NAP_S", DEADLINE_S)
+    """Sends a message and returns once the pipeline's thread leaves the answer to
+    others, until it is woken.
+    """
+    monkeypatch.setattr(sender, "NAP_S", DEADLINE_S)
 
     def send(answer: Reaction | None = None) -> tuple[Sent, Held]:
         held = Held(answer)
@@ -89,7 +93,9 @@ def test_a_lone_waiter_receives_by_himself(client: Client, receivers: list[int])
         client.send_async("orders", b"x").result(DEADLINE_S)
 
 
-def test_callbacks_run_on_the_pipelines_thread_whoever_receives(client: Client, under_way: UnderWay) -> None:
+def test_callbacks_run_on_the_pipelines_thread_whoever_receives(
+    client: Client, under_way: UnderWay
+) -> None:
     called = list[str]()
     future, held = under_way()
     waiter = threading.Thread(target=future.result, args=(DEADLINE_S,))
@@ -103,7 +109,9 @@ def test_callbacks_run_on_the_pipelines_thread_whoever_receives(client: Client, 
     assert called == ["txmq-pipeline"]
 
 
-def test_who_waits_beside_another_gets_his_answer_though_that_one_has_left(client: Client, under_way: UnderWay) -> None:
+def test_who_waits_beside_another_gets_his_answer_though_that_one_has_left(
+    client: Client, under_way: UnderWay
+) -> None:
     line, answers = client.core.pipeline._line, list[txmq.Receipt]()
     future, held = under_way()
 
@@ -140,7 +148,9 @@ def test_a_waiter_is_told_of_a_refusal(client: Client, under_way: UnderWay) -> N
     assert client.send_async("orders", b"next").result(DEADLINE_S).offset == 1
 
 
-def test_a_waiter_does_not_notice_that_the_connection_is_lost(client: Client, under_way: UnderWay) -> None:
+def test_a_waiter_does_not_notice_that_the_connection_is_lost(
+    client: Client, under_way: UnderWay
+) -> None:
     future, held = under_way(HangUp)
     held.soon()
     assert future.result(DEADLINE_S).offset == 1
@@ -156,7 +166,9 @@ def test_a_waiter_is_told_of_an_answer_that_is_none(client: Client, under_way: U
     assert client.send_async("orders", b"next").result(DEADLINE_S).message_id
 
 
-def test_a_waiter_at_a_silent_broker_gives_the_connection_up_in_time(fake: FakeBroker, connect: Connect) -> None:
+def test_a_waiter_at_a_silent_broker_gives_the_connection_up_in_time(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url, timeout=0.3)
     client.send_async("orders", b"first").result(DEADLINE_S)
     fake.script.append(Silent)
@@ -164,9 +176,16 @@ def test_a_waiter_at_a_silent_broker_gives_the_connection_up_in_time(fake: FakeB
     assert client.stats.connections == 2
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Stream, "read"), (Flights, "_stored"), (Outbox, "_settle")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Stream, "read"), (Flights, "_stored"), (Accumulator, "_settle")]
+)
 def test_an_interrupt_of_who_receives_loses_and_doubles_nothing(
-    client: Client, fake: FakeBroker, under_way: UnderWay, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+    client: Client,
+    fake: FakeBroker,
+    under_way: UnderWay,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
 ) -> None:
     done, own, interrupts = getattr(owner, name), get_ident(), list[bool]()
 

@@ -20,11 +20,15 @@ except ValueError:
     log.exception("pipeline.failed")
 """
 STANDARD = "import logging; logging.basicConfig(format='%(levelname)s %(name)s %(message)s')\n"
-STRUCTLOG = "import structlog; structlog.configure(processors=[structlog.processors.JSONRenderer()])\n"
+STRUCTLOG = (
+    "import structlog; structlog.configure(processors=[structlog.processors.JSONRenderer()])\n"
+)
 
 
 def said(program: str) -> tuple[str, str]:
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     return ran.stdout, ran.stderr
 
 
@@ -43,7 +47,9 @@ def test_the_standard_library_s_log_has_all_of_it(program: str) -> None:
 
 def test_structlog_has_it_where_that_is_set_up() -> None:
     out, err = said(SAY.replace("log = ", STRUCTLOG + "log = ", 1))
-    assert out.startswith('{"group": "billing", "error": "gone", "event": "consumer.disconnected"}\n')
+    assert out.startswith(
+        '{"group": "billing", "error": "gone", "event": "consumer.disconnected"}\n'
+    )
     assert '"event": "pipeline.failed"' in out
     assert err == ""
 

@@ -1,7 +1,8 @@
-"""Networks that stand still, break, crawl or lose things, between client, broker and PostgreSQL (FAULTS 18, 20, 21).
+"""Networks that stand still, break, crawl or lose things, between client, broker and
+PostgreSQL (FAULTS 18, 20, 21).
 
-Whatever happens on the way: once it is over, rows and messages are the same, nothing was decided twice, and nothing
-stays in doubt.
+Whatever happens on the way: once it is over, rows and messages are the same, nothing
+was decided twice, and nothing stays in doubt.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import pytest
 
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
-from txmq.client.blocking import Client
-from txmq.client.connecting.address import parse_url
-from txmq.client.transactions import postgres
-from txmq.client.transactions.transaction import Transaction
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import postgres
+from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.client.protocol.address import parse_url
 from txmq.errors import BrokerUnavailable, TransactionAborted
 from txmq.testing.network import Link, Weather
 from txmq.testing.wait import wait_until
@@ -31,13 +32,21 @@ PATIENT_S = 30.0  # of a client whose network is to heal meanwhile
 
 
 class Between(World):
-    """A world whose client, broker and database are joined by links: what the test itself looks at goes past them."""
+    """A world whose client, broker and database are joined by links: what the test
+    itself looks at goes past them.
+    """
 
-    def __init__(self, dsn: str, broker: RealBroker, direct: Client, links: dict[str, Link]) -> None:
+    def __init__(
+        self, dsn: str, broker: RealBroker, direct: Client, links: dict[str, Link]
+    ) -> None:
         super().__init__(dsn, broker, direct)
         self.connection.close()
-        self.to_broker, self.to_database, self.resolving = (links[name] for name in ("broker", "database", "resolver"))
-        self.far = psycopg2.connect(psycopg2.extensions.make_dsn(dsn, host="127.0.0.1", port=self.to_database.port))
+        self.to_broker, self.to_database, self.resolving = (
+            links[name] for name in ("broker", "database", "resolver")
+        )
+        self.far = psycopg2.connect(
+            psycopg2.extensions.make_dsn(dsn, host="127.0.0.1", port=self.to_database.port)
+        )
         self.url = f"txmq://127.0.0.1:{self.to_broker.port}"
 
     def heal(self) -> None:
@@ -57,11 +66,15 @@ class Between(World):
         return self.client.call("tx.show", token=token)
 
     def undecided(self) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = self.client.call("tx.list", state="undecided")["transactions"]
+        listed: list[dict[str, Any]] = self.client.call("tx.list", state="undecided")[
+            "transactions"
+        ]
         return listed
 
     def agrees(self, *orders: str) -> None:
-        """Rows and messages are these orders, once each, and nobody contradicted anybody."""
+        """Rows and messages are these orders, once each, and nobody contradicted
+        anybody.
+        """
         wait_until(self.settled, DEADLINE_S, what="decisions")
         assert self.orders() == set(orders)
         assert sorted(found.body.decode() for found in self.stored()) == sorted(orders)
@@ -71,7 +84,9 @@ class Between(World):
 @pytest.fixture(scope="module")
 def links(shared_database: str) -> Iterator[dict[str, Link]]:
     with ExitStack() as stack:
-        database, resolver = (stack.enter_context(Link.to_database(shared_database)[0]) for _ in range(2))
+        database, resolver = (
+            stack.enter_context(Link.to_database(shared_database)[0]) for _ in range(2)
+        )
         yield {"database": database, "resolver": resolver}
 
 
@@ -80,7 +95,9 @@ def far_broker(
     tmp_path_factory: pytest.TempPathFactory, shared_database: str, links: dict[str, Link]
 ) -> Iterator[RealBroker]:
     """A broker whose resolver has a link of its own to the database."""
-    dsn = psycopg2.extensions.make_dsn(shared_database, host="127.0.0.1", port=links["resolver"].port)
+    dsn = psycopg2.extensions.make_dsn(
+        shared_database, host="127.0.0.1", port=links["resolver"].port
+    )
     broker = RealBroker(tmp_path_factory.mktemp("far"), [dsn])
     with Link(next(iter(parse_url(broker.url)))) as links["broker"]:
         yield broker
@@ -92,7 +109,9 @@ def between(
     shared_database: str, far_broker: RealBroker, links: dict[str, Link], connect: Connect
 ) -> Iterator[Between]:
     make_tables(shared_database)
-    between = Between(shared_database, far_broker, connect(far_broker.url, timeout=PATIENT_S), links)
+    between = Between(
+        shared_database, far_broker, connect(far_broker.url, timeout=PATIENT_S), links
+    )
     yield between
     between.heal()
     between.far.close()
@@ -116,7 +135,9 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
     return set_up
 
 
-def test_fault_20_without_the_broker_nothing_is_committed(between: Between, connect: Connect) -> None:
+def test_fault_20_without_the_broker_nothing_is_committed(
+    between: Between, connect: Connect
+) -> None:
     client = connect(between.url, timeout=PATIENT_S)
     between.book(client, "before")
     between.to_broker.cut()
@@ -177,7 +198,11 @@ def test_fault_20_a_commit_in_a_black_hole_is_waited_for(
     with ThreadPoolExecutor() as pool:
         booking = pool.submit(between.book, client, "o-1")
         wait_until(between.undecided, DEADLINE_S, what="a half message")
-        wait_until(lambda: [tx for tx in between.undecided() if tx["tries"] >= 2], DEADLINE_S, what="checks in vain")
+        wait_until(
+            lambda: [tx for tx in between.undecided() if tx["tries"] >= 2],
+            DEADLINE_S,
+            what="checks in vain",
+        )
         [half] = between.undecided()
         assert between.orders() == set()
         if arrives:
@@ -192,7 +217,9 @@ def test_fault_20_a_commit_in_a_black_hole_is_waited_for(
     between.agrees(*(["o-1"] if arrives else []))
 
 
-def test_fault_18_a_send_into_a_black_hole_is_stored_once_when_it_heals(between: Between, connect: Connect) -> None:
+def test_fault_18_a_send_into_a_black_hole_is_stored_once_when_it_heals(
+    between: Between, connect: Connect
+) -> None:
     client = connect(between.url, timeout=PATIENT_S)
     client.send(between.topic, b"before")
     between.to_broker.cut()
@@ -204,7 +231,9 @@ def test_fault_18_a_send_into_a_black_hole_is_stored_once_when_it_heals(between:
     assert sorted(found.body for found in between.stored()) == [b"before", b"meanwhile"]
 
 
-def test_fault_18_on_a_half_open_connection_a_send_is_made_again_on_another(between: Between, connect: Connect) -> None:
+def test_fault_18_on_a_half_open_connection_a_send_is_made_again_on_another(
+    between: Between, connect: Connect
+) -> None:
     client = connect(between.url, timeout=6.0)
     client.send(between.topic, b"before")
     between.to_broker.abandon()
@@ -231,7 +260,9 @@ def test_fault_18_a_consumer_in_a_black_hole_is_missed_and_its_messages_go_to_an
     with closing(between.client.consumer(group, [between.topic], **options)) as other:
         again = next(iter(other))
         assert (again.offset, again.body) == (taken.offset, taken.body)
-        assert again.attempt == taken.attempt, "a death alone counts for none of what was lost with it"
+        assert again.attempt == taken.attempt, (
+            "a death alone counts for none of what was lost with it"
+        )
         other.ack(again)
         wait_until(lambda: between.client.call("group.show", group=group)["lag"] == 0, DEADLINE_S)
     between.heal()
@@ -239,15 +270,27 @@ def test_fault_18_a_consumer_in_a_black_hole_is_missed_and_its_messages_go_to_an
     assert between.client.call("group.show", group=group)["lag"] == 0
 
 
-def test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message(between: Between, connect: Connect) -> None:
+def test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message(
+    between: Between, connect: Connect
+) -> None:
     for link in (between.to_broker, between.to_database, between.resolving):
         link.weather = Weather(delay_s=0.01, loss=0.05, again_s=0.1, bytes_per_s=200_000.0)
     client = connect(between.url, timeout=PATIENT_S, window_bytes=1 << 16)
     orders = [f"o-{n}" for n in range(3)]
     for order in orders:
         between.book(client, order, timeout=PATIENT_S)
-    sent = [client.send_async(between.topic + "-plain", bytes(1_024), key=str(n)) for n in range(150)]
-    assert len({(receipt.partition, receipt.offset) for receipt in (f.result(DEADLINE_S) for f in sent)}) == 150
+    sent = [
+        client.send_async(between.topic + "-plain", bytes(1_024), key=str(n)) for n in range(150)
+    ]
+    assert (
+        len(
+            {
+                (receipt.partition, receipt.offset)
+                for receipt in (f.result(DEADLINE_S) for f in sent)
+            }
+        )
+        == 150
+    )
     between.heal()
     between.agrees(*orders)
     assert len(between.broker.read(between.topic + "-plain")) == 150

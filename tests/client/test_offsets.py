@@ -1,4 +1,6 @@
-"""Positions in files: what was saved is what is found, by one process at a time, for one log."""
+"""Positions in files: what was saved is what is found, by one process at a time, for
+one log.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.client.reading.offsets import FileOffsets
+from txmq.client.protocol.offsets import FileOffsets
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged, StoreError
 
 LOG, OTHER = UUID(int=1), UUID(int=2)
@@ -80,14 +82,18 @@ def test_positions_of_another_log_are_not_taken(store: FileOffsets) -> None:
         '{"version": 1, "log_id": "x"}',
     ],
 )
-def test_a_file_that_holds_no_positions_is_said_so(store: FileOffsets, tmp_path: Path, text: str) -> None:
+def test_a_file_that_holds_no_positions_is_said_so(
+    store: FileOffsets, tmp_path: Path, text: str
+) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "r.json").write_text(text)
     with pytest.raises(ConfigError, match="no positions"):
         store.load("r", LOG)
 
 
-def test_a_write_that_was_cut_short_leaves_what_was_there(store: FileOffsets, tmp_path: Path) -> None:
+def test_a_write_that_was_cut_short_leaves_what_was_there(
+    store: FileOffsets, tmp_path: Path
+) -> None:
     store.load("r", LOG)
     store.save("r", LOG, PLACES)
     (tmp_path / "offsets" / "r.tmp").write_text("{")

@@ -1,4 +1,6 @@
-"""Partitions over several brokers: numbered through, and the same for a key whoever is away."""
+"""Partitions over several brokers: numbered through, and the same for a key whoever is
+away.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.sending.partition_map import PartitionMap, Slot
+from txmq.client.protocol.sender.partition_map import PartitionMap, Slot
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError
-from txmq.keys import partition_of
+from txmq.model.keys import partition_of
 
 
 def never(broker: int, topic: str) -> int:
@@ -20,13 +22,20 @@ def never(broker: int, topic: str) -> int:
 
 def test_partitions_are_numbered_through() -> None:
     places = PartitionMap(3, never, {"t": (2, 0, 1)})
-    assert [places.chosen("t", None, number) for number in range(3)] == [Slot(0, 0), Slot(0, 1), Slot(2, 0)]
+    assert [places.chosen("t", None, number) for number in range(3)] == [
+        Slot(0, 0),
+        Slot(0, 1),
+        Slot(2, 0),
+    ]
     for wrong in (3, -1, True, 1.0):
         with pytest.raises(LocalProtocolError):
             places.chosen("t", None, wrong)  # type: ignore[arg-type]  # what callers may get wrong
 
 
-@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), key=st.text(min_size=1, max_size=8))
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any),
+    key=st.text(min_size=1, max_size=8),
+)
 def test_a_key_goes_to_the_partition_of_its_hash_among_all(counts: list[int], key: str) -> None:
     places = PartitionMap(len(counts), never, {"t": counts})
     slot = places.chosen("t", key)

@@ -1,4 +1,6 @@
-"""A consumer that stops taking messages of a topic for a while, or of all, and goes on."""
+"""A consumer that stops taking messages of a topic for a while, or of all, and goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ import txmq.twisted
 from tests.client.consuming import Spoken, chunk, fresh
 from tests.client.real import RealBroker
 from tests.client.telling import Tell
-from txmq.client.blocking import Client
-from txmq.client.consumers.cluster import Consumers
-from txmq.client.consumers.consumer import Consumer
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer.cluster import Consumers
+from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.errors import LocalProtocolError
-from txmq.message import ReceivedMessage
+from txmq.model.message import ReceivedMessage
 from txmq.testing.wait import wait_until
 
 WAIT_S = 20.0
@@ -52,7 +54,10 @@ def test_of_a_paused_topic_nothing_is_kept_or_asked_for_and_of_others_all() -> N
     assert spoken.asked("consumer.return")["ranges"] == [["orders", 0, 0, 2]]
     assert spoken.asked("consumer.heartbeat")["paused"] == ["orders"]
     assert [message.body for message in spoken.take(9)] == [b"c", b"d"]
-    assert [asked.args.without for asked in spoken.ask() if asked.name == "fetch"] == [(), ("orders",)]
+    assert [asked.args.without for asked in spoken.ask() if asked.name == "fetch"] == [
+        (),
+        ("orders",),
+    ]
 
 
 def test_what_was_under_way_of_a_topic_as_it_was_paused_is_given_back() -> None:
@@ -70,7 +75,10 @@ def test_no_more_than_two_fetches_are_under_way_however_often_it_changes_its_min
         spoken.member.pause(["orders"], paused=paused)
         assert spoken.names().count("fetch") <= 2
     spoken.fetched()
-    assert [asked.args.without for asked in spoken.ask() if asked.name == "fetch"] == [(), ("orders",)]
+    assert [asked.args.without for asked in spoken.ask() if asked.name == "fetch"] == [
+        (),
+        ("orders",),
+    ]
 
 
 def test_with_all_its_topics_paused_it_asks_for_nothing() -> None:
@@ -135,14 +143,18 @@ def test_only_the_other_topic_comes_until_it_goes_on_and_no_attempt_was_counted(
         client.send(paused, b"later")
         assert consumer.receive(A_MOMENT_S) is None
         shown = client.call("group.show", group=consumer.group)
-        assert {place["reason"] for place in shown["positions"] if place["topic"] == paused} == {"member-paused"}
+        assert {place["reason"] for place in shown["positions"] if place["topic"] == paused} == {
+            "member-paused"
+        }
         consumer.resume(paused)
         assert consumer.paused == frozenset()
         came = [consumer.receive(WAIT_S) for _ in range(10)]
     assert [(message.topic, message.attempt) for message in came if message] == [(paused, 1)] * 10
 
 
-def test_a_topic_that_goes_on_is_fetched_at_once_though_a_long_poll_waits(client: Client, topics: list[str]) -> None:
+def test_a_topic_that_goes_on_is_fetched_at_once_though_a_long_poll_waits(
+    client: Client, topics: list[str]
+) -> None:
     one, other = topics
     with client.consumer(fresh("g"), topics) as consumer:
         consumer.pause(one)
@@ -167,7 +179,9 @@ def test_handlers_get_nothing_of_a_paused_topic_and_pauses_undo_each_their_own(
         consumer.pause(one)
         consumer.pause()
         assert consumer.paused == {one, other}
-        thread = threading.Thread(target=consumer.run, args=(handle,), kwargs={"stop": stop, "threads": 2})
+        thread = threading.Thread(
+            target=consumer.run, args=(handle,), kwargs={"stop": stop, "threads": 2}
+        )
         thread.start()
         consumer.resume()
         assert consumer.paused == {one}
@@ -192,7 +206,9 @@ def test_a_topic_that_it_does_not_read_is_refused_with_those_that_it_does(
         assert consumer.paused == frozenset()
 
 
-def test_on_twisted_too(shared_broker: RealBroker, topics: list[str], reactor: Any, tell: Tell) -> None:
+def test_on_twisted_too(
+    shared_broker: RealBroker, topics: list[str], reactor: Any, tell: Tell
+) -> None:
     one, other = topics
 
     async def story() -> None:
@@ -217,9 +233,13 @@ def test_on_twisted_too(shared_broker: RealBroker, topics: list[str], reactor: A
     tell(story)
 
 
-def test_at_several_brokers_at_all_of_them(shared_broker: RealBroker, deciding: RealBroker, topics: list[str]) -> None:
+def test_at_several_brokers_at_all_of_them(
+    shared_broker: RealBroker, deciding: RealBroker, topics: list[str]
+) -> None:
     one, other = topics
-    with txmq.connect([shared_broker.url, deciding.url], service="tests", timeout=WAIT_S) as cluster:
+    with txmq.connect(
+        [shared_broker.url, deciding.url], service="tests", timeout=WAIT_S
+    ) as cluster:
         second = cluster.clients[1]
         for name in topics:
             second.call("topic.create", name=name, partitions=1)

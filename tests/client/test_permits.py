@@ -1,4 +1,6 @@
-"""Places for prepared branches: as many as a server has, all of a transaction's at once."""
+"""Places for prepared branches: as many as a server has, all of a transaction's at
+once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from threading import Event
 
 import pytest
 
-from txmq.client.transactions.permits import Permits, Wanted
+from txmq.client.blocking.transaction.permits import Permits, Wanted
 from txmq.errors import TwoPhaseFull
 
 NOW = 0.0

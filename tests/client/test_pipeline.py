@@ -1,4 +1,6 @@
-"""Sends that nobody waits for one by one: order, coalescing, the window, and their end."""
+"""Sends that nobody waits for one by one: order, coalescing, the window, and their
+end.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +14,44 @@ import pytest
 
 import txmq
 from tests.client.fake import FakeBroker
-from tests.client.pipelining import DEADLINE_S, Connect, Gate, eight_under_way, gate, paused, results
-from txmq.batch import BatchView
-from txmq.client.blocking import Client
-from txmq.client.connecting.conversation import Conversation
-from txmq.client.connecting.stream import Stream
-from txmq.client.sending.loader import Loader
-from txmq.errors import (
-    LocalProtocolError,
-    MessageTooLarge,
-    RequestTimeout,
-    Throttled,
+from tests.client.pipelining import (
+    DEADLINE_S,
+    Connect,
+    Gate,
+    eight_under_way,
+    gate,
+    paused,
+    results,
 )
-from txmq.keys import partition_of
+from txmq.batch import BatchView
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.connections.stream import Stream
+from txmq.client.protocol.conversation import Conversation
+from txmq.client.protocol.sender.batcher import Loader
+from txmq.errors import LocalProtocolError, MessageTooLarge, RequestTimeout, Throttled
+from txmq.model.keys import partition_of
 from txmq.testing.wait import wait_until
 
 __all__ = ["gate"]
 
 
 def test_a_lone_message_goes_out_at_once(fake: FakeBroker, connect: Connect) -> None:
-    got = connect(fake.url).send_async("orders", b"x", key="k", tag="t", headers={"a": "b"}, delay=5)
+    got = connect(fake.url).send_async(
+        "orders", b"x", key="k", tag="t", headers={"a": "b"}, delay=5
+    )
     view = BatchView((got.result(DEADLINE_S), fake.sends[0])[1].batch)
     assert got.result() == (view.message_ids[0], "orders", 0, 0, False)
-    assert (view.bodies, view.keys, view.tags, view.deliver_at) == ([b"x"], ["k"], ["t"], [5_000_000])
+    assert (view.bodies, view.keys, view.tags, view.deliver_at) == (
+        [b"x"],
+        ["k"],
+        ["t"],
+        [5_000_000],
+    )
 
 
-def test_what_comes_during_a_write_shares_the_next_frame(fake: FakeBroker, connect: Connect) -> None:
+def test_what_comes_during_a_write_shares_the_next_frame(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
     results([client.send_async("orders", b"first")])
     with paused(client):
@@ -47,7 +61,9 @@ def test_what_comes_during_a_write_shares_the_next_frame(fake: FakeBroker, conne
     assert (client.stats.coalesced, client.stats.messages, client.stats.frames) == (100, 101, 2)
 
 
-def test_half_as_many_as_have_no_receipt_go_out_together(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+def test_half_as_many_as_have_no_receipt_go_out_together(
+    fake: FakeBroker, connect: Connect, gate: Gate
+) -> None:
     client = connect(fake.url)
     with eight_under_way(client, gate) as futures:
         futures += [client.send_async("orders", b"second") for _ in range(4)]
@@ -64,7 +80,9 @@ def _stream_that_waits(client: Client) -> Stream:
     return pipeline._line.stream
 
 
-def test_who_completes_the_half_sends_it_himself(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+def test_who_completes_the_half_sends_it_himself(
+    fake: FakeBroker, connect: Connect, gate: Gate
+) -> None:
     client = connect(fake.url)
     with eight_under_way(client, gate) as futures:
         _stream_that_waits(client)
@@ -99,7 +117,11 @@ def test_an_interrupt_of_who_sends_himself_loses_nothing(
     results(futures)
     wait_until(lambda: client.stats.messages == 12)
     views = [BatchView(send.batch) for send in fake.sends]
-    sent = {name: body for view in views for name, body in zip(view.message_ids, view.bodies, strict=True)}
+    sent = {
+        name: body
+        for view in views
+        for name, body in zip(view.message_ids, view.bodies, strict=True)
+    }
     assert Counter(sent.values()) == {b"first": 8, b"second": 4}
 
 
@@ -132,11 +154,15 @@ def test_a_message_that_nobody_looks_at_goes_out_with_the_last_receipt(
     assert [len(bodies) for bodies in fake.bodies()] == [8, 1, 1]
 
 
-def _put_in_a_thread(client: Client, count: int, topic: str = "orders") -> Callable[[], list[Future[txmq.Receipt]]]:
+def _put_in_a_thread(
+    client: Client, count: int, topic: str = "orders"
+) -> Callable[[], list[Future[txmq.Receipt]]]:
     """Starts a thread that sends as soon as it can; returns how to get its futures."""
     futures: list[Future[txmq.Receipt]] = []
     thread = threading.Thread(
-        target=lambda: futures.extend(client.send_async(topic, str(n).encode()) for n in range(count))
+        target=lambda: futures.extend(
+            client.send_async(topic, str(n).encode()) for n in range(count)
+        )
     )
     thread.start()
 
@@ -147,7 +173,9 @@ def _put_in_a_thread(client: Client, count: int, topic: str = "orders") -> Calla
     return finished
 
 
-def test_messages_of_one_key_keep_their_order_and_every_receipt_is_its_own(fake: FakeBroker, connect: Connect) -> None:
+def test_messages_of_one_key_keep_their_order_and_every_receipt_is_its_own(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.partitions = 4
     client = connect(fake.url)
     sent = [(f"k{n % 7}", str(n).encode()) for n in range(700)]
@@ -162,14 +190,20 @@ def test_messages_of_one_key_keep_their_order_and_every_receipt_is_its_own(fake:
             if own == key
         ]
         assert arrived == [body for own, body in sent if own == key]
-    ids = {name: body for _, view in views for name, body in zip(view.message_ids, view.bodies, strict=True)}
+    ids = {
+        name: body
+        for _, view in views
+        for name, body in zip(view.message_ids, view.bodies, strict=True)
+    }
     assert [ids[got.message_id] for got in receipts] == [body for _, body in sent]
 
 
 def test_many_threads_share_one_session_without_gaps(fake: FakeBroker, connect: Connect) -> None:
     client = connect(fake.url)
     threads = [
-        threading.Thread(target=lambda: results([client.send_async("orders", b"x") for _ in range(200)]))
+        threading.Thread(
+            target=lambda: results([client.send_async("orders", b"x") for _ in range(200)])
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -184,7 +218,9 @@ def test_many_threads_share_one_session_without_gaps(fake: FakeBroker, connect: 
     assert expected == 800
 
 
-def test_the_window_makes_callers_wait_and_then_throttles_them(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+def test_the_window_makes_callers_wait_and_then_throttles_them(
+    fake: FakeBroker, connect: Connect, gate: Gate
+) -> None:
     client = connect(fake.url, window=5)
     futures = [client.send_async("orders", b"x") for _ in range(5)]
     with pytest.raises(Throttled, match="window"):
@@ -204,17 +240,23 @@ def test_the_window_counts_bytes_too(fake: FakeBroker, connect: Connect, gate: G
     client.send_async("orders", b"x").result(DEADLINE_S)
 
 
-def test_a_callback_may_send_though_the_window_is_full(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+def test_a_callback_may_send_though_the_window_is_full(
+    fake: FakeBroker, connect: Connect, gate: Gate
+) -> None:
     client = connect(fake.url, window=1)
     answers: list[Future[txmq.Receipt]] = []
     first = client.send_async("orders", b"x")
-    first.add_done_callback(lambda _: answers.append(client.send_async("orders", b"reply", timeout=0)))
+    first.add_done_callback(
+        lambda _: answers.append(client.send_async("orders", b"reply", timeout=0))
+    )
     gate.open()
     wait_until(lambda: answers, DEADLINE_S)
     assert answers[0].result(DEADLINE_S).offset == 1
 
 
-def test_no_more_than_256_frames_are_under_way(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+def test_no_more_than_256_frames_are_under_way(
+    fake: FakeBroker, connect: Connect, gate: Gate
+) -> None:
     fake.partitions = 400
     client = connect(fake.url)
     futures = [client.send_async("orders", b"x", partition=n) for n in range(400)]
@@ -248,7 +290,9 @@ def test_what_cannot_be_sent_is_refused_at_once_and_takes_nobody_along(
     results([before, client.send_async("orders", b"after")])
 
 
-def test_a_body_may_be_changed_once_it_is_handed_over(fake: FakeBroker, connect: Connect, gate: Gate) -> None:
+def test_a_body_may_be_changed_once_it_is_handed_over(
+    fake: FakeBroker, connect: Connect, gate: Gate
+) -> None:
     client = connect(fake.url)
     first, body, headers = client.send_async("orders", b"first"), bytearray(b"kept"), {"a": "kept"}
     second = client.send_async("orders", body, headers=headers)  # type: ignore[arg-type]  # taken all the same

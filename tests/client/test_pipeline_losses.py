@@ -1,4 +1,6 @@
-"""Sends that nobody waits for, over lost connections, without a broker, refused, and to topics that change."""
+"""Sends that nobody waits for, over lost connections, without a broker, refused, and to
+topics that change.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from txmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from txmq.keys import partition_of
+from txmq.model.keys import partition_of
 from txmq.testing.wait import wait_until
 from txmq.wire.headers import Opcode
 
@@ -34,10 +36,16 @@ from txmq.wire.headers import Opcode
 def test_a_lost_connection_loses_and_doubles_nothing(fake: FakeBroker, connect: Connect) -> None:
     client = connect(fake.url)
     fake.script += [None, HangUp]
-    receipts = results([client.send_async("orders", str(n).encode() * 50_000, key="k") for n in range(60)])
-    assert [got.message_id for got in receipts] == sorted({got.message_id for got in receipts}, key=_number)
+    receipts = results(
+        [client.send_async("orders", str(n).encode() * 50_000, key="k") for n in range(60)]
+    )
+    assert [got.message_id for got in receipts] == sorted(
+        {got.message_id for got in receipts}, key=_number
+    )
     once = dict.fromkeys(send.batch for send in fake.sends)
-    assert [body for batch in once for body in BatchView(batch).bodies] == [str(n).encode() * 50_000 for n in range(60)]
+    assert [body for batch in once for body in BatchView(batch).bodies] == [
+        str(n).encode() * 50_000 for n in range(60)
+    ]
     assert client.stats.connections == 2
     assert client.stats.resent >= 1
 
@@ -46,7 +54,9 @@ def _number(message_id: str) -> int:
     return int(message_id.rpartition("-")[2])
 
 
-def test_a_silent_connection_is_given_up_and_its_frames_go_out_again(fake: FakeBroker, connect: Connect) -> None:
+def test_a_silent_connection_is_given_up_and_its_frames_go_out_again(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script += [Silent, receipt(9, duplicate=True)]
     assert connect(fake.url, timeout=0.3).send_async("orders", b"x").result(DEADLINE_S).duplicate
     assert fake.sends[0] == fake.sends[1]
@@ -60,10 +70,14 @@ def test_messages_survive_while_no_broker_is_there(connect: Connect) -> None:
     futures = [client.send_async("orders", str(n).encode()) for n in range(10)]
     with FakeBroker(port=port) as again:
         assert len(results(futures)) == 10
-        assert [body for bodies in again.bodies() for body in bodies] == [str(n).encode() for n in range(10)]
+        assert [body for bodies in again.bodies() for body in bodies] == [
+            str(n).encode() for n in range(10)
+        ]
 
 
-def test_messages_that_find_no_broker_in_time_fail_and_were_not_sent(fake: FakeBroker, connect: Connect) -> None:
+def test_messages_that_find_no_broker_in_time_fail_and_were_not_sent(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url, delivery_timeout=0.3)
     client.send_async("orders", b"x").result(DEADLINE_S)
     fake.close()
@@ -74,7 +88,9 @@ def test_messages_that_find_no_broker_in_time_fail_and_were_not_sent(fake: FakeB
     assert client.stats.failed == 1
 
 
-def test_a_message_without_an_answer_in_time_has_an_unknown_outcome(fake: FakeBroker, connect: Connect) -> None:
+def test_a_message_without_an_answer_in_time_has_an_unknown_outcome(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script += [Silent] * 100
     client = connect(fake.url, timeout=60, delivery_timeout=0.3)
     with pytest.raises(RequestTimeout) as caught:
@@ -82,12 +98,16 @@ def test_a_message_without_an_answer_in_time_has_an_unknown_outcome(fake: FakeBr
     assert caught.value.outcome == "unknown"
 
 
-def test_a_refusal_fails_its_own_messages_and_those_behind_go_out_again(fake: FakeBroker, connect: Connect) -> None:
+def test_a_refusal_fails_its_own_messages_and_those_behind_go_out_again(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.partitions = 3
     client = connect(fake.url)
     client.send_async("orders", b"a", partition=0).result(DEADLINE_S)
     refuse_from_here(fake, NotPermitted("not you"))
-    refused, behind = (client.send_async("orders", body, partition=p) for p, body in ((1, b"b"), (2, b"c")))
+    refused, behind = (
+        client.send_async("orders", body, partition=p) for p, body in ((1, b"b"), (2, b"c"))
+    )
     with pytest.raises(NotPermitted):
         refused.result(DEADLINE_S)
     assert behind.result(DEADLINE_S).partition == 2
@@ -96,19 +116,25 @@ def test_a_refusal_fails_its_own_messages_and_those_behind_go_out_again(fake: Fa
     assert kept == {b"a", b"b", b"c", b"d"}
 
 
-@pytest.mark.parametrize("refusal", [Throttled("busy"), UnknownProducer("forgotten"), SequenceGap("missing")])
+@pytest.mark.parametrize(
+    "refusal", [Throttled("busy"), UnknownProducer("forgotten"), SequenceGap("missing")]
+)
 def test_what_may_be_tried_again_is_tried_again_in_order(
     fake: FakeBroker, connect: Connect, refusal: RequestRejected
 ) -> None:
     client = connect(fake.url)
     client.send_async("orders", b"0").result(DEADLINE_S)
     refuse_from_here(fake, refusal)
-    receipts = results([client.send_async("orders", str(n).encode(), key="k") for n in range(1, 30)])
+    receipts = results(
+        [client.send_async("orders", str(n).encode(), key="k") for n in range(1, 30)]
+    )
     assert [got.offset for got in receipts] == list(range(1, 30))
     assert client.stats.refused >= 1
 
 
-def test_a_grown_topic_moves_waiting_messages_to_their_new_partitions(fake: FakeBroker, connect: Connect) -> None:
+def test_a_grown_topic_moves_waiting_messages_to_their_new_partitions(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
     client.send_async("orders", b"before", key="k").result(DEADLINE_S)
     fake.partitions, fake.epoch = 16, 2
@@ -119,14 +145,18 @@ def test_a_grown_topic_moves_waiting_messages_to_their_new_partitions(fake: Fake
     assert fixed.partition == 5
 
 
-def test_a_doubtful_frame_that_is_refused_never_goes_out_under_another_name(fake: FakeBroker, connect: Connect) -> None:
+def test_a_doubtful_frame_that_is_refused_never_goes_out_under_another_name(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
     fake.script += [HangUp, Throttled("busy"), receipt(0, duplicate=True)]
     assert client.send_async("orders", b"x").result(DEADLINE_S).duplicate
     assert len(set(fake.origins())) == 1
 
 
-def test_a_doubtful_frame_that_fails_keeps_its_place_in_the_sequence(fake: FakeBroker, connect: Connect) -> None:
+def test_a_doubtful_frame_that_fails_keeps_its_place_in_the_sequence(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
     fake.script += [HangUp, ReadOnly("no space")]
     with pytest.raises(ReadOnly) as caught:
@@ -136,7 +166,9 @@ def test_a_doubtful_frame_that_fails_keeps_its_place_in_the_sequence(fake: FakeB
     assert [sequence for _, sequence in fake.origins()] == [0, 0, 1]
 
 
-def test_messages_for_a_topic_that_is_gone_fail_and_others_go_on(fake: FakeBroker, connect: Connect) -> None:
+def test_messages_for_a_topic_that_is_gone_fail_and_others_go_on(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
     results([client.send_async(topic, b"x") for topic in ("orders", "gone")])
     refuse_from_here(fake, UnknownTopic("deleted"))
@@ -147,7 +179,9 @@ def test_messages_for_a_topic_that_is_gone_fail_and_others_go_on(fake: FakeBroke
     assert client.send_async("orders", b"last").result(DEADLINE_S).topic == "orders"
 
 
-def test_a_partitioner_that_fails_fails_its_messages_alone(fake: FakeBroker, connect: Connect) -> None:
+def test_a_partitioner_that_fails_fails_its_messages_alone(
+    fake: FakeBroker, connect: Connect
+) -> None:
     def choose(_topic: str, key: str | None, partitions: int) -> int:
         return {1: 0, 2: 1}[partitions] if key == "frail" else 0
 
@@ -194,12 +228,16 @@ def test_closing_without_a_broker_fails_what_waits(fake: FakeBroker, connect: Co
         future.result(0)
 
 
-def test_other_requests_travel_along_and_are_made_again_after_a_loss(fake: FakeBroker, connect: Connect) -> None:
+def test_other_requests_travel_along_and_are_made_again_after_a_loss(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
     replies: list[Any] = [HangUp, b"done"]
     fake.others = lambda _frame: replies.pop(0)
     assert client.core.pipeline.submit(Opcode.ACK, b"payload").result(DEADLINE_S) == b"done"
-    assert [frame.payload for frame in fake.frames if frame.opcode == Opcode.ACK] == [b"payload"] * 2
+    assert [frame.payload for frame in fake.frames if frame.opcode == Opcode.ACK] == [
+        b"payload"
+    ] * 2
 
 
 def test_a_refused_request_of_another_kind_fails_alone(fake: FakeBroker, connect: Connect) -> None:

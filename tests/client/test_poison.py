@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
+from txmq.client.blocking.client import Client
 
 ROOT = Path(__file__).parents[2]
 MESSAGES, POISON = 400, 123
@@ -46,21 +46,40 @@ while True:
 
 
 def consumed(url: str, topic: str) -> tuple[int, list[tuple[int, int]]]:
-    """How many consumers died until one had nothing left to do, and (offset, attempt) of what they handled."""
-    argv = [sys.executable, "-c", CONSUMERS, json.dumps({"url": url, "topic": topic, "poison": "poison"})]
-    told = subprocess.run(argv, env=dict(os.environ), cwd=ROOT, check=True, timeout=200, capture_output=True, text=True)
+    """How many consumers died until one had nothing left to do, and (offset, attempt)
+    of what they handled.
+    """
+    argv = [
+        sys.executable,
+        "-c",
+        CONSUMERS,
+        json.dumps({"url": url, "topic": topic, "poison": "poison"}),
+    ]
+    told = subprocess.run(
+        argv,
+        env=dict(os.environ),
+        cwd=ROOT,
+        check=True,
+        timeout=200,
+        capture_output=True,
+        text=True,
+    )
     *handled, (_word, deaths) = [line.split() for line in told.stdout.splitlines()]
     return int(deaths), [(int(offset), int(attempt)) for offset, attempt in handled]
 
 
-def test_exactly_the_message_that_kills_is_a_dead_letter(real: RealBroker, connect: Callable[..., Client]) -> None:
+def test_exactly_the_message_that_kills_is_a_dead_letter(
+    real: RealBroker, connect: Callable[..., Client]
+) -> None:
     client = connect(real.url)
     client.call("topic.create", name="poisoned", partitions=1)
     bodies = [b"poison" if n == POISON else b"%d" % n for n in range(MESSAGES)]
     client.send_many("poisoned", bodies, keys=[str(n % 50) for n in range(MESSAGES)])
     deaths, handled = consumed(real.url, "poisoned")
     assert {offset for offset, _attempt in handled} == set(range(MESSAGES)) - {POISON}
-    assert {attempt for _offset, attempt in handled} == {1}, "no other message comes nearer to the dead letters"
+    assert {attempt for _offset, attempt in handled} == {1}, (
+        "no other message comes nearer to the dead letters"
+    )
     [letter] = client.call("dlq.list", group="poisoned")["letters"]
     assert (letter["offset"], letter["deaths"], letter["attempts"]) == (POISON, deaths, 3)
     assert letter["error_text"].startswith(f"{deaths} consumers died")

@@ -1,4 +1,6 @@
-"""Behind a pool that gives each transaction another server connection (FAULTS 61): nothing rests on the session."""
+"""Behind a pool that gives each transaction another server connection (FAULTS 61):
+nothing rests on the session.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from tests.client.world import Broken, World, make_tables
 from tests.fixtures_postgres import Databases
 from tests.postgres.pooler import Pooler
 from tests.postgres.support import producer
-from txmq.client.blocking import Client
-from txmq.client.transactions.tokens import new_token
+from txmq.client.blocking.client import Client
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import TransactionAborted
-from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Message, ReceivedMessage
+from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Message, ReceivedMessage
 from txmq.testing.postgres import PostgresServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.identity import read_server
@@ -50,7 +52,9 @@ def test_the_pool_gives_each_transaction_another_connection(pool: Pooler) -> Non
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
-def test_transactions_with_messages(deciding: RealBroker, connect: Connect, pool: Pooler, *, autocommit: bool) -> None:
+def test_transactions_with_messages(
+    deciding: RealBroker, connect: Connect, pool: Pooler, *, autocommit: bool
+) -> None:
     make_tables(pool.dsn)
     world = World(pool.dsn, deciding, connect(deciding.url))
     world.connection.autocommit = autocommit
@@ -64,8 +68,14 @@ def test_transactions_with_messages(deciding: RealBroker, connect: Connect, pool
                     tx.set_rollback_only("it is the fourth")
         except TransactionAborted:
             assert number % 4 == 3
-    wait_until(lambda: world.settled() and len(world.messages()) == 6, DEADLINE_S, what="all is decided")
-    assert world.messages() == world.orders() == {f"o-{number}" for number in range(8) if number % 4 != 3}
+    wait_until(
+        lambda: world.settled() and len(world.messages()) == 6, DEADLINE_S, what="all is decided"
+    )
+    assert (
+        world.messages()
+        == world.orders()
+        == {f"o-{number}" for number in range(8) if number % 4 != 3}
+    )
     assert len(set(pool.served)) == 3
     world.connection.close()
 
@@ -83,7 +93,11 @@ def test_transactions_over_two_databases(
         for number in range(6):
             ledgers.begin(f"o-{number}").__exit__(None, None, None)
         ledgers.begin("never").__exit__(Broken, Broken(), None)
-        wait_until(lambda: ledgers.agree(*(f"o-{number}" for number in range(6))), DEADLINE_S, what="all agree")
+        wait_until(
+            lambda: ledgers.agree(*(f"o-{number}" for number in range(6))),
+            DEADLINE_S,
+            what="all agree",
+        )
         assert all(len(set(pooler.served)) == 3 for pooler in pools)
         ledgers.close()
     for name in names:
@@ -100,7 +114,11 @@ def test_a_resolver_behind_a_pool(shared_database: str, pool: Pooler) -> None:
         insert_token(other, open_, [log_id])
         resolver = TokenResolver(pool.dsn)
         checks = [Check(token, log_id, identity) for token in (committed, open_, unknown)]
-        assert [answer.verdict for answer in resolver.resolve(checks)] == [COMMIT, UNKNOWN, ROLLBACK]
+        assert [answer.verdict for answer in resolver.resolve(checks)] == [
+            COMMIT,
+            UNKNOWN,
+            ROLLBACK,
+        ]
         other.commit()
         assert [answer.verdict for answer in resolver.resolve(checks)] == [COMMIT, COMMIT, ROLLBACK]
         resolver.close()

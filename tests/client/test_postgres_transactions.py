@@ -1,4 +1,6 @@
-"""Rows and messages as one decision: a real broker, a real PostgreSQL, and producers that die in between."""
+"""Rows and messages as one decision: a real broker, a real PostgreSQL, and producers
+that die in between.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.test_several_brokers import BETWEEN
 from tests.client.world import Broken, World, fail, make_tables
-from txmq.client.blocking import Client
-from txmq.client.transactions import postgres
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import postgres
 from txmq.crashpoints import VARIABLE
 from txmq.errors import (
     BrokerUnavailable,
@@ -55,7 +57,11 @@ def test_rows_and_messages_exist_together(world: World) -> None:
     tx.wait_published()
     assert world.orders() == world.messages() == {"o-1"}
     shown = world.client.call("tx.show", token=tx.token.hex)
-    assert (shown["state"], shown["by"], shown["decider"][0]) == ("PUBLISHED", "producer orders", "postgres")
+    assert (shown["state"], shown["by"], shown["decider"][0]) == (
+        "PUBLISHED",
+        "producer orders",
+        "postgres",
+    )
     assert [got.offset for got in tx.receipts()] == [0]
     assert not world.connection.closed
 
@@ -107,7 +113,9 @@ def test_a_commit_that_the_database_refuses_takes_the_messages_back(world: World
     world.connection.commit()
 
 
-def test_without_messages_it_is_an_ordinary_commit(fake: FakeBroker, connect: Connect, world: World) -> None:
+def test_without_messages_it_is_an_ordinary_commit(
+    fake: FakeBroker, connect: Connect, world: World
+) -> None:
     client = connect(fake.url)
     with client.transaction(world.connection) as tx:
         world.insert("o-1")
@@ -153,7 +161,9 @@ def test_a_savepoint_takes_back_rows_and_messages_together(world: World) -> None
     assert world.orders() == world.messages() == {"o-1"}
 
 
-def test_without_the_broker_the_rows_are_rolled_back(world: World, fake: FakeBroker, connect: Connect) -> None:
+def test_without_the_broker_the_rows_are_rolled_back(
+    world: World, fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
     fake.close()
     tx = client.transaction(world.connection, timeout=0.2)
@@ -166,7 +176,9 @@ def test_without_the_broker_the_rows_are_rolled_back(world: World, fake: FakeBro
     assert world.orders() == set()
 
 
-def test_a_broker_that_does_not_answer_holds_the_row_locks_no_longer_than_asked(world: World, connect: Connect) -> None:
+def test_a_broker_that_does_not_answer_holds_the_row_locks_no_longer_than_asked(
+    world: World, connect: Connect
+) -> None:
     with Proxy(world.broker.url) as proxy:
         proxy.hold.add(Opcode.GROUP)
         client = connect(proxy.url)
@@ -222,7 +234,9 @@ def test_a_commit_that_would_not_wait_for_the_disk_is_refused_unless_allowed(wor
     assert world.orders() == world.messages() == {"o-True"}
 
 
-def test_a_commit_whose_answer_is_lost_is_found_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_answer_is_lost_is_found_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def committed_and_lost(connection: Any, token: Any) -> None:
         guarded_commit(connection, token)
         connection.close()
@@ -237,7 +251,9 @@ def test_a_commit_whose_answer_is_lost_is_found_out(world: World, monkeypatch: p
     assert world.client.call("tx.show", token=tx.token.hex)["by"].startswith("resolver")
 
 
-def test_a_commit_that_was_lost_on_the_way_is_found_out_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_was_lost_on_the_way_is_found_out_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost(connection: Any, token: Any) -> None:
         connection.close()
         raise InDoubt("the connection broke", token=str(token))
@@ -310,13 +326,15 @@ CRASHES = {
 
 
 def test_every_crash_point_of_a_producer_has_a_test() -> None:
-    source = (ROOT / "txmq/client/transactions/postgres.py").read_text("utf-8")
+    source = (ROOT / "txmq/client/blocking/transaction/postgres.py").read_text("utf-8")
     assert {
         line.split('"')[1] for line in source.splitlines() if "crashpoint(" in line
     } == CRASHES.keys() | BETWEEN.keys()
 
 
-def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_in_agreement(world: World, tmp_path: Path) -> None:
+def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_in_agreement(
+    world: World, tmp_path: Path
+) -> None:
     world.client.call("topic.create", name=world.topic, partitions=8)
     producers = {
         point: Running(

@@ -1,4 +1,6 @@
-"""Promises: whatever a future can do, before and after they are kept, and while somebody looks at them just then."""
+"""Promises: whatever a future can do, before and after they are kept, and while
+somebody looks at them just then.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from threading import Barrier, RLock
 
 import pytest
 
-from txmq.client.sending.promise import Guard, Promise, resolve
+from txmq.client.protocol.sender.promise import Guard, Promise, resolve
 
 DEADLINE_S = 20
 
@@ -42,7 +44,12 @@ def test_a_kept_promise_is_a_finished_future() -> None:
     assert isinstance(promise, Future)
     assert promise.result() == promise.result(0) == 7
     assert looks.count == 0  # to read it, nothing had to be made
-    assert (promise.exception(), promise.done(), promise.running(), promise.cancelled()) == (None, True, False, False)
+    assert (promise.exception(), promise.done(), promise.running(), promise.cancelled()) == (
+        None,
+        True,
+        False,
+        False,
+    )
     assert "finished returned int" in repr(promise)
 
 
@@ -97,7 +104,12 @@ def test_wait_and_as_completed_take_promises_and_other_futures() -> None:
     assert wait([*promises, other], return_when=FIRST_COMPLETED).done == {promises[0]}
     thread = in_a_thread(lambda: resolve(looks.guard, promises[1:], [1, 2]))
     other.set_result(3)
-    assert sorted(done.result() for done in as_completed([*promises, other], DEADLINE_S)) == [0, 1, 2, 3]
+    assert sorted(done.result() for done in as_completed([*promises, other], DEADLINE_S)) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     thread.join()
 
 
@@ -117,7 +129,7 @@ def test_a_coroutine_can_await_a_promise() -> None:
 def test_a_promise_has_no_other_attributes() -> None:
     promise = Looks().promise()
     with pytest.raises(AttributeError, match="colour"):
-        getattr(promise, "colour")  # noqa: B009 # mypy knows that it is not there
+        getattr(promise, "colour")  # mypy knows that it is not there
 
 
 @pytest.mark.parametrize("look", ["result", "wait", "as_completed", "callback"])

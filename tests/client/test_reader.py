@@ -1,4 +1,6 @@
-"""Reading without a group: every message in order, from where the reader's own positions say."""
+"""Reading without a group: every message in order, from where the reader's own
+positions say.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import pytest
 
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.reading import reader as module
-from txmq.client.reading.offsets import FileOffsets
-from txmq.client.reading.reader import Reader
+from txmq.client.blocking import reader as module
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.reader import Reader
+from txmq.client.protocol.offsets import FileOffsets
 from txmq.errors import ConfigError, LocalProtocolError
 
 WAIT_S = 30.0
@@ -53,11 +55,16 @@ def bodies(reader: Reader, count: int) -> list[str]:
 ALL = [f"{partition}/{offset}" for partition in range(2) for offset in range(4)]
 
 
-def test_every_message_comes_once_and_in_the_order_of_its_partition(client: Client, topic: str, tmp_path: Path) -> None:
+def test_every_message_comes_once_and_in_the_order_of_its_partition(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
     with open_reader(client, topic, tmp_path) as reader:
         found = bodies(reader, 8)
         assert sorted(found) == ALL
-        assert all([body for body in found if body.startswith(f"{p}/")] == ALL[4 * p : 4 * p + 4] for p in range(2))
+        assert all(
+            [body for body in found if body.startswith(f"{p}/")] == ALL[4 * p : 4 * p + 4]
+            for p in range(2)
+        )
         assert reader.receive(0.05) is None
         client.send(topic, b"1/4", partition=1)
         assert bodies(reader, 1) == ["1/4"]
@@ -69,7 +76,9 @@ def test_it_goes_on_after_what_was_processed(client: Client, topic: str, tmp_pat
     with open_reader(client, topic, tmp_path) as reader:
         again = bodies(reader, 6)
         reader.commit()
-        assert sorted(first[:2] + again) == ALL, "the third was handed out, but nobody said that it was processed"
+        assert sorted(first[:2] + again) == ALL, (
+            "the third was handed out, but nobody said that it was processed"
+        )
         assert reader.positions == {(topic, 0): 4, (topic, 1): 4}
     with open_reader(client, topic, tmp_path) as reader:
         assert reader.receive(0.05) is None
@@ -87,18 +96,24 @@ def test_positions_are_saved_every_few_seconds(
 
 
 @pytest.mark.parametrize(("start", "count"), [("first", 8), ("last", 0), ("between", 6)])
-def test_it_begins_where_it_wants(client: Client, topic: str, tmp_path: Path, start: str, count: int) -> None:
+def test_it_begins_where_it_wants(
+    client: Client, topic: str, tmp_path: Path, start: str, count: int
+) -> None:
     options: dict[str, Any] = {"start": start}
     if start == "between":
         with open_reader(client, topic, tmp_path / "look") as look:
-            third = next(message for message in look if (message.partition, message.offset) == (0, 2))
+            third = next(
+                message for message in look if (message.partition, message.offset) == (0, 2)
+            )
         options["start"] = datetime.fromtimestamp(third.stored_at / 1_000_000, UTC)
     with open_reader(client, topic, tmp_path, **options) as reader:
         assert len(bodies(reader, count)) == count
         assert reader.receive(0.05) is None
 
 
-def test_before_it_reads_other_partitions_it_saves_its_positions(client: Client, topic: str, tmp_path: Path) -> None:
+def test_before_it_reads_other_partitions_it_saves_its_positions(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
     store = FileOffsets(tmp_path)
     with client.reader("r", [topic], store) as reader:
         reader.assign({(topic, 1)})
@@ -136,14 +151,18 @@ def test_it_survives_a_lost_connection_and_a_broker_that_is_away(
         assert bodies(reader, 1) == ["after"]
 
 
-def test_what_retention_took_is_counted_and_passed(client: Client, topic: str, tmp_path: Path) -> None:
+def test_what_retention_took_is_counted_and_passed(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
     from txmq.errors import OffsetOutOfRange
 
     with open_reader(client, topic, tmp_path) as reader:
         reader._reading.passed((topic, 0), OffsetOutOfRange("gone", detail={"first": 3, "end": 4}))
         assert (reader.missed, reader.positions[topic, 0]) == (3, 3)
         with pytest.raises(OffsetOutOfRange):
-            reader._reading.passed((topic, 0), OffsetOutOfRange("beyond", detail={"first": 0, "end": 4}))
+            reader._reading.passed(
+                (topic, 0), OffsetOutOfRange("beyond", detail={"first": 0, "end": 4})
+            )
 
 
 def test_what_cannot_be_meant_is_refused(client: Client, topic: str, tmp_path: Path) -> None:

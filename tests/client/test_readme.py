@@ -21,13 +21,21 @@ def block(language: str) -> str:
     return found[1]
 
 
-def test_the_first_transaction_does_what_it_says(deciding: RealBroker, shared_database: str) -> None:
+def test_the_first_transaction_does_what_it_says(
+    deciding: RealBroker, shared_database: str
+) -> None:
     rows(shared_database, "DROP TABLE IF EXISTS orders, lines, charges CASCADE")
     rows(shared_database, block("sql"))
     program = block("python").replace("txmq://127.0.0.1:7650", deciding.url)
-    with subprocess.Popen([sys.executable, "-c", f"DSN = {shared_database!r}\n{program}"]) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"DSN = {shared_database!r}\n{program}"]
+    ) as process:
         try:
-            wait_until(lambda: rows(shared_database, "SELECT FROM charges"), 60, what="the order is charged")
+            wait_until(
+                lambda: rows(shared_database, "SELECT FROM charges"),
+                60,
+                what="the order is charged",
+            )
         finally:
             process.kill()
     assert rows(shared_database, "SELECT id, customer FROM orders") == [(1, "c-7")]

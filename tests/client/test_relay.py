@@ -1,4 +1,6 @@
-"""The relay against a real database and a real broker: what becomes of transactions, and what it refuses."""
+"""The relay against a real database and a real broker: what becomes of transactions,
+and what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,19 @@ from structlog.testing import capture_logs
 from tests.client.real import Found, RealBroker
 from tests.postgres.support import producer, rows
 from tests.system.emitting import POLICY, SLOT, relaying
-from txmq import emit, limits
-from txmq.client.blocking import Client
-from txmq.client.relaying.groups import CHECKER, Order, built, first_step, name_of, name_time, store_in_parts
-from txmq.client.relaying.passage import Start, start_of
-from txmq.client.sending.producer import micros_now
+from txmq import emit
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.sender.producer import micros_now
 from txmq.errors import SlotMissing, SlotRewound
-from txmq.message import Message
+from txmq.model import limits
+from txmq.model.message import Message
+from txmq.relay import slot
+from txmq.relay.bundles import CHECKER, Order, built, first_step, name_of, name_time, store_in_parts
+from txmq.relay.passage import Start, start_of
+from txmq.relay.pgoutput import Committed
+from txmq.relay.stream import Branch, SlotStream, Source, history_of
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres import slot
-from txmq.tx.postgres.pgoutput import Committed
 from txmq.tx.postgres.session import connect as connect_database
-from txmq.tx.postgres.stream import Branch, SlotStream, Source, history_of
 from txmq.wire.emitted import PREFIX, Emitted
 from txmq.wire.group import NO_DIGEST, pack_part
 from txmq.wire.headers import Opcode
@@ -95,7 +98,9 @@ def bodies(found: list[Found]) -> list[str]:
     return [message.body.decode() for message in found]
 
 
-def test_a_transaction_is_one_group_whose_name_tells_of_it(broker: RealBroker, dsn: str, topic: str) -> None:
+def test_a_transaction_is_one_group_whose_name_tells_of_it(
+    broker: RealBroker, dsn: str, topic: str
+) -> None:
     emitted(dsn, topic, "one", "two")
     with relaying(broker.url, dsn):
         found = arrived(broker, topic, 2)
@@ -111,13 +116,23 @@ def test_a_message_keeps_what_it_was_given(
     broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
 ) -> None:
     emitted(dsn, topic, "x", key=None, partition=5, tag="t", headers={"h": "v"})
-    with relaying(broker.url, dsn), connect(broker.url, timeout=30.0).consumer("g", [topic], start="first") as consumer:
+    with (
+        relaying(broker.url, dsn),
+        connect(broker.url, timeout=30.0).consumer("g", [topic], start="first") as consumer,
+    ):
         message = consumer.receive(30)
     assert message is not None
-    assert (message.partition, message.key, message.tag, dict(message.headers)) == (5, None, "t", {"h": "v"})
+    assert (message.partition, message.key, message.tag, dict(message.headers)) == (
+        5,
+        None,
+        "t",
+        {"h": "v"},
+    )
 
 
-def test_what_a_relay_has_stored_its_successor_does_not_store_again(broker: RealBroker, dsn: str, topic: str) -> None:
+def test_what_a_relay_has_stored_its_successor_does_not_store_again(
+    broker: RealBroker, dsn: str, topic: str
+) -> None:
     """The first one ends without a word to the slot."""
     emitted(dsn, topic, "one")
     with relaying(broker.url, dsn, UNCONFIRMED):
@@ -146,7 +161,9 @@ def test_a_backlog_older_than_what_the_broker_remembers_comes_once_and_in_order(
         assert bodies(arrived(broker, topic, 21)) == list(map(str, range(21)))
 
 
-def test_a_transaction_too_large_for_a_frame_comes_whole(broker: RealBroker, dsn: str, topic: str) -> None:
+def test_a_transaction_too_large_for_a_frame_comes_whole(
+    broker: RealBroker, dsn: str, topic: str
+) -> None:
     emitted(dsn, topic, "before")
     with closing(producer(dsn)) as connection:
         for _ in range(5):
@@ -162,7 +179,9 @@ def test_a_transaction_too_large_for_a_frame_comes_whole(broker: RealBroker, dsn
 def order(source: Source, place: int, topic: str, *sent: str, at: int | None = None) -> Order:
     """A transaction at that LSN, the first of its source."""
     messages = tuple(Emitted(topic, Message(body.encode(), "k"), None, NOW_US) for body in sent)
-    committed = Committed(place, place + 1, micros_now() if at is None else at, 5, (b"",) * len(sent))
+    committed = Committed(
+        place, place + 1, micros_now() if at is None else at, 5, (b"",) * len(sent)
+    )
     return Order(source, committed, messages, 0)
 
 
@@ -182,7 +201,9 @@ def test_what_a_relay_left_half_stored_is_finished(
         part = part._replace(sealed=False, digest=NO_DIGEST)
     client.core.request(Opcode.GROUP, pack_part(part))
     if left == "rolled-back":
-        client.call("tx.decide", token=token.hex, outcome="ROLLBACK", operator="ada", reason="a try")
+        client.call(
+            "tx.decide", token=token.hex, outcome="ROLLBACK", operator="ada", reason="a try"
+        )
     for _ in range(2):
         store_in_parts(client.core, mine, deadline())
     assert bodies(broker.read(f"{topic}-{left}")) == ["one", "two"]
@@ -214,8 +235,13 @@ def test_alarms_are_told_when_they_come_and_when_they_are_over(
     broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
 ) -> None:
     emitted(dsn, topic, "x")
-    with capture_logs() as logs, relaying(broker.url, dsn, replace(POLICY, look_every_s=0.05, retained=1)):
-        wait_until(lambda: [entry for entry in logs if entry["event"] == "relay.alarm"], what="an alarm")
+    with (
+        capture_logs() as logs,
+        relaying(broker.url, dsn, replace(POLICY, look_every_s=0.05, retained=1)),
+    ):
+        wait_until(
+            lambda: [entry for entry in logs if entry["event"] == "relay.alarm"], what="an alarm"
+        )
         client = connect(broker.url)
         wait_until(lambda: client.call("broker.alarms")["alarms"], what="the broker's list")
     [listed] = client.call("broker.alarms")["alarms"]
@@ -225,8 +251,13 @@ def test_alarms_are_told_when_they_come_and_when_they_are_over(
     assert (alarm["kind"], alarm["log_level"]) == ("retained", "error")
 
 
-def test_a_relay_without_its_slot_ends_and_says_why(broker: RealBroker, logical_database: str) -> None:
-    with pytest.raises(SlotMissing, match="txmq relay create"), relaying(broker.url, logical_database) as relay:
+def test_a_relay_without_its_slot_ends_and_says_why(
+    broker: RealBroker, logical_database: str
+) -> None:
+    with (
+        pytest.raises(SlotMissing, match="txmq relay create"),
+        relaying(broker.url, logical_database) as relay,
+    ):
         relay.ended.wait(30)
 
 
@@ -235,7 +266,9 @@ def test_a_database_whose_log_ends_before_what_the_broker_has_is_refused(
 ) -> None:
     source = source_of(dsn)
     store_in_parts(
-        connect(other_broker.url, timeout=30.0).core, order(source, source.place << 1, topic, "x"), deadline()
+        connect(other_broker.url, timeout=30.0).core,
+        order(source, source.place << 1, topic, "x"),
+        deadline(),
     )
     with pytest.raises(SlotRewound, match="log ends at"), relaying(other_broker.url, dsn) as relay:
         relay.ended.wait(30)
@@ -244,7 +277,9 @@ def test_a_database_whose_log_ends_before_what_the_broker_has_is_refused(
 def test_a_place_of_the_log_that_was_written_anew_is_not_taken_for_the_old_one(
     other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
 ) -> None:
-    """The broker has later places of an earlier time: the database went back behind them and on."""
+    """The broker has later places of an earlier time: the database went back behind
+    them and on.
+    """
     emitted(dsn, topic, "new")
     source = source_of(dsn)
     old = order(source, source.place, topic, "old", at=micros_now() - 3_600_000_000)
@@ -262,8 +297,14 @@ def test_a_new_timeline_goes_on_where_it_parted_from_the_old_one(
     broker: RealBroker, topic: str, connect: Callable[..., Client]
 ) -> None:
     core = connect(broker.url, timeout=30.0).core
-    store_in_parts(core, order(SOURCE._replace(slot=topic), 500, topic, "x", at=NOW_US + micros_now()), deadline())
-    history = history_of("1\t0/190\tno recovery target specified\n\n# a comment\n2\t0/300\tbefore\n")
+    store_in_parts(
+        core,
+        order(SOURCE._replace(slot=topic), 500, topic, "x", at=NOW_US + micros_now()),
+        deadline(),
+    )
+    history = history_of(
+        "1\t0/190\tno recovery target specified\n\n# a comment\n2\t0/300\tbefore\n"
+    )
     assert history == (Branch(1, 400), Branch(2, 768))
     later = SOURCE._replace(slot=topic, timeline=3)
     assert start_of(core, later._replace(history=history))[:2] == (0, 400)

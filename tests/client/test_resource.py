@@ -11,25 +11,20 @@ import pytest
 from tests.client.consuming import fresh
 from tests.client.managing import Connect, bodies, client, ended, new_xid, prepared, resource, topic
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.transactions.resource import XaResource
-from txmq.client.transactions.tokens import new_token
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.resource import XaResource
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, LocalProtocolError, UnknownGroup
-from txmq.errors_xa import (
-    XaDuplicate,
-    XaInvalid,
-    XaProtocol,
-    XaRefused,
-    XaRolledBack,
-    XaUnknown,
-)
+from txmq.errors.xa import XaDuplicate, XaInvalid, XaProtocol, XaRefused, XaRolledBack, XaUnknown
 from txmq.testing.wait import wait_until
 from txmq.tx.xid import Xid
 
 __all__ = ["client", "resource", "topic"]
 
 
-def test_a_prepared_branch_is_committed_by_its_manager(real: RealBroker, resource: XaResource, topic: str) -> None:
+def test_a_prepared_branch_is_committed_by_its_manager(
+    real: RealBroker, resource: XaResource, topic: str
+) -> None:
     xid = prepared(resource, topic, b"1", b"2")
     assert bodies(real, topic) == []
     assert resource.recover() == [xid]
@@ -41,7 +36,9 @@ def test_a_prepared_branch_is_committed_by_its_manager(real: RealBroker, resourc
         resource.rollback(xid)
 
 
-def test_a_prepared_branch_is_rolled_back_by_its_manager(real: RealBroker, resource: XaResource, topic: str) -> None:
+def test_a_prepared_branch_is_rolled_back_by_its_manager(
+    real: RealBroker, resource: XaResource, topic: str
+) -> None:
     xid = prepared(resource, topic, b"1")
     resource.rollback(xid)
     resource.rollback(xid)
@@ -58,14 +55,20 @@ def test_one_phase_is_one_step(real: RealBroker, resource: XaResource, topic: st
         resource.commit(prepared(resource, topic, b"2"), one_phase=True)
 
 
-def test_a_large_branch_commits_in_one_phase_as_well(real: RealBroker, resource: XaResource, topic: str) -> None:
+def test_a_large_branch_commits_in_one_phase_as_well(
+    real: RealBroker, resource: XaResource, topic: str
+) -> None:
     xid = new_xid()
     resource.start(xid)
     for number in range(5):
-        resource.send_many(topic, [b"%d" % number * (1 << 20)] * 4, [f"{number}-{n}" for n in range(4)])
+        resource.send_many(
+            topic, [b"%d" % number * (1 << 20)] * 4, [f"{number}-{n}" for n in range(4)]
+        )
     resource.end(xid)
     resource.commit(xid, one_phase=True)
-    wait_until(lambda: len(bodies(real, topic)) == 20)  # it is decided, and published piece by piece after that
+    wait_until(
+        lambda: len(bodies(real, topic)) == 20
+    )  # it is decided, and published piece by piece after that
 
 
 def test_an_empty_branch_is_read_only_and_forgotten(resource: XaResource, topic: str) -> None:
@@ -193,7 +196,9 @@ def test_what_the_broker_refuses_is_not_prepared(
         Xid(1, b"", bytes(65)),
         (1, b"g"),
         ("1", b"g", b"b"),
-        SimpleNamespace(format_id=None, gtrid="somebody else's gid", bqual=None),  # psycopg2's, of a gid that is none
+        SimpleNamespace(
+            format_id=None, gtrid="somebody else's gid", bqual=None
+        ),  # psycopg2's, of a gid that is none
     ],
     ids=str,
 )

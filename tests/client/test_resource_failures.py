@@ -1,4 +1,6 @@
-"""The broker under another transaction manager, when replies are lost, operators decide, and managers die."""
+"""The broker under another transaction manager, when replies are lost, operators
+decide, and managers die.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from tests.client.consuming import fresh
 from tests.client.managing import Connect, bodies, client, ended, new_xid, prepared, resource, topic
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.transactions.resource import XaResource
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.resource import XaResource
 from txmq.errors import ConfigError
-from txmq.errors_xa import (
+from txmq.errors.xa import (
     XaError,
     XaHeuristicCommit,
     XaHeuristicRollback,
@@ -106,12 +108,16 @@ def test_a_lost_reply_to_a_one_phase_commit_is_asked_for_again(
         proxy.lose[Opcode.GROUP] = 1
         with pytest.raises(XaUnavailable):
             resource.commit(xid, one_phase=True)
-        client.call("topic.grow", name=topic, partitions=7)  # built anew, it would have another digest
+        client.call(
+            "topic.grow", name=topic, partitions=7
+        )  # built anew, it would have another digest
         resource.commit(xid, one_phase=True)
     assert bodies(real, topic) == [b"1"]
 
 
-def test_a_branch_in_doubt_is_rolled_back_even_if_it_never_arrived(connect: Connect, own_broker: RealBroker) -> None:
+def test_a_branch_in_doubt_is_rolled_back_even_if_it_never_arrived(
+    connect: Connect, own_broker: RealBroker
+) -> None:
     client = connect(own_broker.url, timeout=1, retries=0)
     client.send("t", b"before")
     resource = client.xa_resource()
@@ -136,12 +142,18 @@ def test_an_operator_s_decision_meets_the_manager_s(
     outcome = "ROLLBACK" if commit else "COMMIT"
     for one in (xid, same):
         token = client._branches[one].share.token.hex
-        client.call("tx.decide", token=token, outcome=outcome, operator="ann", reason="its manager is gone")
-    finish, agree = (resource.commit, resource.rollback) if commit else (resource.rollback, resource.commit)
+        client.call(
+            "tx.decide", token=token, outcome=outcome, operator="ann", reason="its manager is gone"
+        )
+    finish, agree = (
+        (resource.commit, resource.rollback) if commit else (resource.rollback, resource.commit)
+    )
     agree(same)
     assert set(resource.recover()) == {xid, same}
     for _ in range(2):
-        with pytest.raises(XaHeuristicRollback if commit else XaHeuristicCommit, match=r"ann.* its manager is gone"):
+        with pytest.raises(
+            XaHeuristicRollback if commit else XaHeuristicCommit, match=r"ann.* its manager is gone"
+        ):
             finish(xid)
     for one in (xid, same):
         resource.forget(one)
@@ -151,7 +163,9 @@ def test_an_operator_s_decision_meets_the_manager_s(
         finish(xid)
 
 
-def test_recovery_is_of_one_owner_or_of_everybody(client: Client, resource: XaResource, topic: str) -> None:
+def test_recovery_is_of_one_owner_or_of_everybody(
+    client: Client, resource: XaResource, topic: str
+) -> None:
     other = client.xa_resource(owner=fresh("owner"))
     mine, theirs = prepared(resource, topic, b"1"), prepared(other, topic, b"2")
     assert (resource.recover(), other.recover()) == ([mine], [theirs])
@@ -178,7 +192,9 @@ def test_a_killed_manager_s_branches_are_finished_by_the_next_one(
         own_broker.start()
     client = connect(own_broker.url, timeout=20)
     resource = client.xa_resource()
-    found = {xid.gtrid.decode(): xid for xid in resource.recover()}  # in no order: tokens may be of one millisecond
+    found = {
+        xid.gtrid.decode(): xid for xid in resource.recover()
+    }  # in no order: tokens may be of one millisecond
     assert found.keys() == set(gtrids)
     first, second, third = map(found.__getitem__, gtrids)
     resource.commit(first)

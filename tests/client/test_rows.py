@@ -1,4 +1,6 @@
-"""How messages are cut, sorted and put back in order; and what an import of txmq brings along."""
+"""How messages are cut, sorted and put back in order; and what an import of txmq brings
+along.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,17 @@ from hypothesis import strategies as st
 import txmq
 from tests import strategies as our
 from txmq.batch import BatchView, encode
-from txmq.client.sending.rows import PIECE_BYTES, PIECE_ROWS, Columns, Messages, cuts, weight
-from txmq.client.sending.topics import Topics
-from txmq.client.transactions.buffer import Buffer
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.sender.rows import (
+    PIECE_BYTES,
+    PIECE_ROWS,
+    Columns,
+    Messages,
+    cuts,
+    weight,
+)
+from txmq.client.protocol.sender.topics import Topics
+from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import RemoteProtocolError
 
 ROOT = Path(__file__).parents[2]
@@ -35,18 +44,26 @@ MESSAGES = st.builds(
 
 
 def topics(partitions: int = 5) -> Topics:
-    return Topics(lambda name: {"topics": [{"name": name, "partitions": partitions, "epoch": 1}]}, None)
+    return Topics(
+        lambda name: {"topics": [{"name": name, "partitions": partitions, "epoch": 1}]}, None
+    )
 
 
 @given(st.lists(st.integers(0, PIECE_BYTES * 2), max_size=40))
-def test_cuts_cover_everything_in_order_and_only_a_single_message_is_over_the_size(weights: list[int]) -> None:
+def test_cuts_cover_everything_in_order_and_only_a_single_message_is_over_the_size(
+    weights: list[int],
+) -> None:
     pieces = list(cuts(weights))
     assert [weight for start, end in pieces for weight in weights[start:end]] == weights
     assert all(end - start == 1 or sum(weights[start:end]) <= PIECE_BYTES for start, end in pieces)
 
 
 def test_a_piece_has_no_more_rows_than_it_may() -> None:
-    assert [end - start for start, end in cuts([0] * (2 * PIECE_ROWS + 1))] == [PIECE_ROWS, PIECE_ROWS, 1]
+    assert [end - start for start, end in cuts([0] * (2 * PIECE_ROWS + 1))] == [
+        PIECE_ROWS,
+        PIECE_ROWS,
+        1,
+    ]
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=10))
@@ -55,8 +72,17 @@ def test_no_message_takes_more_of_a_batch_than_its_weight(messages: list[txmq.Me
     assert len(batch) <= 200 + sum(map(weight, messages))
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), MESSAGES | st.lists(st.binary(max_size=5), min_size=1, max_size=4))))
-def test_receipts_of_a_group_are_in_the_order_of_the_sends(sends: list[tuple[str, txmq.Message | list[bytes]]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"),
+            MESSAGES | st.lists(st.binary(max_size=5), min_size=1, max_size=4),
+        )
+    )
+)
+def test_receipts_of_a_group_are_in_the_order_of_the_sends(
+    sends: list[tuple[str, txmq.Message | list[bytes]]],
+) -> None:
     buffer, token, sent = Buffer(topics()), new_token(), list[tuple[str, bytes]]()
     for topic, content in sends:
         if isinstance(content, txmq.Message):
@@ -68,7 +94,9 @@ def test_receipts_of_a_group_are_in_the_order_of_the_sends(sends: list[tuple[str
     built = buffer.build(token)
     views = [(batch.topic, BatchView(batch.batch)) for batch in built.batches]
     bodies = {
-        name: (topic, body) for topic, view in views for name, body in zip(view.message_ids, view.bodies, strict=True)
+        name: (topic, body)
+        for topic, view in views
+        for name, body in zip(view.message_ids, view.bodies, strict=True)
     }
     receipts = built.receipts(token, [None] * len(built.batches))
     assert [bodies[got.message_id] for got in receipts] == sent
@@ -79,13 +107,17 @@ def test_a_key_always_goes_to_one_partition(messages: list[txmq.Message], partit
     known = topics(partitions)
     shape = known.shape("orders")
     spread = known.spread(shape, Messages(messages, [1] * len(messages)))
-    assert sorted(place for places in spread.values() for place in places) == list(range(len(messages)))
+    assert sorted(place for places in spread.values() for place in places) == list(
+        range(len(messages))
+    )
     for partition, places in spread.items():
         for key in {messages[place].key for place in places if messages[place].key}:
             assert known.choose(shape, key) == partition
 
 
-@pytest.mark.parametrize("found", [{}, {"topics": []}, {"topics": [{"name": "orders"}]}, {"topics": 5}])
+@pytest.mark.parametrize(
+    "found", [{}, {"topics": []}, {"topics": [{"name": "orders"}]}, {"topics": 5}]
+)
 def test_a_description_that_is_none_is_the_brokers_fault(found: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError, match="orders"):
         Topics(lambda _name: found, None).shape("orders")
@@ -103,4 +135,4 @@ assert not {"psycopg2", "twisted.internet.reactor", "lmdb", "pyarrow", "zstandar
 
 def test_a_name_that_txmq_does_not_have_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
-        txmq.no_such_name  # noqa: B018  # mypy knows of `__getattr__`
+        txmq.no_such_name  # mypy knows of `__getattr__`

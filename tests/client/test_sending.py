@@ -1,4 +1,6 @@
-"""Sends that are waited for: what goes out, what comes back, what happens when it does not."""
+"""Sends that are waited for: what goes out, what comes back, what happens when it does
+not.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import pytest
 import txmq
 from tests.client.fake import FakeBroker, HangUp, Silent, receipt
 from txmq.batch import BatchView
-from txmq.client.blocking import Client
-from txmq.client.sending.rows import PIECE_BYTES
+from txmq.client.blocking.client import Client
+from txmq.client.protocol.sender.rows import PIECE_BYTES
 from txmq.errors import (
     ConnectionLost,
     LocalProtocolError,
@@ -25,7 +27,7 @@ from txmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from txmq.keys import partition_of
+from txmq.model.keys import partition_of
 from txmq.testing.wait import wait_until
 from txmq.wire.headers import Opcode
 
@@ -33,10 +35,18 @@ Connect = Callable[..., Client]
 LATER = 2_000_000_000_000_000
 
 
-def test_a_message_arrives_as_it_was_sent_and_its_receipt_names_it(fake: FakeBroker, connect: Connect) -> None:
+def test_a_message_arrives_as_it_was_sent_and_its_receipt_names_it(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script.append(receipt(41))
     got = connect(fake.url).send(
-        "orders", b"body", key="k", tag="t", headers={"a": "b"}, deliver_at=LATER, expire_at=LATER + 1
+        "orders",
+        b"body",
+        key="k",
+        tag="t",
+        headers={"a": "b"},
+        deliver_at=LATER,
+        expire_at=LATER + 1,
     )
     view = BatchView(fake.sends[0].batch)
     assert (view.bodies, view.keys, view.tags, view.deliver_at, view.expire_at) == (
@@ -51,12 +61,16 @@ def test_a_message_arrives_as_it_was_sent_and_its_receipt_names_it(fake: FakeBro
     assert got == (view.message_ids[0], "orders", 0, 41, False)
 
 
-def test_a_send_behind_an_undecided_half_has_no_offset_yet(fake: FakeBroker, connect: Connect) -> None:
+def test_a_send_behind_an_undecided_half_has_no_offset_yet(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script.append(receipt(-1))
     assert connect(fake.url).send("orders", b"x").offset is None
 
 
-def test_a_key_decides_the_partition_and_keyless_messages_take_turns(fake: FakeBroker, connect: Connect) -> None:
+def test_a_key_decides_the_partition_and_keyless_messages_take_turns(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.partitions = 4
     client = connect(fake.url)
     assert client.send("orders", b"x", key="o-7").partition == partition_of("o-7", 4)
@@ -64,7 +78,9 @@ def test_a_key_decides_the_partition_and_keyless_messages_take_turns(fake: FakeB
     assert client.send("orders", b"x", key="o-7", partition=2).partition == 2
 
 
-def test_a_partitioner_may_choose_or_leave_it_to_the_key(fake: FakeBroker, connect: Connect) -> None:
+def test_a_partitioner_may_choose_or_leave_it_to_the_key(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.partitions = 4
     asked: list[tuple[str, str | None, int]] = []
 
@@ -90,7 +106,9 @@ def test_a_lost_acknowledgement_is_followed_by_the_same_send_on_another_connecti
     assert fake.accepted == 2
 
 
-def test_a_silent_broker_is_asked_again_before_the_time_is_up(fake: FakeBroker, connect: Connect) -> None:
+def test_a_silent_broker_is_asked_again_before_the_time_is_up(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script += [Silent, receipt(0)]
     began = time.monotonic()
     assert connect(fake.url, timeout=3.0).send("orders", b"x").offset == 0
@@ -113,7 +131,9 @@ def test_after_the_last_attempt_the_outcome_is_unknown_and_the_session_is_not_us
     assert fake.origins()[3][1] == 0
 
 
-def test_no_answer_at_all_is_a_time_out_of_unknown_outcome(fake: FakeBroker, connect: Connect) -> None:
+def test_no_answer_at_all_is_a_time_out_of_unknown_outcome(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script += [Silent] * 3
     with pytest.raises(RequestTimeout) as caught:
         connect(fake.url, timeout=0.3).send("orders", b"x")
@@ -161,7 +181,9 @@ def test_a_broker_that_stays_busy_throttles_the_caller(fake: FakeBroker, connect
         connect(fake.url, timeout=0.2).send("orders", b"x")
 
 
-@pytest.mark.parametrize("refusal", [UnknownProducer("forgotten"), SequenceGap("a send is missing")])
+@pytest.mark.parametrize(
+    "refusal", [UnknownProducer("forgotten"), SequenceGap("a send is missing")]
+)
 def test_a_session_that_the_broker_forgot_is_replaced(
     fake: FakeBroker, connect: Connect, refusal: txmq.errors.RequestRejected
 ) -> None:
@@ -175,14 +197,18 @@ def test_a_session_that_the_broker_forgot_is_replaced(
     assert first == 0
 
 
-def test_a_repeated_send_of_a_forgotten_session_stays_of_unknown_outcome(fake: FakeBroker, connect: Connect) -> None:
+def test_a_repeated_send_of_a_forgotten_session_stays_of_unknown_outcome(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script += [HangUp, UnknownProducer("forgotten")]
     with pytest.raises(UnknownProducer) as caught:
         connect(fake.url).send("orders", b"x")
     assert caught.value.outcome == "unknown"
 
 
-def test_a_refusal_after_a_lost_attempt_leaves_the_outcome_unknown(fake: FakeBroker, connect: Connect) -> None:
+def test_a_refusal_after_a_lost_attempt_leaves_the_outcome_unknown(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script += [HangUp, ReadOnly("no space")]
     with pytest.raises(ReadOnly) as caught:
         connect(fake.url).send("orders", b"x")
@@ -200,7 +226,9 @@ def test_an_unknown_topic_is_looked_up_again_next_time(fake: FakeBroker, connect
     assert Opcode.CALL in [frame.opcode for frame in fake.frames[described:]]
 
 
-def test_a_batch_goes_out_by_partition_and_its_receipts_come_in_order(fake: FakeBroker, connect: Connect) -> None:
+def test_a_batch_goes_out_by_partition_and_its_receipts_come_in_order(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.partitions = 3
     messages = [txmq.Message(str(n).encode(), key=f"k{n % 5}") for n in range(40)]
     receipts = connect(fake.url).send_batch("orders", messages)
@@ -222,7 +250,9 @@ def test_an_empty_batch_sends_nothing(fake: FakeBroker, connect: Connect) -> Non
     assert fake.sends == []
 
 
-def test_columns_are_cut_into_frames_and_keep_the_order_of_a_key(fake: FakeBroker, connect: Connect) -> None:
+def test_columns_are_cut_into_frames_and_keep_the_order_of_a_key(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.partitions = 2
     bodies = [str(n).encode().ljust(PIECE_BYTES // 10) for n in range(45)]
     keys = [f"k{n % 4}" for n in range(45)]
@@ -233,13 +263,17 @@ def test_columns_are_cut_into_frames_and_keep_the_order_of_a_key(fake: FakeBroke
         found = [
             body
             for send in fake.sends
-            for body, own in zip(BatchView(send.batch).bodies, BatchView(send.batch).keys, strict=True)
+            for body, own in zip(
+                BatchView(send.batch).bodies, BatchView(send.batch).keys, strict=True
+            )
             if own == key
         ]
         assert found == [body for body, own in zip(bodies, keys, strict=True) if own == key]
 
 
-def test_columns_without_keys_go_to_the_partitions_in_turn(fake: FakeBroker, connect: Connect) -> None:
+def test_columns_without_keys_go_to_the_partitions_in_turn(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.partitions = 3
     client = connect(fake.url)
     stored = [batch for _ in range(3) for batch in client.send_many("orders", [b"x"] * 10)]
@@ -259,7 +293,9 @@ def test_a_connection_lost_in_the_middle_of_columns_loses_and_doubles_nothing(
     assert [body for batch in kept for body in BatchView(batch).bodies] == bodies
 
 
-def test_frames_behind_a_refused_one_go_out_again_in_order(fake: FakeBroker, connect: Connect) -> None:
+def test_frames_behind_a_refused_one_go_out_again_in_order(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.script += [None, Throttled("busy"), SequenceGap("missing"), SequenceGap("missing")]
     bodies = [str(n).encode().ljust(PIECE_BYTES // 2 + 1) for n in range(4)]
     connect(fake.url).send_many("orders", bodies)
@@ -312,9 +348,14 @@ def test_a_broker_may_take_smaller_messages_than_the_format_allows(connect: Conn
         client.send("orders", b"x" * 1_000)
 
 
-def test_threads_share_a_client_and_each_session_stays_gapless(fake: FakeBroker, connect: Connect) -> None:
+def test_threads_share_a_client_and_each_session_stays_gapless(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url)
-    threads = [threading.Thread(target=lambda: [client.send("orders", b"x") for _ in range(50)]) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: [client.send("orders", b"x") for _ in range(50)])
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -327,7 +368,9 @@ def test_threads_share_a_client_and_each_session_stays_gapless(fake: FakeBroker,
     assert fake.accepted <= 8
 
 
-def test_more_callers_than_connections_wait_for_their_turn(fake: FakeBroker, connect: Connect) -> None:
+def test_more_callers_than_connections_wait_for_their_turn(
+    fake: FakeBroker, connect: Connect
+) -> None:
     client = connect(fake.url, connections=1, timeout=0.3, retries=0)
     client.send("orders", b"x")
     fake.script.append(Silent)

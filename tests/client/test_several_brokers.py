@@ -1,4 +1,6 @@
-"""One transaction, one database, two brokers: the messages of both exist, or those of neither."""
+"""One transaction, one database, two brokers: the messages of both exist, or those of
+neither.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,16 @@ import pytest
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import Broken, World, fail, make_tables
-from txmq.client.blocking import Client
-from txmq.client.transactions import postgres
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import postgres
 from txmq.crashpoints import VARIABLE
-from txmq.errors import BrokerUnavailable, InDoubt, LocalProtocolError, NoResolver, TransactionAborted
+from txmq.errors import (
+    BrokerUnavailable,
+    InDoubt,
+    LocalProtocolError,
+    NoResolver,
+    TransactionAborted,
+)
 from txmq.testing.forked import script
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
@@ -40,18 +48,28 @@ class Two(World):
 
     def sent_there(self) -> set[str]:
         topics = {topic["name"] for topic in self.there.call("topic.list")["topics"]}
-        return {found.body.decode() for found in self.other.read(self.topic)} if self.topic in topics else set()
+        return (
+            {found.body.decode() for found in self.other.read(self.topic)}
+            if self.topic in topics
+            else set()
+        )
 
     def all_settled(self) -> bool:
         return self.settled() and not self.there.call("tx.list", state="undecided")["transactions"]
 
     def agree(self, *orders: str) -> bool:
-        """Whether nothing is undecided, and these orders exist everywhere, and no others."""
-        return self.all_settled() and self.orders() == self.messages() == self.sent_there() == set(orders)
+        """Whether nothing is undecided, and these orders exist everywhere, and no
+        others.
+        """
+        return self.all_settled() and self.orders() == self.messages() == self.sent_there() == set(
+            orders
+        )
 
 
 @pytest.fixture
-def two(shared_database: str, deciding: RealBroker, also_deciding: RealBroker, connect: Connect) -> Iterator[Two]:
+def two(
+    shared_database: str, deciding: RealBroker, also_deciding: RealBroker, connect: Connect
+) -> Iterator[Two]:
     make_tables(shared_database)
     two = Two(shared_database, deciding, connect(deciding.url))
     two.other, two.there = also_deciding, connect(also_deciding.url)
@@ -148,7 +166,9 @@ def test_a_refused_commit_takes_back_both_groups(two: Two) -> None:
 
 
 @pytest.mark.parametrize("holding", [False, True])
-def test_with_one_broker_away_there_is_nothing_anywhere(two: Two, connect: Connect, holding: bool) -> None:  # noqa: FBT001
+def test_with_one_broker_away_there_is_nothing_anywhere(
+    two: Two, connect: Connect, holding: bool
+) -> None:
     with Proxy(two.other.url) as proxy:
         two.there = connect(proxy.url, timeout=1.0)
         two.there.send(two.topic, b"first")
@@ -208,11 +228,15 @@ def test_the_answer_to_a_lost_commit_comes_from_the_broker_that_is_there(
 
 
 @pytest.mark.parametrize("checker", [None, "orders"])
-def test_without_a_database_there_is_one_broker(two: Two, connect: Connect, checker: str | None) -> None:
+def test_without_a_database_there_is_one_broker(
+    two: Two, connect: Connect, checker: str | None
+) -> None:
     tx = two.client.transaction(checker=checker) if checker else two.client.transaction()
     with tx:
         tx.at(connect(two.broker.url)).send(two.topic, b"o-1")
-        with pytest.raises(LocalProtocolError, match=r"one broker .*client\.transaction\(connection\)"):
+        with pytest.raises(
+            LocalProtocolError, match=r"one broker .*client\.transaction\(connection\)"
+        ):
             tx.at(two.there)
     tx.wait_published()
     assert two.messages() == {"o-1"}
@@ -228,7 +252,10 @@ def test_messages_are_acked_at_the_broker_that_delivered_them(two: Two) -> None:
             tx.at(two.there).ack(message)
             tx.send(two.topic, b"answer")
         tx.wait_published()
-        wait_until(lambda: two.there.call("tx.show", token=tx.token.hex)["state"] == "PUBLISHED", DEADLINE_S)
+        wait_until(
+            lambda: two.there.call("tx.show", token=tx.token.hex)["state"] == "PUBLISHED",
+            DEADLINE_S,
+        )
     assert two.messages() == {"answer"}
 
 
@@ -244,11 +271,16 @@ with txmq.connect(here, service="orders") as a, txmq.connect(there, service="ord
         tx.at(b).send(topic, order.encode(), key=order)
     tx.wait_published()
 """
-BETWEEN = {"tx.between_groups": False, "tx.between_decides": True}  # crash points that one broker has not
+BETWEEN = {
+    "tx.between_groups": False,
+    "tx.between_decides": True,
+}  # crash points that one broker has not
 CRASHES = {"tx.after_group": False, "tx.after_token": False, "tx.after_commit": True, **BETWEEN}
 
 
-def test_a_producer_that_dies_anywhere_leaves_both_brokers_and_the_rows_in_agreement(two: Two, tmp_path: Path) -> None:
+def test_a_producer_that_dies_anywhere_leaves_both_brokers_and_the_rows_in_agreement(
+    two: Two, tmp_path: Path
+) -> None:
     for client in (two.client, two.there):
         client.call("topic.create", name=two.topic, partitions=8)
     producers = {

@@ -1,4 +1,6 @@
-"""Calls at once: all of them end before anybody hears of one that failed, and a fork has threads of its own."""
+"""Calls at once: all of them end before anybody hears of one that failed, and a fork
+has threads of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from txmq.client.transactions.together import together
+from txmq.client.blocking.concurrently import together
 
 WAIT_S = 60
 
@@ -21,7 +23,12 @@ def test_calls_run_at_the_same_time_and_answer_in_their_order() -> None:
         barrier.wait(WAIT_S)
         return number, threading.current_thread() is threading.main_thread()
 
-    assert together([partial(meet, number) for number in range(4)]) == [(0, True), (1, False), (2, False), (3, False)]
+    assert together([partial(meet, number) for number in range(4)]) == [
+        (0, True),
+        (1, False),
+        (2, False),
+        (3, False),
+    ]
     assert together([]) == []
 
 
@@ -54,7 +61,7 @@ def test_calls_that_wait_for_others_never_find_all_threads_taken() -> None:
 
 FORK = """
 import os
-from txmq.client.transactions.together import together
+from txmq.client.blocking.concurrently import together
 def works(): return together([os.getpid, os.getpid]) == [os.getpid()] * 2
 assert works()
 if pid := os.fork():

@@ -13,8 +13,8 @@ from tests.client.fake import FakeBroker
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker, bodies
 from tests.client.world import Broken, fail
-from txmq.client.blocking import Client
-from txmq.client.transactions.tokens import as_token, new_token
+from txmq.client.blocking.client import Client
+from txmq.client.protocol.transaction.tokens import as_token, new_token
 from txmq.errors import (
     ClientClosed,
     ConfigError,
@@ -24,7 +24,7 @@ from txmq.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
 from txmq.wire.group import GroupReceipt, pack_group_receipt, unpack_part
 from txmq.wire.headers import Opcode
 
@@ -46,7 +46,11 @@ def test_a_local_transaction_is_seen_whole(real: RealBroker, connect: Connect) -
     assert [(got.topic, got.offset) for got in receipts] == [
         ("local-a", 0), ("local-b", 0), ("local-a", 1), ("local-a", 2), ("local-a", 3), ("local-a", 4),
     ]  # fmt: skip
-    found = {message.message_id: message.body for topic in ("local-a", "local-b") for message in real.read(topic)}
+    found = {
+        message.message_id: message.body
+        for topic in ("local-a", "local-b")
+        for message in real.read(topic)
+    }
     assert [found[got.message_id] for got in receipts] == [b"1", b"2", b"3", b"4", b"5", b"6"]
     assert receipts[0].message_id.startswith(tx.token.hex)
 
@@ -62,7 +66,9 @@ def test_a_block_that_raises_sends_nothing(real: RealBroker, connect: Connect) -
     assert client.call("tx.list", state="undecided")["transactions"] == []
 
 
-def test_a_transaction_marked_to_be_rolled_back_cannot_commit(real: RealBroker, connect: Connect) -> None:
+def test_a_transaction_marked_to_be_rolled_back_cannot_commit(
+    real: RealBroker, connect: Connect
+) -> None:
     client = connect(real.url)
     client.call("topic.create", name="marked", partitions=1)
     local, half = client.transaction(), client.transaction(checker="billing")
@@ -109,7 +115,9 @@ def test_a_savepoint_takes_back_what_came_after_it(real: RealBroker, connect: Co
     assert bodies(real, "savepoints") == [b"1", b"2"]
 
 
-def test_a_transaction_is_for_one_use_and_inside_its_block(real: RealBroker, connect: Connect) -> None:
+def test_a_transaction_is_for_one_use_and_inside_its_block(
+    real: RealBroker, connect: Connect
+) -> None:
     tx = connect(real.url).transaction()
     with pytest.raises(LocalProtocolError, match="has not begun"):
         tx.send("t", b"x")
@@ -120,14 +128,18 @@ def test_a_transaction_is_for_one_use_and_inside_its_block(real: RealBroker, con
             call()
 
 
-def test_a_local_transaction_larger_than_a_frame_goes_in_parts(real: RealBroker, connect: Connect) -> None:
+def test_a_local_transaction_larger_than_a_frame_goes_in_parts(
+    real: RealBroker, connect: Connect
+) -> None:
     with connect(real.url).transaction() as tx:
         tx.send_many("large", [b"x" * (4 << 20)] * 5, partition=0)
     tx.wait_published()
     assert [receipt.offset for receipt in tx.receipts()] == [0, 1, 2, 3, 4]
 
 
-def test_a_grown_topic_is_found_out_and_the_group_is_built_again(real: RealBroker, connect: Connect) -> None:
+def test_a_grown_topic_is_found_out_and_the_group_is_built_again(
+    real: RealBroker, connect: Connect
+) -> None:
     client, other = connect(real.url), connect(real.url)
     client.send("grown", b"before", key="k")
     other.call("topic.grow", name="grown", partitions=32)
@@ -147,7 +159,9 @@ def test_a_group_whose_answer_is_lost_is_stored_once(real: RealBroker, connect: 
     assert tx.token.hex
 
 
-def test_where_no_answer_comes_the_broker_is_asked_what_became_of_it(real: RealBroker, connect: Connect) -> None:
+def test_where_no_answer_comes_the_broker_is_asked_what_became_of_it(
+    real: RealBroker, connect: Connect
+) -> None:
     with Proxy(real.url) as proxy:
         proxy.hold.add(Opcode.GROUP)
         with connect(proxy.url).transaction(timeout=0.3) as tx:
@@ -156,7 +170,9 @@ def test_where_no_answer_comes_the_broker_is_asked_what_became_of_it(real: RealB
     assert tx.token.version == 7
 
 
-def test_a_transaction_that_nobody_knows_the_end_of_is_in_doubt(real: RealBroker, connect: Connect) -> None:
+def test_a_transaction_that_nobody_knows_the_end_of_is_in_doubt(
+    real: RealBroker, connect: Connect
+) -> None:
     with Proxy(real.url) as proxy:
         client = connect(proxy.url)
         client.send("doubt", b"first")
@@ -204,7 +220,9 @@ class Delivered:
         self.owner = owner
 
 
-def test_acks_travel_with_the_group_and_the_consumer_learns_the_outcome(fake: FakeBroker, connect: Connect) -> None:
+def test_acks_travel_with_the_group_and_the_consumer_learns_the_outcome(
+    fake: FakeBroker, connect: Connect
+) -> None:
     fake.others = lambda _frame: pack_group_receipt(GroupReceipt(GroupState.PUBLISHED, 1))
     client, consumer = connect(fake.url), Consumer()
     with client.transaction() as tx:
@@ -237,7 +255,9 @@ def test_what_a_stored_group_acked_is_delivered_again_when_it_is_rolled_back(
 ) -> None:
     client = connect(real.url)
     client.send("reserved", b"1")
-    with client.consumer("keeper", topics=["reserved"], retry=txmq.RetryPolicy.table(0.01)) as consumer:
+    with client.consumer(
+        "keeper", topics=["reserved"], retry=txmq.RetryPolicy.table(0.01)
+    ) as consumer:
         first = consumer.receive(10)
         assert first is not None
         with suppress(Broken), client.transaction(checker="billing") as tx:
@@ -251,7 +271,9 @@ def test_what_a_stored_group_acked_is_delivered_again_when_it_is_rolled_back(
         consumer.ack(again)
 
 
-def test_a_message_and_what_comes_of_it_are_one_decision(real: RealBroker, connect: Connect) -> None:
+def test_a_message_and_what_comes_of_it_are_one_decision(
+    real: RealBroker, connect: Connect
+) -> None:
     client = connect(real.url)
     client.send_batch("raw", [txmq.Message(str(n).encode(), key="k") for n in range(3)])
     with client.consumer("cook", topics=["raw"], mode="ordered") as consumer:
@@ -270,7 +292,9 @@ def test_a_message_and_what_comes_of_it_are_one_decision(real: RealBroker, conne
         assert consumer.receive(0.3) is None
 
 
-def test_a_job_publishes_the_groups_of_its_winners_and_no_others(real: RealBroker, connect: Connect) -> None:
+def test_a_job_publishes_the_groups_of_its_winners_and_no_others(
+    real: RealBroker, connect: Connect
+) -> None:
     client = connect(real.url)
     job = client.job()
     first = job.store("job", [txmq.Message(b"1", key="k"), txmq.Message(b"2", key="k")])
@@ -292,7 +316,9 @@ def test_an_aborted_job_sends_nothing(real: RealBroker, connect: Connect) -> Non
     assert bodies(real, "aborted") == []
 
 
-def test_a_job_cannot_win_with_a_group_that_is_not_stored(real: RealBroker, connect: Connect) -> None:
+def test_a_job_cannot_win_with_a_group_that_is_not_stored(
+    real: RealBroker, connect: Connect
+) -> None:
     job = connect(real.url).job()
     with pytest.raises(UnknownTransaction):
         job.decide([new_token()])
@@ -323,6 +349,8 @@ def test_tokens_are_told_apart_by_time_and_read_in_every_form() -> None:
     assert {token.version for token in tokens} == {7}
     milliseconds = [token.int >> 80 for token in tokens]
     assert milliseconds == sorted(milliseconds)
-    assert {as_token(tokens[0].hex), as_token(tokens[0].bytes), as_token(str(tokens[0]))} == {tokens[0]}
+    assert {as_token(tokens[0].hex), as_token(tokens[0].bytes), as_token(str(tokens[0]))} == {
+        tokens[0]
+    }
     with pytest.raises(LocalProtocolError, match="no token"):
         as_token("zz")

@@ -14,8 +14,15 @@ import txmq.twisted
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
-from txmq.errors import BrokerUnavailable, ClientClosed, GroupMismatch, MessageTooLarge, NotLeased, UnknownGroup
-from txmq.message import Message, ReceivedMessage
+from txmq.errors import (
+    BrokerUnavailable,
+    ClientClosed,
+    GroupMismatch,
+    MessageTooLarge,
+    NotLeased,
+    UnknownGroup,
+)
+from txmq.model.message import Message, ReceivedMessage
 from txmq.twisted import Client, Consumer
 
 
@@ -59,14 +66,21 @@ def test_a_message_is_sent_and_read(client: Client, tell: Tell) -> None:
         receipt = await client.send(topic, b"body", key="k", tag="t", headers={"h": "v"})
         found = await client.read(topic, receipt.partition, 0)
         [message] = found.messages
-        assert (message.key, message.tag, message.headers, message.body) == ("k", "t", {"h": "v"}, b"body")
+        assert (message.key, message.tag, message.headers, message.body) == (
+            "k",
+            "t",
+            {"h": "v"},
+            b"body",
+        )
         assert (message.message_id, message.offset, found.next_offset) == (receipt.message_id, 0, 1)
         assert (await client.read(topic, receipt.partition, 1)).messages == []
 
     tell(story)
 
 
-def test_what_is_sent_in_one_turn_keeps_its_order_and_shares_frames(client: Client, tell: Tell) -> None:
+def test_what_is_sent_in_one_turn_keeps_its_order_and_shares_frames(
+    client: Client, tell: Tell
+) -> None:
     async def story() -> None:
         topic = fresh("t")
         await client.send(topic, b"first", partition=0)
@@ -86,10 +100,19 @@ def test_what_goes_to_several_topics_in_one_turn_shares_frames(client: Client, t
             await client.send(topic, b"first", partition=0)
         flights = client.core.sending._flights
         frames, connections = flights.stats.frames, flights.stats.connections
-        receipts = [client.send(topic, b"%d" % number, partition=0) for number in range(30) for topic in topics]
-        assert [(await receipt).offset for receipt in receipts] == [n for n in range(1, 31) for _ in topics]
+        receipts = [
+            client.send(topic, b"%d" % number, partition=0)
+            for number in range(30)
+            for topic in topics
+        ]
+        assert [(await receipt).offset for receipt in receipts] == [
+            n for n in range(1, 31) for _ in topics
+        ]
         for topic in topics:
-            assert await bodies(client, topic) == [b"first", *(b"%d" % number for number in range(30))]
+            assert await bodies(client, topic) == [
+                b"first",
+                *(b"%d" % number for number in range(30)),
+            ]
         assert flights.stats.frames <= frames + 4
         assert flights.stats.connections == connections
 
@@ -160,7 +183,9 @@ def test_columns_survive_a_topic_that_grows(client: Client, tell: Tell) -> None:
     tell(story)
 
 
-def test_a_read_waits_for_messages_and_can_be_cancelled(client: Client, reactor: Any, tell: Tell) -> None:
+def test_a_read_waits_for_messages_and_can_be_cancelled(
+    client: Client, reactor: Any, tell: Tell
+) -> None:
     async def story() -> None:
         topic = fresh("t")
         await client.call("topic.create", name=topic, partitions=1)
@@ -193,7 +218,9 @@ def test_a_transaction_is_all_or_nothing(client: Client, tell: Tell) -> None:
             tx.ack(message)
             tx.send(topic, b"one", partition=0)
             tx.send(topic, b"two", partition=0)
-        assert [receipt.message_id for receipt in tx.receipts] == [f"{tx.token.hex}-{n}" for n in range(2)]
+        assert [receipt.message_id for receipt in tx.receipts] == [
+            f"{tx.token.hex}-{n}" for n in range(2)
+        ]
         assert await bodies(client, topic) == [b"in", b"one", b"two"]
         with pytest.raises(NotLeased):
             await consumer.ack(message, wait=True)
@@ -202,7 +229,9 @@ def test_a_transaction_is_all_or_nothing(client: Client, tell: Tell) -> None:
     tell(story)
 
 
-def test_a_consumer_iterates_until_it_is_closed_and_gives_the_rest_back(client: Client, tell: Tell) -> None:
+def test_a_consumer_iterates_until_it_is_closed_and_gives_the_rest_back(
+    client: Client, tell: Tell
+) -> None:
     async def story() -> None:
         topic, group = fresh("t"), fresh("g")
         await client.send_batch(topic, [Message(b"%d" % number) for number in range(10)])
@@ -215,13 +244,17 @@ def test_a_consumer_iterates_until_it_is_closed_and_gives_the_rest_back(client: 
                 await consumer.close()
         other = await client.consumer(group, [topic])
         rest = await receive(other, 6)
-        assert sorted([*seen, *(message.body for message in rest)]) == [b"%d" % number for number in range(10)]
+        assert sorted([*seen, *(message.body for message in rest)]) == [
+            b"%d" % number for number in range(10)
+        ]
         assert {message.attempt for message in rest} == {1}
 
     tell(story)
 
 
-def test_a_failed_message_comes_again_and_batches_come_as_columns(client: Client, tell: Tell) -> None:
+def test_a_failed_message_comes_again_and_batches_come_as_columns(
+    client: Client, tell: Tell
+) -> None:
     async def story() -> None:
         topic, group = fresh("t"), fresh("g")
         await client.send_batch(topic, [Message(b"%d" % number, "k") for number in range(3)])
@@ -229,7 +262,11 @@ def test_a_failed_message_comes_again_and_batches_come_as_columns(client: Client
         first = await consumer.receive()
         assert first is not None
         consumer.nack(first, delay=0.0, error="later")
-        assert [(one.body, one.attempt) for one in await receive(consumer, 3)] == [(b"0", 2), (b"1", 1), (b"2", 1)]
+        assert [(one.body, one.attempt) for one in await receive(consumer, 3)] == [
+            (b"0", 2),
+            (b"1", 1),
+            (b"2", 1),
+        ]
         await client.send_many(topic, [b"x", b"y"], keys=["k", "k"])
         batches = await client.consumer(fresh("g"), [topic], start="first")
         seen: list[bytes] = []

@@ -1,4 +1,6 @@
-"""Handlers with an inbox on Twisted: in threads, with the guarantees of the blocking face."""
+"""Handlers with an inbox on Twisted: in threads, with the guarantees of the blocking
+face.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
 from tests.client.telling import Tell
 from txmq.errors import LocalProtocolError
-from txmq.message import Message, ReceivedMessage
-from txmq.retry import RetryPolicy
+from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
 from txmq.twisted import Client
 from txmq.tx.postgres.session import Connection
 
@@ -47,8 +49,12 @@ def client(reactor: Any, tell: Tell, shared_broker: RealBroker) -> Iterator[Clie
 async def consumer_of(client: Any, group: str, **options: Any) -> Any:
     """A consumer of a topic with BODIES, of few keys."""
     topic = fresh("t")
-    await client.send_batch(topic, [Message(body.encode(), f"k{n % 3}") for n, body in enumerate(BODIES)])
-    return await client.consumer(group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options})
+    await client.send_batch(
+        topic, [Message(body.encode(), f"k{n % 3}") for n, body in enumerate(BODIES)]
+    )
+    return await client.consumer(
+        group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options}
+    )
 
 
 def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
@@ -90,7 +96,10 @@ def test_both_faces_know_a_message_by_the_same_name(
 
     topic = tell(story)
     assert effects(connect) == BODIES
-    with txmq.connect(shared_broker.url, service="tests") as blocking, blocking.consumer(group, [topic]) as consumer:
+    with (
+        txmq.connect(shared_broker.url, service="tests") as blocking,
+        blocking.consumer(group, [topic]) as consumer,
+    ):
         consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
         assert consumer.stats.duplicates == len(BODIES)
     assert effects(connect) == BODIES
@@ -116,10 +125,16 @@ def test_of_a_list_what_its_handler_nacks_over_the_reactor_takes_no_effect(
 
 
 def test_messages_of_several_brokers_are_told_apart(
-    reactor: Any, tell: Tell, shared_broker: RealBroker, deciding: RealBroker, connect: Callable[[], Connection]
+    reactor: Any,
+    tell: Tell,
+    shared_broker: RealBroker,
+    deciding: RealBroker,
+    connect: Callable[[], Connection],
 ) -> None:
     async def story() -> None:
-        cluster = txmq.twisted.connect(reactor, [shared_broker.url, deciding.url], service="tests", timeout=WAIT_S)
+        cluster = txmq.twisted.connect(
+            reactor, [shared_broker.url, deciding.url], service="tests", timeout=WAIT_S
+        )
         topic = fresh("t")
         for each in cluster.clients:
             await each.call("topic.create", name=topic, partitions=1)
@@ -179,7 +194,9 @@ def test_what_ends_the_work_ends_the_run_and_so_does_cancelling_it(
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"batch": 0}, {"batch_wait": 1.0}])
-def test_what_cannot_be_meant_is_refused_with_a_hint(client: Client, tell: Tell, options: dict[str, Any]) -> None:
+def test_what_cannot_be_meant_is_refused_with_a_hint(
+    client: Client, tell: Tell, options: dict[str, Any]
+) -> None:
     async def story() -> None:
         consumer = await consumer_of(client, fresh("g"))
         with pytest.raises(LocalProtocolError) as refused:
@@ -199,8 +216,12 @@ def test_coroutines_are_refused_at_once_or_when_a_handler_gives_one(
         consumer = await consumer_of(client, fresh("g"), retry=RetryPolicy.table(0, attempts=0))
         with pytest.raises(LocalProtocolError, match="no coroutine"):
             await consumer.run(handle, inbox=connect)
-        await consumer.run(lambda message, connection: handle(message, connection), inbox=connect, idle_exit=IDLE_S)  # noqa: PLW0108  # which nobody can tell
-        letters: list[dict[str, Any]] = (await client.call("dlq.list", group=consumer.group))["letters"]
+        await consumer.run(
+            lambda message, connection: handle(message, connection), inbox=connect, idle_exit=IDLE_S
+        )  # which nobody can tell
+        letters: list[dict[str, Any]] = (await client.call("dlq.list", group=consumer.group))[
+            "letters"
+        ]
         return letters
 
     letters = tell(story)

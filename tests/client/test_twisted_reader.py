@@ -1,4 +1,6 @@
-"""Reading without a group with the Twisted face: every message in order, from where the reader's own positions say."""
+"""Reading without a group with the Twisted face: every message in order, from where the
+reader's own positions say.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import txmq.twisted
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
-from txmq.client.reading.offsets import FileOffsets, Offsets
+from txmq.client.protocol.offsets import FileOffsets, Offsets
 from txmq.client.twisted import reader as module
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged
 from txmq.twisted import Client, Reader
@@ -60,7 +62,9 @@ def test_it_goes_on_after_what_was_processed(client: Client, tmp_path: Path, tel
         async with await client.reader("r", [topic], FileOffsets(tmp_path)) as reader:
             again = await bodies(reader, 6)
             await reader.commit()
-            assert sorted(first[:2] + again) == ALL, "the third was handed out, but nobody said that it was processed"
+            assert sorted(first[:2] + again) == ALL, (
+                "the third was handed out, but nobody said that it was processed"
+            )
             assert reader.positions == {(topic, 0): 4, (topic, 1): 4}
             assert await reader.receive(0.05) is None
             waiting = reader.receive()
@@ -84,7 +88,9 @@ def test_iteration_ends_when_it_is_closed_and_messages_keep_their_order(
             found.append(message.body.decode())
             if len(found) == 8:
                 await reader.close()
-        assert [body for body in found if body < "1"] + [body for body in found if body >= "1"] == ALL
+        assert [body for body in found if body < "1"] + [
+            body for body in found if body >= "1"
+        ] == ALL
         waiting = (await client.reader("s", [topic], FileOffsets(tmp_path), start="last")).receive()
         await client.close()
         assert await waiting is None
@@ -111,7 +117,9 @@ def test_positions_are_saved_every_few_seconds(
     tell(story)
 
 
-def test_before_it_reads_other_partitions_it_saves_its_positions(client: Client, tmp_path: Path, tell: Tell) -> None:
+def test_before_it_reads_other_partitions_it_saves_its_positions(
+    client: Client, tmp_path: Path, tell: Tell
+) -> None:
     async def story() -> None:
         topic, store = await make(client), FileOffsets(tmp_path)
         async with await client.reader("r", [topic], store, start=timedelta(days=1)) as reader:

@@ -1,4 +1,6 @@
-"""Several brokers with the Twisted face: as the blocking one, but that one reactor waits for all of them."""
+"""Several brokers with the Twisted face: as the blocking one, but that one reactor
+waits for all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import txmq.twisted
 from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
-from txmq.client.cluster import Cluster as BlockingCluster
-from txmq.client.consumers.consumer import Consumer as BlockingConsumer
+from txmq.client.blocking.cluster import Cluster as BlockingCluster
+from txmq.client.blocking.consumer.consumer import Consumer as BlockingConsumer
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, NotLeased
-from txmq.message import Message, ReceivedMessage
+from txmq.model.message import Message, ReceivedMessage
 from txmq.testing.ports import free_port
 from txmq.testing.wait import wait_until
 from txmq.twisted import Cluster, Consumer, Consumers
@@ -31,8 +33,12 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 
 @pytest.fixture
-def cluster(reactor: Any, tell: Tell, shared_broker: RealBroker, second: RealBroker) -> Iterator[Cluster]:
-    cluster = txmq.twisted.connect(reactor, [shared_broker.url, second.url], service="tests", timeout=WAIT_S)
+def cluster(
+    reactor: Any, tell: Tell, shared_broker: RealBroker, second: RealBroker
+) -> Iterator[Cluster]:
+    cluster = txmq.twisted.connect(
+        reactor, [shared_broker.url, second.url], service="tests", timeout=WAIT_S
+    )
     yield cluster
 
     async def close() -> None:
@@ -69,7 +75,9 @@ def test_messages_of_all_brokers_come_out_of_one_consumer(cluster: Cluster, tell
         consumers = await cluster.consumer(fresh("g"), [topic])
         found = await drained(consumers, 2 * len(KEYS) + 5)
         assert {receipt.message_id for receipt in sent} <= {message.message_id for message in found}
-        assert [one.message_id for one in sent] == list(dict.fromkeys(one.message_id for one in sent))
+        assert [one.message_id for one in sent] == list(
+            dict.fromkeys(one.message_id for one in sent)
+        )
         homes: dict[str | None, set[tuple[int, int]]] = {}
         for message in found:
             part = consumers.parts.index(consumers.part_of(message))
@@ -82,7 +90,9 @@ def test_messages_of_all_brokers_come_out_of_one_consumer(cluster: Cluster, tell
     tell(story)
 
 
-def test_a_broker_that_is_killed_stops_only_its_partitions(cluster: Cluster, second: RealBroker, tell: Tell) -> None:
+def test_a_broker_that_is_killed_stops_only_its_partitions(
+    cluster: Cluster, second: RealBroker, tell: Tell
+) -> None:
     kept: list[Any] = []
 
     async def before() -> None:
@@ -97,7 +107,9 @@ def test_a_broker_that_is_killed_stops_only_its_partitions(cluster: Cluster, sec
         keyless = [await cluster.send(topic, b"anywhere") for _ in range(4)]
         keyless += await cluster.send_batch(topic, [Message(b"anywhere")] * 2)
         found = await drained(consumers, 6)
-        assert {message.message_id for message in found} == {receipt.message_id for receipt in keyless}
+        assert {message.message_id for message in found} == {
+            receipt.message_id for receipt in keyless
+        }
         assert {consumers.part_of(message) for message in found} == {consumers.parts[0]}
         away = next(key for key in KEYS if cluster._routing.fixed(topic, key)[0] == 1)  # type: ignore[index]
         kept.append(cluster.send(topic, b"waits", key=away))
@@ -113,21 +125,30 @@ def test_a_broker_that_is_killed_stops_only_its_partitions(cluster: Cluster, sec
     tell(before)
     second.kill()
     wait_until(lambda: not kept[1].parts[1].serving, WAIT_S, what="the loss of the second broker")
-    wait_until(lambda: cluster.clients[1].core.is_away, WAIT_S, what="the loss of the sending connection")
+    wait_until(
+        lambda: cluster.clients[1].core.is_away, WAIT_S, what="the loss of the sending connection"
+    )
     tell(during)
     second.start()
     tell(after)
 
 
-def test_a_consumer_may_begin_while_a_broker_is_away(reactor: Any, shared_broker: RealBroker, tell: Tell) -> None:
+def test_a_consumer_may_begin_while_a_broker_is_away(
+    reactor: Any, shared_broker: RealBroker, tell: Tell
+) -> None:
     async def story() -> None:
         nobody = f"txmq://127.0.0.1:{free_port()}"
-        async with txmq.twisted.connect(reactor, [nobody, shared_broker.url], timeout=4.0) as cluster:
+        async with txmq.twisted.connect(
+            reactor, [nobody, shared_broker.url], timeout=4.0
+        ) as cluster:
             topic = fresh("t")
             await cluster.clients[1].call("topic.create", name=topic, partitions=1)
             assert [(await cluster.send(topic, b"here")).partition for _ in range(2)] == [0, 0]
             async with await cluster.consumer(fresh("g"), [topic]) as consumers:
-                assert [message.body for message in await drained(consumers, 2)] == [b"here", b"here"]
+                assert [message.body for message in await drained(consumers, 2)] == [
+                    b"here",
+                    b"here",
+                ]
             with pytest.raises(BrokerUnavailable):  # who has the key, only both brokers can tell
                 await cluster.send(topic, b"", key="k")
         async with txmq.twisted.connect(reactor, [nobody], timeout=0.1) as alone:
@@ -144,7 +165,9 @@ def test_with_a_map_keys_find_their_partition_without_asking(
 ) -> None:
     async def story() -> None:
         urls, topic = [f"txmq://127.0.0.1:{free_port()}", shared_broker.url], fresh("t")
-        async with txmq.twisted.connect(reactor, urls, timeout=WAIT_S, partition_map={topic: (0, 4)}) as cluster:
+        async with txmq.twisted.connect(
+            reactor, urls, timeout=WAIT_S, partition_map={topic: (0, 4)}
+        ) as cluster:
             await cluster.clients[1].call("topic.create", name=topic, partitions=4)
             assert (await cluster.send(topic, b"", partition=3)).partition == 3
             receipts = await cluster.send_batch(topic, [Message(b"", key) for key in KEYS])
@@ -184,7 +207,9 @@ def test_handlers_work_on_messages_of_all_brokers_and_failures_go_home(
     tell(story)
 
 
-def test_a_handler_that_is_at_work_is_waited_for_and_idleness_ends_the_run(cluster: Cluster, tell: Tell) -> None:
+def test_a_handler_that_is_at_work_is_waited_for_and_idleness_ends_the_run(
+    cluster: Cluster, tell: Tell
+) -> None:
     async def story() -> None:
         topic, done = await make(cluster, 1), list[bytes]()
         await cluster.send(topic, b"0", key="k")
@@ -245,7 +270,9 @@ def test_both_faces_can_do_the_same() -> None:
     def names(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")}
 
-    assert names(BlockingCluster) - names(Cluster) == {"send_async"}, "which every send is, on a reactor"
+    assert names(BlockingCluster) - names(Cluster) == {"send_async"}, (
+        "which every send is, on a reactor"
+    )
     assert names(BlockingConsumer) - names(Consumer) <= IN_THREADS
     assert names(Consumer) - names(Consumers) <= names(BlockingConsumer) | {
         "take_from",

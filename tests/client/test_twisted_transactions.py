@@ -1,4 +1,6 @@
-"""Transactions with a database or a checker on the Twisted face: their steps run in threads, one at a time."""
+"""Transactions with a database or a checker on the Twisted face: their steps run in
+threads, one at a time.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from tests.client.consuming import fresh
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
 from tests.client.world import Broken, World, fail, make_tables
-from txmq.client.blocking import Client as BlockingClient
-from txmq.client.transactions.checkers import Half
+from txmq.client.blocking.client import Client as BlockingClient
+from txmq.client.blocking.transaction.checkers import Half
 from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
-from txmq.message import COMMIT, Decision
+from txmq.model.message import COMMIT, Decision
 from txmq.testing.wait import wait_until
 from txmq.twisted import Client
 
@@ -27,7 +29,9 @@ COUNT_UP = "UPDATE orders SET id = (id::int + 1)::text RETURNING id"
 
 
 @pytest.fixture
-def world(shared_database: str, deciding: RealBroker, connect: Callable[..., BlockingClient]) -> Iterator[World]:
+def world(
+    shared_database: str, deciding: RealBroker, connect: Callable[..., BlockingClient]
+) -> Iterator[World]:
     make_tables(shared_database)
     world = World(shared_database, deciding, connect(deciding.url))
     yield world
@@ -36,7 +40,9 @@ def world(shared_database: str, deciding: RealBroker, connect: Callable[..., Blo
 
 @pytest.fixture
 def client(reactor: Any, deciding: RealBroker, tell: Tell) -> Iterator[Client]:
-    client = txmq.twisted.connect(reactor, deciding.url, service="tests", timeout=WAIT_S, connections=2)
+    client = txmq.twisted.connect(
+        reactor, deciding.url, service="tests", timeout=WAIT_S, connections=2
+    )
     yield client
 
     async def close() -> None:
@@ -124,7 +130,9 @@ def test_a_swallowed_error_of_a_statement_aborts(world: World, client: Client, t
 def test_more_transactions_than_threads_wait_for_one_row_and_all_commit(
     world: World, client: Client, tell: Tell
 ) -> None:
-    """Two threads: were places not kept, those that wait for the row would leave none to commit in."""
+    """Two threads: were places not kept, those that wait for the row would leave none
+    to commit in.
+    """
     world.insert("0")
     world.connection.commit()
 
@@ -147,7 +155,9 @@ def test_more_transactions_than_threads_wait_for_one_row_and_all_commit(
     assert [found.body for found in world.stored()] == [b"%d" % version for version in range(1, 9)]
 
 
-def test_steps_leave_the_reactor_alone_and_never_overlap(world: World, client: Client, tell: Tell) -> None:
+def test_steps_leave_the_reactor_alone_and_never_overlap(
+    world: World, client: Client, tell: Tell
+) -> None:
     here, running, overlaps = set[int](), list[int](), list[int]()
 
     def step(number: int) -> None:
@@ -165,7 +175,9 @@ def test_steps_leave_the_reactor_alone_and_never_overlap(world: World, client: C
     assert overlaps == [1] * 20
 
 
-def test_a_half_message_is_decided_by_its_block_or_by_a_checker(client: Client, world: World, tell: Tell) -> None:
+def test_a_half_message_is_decided_by_its_block_or_by_a_checker(
+    client: Client, world: World, tell: Tell
+) -> None:
     asked: list[Half] = []
 
     def checker(half: Half) -> Deferred[Decision]:
@@ -203,7 +215,11 @@ def test_a_transaction_reaches_another_broker(
         await other.close()
 
     tell(story)
-    assert world.orders() == world.messages() == {found.body.decode() for found in also_deciding.read(world.topic)}
+    assert (
+        world.orders()
+        == world.messages()
+        == {found.body.decode() for found in also_deciding.read(world.topic)}
+    )
 
 
 def test_a_connection_and_a_checker_are_refused_together(world: World, client: Client) -> None:

@@ -1,4 +1,6 @@
-"""One transaction over two databases and the broker: rows in both and messages, or nothing anywhere."""
+"""One transaction over two databases and the broker: rows in both and messages, or
+nothing anywhere.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.telling import WAIT_S, Tell
 from tests.client.world import Broken, fail
-from txmq.client.blocking import Client
-from txmq.client.transactions.share import Share
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.broker_part import Share
 from txmq.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -53,13 +55,19 @@ def test_rows_in_both_databases_and_messages_exist_together(either: Ledgers) -> 
         assert (database, owner) == (connection.info.dbname, connection.info.user)
         name = Branch.parse(gid)
         assert name is not None
-        assert (name.node, name.token, name.log) == ("orders", tx.token, log_digits(ledgers.client.log_id))
+        assert (name.node, name.token, name.log) == (
+            "orders",
+            tx.token,
+            log_digits(ledgers.client.log_id),
+        )
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_xact_status(%s::text::xid8)", (str(xid),))
             assert cursor.fetchone() == ("committed",)
 
 
-def test_connections_serve_one_transaction_after_the_other_and_keep_their_settings(either: Ledgers) -> None:
+def test_connections_serve_one_transaction_after_the_other_and_keep_their_settings(
+    either: Ledgers,
+) -> None:
     ledgers = either
     for connection in ledgers.connections:
         connection.set_session(isolation_level="REPEATABLE READ")
@@ -94,7 +102,9 @@ def test_connections_in_another_state_take_part_as_well(ledgers: Ledgers, how: s
         fail()
     tx.wait_published()
     assert ledgers.agree("o-1")
-    assert [connection.autocommit for connection in ledgers.connections] == [how == "autocommit"] * 2
+    assert [connection.autocommit for connection in ledgers.connections] == [
+        how == "autocommit"
+    ] * 2
 
 
 def test_a_block_that_raises_leaves_nothing(ledgers: Ledgers) -> None:
@@ -118,7 +128,9 @@ def test_nobody_can_tear_a_branch_out_by_mistake(ledgers: Ledgers) -> None:
     assert ledgers.rows() == [{"o-1"}, {"o-1"}]
 
 
-def test_what_somebody_committed_by_hand_in_the_block_is_in_doubt_and_the_rest_rolled_back(ledgers: Ledgers) -> None:
+def test_what_somebody_committed_by_hand_in_the_block_is_in_doubt_and_the_rest_rolled_back(
+    ledgers: Ledgers,
+) -> None:
     tx = ledgers.begin("o-1")
     run(ledgers.last, "COMMIT")
     with pytest.raises(InDoubt, match="somebody ended branch 2"):
@@ -177,7 +189,9 @@ def test_branches_that_only_read_or_do_nothing_are_not_prepared(ledgers: Ledgers
         shown = ledgers.client.call("tx.show", token=tx.token.hex)
         assert [one[3] for one in shown["participants"]] == [ledgers.last.info.dbname]
         assert ledgers.rows() == [set(), {"o-1"}]
-        assert {third.status, *(connection.status for connection in ledgers.connections)} == {extensions.STATUS_READY}
+        assert {third.status, *(connection.status for connection in ledgers.connections)} == {
+            extensions.STATUS_READY
+        }
     third.close()
 
 
@@ -243,7 +257,9 @@ def test_an_ack_is_part_of_it(ledgers: Ledgers) -> None:
     assert sum(position["lag"] for position in shown["positions"]) == 0
 
 
-def test_a_second_broker_copies_the_decision(ledgers: Ledgers, also_deciding: RealBroker, connect: Connect) -> None:
+def test_a_second_broker_copies_the_decision(
+    ledgers: Ledgers, also_deciding: RealBroker, connect: Connect
+) -> None:
     there = connect(also_deciding.url)
     tx = ledgers.begin("o-1")
     tx.at(there).send(ledgers.topic, b"there", key="k")
@@ -320,7 +336,10 @@ def test_what_makes_no_sense_is_refused(ledgers: Ledgers) -> None:
 
 def test_the_node_is_the_services_or_as_it_is_told(ledgers: Ledgers, connect: Connect) -> None:
     nobody = connect(ledgers.broker.url, service=None)
-    begun = (nobody.xa(*ledgers.connections), ledgers.client.xa(*ledgers.connections, node="shop-7"))
+    begun = (
+        nobody.xa(*ledgers.connections),
+        ledgers.client.xa(*ledgers.connections, node="shop-7"),
+    )
     for tx, node in zip(begun, ("txmq", "shop-7"), strict=True):
         with tx:
             ledgers.write(node)

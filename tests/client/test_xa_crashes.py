@@ -1,4 +1,6 @@
-"""Coordinators that die at every step of a two-phase commit, servers that die with them, and bugs that must be seen."""
+"""Coordinators that die at every step of a two-phase commit, servers that die with
+them, and bugs that must be seen.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ import pytest
 from tests.client import dying
 from tests.client.ledgers import Ledgers, asked
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.transactions import branch, home, xa
-from txmq.client.transactions.share import Share
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import branch, home, xa
+from txmq.client.blocking.transaction.broker_part import Share
 from txmq.errors import HeuristicMixed, TransactionAborted
 from txmq.testing.postgres import OwnServer, PostgresServer
 from txmq.tx.postgres import prepared
@@ -43,7 +45,10 @@ CRASHES = {  # whether the transaction is committed there
 
 @pytest.fixture
 def ledgers(
-    postgres: PostgresServer, crashable_postgres: OwnServer, shared_broker: RealBroker, connect: Connect
+    postgres: PostgresServer,
+    crashable_postgres: OwnServer,
+    shared_broker: RealBroker,
+    connect: Connect,
 ) -> Iterator[Ledgers]:
     names = [postgres.create_database(), crashable_postgres.create_database()]
     dsns = [postgres.dsn(names[0]), crashable_postgres.dsn(names[1])]
@@ -58,7 +63,9 @@ def ledgers(
 
 def die(ledgers: Ledgers, label: str = "") -> None:
     """A coordinator dies at each crash point."""
-    plan = dying.Plan([ledgers.broker.url], ledgers.dsns, ledgers.topic, "INSERT INTO orders VALUES (%s)", label)
+    plan = dying.Plan(
+        [ledgers.broker.url], ledgers.dsns, ledgers.topic, "INSERT INTO orders VALUES (%s)", label
+    )
     assert dying.killed(plan, CRASHES).keys() == CRASHES.keys()
 
 
@@ -68,11 +75,17 @@ def committed(label: str = "") -> list[str]:
 
 def test_every_crash_point_of_a_coordinator_has_a_test() -> None:
     sources = [*(ROOT / "txmq/client").rglob("*.py"), *(ROOT / "txmq/tx").rglob("*.py")]
-    found = {name for source in sources for name in re.findall(r'crashpoint\("(xa\.[^"]+)"\)', source.read_text())}
+    found = {
+        name
+        for source in sources
+        for name in re.findall(r'crashpoint\("(xa\.[^"]+)"\)', source.read_text())
+    }
     assert found == {point.partition(":")[0] for point in CRASHES}
 
 
-def test_a_coordinator_that_dies_anywhere_leaves_rows_and_messages_that_recovery_makes_agree(ledgers: Ledgers) -> None:
+def test_a_coordinator_that_dies_anywhere_leaves_rows_and_messages_that_recovery_makes_agree(
+    ledgers: Ledgers,
+) -> None:
     die(ledgers)
     assert ledgers.prepared(), "they died for nothing"
     ledgers.recover()
@@ -81,7 +94,9 @@ def test_a_coordinator_that_dies_anywhere_leaves_rows_and_messages_that_recovery
     assert ledgers.prepared() == []
 
 
-def test_a_server_that_dies_with_them_changes_nothing(ledgers: Ledgers, crashable_postgres: OwnServer) -> None:
+def test_a_server_that_dies_with_them_changes_nothing(
+    ledgers: Ledgers, crashable_postgres: OwnServer
+) -> None:
     for label in ("first ", "second "):
         die(ledgers, label)
         crashable_postgres.kill_server()
@@ -112,7 +127,9 @@ def test_a_server_that_dies_after_the_decision_finds_it_carried_out(
 
 
 def group_after_recovery(monkeypatch: pytest.MonkeyPatch, recover: Callable[[], object]) -> None:
-    """The group is late: recovery finds the branches prepared, and the home broker has never heard of them."""
+    """The group is late: recovery finds the branches prepared, and the home broker has
+    never heard of them.
+    """
     send, receipt = Share.send, Share.receipt
 
     def late(share: Share) -> GroupReceipt:
@@ -124,7 +141,9 @@ def group_after_recovery(monkeypatch: pytest.MonkeyPatch, recover: Callable[[], 
     monkeypatch.setattr(Share, "receipt", late)
 
 
-def test_a_group_that_comes_after_recovery_meets_a_tombstone(ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_comes_after_recovery_meets_a_tombstone(
+    ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group_after_recovery(monkeypatch, ledgers.recover)
     with pytest.raises(TransactionAborted):
         ledgers.begin("o-1").__exit__(None, None, None)
@@ -136,7 +155,9 @@ def test_recovery_that_reads_absence_as_a_rollback_would_be_seen(
 ) -> None:
     def from_absence() -> None:
         for dsn in ledgers.dsns:
-            for (gid,) in asked(dsn, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
+            for (gid,) in asked(
+                dsn, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+            ):
                 asked(dsn, f"ROLLBACK PREPARED '{gid}'")
 
     group_after_recovery(monkeypatch, from_absence)
@@ -169,7 +190,9 @@ def test_a_missing_branch_that_is_taken_for_committed_would_be_seen(
 ) -> None:
     def by_hand(*args: Any) -> home.Verdict:
         verdict = home.ask(*args)
-        [(gid,)] = asked(ledgers.dsns[1], "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+        [(gid,)] = asked(
+            ledgers.dsns[1], "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        )
         asked(ledgers.dsns[1], f"ROLLBACK PREPARED '{gid}'")
         return verdict
 

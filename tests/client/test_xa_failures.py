@@ -1,4 +1,6 @@
-"""XA transactions that meet failures: brokers, databases and connections gone, votes of no, others' hands."""
+"""XA transactions that meet failures: brokers, databases and connections gone, votes of
+no, others' hands.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from tests.client.fake import FakeBroker
 from tests.client.ledgers import DEADLINE_S, Ledgers, asked, run
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
-from txmq.client.blocking import Client
-from txmq.client.transactions import branch, home, xa
-from txmq.client.transactions.permits import Wanted, permits
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import branch, home, xa
+from txmq.client.blocking.transaction.permits import Wanted, permits
 from txmq.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -73,7 +75,9 @@ def test_a_broker_that_is_gone_stops_it_before_anything_is_prepared(
         connect(url, timeout=0.3).xa(*ledgers.connections).__enter__()
 
 
-def test_a_group_that_is_not_confirmed_rolls_back_what_is_prepared(ledgers: Ledgers, connect: Connect) -> None:
+def test_a_group_that_is_not_confirmed_rolls_back_what_is_prepared(
+    ledgers: Ledgers, connect: Connect
+) -> None:
     with Proxy(ledgers.broker.url) as proxy:
         client = connect(proxy.url)
         client.send(ledgers.topic, b"first")
@@ -83,7 +87,11 @@ def test_a_group_that_is_not_confirmed_rolls_back_what_is_prepared(ledgers: Ledg
             tx.__exit__(None, None, None)
         assert caught.value.outcome == "not done"
     assert ledgers.state(tx) == "ROLLED_BACK"
-    assert (ledgers.rows(), ledgers.messages(), ledgers.prepared()) == ([set(), set()], {"first"}, [])
+    assert (ledgers.rows(), ledgers.messages(), ledgers.prepared()) == (
+        [set(), set()],
+        {"first"},
+        [],
+    )
 
 
 @pytest.mark.parametrize("lost", [Opcode.GROUP, Opcode.DECIDE])
@@ -97,7 +105,9 @@ def test_a_lost_answer_changes_nothing(ledgers: Ledgers, connect: Connect, lost:
     assert ledgers.agree("o-1")
 
 
-def test_without_an_answer_to_the_decision_nothing_is_touched(either: Ledgers, connect: Connect) -> None:
+def test_without_an_answer_to_the_decision_nothing_is_touched(
+    either: Ledgers, connect: Connect
+) -> None:
     ledgers = either
     with Proxy(ledgers.broker.url) as proxy:
         client = connect(proxy.url, timeout=0.5)
@@ -131,7 +141,11 @@ def test_without_an_answer_to_the_rollback_what_is_prepared_stays(
     assert list(tx.unfinished) == ledgers.prepared()
     assert len(tx.unfinished) == 1
     ledgers.recover()
-    assert (ledgers.rows(), ledgers.messages(), ledgers.prepared()) == ([set(), set()], {"first"}, [])
+    assert (ledgers.rows(), ledgers.messages(), ledgers.prepared()) == (
+        [set(), set()],
+        {"first"},
+        [],
+    )
 
 
 def test_a_home_broker_that_was_killed_is_asked_again(
@@ -199,7 +213,9 @@ def test_a_connection_that_is_lost_in_prepare_rolls_everything_back(
 
     monkeypatch.setattr(branch, "prepare", lost)
     tx = ledgers.begin("o-1")
-    with pytest.raises(TransactionAborted, match="the connection broke; the transaction was rolled back"):
+    with pytest.raises(
+        TransactionAborted, match="the connection broke; the transaction was rolled back"
+    ):
         tx.__exit__(None, None, None)
     assert ledgers.agree()
 
@@ -208,7 +224,9 @@ def test_a_backend_that_dies_in_prepare_rolls_everything_back(ledgers: Ledgers) 
     asked(ledgers.dsns[1], DIES_IN_PREPARE)
     tx = ledgers.begin("o-1")
     run(ledgers.last, "INSERT INTO lines VALUES ('o-1')")
-    with pytest.raises(TransactionAborted, match="sent and not answered; the transaction was rolled back"):
+    with pytest.raises(
+        TransactionAborted, match="sent and not answered; the transaction was rolled back"
+    ):
         tx.__exit__(None, None, None)
     assert [name.number for name in map(Branch.parse, tx.unfinished) if name is not None] == [2]
     assert ledgers.agree()
@@ -239,11 +257,17 @@ def test_a_branch_that_a_hand_rolled_back_is_told_and_journalled(
     assert ledgers.rows() == [{"o-1"}, set()]
     found = ledgers.client.call("xa.list", heuristic=True, owner="orders")["transactions"]
     [entry] = [one for row in found if row["token"] == tx.token.hex for one in row["heuristics"]]
-    assert (entry["branch"], entry["decided"], entry["found"]) == (*caught.value.branches, "COMMIT", "rolled back")
+    assert (entry["branch"], entry["decided"], entry["found"]) == (
+        *caught.value.branches,
+        "COMMIT",
+        "rolled back",
+    )
     assert entry["operator"] == "orders"
 
 
-def test_a_branch_that_recovery_was_quicker_with_is_done(ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_that_recovery_was_quicker_with_is_done(
+    ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     after_the_decision(monkeypatch, ledgers.recover)
     tx = ledgers.begin("o-1")
     tx.__exit__(None, None, None)
@@ -252,7 +276,9 @@ def test_a_branch_that_recovery_was_quicker_with_is_done(ledgers: Ledgers, monke
     assert tx.unfinished == ()
 
 
-def test_an_interrupt_while_branches_are_prepared_rolls_back(ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_branches_are_prepared_rolls_back(
+    ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(connection: Any, name: Branch) -> None:
         prepare(connection, name)
         if name.number == 1:
@@ -270,7 +296,9 @@ def test_a_server_that_prepares_nothing_is_refused_at_the_beginning(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def switched_off(connection: Any) -> Server:
-        return server_of(connection)._replace(max_prepared_transactions=64 * (connection is not ledgers.last))
+        return server_of(connection)._replace(
+            max_prepared_transactions=64 * (connection is not ledgers.last)
+        )
 
     monkeypatch.setattr(branch, "server_of", switched_off)
     with pytest.raises(TwoPhaseOff, match="max_prepared_transactions"):
@@ -296,7 +324,9 @@ def test_a_server_without_a_place_for_one_more_rolls_everything_back(
     assert ledgers.agree()
 
 
-def test_who_finds_all_places_taken_waits_for_one_and_is_rolled_back_in_the_end(ledgers: Ledgers) -> None:
+def test_who_finds_all_places_taken_waits_for_one_and_is_rolled_back_in_the_end(
+    ledgers: Ledgers,
+) -> None:
     tx = ledgers.begin("o-1", timeout=0.2)
     for one in tx._branches:
         one.look()

@@ -1,4 +1,6 @@
-"""A database with a table of orders, a broker that may ask it, and what is found in both."""
+"""A database with a table of orders, a broker that may ask it, and what is found in
+both.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import psycopg2
 
 from tests.client.real import Found, RealBroker
-from txmq.client.blocking import Client
+from txmq.client.blocking.client import Client
 
 TABLES = """
 DROP TABLE IF EXISTS lines, orders;

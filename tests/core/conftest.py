@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import Driver
-from txmq.broker.core.topics.topics import CreateTopic
+from txmq.core.topics.topics import CreateTopic
 
 
 @pytest.fixture

@@ -1,23 +1,27 @@
-"""What must be true of a group's state at any time: each message is in exactly one place."""
+"""What must be true of a group's state at any time: each message is in exactly one
+place.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.core import tables as t
-from txmq.broker.core.consumers.consumers import FenceState
-from txmq.broker.core.consumers.moved import Kind, Moved
+from txmq.core.consumers.failed_messages import Kind, Moved
+from txmq.core.state.consumer_groups import FenceState
+from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-    from txmq.broker.core.consumers.consumers import Group, Spot, Spotted
-    from txmq.broker.core.state import State
+    from txmq.core.state.consumer_groups import Group, Spot, Spotted
+    from txmq.core.state.state import State
 
 
-def check(state: State, group: Group, keys: Mapping[Spotted, int | None], ended: AbstractSet[Spotted]) -> None:
+def check(
+    state: State, group: Group, keys: Mapping[Spotted, int | None], ended: AbstractSet[Spotted]
+) -> None:
     """`ended`: messages that are known to be acked or abandoned."""
     rows = moved_rows(state, group)
     settled: set[Spotted] = set()
@@ -33,7 +37,9 @@ def check(state: State, group: Group, keys: Mapping[Spotted, int | None], ended:
 
 
 def moved_rows(state: State, group: Group) -> dict[Spotted, Moved]:
-    start, stop = (t.MOVED_KEY.pack(number, 0, 0, 0) for number in (group.group_id, group.group_id + 1))
+    start, stop = (
+        t.MOVED_KEY.pack(number, 0, 0, 0) for number in (group.group_id, group.group_id + 1)
+    )
     found: Any = state.tables[t.MOVED].range(start, stop)
     return {t.MOVED_KEY.unpack(key)[1:]: Moved(*row) for key, row in found}
 
@@ -73,26 +79,48 @@ def check_indexes(state: State, group: Group, rows: dict[Spotted, Moved]) -> Non
     waiting = {
         (topic_id, partition, row.due, offset)
         for (topic_id, partition, offset), row in rows.items()
-        if row.kind == Kind.RETRY and not row.token and (topic_id, partition, offset) not in group.held_rows
+        if row.kind == Kind.RETRY
+        and not row.token
+        and (topic_id, partition, offset) not in group.held_rows
     }
     found = [t.RETRY_KEY.unpack(key) for key, _row in state.tables[t.RETRIES].range(b"")]
     assert waiting == {key[1:] for key in found if key[0] == group.group_id}
     wakes = [t.WAKE_KEY.unpack(key) for key, _row in state.tables[t.WAKES].range(b"")]
-    assert waiting == {(key[2], key[3], key[0], key[4]) for key in wakes if key[1] == group.group_id}
-    assert group.retrying == Counter((topic_id, partition) for topic_id, partition, _due, _offset in waiting)
-    letters: Any = [(t.LETTER_KEY.unpack(key), row) for key, row in state.tables[t.LETTERS].range(b"")]
-    dead = {message: row.number for message, row in rows.items() if row.kind in (Kind.LETTER, Kind.ABANDONED)}
-    assert dead == {tuple(message): number for (of_group, number), message in letters if of_group == group.group_id}
+    assert waiting == {
+        (key[2], key[3], key[0], key[4]) for key in wakes if key[1] == group.group_id
+    }
+    assert group.retrying == Counter(
+        (topic_id, partition) for topic_id, partition, _due, _offset in waiting
+    )
+    letters: Any = [
+        (t.LETTER_KEY.unpack(key), row) for key, row in state.tables[t.LETTERS].range(b"")
+    ]
+    dead = {
+        message: row.number
+        for message, row in rows.items()
+        if row.kind in (Kind.LETTER, Kind.ABANDONED)
+    }
+    assert dead == {
+        tuple(message): number
+        for (of_group, number), message in letters
+        if of_group == group.group_id
+    }
     assert group.letters == sum(1 for row in rows.values() if row.kind == Kind.LETTER)
 
 
-def check_fences(state: State, group: Group, rows: dict[Spotted, Moved], keys: Mapping[Spotted, int | None]) -> None:
-    parked = Counter((message[0], row.key_hash) for message, row in rows.items() if row.kind == Kind.PARKED)
+def check_fences(
+    state: State, group: Group, rows: dict[Spotted, Moved], keys: Mapping[Spotted, int | None]
+) -> None:
+    parked = Counter(
+        (message[0], row.key_hash) for message, row in rows.items() if row.kind == Kind.PARKED
+    )
     fences = {(topic_id, key): fence for topic_id, key, fence in group.every_fence()}
     assert parked == Counter({name: fence.parked for name, fence in fences.items()})
     chained = [t.PARKED_KEY.unpack(key) for key, _row in state.tables[t.PARKED].range(b"")]
     assert sum(parked.values()) == sum(1 for key in chained if key[0] == group.group_id)
-    assert group.waiting == {name for name, fence in fences.items() if fence.state is FenceState.WAITING}
+    assert group.waiting == {
+        name for name, fence in fences.items() if fence.state is FenceState.WAITING
+    }
     for (topic_id, _key), fence in fences.items():
         if fence.state is not FenceState.WAITING:
             head = rows.get((topic_id, fence.partition, fence.offset))
@@ -108,4 +136,6 @@ def check_fences(state: State, group: Group, rows: dict[Spotted, Moved], keys: M
         for start, end, grant in position.leased:
             for offset in range(start, end):
                 name = (spot[0], keys[*spot, offset])
-                assert name not in fences or grant.lease < fences[name].born, "a message of a fenced key went out"
+                assert name not in fences or grant.lease < fences[name].born, (
+                    "a message of a fenced key went out"
+                )

@@ -1,7 +1,9 @@
-"""Consumer processes as a simulation needs them: they work, they fail, and they keep their part of the contract.
+"""Consumer processes as a simulation needs them: they work, they fail, and they keep
+their part of the contract.
 
-In an ordered group that is: one message of a key at a time, in the order of offsets; after a failure the later messages
-of the key go back unprocessed, at leisure where the failure was recorded, before the next fetch where it was not.
+In an ordered group that is: one message of a key at a time, in the order of offsets;
+after a failure the later messages of the key go back unprocessed, at leisure where the
+failure was recorded, before the next fetch where it was not.
 """
 
 from __future__ import annotations
@@ -13,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 from tests.core.consumer_processes import Consumer, Held, Ledger, Message
 from tests.core.consumer_world import QUICK, World
 from tests.core.driver import SECOND
-from txmq.broker.core import machine
-from txmq.broker.core.consumers import moved, suspects
-from txmq.broker.core.consumers.candidates import Wish
-from txmq.broker.core.consumers.commands import Ack, Deliver, Failure, Join, Nack, Return, Wanted
-from txmq.broker.core.consumers.events import LeasesExpired, MemberLeft
-from txmq.broker.core.consumers.moved import Kind, Moved
-from txmq.broker.core.consumers.planning import Plan, plan
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions.decisions import Decide
+from txmq.core import machine
+from txmq.core.consumers import failed_messages, poison
+from txmq.core.consumers.candidates import Wish
+from txmq.core.consumers.commands import Ack, Deliver, Failure, Join, Nack, Return, Wanted
+from txmq.core.consumers.failed_messages import Kind, Moved
+from txmq.core.consumers.planning import Plan, plan
+from txmq.core.events.consumers import LeasesExpired, MemberLeft
+from txmq.core.state.state import Rejected
+from txmq.core.transactions.decisions import Decide
 from txmq.errors import StaleGeneration, UnknownMember
-from txmq.message import Decision
+from txmq.model.message import Decision
 
 if TYPE_CHECKING:
-    from txmq.broker.core.consumers.consumers import Group
+    from txmq.core.state.consumer_groups import Group
 
 PARTITIONS = {"t": 3, "u": 1}
 STRAY = 99  # a key that senders put into any partition: fenced like others, but in no order
@@ -53,7 +55,9 @@ class Clients(World):
         self.dead: list[Consumer] = []  # the broker does not know yet
         self.undecided: dict[bytes, tuple[Consumer, Message, bool]] = {}
         self.ledgers: dict[str, Ledger] = defaultdict(Ledger)
-        self.chains: dict[tuple[int, int], list[Message]] = defaultdict(list)  # messages of a key, as published
+        self.chains: dict[tuple[int, int], list[Message]] = defaultdict(
+            list
+        )  # messages of a key, as published
         self.topic_ids = {name: self.state.topics[name].topic_id for name in PARTITIONS}
         self.topic_names = {topic_id: name for name, topic_id in self.topic_ids.items()}
         self.killers: set[Message] = set()
@@ -76,26 +80,42 @@ class Clients(World):
         return reply
 
     def note_lost(self, event: object) -> None:
-        """What a member, or a lease, is about to give back without a word of its consumer's."""
+        """What a member, or a lease, is about to give back without a word of its
+        consumer's.
+        """
         if isinstance(event, MemberLeft | LeasesExpired):
             group = self.state.consumers.by_id[event.group_id]
             ledger = self.ledgers[group.name]
             members = (
-                {event.member} if isinstance(event, MemberLeft) else {group.leases[n].member for n in event.leases}
+                {event.member}
+                if isinstance(event, MemberLeft)
+                else {group.leases[n].member for n in event.leases}
             )
             for member in members:
                 out = self.out(group, member)
-                over = {m for m, number in out.items() if isinstance(event, MemberLeft) or number in event.leases}
-                if any(ledger.deaths[m] >= suspects.ALONE for m in out):
+                over = {
+                    m
+                    for m, number in out.items()
+                    if isinstance(event, MemberLeft) or number in event.leases
+                }
+                if any(ledger.deaths[m] >= poison.ALONE for m in out):
                     over = out.keys() | over
                 ledger.given_back(over, died=isinstance(event, LeasesExpired) or event.lost)
 
     def out(self, group: Group, member: str | None = None) -> dict[Message, int]:
         """What is leased to a member, or to anybody, and by which lease."""
-        pieces = ((spot, piece) for spot, position in group.positions.items() for piece in position.leased)
-        held = {(*spot, n): grant.lease for spot, (start, end, grant) in pieces for n in range(start, end)}
+        pieces = (
+            (spot, piece) for spot, position in group.positions.items() for piece in position.leased
+        )
+        held = {
+            (*spot, n): grant.lease
+            for spot, (start, end, grant) in pieces
+            for n in range(start, end)
+        }
         held |= group.held_rows
-        return {m: number for m, number in held.items() if member in (None, group.leases[number].member)}
+        return {
+            m: number for m, number in held.items() if member in (None, group.leases[number].member)
+        }
 
     def note_letter(self, group: str, topic_id: int, partition: int, offset: int, row: Any) -> None:
         if Moved(*row).kind == Kind.LETTER:
@@ -104,7 +124,9 @@ class Clients(World):
     def enter(self, consumer: Consumer, held: tuple[Any, ...] | None = None) -> None:
         mode, wanted = GROUPS[consumer.kind]
         wanted = wanted._replace(retry=QUICK, lease_us=6 * SECOND)
-        command = Join(consumer.kind, consumer.name, consumer.instance, mode, ("t", "u"), wanted, held=held)
+        command = Join(
+            consumer.kind, consumer.name, consumer.instance, mode, ("t", "u"), wanted, held=held
+        )
         reply = self.do(command._replace(static=consumer.static))
         consumer.group, consumer.generation = reply.group, reply.generation
 
@@ -124,7 +146,9 @@ class Clients(World):
         return self.random.choice(self.consumers) if self.consumers else None
 
     def known(self, consumer: Consumer, reply: Any) -> bool:
-        """Whether the broker knows the consumer; one that learns that it does not drops all and joins anew."""
+        """Whether the broker knows the consumer; one that learns that it does not drops
+        all and joins anew.
+        """
         if not isinstance(reply, Rejected) or reply.error is not UnknownMember:
             return True
         if consumer in self.consumers:
@@ -163,7 +187,9 @@ class Clients(World):
         flood, most = group.flood, self.random.randint(1, 6)
         probed = flood is not None and flood.lease in group.leases
         wish = Wish(most, 1_000, run=self.random.choice((0, 3, 100)))
-        found = plan(self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now)
+        found = plan(
+            self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now
+        )
         if isinstance(found, Rejected):
             self.refused(consumer, found, stale=stale)
             return
@@ -177,22 +203,38 @@ class Clients(World):
             return
         assert not stale, "delivered to a member that does not know the present generation"
         out = sum(end - start for _pick, start, end, _attempt in reply.deliveries)
-        assert flood is None or group.flood is None or out <= (0 if probed else 1), "a flood was let through"
+        assert flood is None or group.flood is None or out <= (0 if probed else 1), (
+            "a flood was let through"
+        )
 
     def take(self, consumer: Consumer, found: Plan) -> Any:
-        reply = self.do(Deliver(consumer.group, consumer.name, consumer.generation, self.picks(found.candidates)))
+        reply = self.do(
+            Deliver(
+                consumer.group, consumer.name, consumer.generation, self.picks(found.candidates)
+            )
+        )
         if isinstance(reply, Rejected):
             return reply
         got = []
         for pick, start, end, attempt in reply.deliveries:
             c = found.candidates[pick]
-            self.note_deaths(consumer, reply.lease, [(c.topic_id, c.partition, offset) for offset in range(start, end)])
-            got += [((c.topic_id, c.partition, offset), Held(attempt, reply.lease)) for offset in range(start, end)]
+            self.note_deaths(
+                consumer,
+                reply.lease,
+                [(c.topic_id, c.partition, offset) for offset in range(start, end)],
+            )
+            got += [
+                ((c.topic_id, c.partition, offset), Held(attempt, reply.lease))
+                for offset in range(start, end)
+            ]
         self.delivered(consumer, got)
         return reply
 
     def note_deaths(self, consumer: Consumer, lease: int, messages: list[Message]) -> None:
-        known, deaths = self.ledgers[consumer.group].deaths, self.group(consumer.group).leases[lease].deaths
+        known, deaths = (
+            self.ledgers[consumer.group].deaths,
+            self.group(consumer.group).leases[lease].deaths,
+        )
         wrong = [message for message in messages if known[message] != deaths]
         assert not wrong, f"{deaths} deaths of {wrong}, not {[known[message] for message in wrong]}"
 
@@ -229,7 +271,10 @@ class Clients(World):
     def hand_back(self, consumer: Consumer) -> None:
         """Messages go back unprocessed."""
         messages, consumer.back = list(dict.fromkeys(consumer.back)), []
-        ranges = tuple((self.topic_names[t], partition, offset, offset + 1) for t, partition, offset in messages)
+        ranges = tuple(
+            (self.topic_names[t], partition, offset, offset + 1)
+            for t, partition, offset in messages
+        )
         if not ranges:
             return
         reply = self.do(Return(consumer.group, consumer.name, consumer.generation, ranges))
@@ -258,24 +303,43 @@ class Clients(World):
             self.fail(consumer, message)
 
     def effect(self, consumer: Consumer, message: Message) -> None:
-        """A success: in an ordered group all earlier messages of the key came before it."""
+        """A success: in an ordered group all earlier messages of the key came before
+        it.
+        """
         ledger = self.ledgers[consumer.group]
         chain = self.chains.get(self.key_of(message), [])
-        if consumer.ordered and message in chain and self.keys[message] != STRAY and message not in ledger.effects:
+        if (
+            consumer.ordered
+            and message in chain
+            and self.keys[message] != STRAY
+            and message not in ledger.effects
+        ):
             before = chain[: chain.index(message)]
             skipped = ledger.was_letter if consumer.kind == "skip" else set()
             excused = ledger.effects | ledger.abandoned | skipped
-            assert set(before) <= excused, f"{consumer.group}: {message} before {set(before) - excused}"
+            assert set(before) <= excused, (
+                f"{consumer.group}: {message} before {set(before) - excused}"
+            )
         ledger.effects.add(message)
 
     def fail(self, consumer: Consumer, message: Message) -> None:
         topic, key = self.topic_names[message[0]], self.key_of(message)
         delay = self.random.choice((None, None, 0))
         how = self.random.choices(("failed", "dead", "postpone"), (8, 1, 1))[0]
-        why = Failure("E", "text", "away" if self.outage else self.random.choice(("", "one", "two")))
+        why = Failure(
+            "E", "text", "away" if self.outage else self.random.choice(("", "one", "two"))
+        )
         known = self.state.consumers.groups.get(consumer.group)
         guarded = known is not None and known.flood is not None
-        fields = (consumer.group, consumer.name, consumer.generation, topic, *message[1:], self.keys[message], delay)
+        fields = (
+            consumer.group,
+            consumer.name,
+            consumer.generation,
+            topic,
+            *message[1:],
+            self.keys[message],
+            delay,
+        )
         reply = self.do(Nack(*fields, why, dead=how == "dead", postpone=how == "postpone"))
         if not self.known(consumer, reply):
             return
@@ -287,11 +351,17 @@ class Clients(World):
         if consumer.ordered:
             self.key_failed(consumer, key, bound, careful=refused)
 
-    def key_failed(self, consumer: Consumer, key: tuple[int, int], bound: int, *, careful: bool) -> None:
-        """The later messages of the key go back, also those that are still on their way."""
+    def key_failed(
+        self, consumer: Consumer, key: tuple[int, int], bound: int, *, careful: bool
+    ) -> None:
+        """The later messages of the key go back, also those that are still on their
+        way.
+        """
         consumer.broken[key] = bound
         consumer.careful |= careful
-        for message in [m for m, held in consumer.hand.items() if self.key_of(m) == key and held.lease < bound]:
+        for message in [
+            m for m, held in consumer.hand.items() if self.key_of(m) == key and held.lease < bound
+        ]:
             del consumer.hand[message]
             consumer.back.append(message)
 
@@ -300,7 +370,16 @@ class Clients(World):
         self.names += 1
         token = (self.now // 1_000).to_bytes(6, "big") + self.names.to_bytes(10, "big")
         topic, partition, offset = self.topic_names[message[0]], *message[1:]
-        action = ("ack", consumer.group, consumer.name, consumer.generation, topic, partition, offset, offset + 1)
+        action = (
+            "ack",
+            consumer.group,
+            consumer.name,
+            consumer.generation,
+            topic,
+            partition,
+            offset,
+            offset + 1,
+        )
         if isinstance(self.store(token, [], POSTGRES, actions=(action,)), Rejected):
             return
         committed = self.random.random() < 0.6
@@ -309,7 +388,8 @@ class Clients(World):
         if committed:
             self.effect(consumer, message)
         elif consumer.ordered or self.random.random() < 0.5:
-            # a consumer whose transaction was rolled back says so before it fetches again, or is gone
+            # a consumer whose transaction was rolled back says so before it fetches
+            # again, or is gone
             self.undecided.pop(token)
             self.do(Decide(token, Decision.ROLLBACK, "producer"))
             self.rolled_back(consumer, message)
@@ -317,9 +397,11 @@ class Clients(World):
             self.key_failed(consumer, self.key_of(message), bound, careful=True)
 
     def rolled_back(self, consumer: Consumer, message: Message) -> None:
-        """Its handler came to an end; only what had failed before is still known for its deaths."""
+        """Its handler came to an end; only what had failed before is still known for
+        its deaths.
+        """
         group = self.state.consumers.groups.get(consumer.group)
-        if group is None or moved.get(self.state, group, message) is None:
+        if group is None or failed_messages.get(self.state, group, message) is None:
             self.ledgers[consumer.group].deaths[message] = 0
 
     def flush(self, consumer: Consumer) -> None:
@@ -327,8 +409,13 @@ class Clients(World):
         if not consumer.acks:
             return
         acks, consumer.acks = consumer.acks, []
-        ranges = tuple((self.topic_names[t], partition, offset, offset + 1) for t, partition, offset in acks)
+        ranges = tuple(
+            (self.topic_names[t], partition, offset, offset + 1) for t, partition, offset in acks
+        )
         reply = self.do(Ack(consumer.group, consumer.name, consumer.generation, ranges))
         if self.known(consumer, reply):
-            stale = {(self.topic_ids[topic], partition, start) for topic, partition, start, _end in reply.stale}
+            stale = {
+                (self.topic_ids[topic], partition, start)
+                for topic, partition, start, _end in reply.stale
+            }
             self.ledgers[consumer.group].done.update(set(acks) - stale)

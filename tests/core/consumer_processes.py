@@ -1,4 +1,6 @@
-"""What a simulated consumer process has in hand, and what is known of a group from replies alone."""
+"""What a simulated consumer process has in hand, and what is known of a group from
+replies alone.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from txmq.broker.core.consumers import suspects
+from txmq.core.consumers import poison
 
 Message = tuple[int, int, int]  # topic id, partition, offset
 
@@ -20,9 +22,11 @@ class Held(NamedTuple):
 
 @dataclass(eq=False)
 class Consumer:
-    """A consumer process. `flight`: replies on their way to it; `broken`: keys of which leases below must go back.
+    """A consumer process. `flight`: replies on their way to it; `broken`: keys of which
+    leases below must go back.
 
-    `back`: messages to be given back when it comes to that. `careful`: before it fetches, all is here or given back.
+    `back`: messages to be given back when it comes to that. `careful`: before it
+    fetches, all is here or given back.
     """
 
     kind: str  # the name that it joins
@@ -55,7 +59,9 @@ class Ledger:
     abandoned: set[Message] = field(default_factory=set)
     was_letter: set[Message] = field(default_factory=set)
     deliveries: Counter[Message] = field(default_factory=Counter)  # those that count
-    deaths: Counter[Message] = field(default_factory=Counter)  # consumers that were lost with a message
+    deaths: Counter[Message] = field(
+        default_factory=Counter
+    )  # consumers that were lost with a message
     effects: set[Message] = field(default_factory=set)
 
     def skip(self, messages: set[Message]) -> None:
@@ -76,9 +82,13 @@ class Ledger:
         self.deliveries[message] = self.deaths[message] = 0
 
     def given_back(self, messages: set[Message], *, died: bool) -> None:
-        """These are no longer out. A death counts only for what had been lost often enough to go out alone."""
+        """These are no longer out. A death counts only for what had been lost often
+        enough to go out alone.
+        """
         for message in messages:
-            alone = died and self.deaths[message] >= suspects.ALONE
-            assert not alone or messages == {message}, f"{message} was to be out alone, and was not: {messages}"
+            alone = died and self.deaths[message] >= poison.ALONE
+            assert not alone or messages == {message}, (
+                f"{message} was to be out alone, and was not: {messages}"
+            )
             self.deliveries[message] -= not alone
             self.deaths[message] += died

@@ -1,4 +1,6 @@
-"""A broker's core among consumers that fail, hang, die and come back: one seed is one run, and every run ends well."""
+"""A broker's core among consumers that fail, hang, die and come back: one seed is one
+run, and every run ends well.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from tests.core.consumer_processes import Consumer, Message
 from tests.core.consumer_world import rows
 from tests.core.driver import SECOND
 from tests.core.due import next_due
-from txmq.broker.core import machine
-from txmq.broker.core.consumers.candidates import Wish
-from txmq.broker.core.consumers.commands import (
+from txmq.core import machine
+from txmq.core.consumers.candidates import Wish
+from txmq.core.consumers.commands import (
     AbandonLetters,
     ExpireLeases,
     GroupPause,
@@ -22,12 +24,12 @@ from txmq.broker.core.consumers.commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.broker.core.consumers.events import Delivered, Returned
-from txmq.broker.core.consumers.planning import Plan, plan
-from txmq.broker.core.consumers.queries import letters
-from txmq.broker.core.topics.topics import GrowTopic
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.message import Decision
+from txmq.core.consumers.planning import Plan, plan
+from txmq.core.consumers.queries import letters
+from txmq.core.events.consumers import Delivered, Returned
+from txmq.core.topics.topics import GrowTopic
+from txmq.core.transactions.decisions import Decide
+from txmq.model.message import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -55,7 +57,9 @@ class Sim(Clients):
         getattr(self, name)()
 
     def check(self) -> None:
-        """All is as it must be in the groups of which something was recorded since the last time."""
+        """All is as it must be in the groups of which something was recorded since the
+        last time.
+        """
         by_id, fresh = self.state.consumers.by_id, self.events(self.checked)
         touched: set[Any] = {getattr(event, "group_id", None) for event in fresh}
         self.checked = len(self.log)
@@ -97,7 +101,9 @@ class Sim(Clients):
         self.enter(consumer)
 
     def grow(self) -> None:
-        """Keys go on elsewhere; the broker shares out the new partitions when it next looks."""
+        """Keys go on elsewhere; the broker shares out the new partitions when it next
+        looks.
+        """
         topic = self.state.topics["t"]
         if len(topic.ends) < MOST_PARTITIONS:
             self.do(GrowTopic("t", len(topic.ends) + 1))
@@ -118,12 +124,20 @@ class Sim(Clients):
             self.do(GroupPause(group.name, not group.paused and self.random.random() < 0.5))
 
     def reset(self) -> None:
-        """A group begins again, or skips what there is; its consumers are started anew, or they would go on."""
+        """A group begins again, or skips what there is; its consumers are started anew,
+        or they would go on.
+        """
         group = self.random.choice([*self.state.consumers.by_id.values()])
-        busy = any(consumer.group == group.name for consumer, _message, _committed in self.undecided.values())
+        busy = any(
+            consumer.group == group.name
+            for consumer, _message, _committed in self.undecided.values()
+        )
         if busy or not group.positions:
             return
-        to, topic_id = self.random.choice(("first", "last")), self.random.choice([*group.positions])[0]
+        to, topic_id = (
+            self.random.choice(("first", "last")),
+            self.random.choice([*group.positions])[0],
+        )
         self.do(ResetPosition(group.name, self.topic_names[topic_id], to))
         for consumer in [consumer for consumer in self.consumers if consumer.group == group.name]:
             self.replace(consumer)
@@ -155,7 +169,9 @@ class Sim(Clients):
         consumer.flight.clear()
         consumer.back.clear()
         held = [*consumer.hand, *consumer.acks]
-        ranges = tuple((self.topic_names[t], partition, offset, offset + 1) for t, partition, offset in held)
+        ranges = tuple(
+            (self.topic_names[t], partition, offset, offset + 1) for t, partition, offset in held
+        )
         since = len(self.log)
         self.enter(consumer, ranges)
         for event in self.events(since):
@@ -239,7 +255,9 @@ class Sim(Clients):
             self.ledgers[group].abandoned.update(some)
 
     def names_of_groups(self) -> list[str]:
-        """Of those that were joined: the groups of broadcast members, not what they are members of."""
+        """Of those that were joined: the groups of broadcast members, not what they are
+        members of.
+        """
         return [group.name for group in self.state.consumers.by_id.values() if group.positions]
 
     def letters(self, group: str) -> list[Message]:
@@ -277,7 +295,9 @@ class Sim(Clients):
         self.enter(consumer)
         self.hand_back(consumer)
         wish = Wish(50, 10_000, run=100)
-        found = plan(self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now)
+        found = plan(
+            self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now
+        )
         if isinstance(found, Plan):
             self.take(consumer, found)
         while consumer.flight:
@@ -291,7 +311,11 @@ class Sim(Clients):
 
     def ended(self, name: str) -> bool:
         group, ledger = self.group(name), self.ledgers[name]
-        return not group.leases and not group.fences and ledger.done | ledger.abandoned == set(self.keys)
+        return (
+            not group.leases
+            and not group.fences
+            and ledger.done | ledger.abandoned == set(self.keys)
+        )
 
 
 STEPS = {

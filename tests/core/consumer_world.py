@@ -1,23 +1,35 @@
-"""A broker's core with consumers around it: topics of messages that are nothing but a key, members that fetch."""
+"""A broker's core with consumers around it: topics of messages that are nothing but a
+key, members that fetch.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.core.driver import SECOND, Driver
-from txmq.broker.core import machine
-from txmq.broker.core.consumers.candidates import Candidate, Wish
-from txmq.broker.core.consumers.commands import Ack, Deliver, ExpireLeases, Failure, Join, Nack, Pick, Return, Wanted
-from txmq.broker.core.consumers.planning import Plan, plan
-from txmq.broker.core.events import BatchStored, Booted
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import NAMES
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.retry import RetryPolicy
+from txmq.core import machine
+from txmq.core.consumers.candidates import Candidate, Wish
+from txmq.core.consumers.commands import (
+    Ack,
+    Deliver,
+    ExpireLeases,
+    Failure,
+    Join,
+    Nack,
+    Pick,
+    Return,
+    Wanted,
+)
+from txmq.core.consumers.planning import Plan, plan
+from txmq.core.events.base import BatchStored, Booted
+from txmq.core.state.state import Rejected
+from txmq.core.topics.topics import CreateTopic
+from txmq.model.retry import RetryPolicy
+from txmq.store.tables import NAMES
 
 if TYPE_CHECKING:
-    from txmq.broker.core.consumers.consumers import Group
-    from txmq.broker.core.state import State
+    from txmq.core.state.consumer_groups import Group
+    from txmq.core.state.state import State
 
 BATCH = 100  # bytes
 EVERYTHING = 1 << 40
@@ -51,7 +63,15 @@ class World(Driver):
             self.keys[known.topic_id, partition, base + row] = key
         sequence = sum(known.ends)
         event = BatchStored(
-            known.topic_id, partition, base, len(keys), BATCH, 0, known.topic_id.to_bytes(16), 0, sequence
+            known.topic_id,
+            partition,
+            base,
+            len(keys),
+            BATCH,
+            0,
+            known.topic_id.to_bytes(16),
+            0,
+            sequence,
         )
         self.record(event)
 
@@ -61,11 +81,19 @@ class World(Driver):
     def group(self, name: str = "g") -> Group:
         return self.state.consumers.groups[name]
 
-    def join(self, member: str, *topics: str, group: str = "g", mode: str = "concurrent", **wanted: Any) -> Any:
+    def join(
+        self, member: str, *topics: str, group: str = "g", mode: str = "concurrent", **wanted: Any
+    ) -> Any:
         """Join as a process of its own; options of `Join` and `Wanted` alike."""
-        own = {name: wanted.pop(name) for name in ("instance", "starts", "held", "named", "static") if name in wanted}
+        own = {
+            name: wanted.pop(name)
+            for name in ("instance", "starts", "held", "named", "static")
+            if name in wanted
+        }
         own.setdefault("instance", member)
-        return self.do(Join(group, member, mode=mode, topics=topics or ("t",), wanted=Wanted(**wanted), **own))
+        return self.do(
+            Join(group, member, mode=mode, topics=topics or ("t",), wanted=Wanted(**wanted), **own)
+        )
 
     def generation(self, group: str = "g") -> int:
         return self.state.consumers.groups[group].generation
@@ -89,12 +117,24 @@ class World(Driver):
     ) -> Any:
         left_out = frozenset(self.state.topics[topic].topic_id for topic in without)
         durable = self.end if durable is None else durable
-        return plan(self.state, "g", member, self.generation(), durable, Wish(most, size, 0, run, left_out), self.now)
+        return plan(
+            self.state,
+            "g",
+            member,
+            self.generation(),
+            durable,
+            Wish(most, size, 0, run, left_out),
+            self.now,
+        )
 
-    def fetch(self, member: str, group: str = "g", *, most: int = 1_000, generation: int | None = None) -> Any:
+    def fetch(
+        self, member: str, group: str = "g", *, most: int = 1_000, generation: int | None = None
+    ) -> Any:
         """What the member gets, message by message; a Rejected where it is refused."""
         generation = self.generation(group) if generation is None else generation
-        found = plan(self.state, group, member, generation, self.end, Wish(most, EVERYTHING), self.now)
+        found = plan(
+            self.state, group, member, generation, self.end, Wish(most, EVERYTHING), self.now
+        )
         if isinstance(found, Rejected):
             return found
         return self.deliver(member, generation, found, group)
@@ -121,7 +161,9 @@ class World(Driver):
     def early(self, member: str) -> bool:
         """Whether what the member would get may go out before it is durable."""
         picks = self.picks(self.plan(member).candidates)
-        outcome = machine.decide(self.state, Deliver("g", member, self.generation(), picks), self.now)
+        outcome = machine.decide(
+            self.state, Deliver("g", member, self.generation(), picks), self.now
+        )
         assert not isinstance(outcome, Rejected)
         return outcome.early
 
@@ -129,21 +171,50 @@ class World(Driver):
         """Offsets that the member gets, whatever the partition."""
         return [message.offset for message in self.fetch(member, **options)]
 
-    def ack(self, member: str, *ranges: tuple[int, int], topic: str = "t", partition: int = 0, **options: Any) -> Any:
-        group, generation = self._who(options)
-        return self.do(Ack(group, member, generation, tuple((topic, partition, *one) for one in ranges)))
-
-    def give_back(
-        self, member: str, *ranges: tuple[int, int], topic: str = "t", partition: int = 0, **options: Any
+    def ack(
+        self,
+        member: str,
+        *ranges: tuple[int, int],
+        topic: str = "t",
+        partition: int = 0,
+        **options: Any,
     ) -> Any:
         group, generation = self._who(options)
-        return self.do(Return(group, member, generation, tuple((topic, partition, *one) for one in ranges)))
+        return self.do(
+            Ack(group, member, generation, tuple((topic, partition, *one) for one in ranges))
+        )
 
-    def nack(self, member: str, offset: int, *, topic: str = "t", partition: int = 0, **options: Any) -> Any:
+    def give_back(
+        self,
+        member: str,
+        *ranges: tuple[int, int],
+        topic: str = "t",
+        partition: int = 0,
+        **options: Any,
+    ) -> Any:
+        group, generation = self._who(options)
+        return self.do(
+            Return(group, member, generation, tuple((topic, partition, *one) for one in ranges))
+        )
+
+    def nack(
+        self, member: str, offset: int, *, topic: str = "t", partition: int = 0, **options: Any
+    ) -> Any:
         group, generation = self._who(options)
         spotted = (self.state.topics[topic].topic_id, partition, offset)
         options.setdefault("failure", Failure("E", "text", "print"))
-        return self.do(Nack(group, member, generation, topic, partition, offset, self.keys.get(spotted), **options))
+        return self.do(
+            Nack(
+                group,
+                member,
+                generation,
+                topic,
+                partition,
+                offset,
+                self.keys.get(spotted),
+                **options,
+            )
+        )
 
     def _who(self, options: dict[str, Any]) -> tuple[str, int]:
         group = options.pop("group", "g")

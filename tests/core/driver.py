@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import encode, verify
-from txmq.broker.core import events, machine
-from txmq.broker.core.events import Place
-from txmq.broker.core.state import Rejected, State
-from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.topics.sends import Send
-from txmq.broker.core.transactions.parts import GroupBatch, StorePart
-from txmq.broker.core.transactions.slices import Advance, Progress
-from txmq.broker.core.transactions.sweeping import Sweep
-from txmq.broker.reading import published
-from txmq.message import Message
+from txmq.broker.log_reader import published
+from txmq.core import machine
+from txmq.core.events import base as events
+from txmq.core.events.base import Place
+from txmq.core.retention.outcome_expiry import Sweep
+from txmq.core.state.state import Rejected, State
+from txmq.core.topics.sends import Send
+from txmq.core.transactions.half_storage import GroupBatch, StorePart
+from txmq.core.transactions.large_publication import Advance, Progress
+from txmq.model.message import Message
+from txmq.store.tables import MemoryTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +48,13 @@ class Driver:
         return outcome.reply
 
     def record(self, event: events.Event, attachment: bytes = b"") -> None:
-        place = Place(self.end, self.end + RECORD + len(attachment), self.end + RECORD, self.now, self.state.boot_epoch)
+        place = Place(
+            self.end,
+            self.end + RECORD + len(attachment),
+            self.end + RECORD,
+            self.now,
+            self.state.boot_epoch,
+        )
         self.end = place.end
         self.bytes[place.attachment] = attachment
         again = events.decode(
@@ -64,7 +71,9 @@ class Driver:
         return (len(self.log), self._checked) != before
 
     def work_off(self) -> int:
-        """Step by step until the backlog is empty, or waits; returns how many steps it took."""
+        """Step by step until the backlog is empty, or waits; returns how many steps it
+        took.
+        """
         steps = 0
         while self.advance():
             steps += 1
@@ -85,7 +94,12 @@ class Driver:
         return state
 
     def send(
-        self, topic: str, *bodies: str, key: str | None = None, partition: int = 0, producer: bytes = b"p" * 16
+        self,
+        topic: str,
+        *bodies: str,
+        key: str | None = None,
+        partition: int = 0,
+        producer: bytes = b"p" * 16,
     ) -> Any:
         sequence = self.sequences.get(producer, 0)
         data = encode(
@@ -110,7 +124,13 @@ class Driver:
         """Store a group of single messages (topic, partition, key, body)."""
         batches = []
         for place, (topic, partition, key, body) in enumerate(sends):
-            data = encode([Message(body.encode(), key)], producer_id=token, epoch=0, sequence=place, born_at=self.now)
+            data = encode(
+                [Message(body.encode(), key)],
+                producer_id=token,
+                epoch=0,
+                sequence=place,
+                born_at=self.now,
+            )
             batches.append(GroupBatch(topic, 0, partition, data, verify(data)))
         fields: dict[str, Any] = {
             "part": 0,
@@ -124,14 +144,18 @@ class Driver:
         return self.do(StorePart(token=token, batches=tuple(batches), decider=decider, **fields))
 
     def bodies(self, topic: str, partition: int = 0) -> list[str]:
-        """What a reader of the partition sees, in order; offsets must be contiguous from 0."""
-        from txmq.batch import BatchView  # only here
+        """What a reader of the partition sees, in order; offsets must be contiguous
+        from 0.
+        """
+        from txmq.batch import BatchView
 
         topic_id = self.state.topics[topic].topic_id
         seen: list[str] = []
         for base, entry in published(self.state, topic_id, partition, 0, self.end):
             assert base == len(seen)
-            seen += [body.decode() for body in BatchView(self.read(entry.position, entry.length)).bodies]
+            seen += [
+                body.decode() for body in BatchView(self.read(entry.position, entry.length)).bodies
+            ]
         return seen
 
     def read(self, position: int, length: int) -> bytes:

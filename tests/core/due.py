@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from txmq.broker.core import tables as t
-from txmq.broker.core.state import State
+from txmq.core.state.state import State
+from txmq.store import tables as t
 
 
 def due_checks(state: State, now: int, limit: int) -> Iterator[bytes]:
-    """Tokens of undecided transactions whose check-back is due, the longest due first."""
+    """Tokens of undecided transactions whose check-back is due, the longest due
+    first.
+    """
     rows = state.tables[t.DUE].range(t.DUE_KEY.pack(0, 0, 0), t.DUE_KEY.pack(now + 1, 0, 0))
     return islice((row[0] for key, row in rows if t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK), limit)
 
@@ -19,5 +21,8 @@ def next_due(state: State, now: int) -> int | None:
     """When the next lease ends or the next retry is due; None = nothing is set."""
     deadlines = state.consumers.deadlines
     rows = state.tables[t.WAKES].range(t.WAKE_KEY.pack(now + 1, 0, 0, 0, 0))
-    times = [*(deadlines[0][:1] if deadlines else ()), *(t.WAKE_KEY.unpack(key)[0] for key, _row in islice(rows, 1))]
+    times = [
+        *(deadlines[0][:1] if deadlines else ()),
+        *(t.WAKE_KEY.unpack(key)[0] for key, _row in islice(rows, 1)),
+    ]
     return min(times, default=None)

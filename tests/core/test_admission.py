@@ -9,14 +9,14 @@ import pytest
 from tests.core.consumer_world import World
 from tests.core.driver import Driver, token
 from txmq.batch import Codec, encode, largest_body, read_header, verify
-from txmq.broker.core import machine
-from txmq.broker.core.state import DEFAULTS, Rejected, SendReceipt, TopicSettings
-from txmq.broker.core.topics.sends import Send
-from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.core.transactions.parts import GroupReceipt
+from txmq.core import machine
+from txmq.core.state.state import DEFAULTS, Rejected, SendReceipt, TopicSettings
+from txmq.core.topics.sends import Send
+from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.transactions.decisions import Decide
+from txmq.core.transactions.half_storage import GroupReceipt
 from txmq.errors import MessageTooLarge, TopicClosed, TopicExists, UnknownTopic
-from txmq.message import Decision, Message
+from txmq.model.message import Decision, Message
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
 
@@ -26,7 +26,9 @@ def refused(reply: Any) -> type[Exception]:
     return reply.error
 
 
-def test_a_topic_closed_for_writing_takes_nothing_new_but_what_it_holds_is_decided(core: Driver) -> None:
+def test_a_topic_closed_for_writing_takes_nothing_new_but_what_it_holds_is_decided(
+    core: Driver,
+) -> None:
     number = token(core, 1)
     core.store(number, [("t", 0, "k", "half")], POSTGRES)
     core.do(AlterTopic("t", {"writable": False}))
@@ -36,7 +38,9 @@ def test_a_topic_closed_for_writing_takes_nothing_new_but_what_it_holds_is_decid
     assert core.bodies("t") == ["half"]
     core.do(AlterTopic("t", {"writable": True}))
     assert isinstance(core.send("t", "a"), SendReceipt)
-    assert isinstance(core.store(token(core, 2), [("t", 0, "k", "another")], POSTGRES), GroupReceipt)
+    assert isinstance(
+        core.store(token(core, 2), [("t", 0, "k", "another")], POSTGRES), GroupReceipt
+    )
 
 
 def test_a_topic_closed_for_reading_gives_nothing_to_groups_until_it_is_open() -> None:

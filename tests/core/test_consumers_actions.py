@@ -1,11 +1,13 @@
-"""Acks and replays as parts of transactions: reserved when stored, done or undone when decided."""
+"""Acks and replays as parts of transactions: reserved when stored, done or undone when
+decided.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.core.consumer_world import QUICK, Got, World
-from txmq.broker.core.consumers.commands import (
+from txmq.core.consumers.commands import (
     AbandonLetters,
     ExpireLeases,
     GroupDelete,
@@ -13,10 +15,10 @@ from txmq.broker.core.consumers.commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions.decisions import Decide
+from txmq.core.state.state import Rejected
+from txmq.core.transactions.decisions import Decide
 from txmq.errors import BadRequest, NotLeased, UnknownGroup, UnknownLetter, UnknownMember
-from txmq.message import Decision
+from txmq.model.message import Decision
 
 SECOND = 1_000_000
 POSTGRES = ("postgres", 1, 1, 5, 7)
@@ -31,15 +33,22 @@ def world() -> World:
     return world
 
 
-def ack(start: int, end: int, member: str = "a", generation: int = 1, topic: str = "t") -> tuple[object, ...]:
+def ack(
+    start: int, end: int, member: str = "a", generation: int = 1, topic: str = "t"
+) -> tuple[object, ...]:
     return ("ack", "g", member, generation, topic, 0, start, end)
 
 
 def store(
-    world: World, *actions: tuple[object, ...], number: int = 1, decider: tuple[object, ...] = POSTGRES
+    world: World,
+    *actions: tuple[object, ...],
+    number: int = 1,
+    decider: tuple[object, ...] = POSTGRES,
 ) -> object:
     token = (world.now // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")
-    reply = world.store(token, [("t", 0, None, "x")] if decider == ("local",) else [], decider, actions=actions)
+    reply = world.store(
+        token, [("t", 0, None, "x")] if decider == ("local",) else [], decider, actions=actions
+    )
     return reply if isinstance(reply, Rejected) else token
 
 

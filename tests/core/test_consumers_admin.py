@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.core.consumer_world import QUICK, World, rows
-from txmq.broker.core import machine
-from txmq.broker.core.consumers.commands import (
+from txmq.core import machine
+from txmq.core.consumers.commands import (
     GroupDelete,
     GroupPause,
     GroupSet,
@@ -14,14 +14,10 @@ from txmq.broker.core.consumers.commands import (
     ResetPosition,
     Wanted,
 )
-from txmq.broker.core.consumers.consumers import Settings
-from txmq.broker.core.consumers.events import (
-    GroupChanged,
-    GroupPaused,
-    PositionReset,
-)
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics.topics import GrowTopic
+from txmq.core.events.consumers import GroupChanged, GroupPaused, PositionReset
+from txmq.core.state.consumer_groups import Settings
+from txmq.core.state.state import Rejected
+from txmq.core.topics.topics import GrowTopic
 from txmq.errors import (
     BadRequest,
     Conflict,
@@ -30,7 +26,7 @@ from txmq.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from txmq.retry import RetryPolicy
+from txmq.model.retry import RetryPolicy
 
 
 @pytest.fixture
@@ -43,7 +39,9 @@ def test_settings_can_be_changed(world: World) -> None:
     since = len(world.log)
     world.do(GroupSet("g", Wanted(on_exhausted="block")))
     world.do(GroupSet("g", Wanted(on_exhausted="block")))
-    assert world.events(since) == [GroupChanged(1, Settings(on_exhausted="block", altered=("on_exhausted",)))]
+    assert world.events(since) == [
+        GroupChanged(1, Settings(on_exhausted="block", altered=("on_exhausted",)))
+    ]
 
 
 def test_what_an_operator_set_is_given_to_members_that_ask_for_something_else(world: World) -> None:
@@ -94,7 +92,11 @@ def test_a_deleted_group_leaves_nothing_behind(world: World) -> None:
     world.do(Leave("g", "a", "a"))
     world.do(GroupDelete("g"))
     machine.save(world.state)
-    left = {name: len(items) for name, items in rows(world.state).items() if len(items) > len(empty[name])}
+    left = {
+        name: len(items)
+        for name, items in rows(world.state).items()
+        if len(items) > len(empty[name])
+    }
     assert left.keys() <= {"topics", "entries", "producers", "groups", "meta"}
     assert left["groups"] == 1, "the numbers, so that an id is never used again"
     assert world.join("a").group_id == 2
@@ -106,7 +108,9 @@ def test_a_group_goes_on_from_where_it_is_told(world: World) -> None:
     world.fetch("a")
     world.ack("a", (0, 3))
     since = len(world.log)
-    assert world.do(ResetPosition("g", "t", offsets=((0, 1),), dry_run=True)).positions == ((0, 3, 1, 2, 0, 0),)
+    assert world.do(ResetPosition("g", "t", offsets=((0, 1),), dry_run=True)).positions == (
+        (0, 3, 1, 2, 0, 0),
+    )
     assert world.events(since) == []
     world.do(ResetPosition("g", "t", offsets=((0, 1),), reprocess=True, by="me"))
     assert world.events(since) == [PositionReset(1, 1, ((0, 1),), 2, "me")]
@@ -171,7 +175,9 @@ def test_a_reset_brings_back_what_had_left_its_place(world: World) -> None:
         (ResetPosition("x", "t", to="first"), UnknownGroup),
     ],
 )
-def test_a_reset_to_nowhere_is_refused(world: World, command: ResetPosition, error: type[Exception]) -> None:
+def test_a_reset_to_nowhere_is_refused(
+    world: World, command: ResetPosition, error: type[Exception]
+) -> None:
     world.join("a")
     refused = world.do(command)
     assert isinstance(refused, Rejected)

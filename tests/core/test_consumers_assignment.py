@@ -1,4 +1,6 @@
-"""Assignment strategies: everything is read, by one member (or in turn), as evenly as the strategy promises."""
+"""Assignment strategies: everything is read, by one member (or in turn), as evenly as
+the strategy promises.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.broker.core.consumers.assignment import STRATEGIES, Subscriber, assign
+from txmq.core.consumers.assignment import STRATEGIES, Subscriber, assign
 
 Shares = dict[str, tuple[tuple[int, int], ...]]
 
@@ -33,7 +35,9 @@ def test_a_consistent_hash_moves_only_what_the_new_member_takes() -> None:
     after = assign("consistent", subscribers("a", "b", "c", "d"), {1: 300}, share=False)
     taken = set(after.pop("d"))
     assert 30 < len(taken) < 150
-    assert {name: tuple(spot for spot in before[name] if spot not in taken) for name in before} == after
+    assert {
+        name: tuple(spot for spot in before[name] if spot not in taken) for name in before
+    } == after
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -62,8 +66,12 @@ def test_sticky_again_changes_nothing() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("share", [True, False])
-def test_every_partition_is_read_by_somebody_who_wants_it(strategy: str, share: bool) -> None:  # noqa: FBT001
-    members = [*subscribers("a", "b", "c", topics=(1, 2)), Subscriber("d", (2, 3)), Subscriber("e", (1,))]
+def test_every_partition_is_read_by_somebody_who_wants_it(strategy: str, share: bool) -> None:
+    members = [
+        *subscribers("a", "b", "c", topics=(1, 2)),
+        Subscriber("d", (2, 3)),
+        Subscriber("e", (1,)),
+    ]
     shares = assign(strategy, members, {1: 7, 2: 2, 3: 1}, share=share)
     readers = Counter(spot for spots in shares.values() for spot in spots)
     assert set(readers) == {(1, p) for p in range(7)} | {(2, 0), (2, 1), (3, 0)}
@@ -92,7 +100,9 @@ few = settings(max_examples=40)
 TOPICS = st.dictionaries(st.integers(1, 4), st.integers(1, 40), min_size=1)
 
 
-def shared(names: list[str], topics: dict[int, int], strategy: str, before: Shares | None = None) -> Shares:
+def shared(
+    names: list[str], topics: dict[int, int], strategy: str, before: Shares | None = None
+) -> Shares:
     had = before or {}
     members = [Subscriber(name, tuple(topics), had.get(name, ())) for name in names]
     return assign(strategy, members, topics, share=False)
@@ -104,7 +114,9 @@ def owners(shares: Shares) -> dict[tuple[int, int], str]:
 
 @few
 @given(data=st.data(), strategy=st.sampled_from(list(STRATEGIES)), topics=TOPICS)
-def test_every_partition_has_one_owner_who_wants_it(data: st.DataObject, strategy: str, topics: dict[int, int]) -> None:
+def test_every_partition_has_one_owner_who_wants_it(
+    data: st.DataObject, strategy: str, topics: dict[int, int]
+) -> None:
     wants = st.sets(st.sampled_from(sorted(topics)), min_size=1)
     members = [Subscriber(name, tuple(data.draw(wants))) for name in data.draw(NAMES)]
     wanted = {topic_id for member in members for topic_id in member.topics}
@@ -113,12 +125,16 @@ def test_every_partition_has_one_owner_who_wants_it(data: st.DataObject, strateg
     assert sorted(given_out) == sorted((topic, p) for topic in wanted for p in range(topics[topic]))
     assert all(spot[0] in member.topics for member in members for spot in shares[member.name])
     shuffled = data.draw(st.permutations(members))
-    assert assign(strategy, shuffled, topics, share=False) == shares, "it depends on the order in which members joined"
+    assert assign(strategy, shuffled, topics, share=False) == shares, (
+        "it depends on the order in which members joined"
+    )
 
 
 @few
 @given(names=NAMES, topics=TOPICS, strategy=st.sampled_from(["average", "circular", "sticky"]))
-def test_shares_of_each_topic_differ_by_one_at_most(names: list[str], topics: dict[int, int], strategy: str) -> None:
+def test_shares_of_each_topic_differ_by_one_at_most(
+    names: list[str], topics: dict[int, int], strategy: str
+) -> None:
     shares = shared(names, topics, strategy)
     for topic in topics:
         sizes = [sum(spot[0] == topic for spot in spots) for spots in shares.values()]
@@ -147,15 +163,22 @@ def test_sticky_moves_no_more_than_balance_asks_for(
     had, has = owners(before), owners(after)
     for topic, count in topics.items():
         kept = sum(had[topic, p] == has[topic, p] for p in range(count))
-        stay = sorted((sum(had[topic, p] == name for p in range(count)) for name in others), reverse=True)
+        stay = sorted(
+            (sum(had[topic, p] == name for p in range(count)) for name in others), reverse=True
+        )
         share, extra = divmod(count, len(others))
         assert kept == sum(min(size, share + (place < extra)) for place, size in enumerate(stay))
 
 
 @few
 @given(names=NAMES, topics=TOPICS, share=st.booleans())
-def test_sticky_twice_is_sticky_once(names: list[str], topics: dict[int, int], share: bool) -> None:  # noqa: FBT001
+def test_sticky_twice_is_sticky_once(names: list[str], topics: dict[int, int], share: bool) -> None:
     members = [Subscriber(name, tuple(topics)) for name in names]
     once = assign("sticky", members, topics, share=share)
-    again = assign("sticky", [member._replace(before=once[member.name]) for member in members], topics, share=share)
+    again = assign(
+        "sticky",
+        [member._replace(before=once[member.name]) for member in members],
+        topics,
+        share=share,
+    )
     assert again == once

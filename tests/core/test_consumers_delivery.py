@@ -6,9 +6,9 @@ import pytest
 
 from tests.core.consumer_world import BATCH, QUICK, Got, World
 from tests.core.driver import SECOND
-from txmq.broker.core.consumers import planning
-from txmq.broker.core.consumers.candidates import Source
-from txmq.broker.core.consumers.commands import (
+from txmq.core.consumers import planning
+from txmq.core.consumers.candidates import Source
+from txmq.core.consumers.commands import (
     Ack,
     Deliver,
     ExpireLeases,
@@ -17,8 +17,8 @@ from txmq.broker.core.consumers.commands import (
     Pick,
     TopicRange,
 )
-from txmq.broker.core.consumers.events import Acked, Delivered
-from txmq.broker.core.topics.topics import CreateTopic
+from txmq.core.events.consumers import Acked, Delivered
+from txmq.core.topics.topics import CreateTopic
 
 LEASE = 60_000_000
 
@@ -34,9 +34,14 @@ def test_neighbouring_batches_go_out_under_one_lease(world: World) -> None:
     world.publish("t", 1, 2, 3, partition=1)
     world.join("a")
     since = len(world.log)
-    assert world.fetch("a") == [*(Got("t", 1, n, 1) for n in range(3)), *(Got("t", 0, n, 1) for n in range(5))]
+    assert world.fetch("a") == [
+        *(Got("t", 1, n, 1) for n in range(3)),
+        *(Got("t", 0, n, 1) for n in range(5)),
+    ]
     ranges = ((1, 1, 0, 3, 1), (1, 0, 0, 5, 1))
-    assert world.events(since) == [Delivered(1, 1, "a", world.now + LEASE, False, ranges, (), (), ())]
+    assert world.events(since) == [
+        Delivered(1, 1, "a", world.now + LEASE, False, ranges, (), (), ())
+    ]
 
 
 def test_neighbouring_batches_are_joined_to_runs(world: World) -> None:
@@ -44,13 +49,21 @@ def test_neighbouring_batches_are_joined_to_runs(world: World) -> None:
         world.publish("t", *keys)
     world.publish("t", 1, partition=1)
     world.join("a")
-    shapes = [(c.partition, c.base_offset, c.first_row, c.rows) for c in world.plan("a", run=4).candidates]
+    shapes = [
+        (c.partition, c.base_offset, c.first_row, c.rows) for c in world.plan("a", run=4).candidates
+    ]
     assert shapes == [(1, 0, 0, 1), (0, 0, 0, 4), (0, 4, 0, 1), (0, 5, 0, 4)]
     assert [len(c.batches) for c in world.plan("a", run=4).candidates] == [1, 3, 1, 1]
-    assert [(c.partition, c.rows) for c in world.plan("a", run=100, most=8).candidates] == [(1, 1), (0, 7)]
+    assert [(c.partition, c.rows) for c in world.plan("a", run=100, most=8).candidates] == [
+        (1, 1),
+        (0, 7),
+    ]
     (pick,) = world.picks(world.plan("a", run=100, most=8).candidates[1:])
     assert world.do(Deliver("g", "a", 1, (pick,))).deliveries == ((0, 0, 7, 1),)
-    assert [(c.partition, c.base_offset, c.first_row, c.rows) for c in world.plan("a", run=100).candidates] == [
+    assert [
+        (c.partition, c.base_offset, c.first_row, c.rows)
+        for c in world.plan("a", run=100).candidates
+    ] == [
         (0, 5, 2, 2),
         (1, 0, 0, 1),
     ]
@@ -77,7 +90,9 @@ def test_retries_of_one_large_batch_count_as_one_batch_of_a_fetch(
     for offset in world.offsets("a"):
         world.nack("a", offset)
     world.now += 10 * SECOND
-    assert [c.start for c in world.plan("a", size=BATCH).candidates] == [0], "each goes out with its whole batch"
+    assert [c.start for c in world.plan("a", size=BATCH).candidates] == [0], (
+        "each goes out with its whole batch"
+    )
     monkeypatch.setattr(planning, "WORTH_SLICING", BATCH - 1)
     assert [c.start for c in world.plan("a", size=BATCH).candidates] == [0, 1, 2, 3]
     monkeypatch.setattr(planning, "ROWS_AT_ONCE", 3)
@@ -130,7 +145,10 @@ def test_acks_come_in_any_order_and_the_floor_follows(world: World) -> None:
     since = len(world.log)
     assert world.ack("a", (2, 3), (4, 5), (3, 4)).messages == 3
     world.ack("a", (0, 2))
-    assert world.events(since) == [Acked(1, ((1, 0, 2, 5),), (), (), ()), Acked(1, ((1, 0, 0, 2),), (), (), ())]
+    assert world.events(since) == [
+        Acked(1, ((1, 0, 2, 5),), (), (), ()),
+        Acked(1, ((1, 0, 0, 2),), (), (), ()),
+    ]
     assert world.group().positions[1, 0].floor == 5
     world.ack("a", (5, 6))
     assert world.group().leases == {}
@@ -146,7 +164,9 @@ def test_acks_come_in_any_order_and_the_floor_follows(world: World) -> None:
         (("nothing", 0, 0, 1), ("nothing", 0, 0, 1)),
     ],
 )
-def test_what_is_not_leased_cannot_be_acked(world: World, ranges: TopicRange, stale: TopicRange) -> None:
+def test_what_is_not_leased_cannot_be_acked(
+    world: World, ranges: TopicRange, stale: TopicRange
+) -> None:
     world.publish("t", 1, 2)
     world.join("a")
     world.fetch("a")
@@ -161,7 +181,9 @@ def test_an_ack_that_is_not_taken_is_refused_unless_the_message_is_done_with(wor
     world.nack("a", 2)
     late = world.ack("a", (0, 9))
     assert (late.messages, late.stale) == (2, (("t", 0, 0, 1), ("t", 0, 2, 3), ("t", 0, 4, 9)))
-    assert set(late.refused) == {("t", 0, 2, 3), ("t", 0, 4, 9)}, "it failed, and those are still to come"
+    assert set(late.refused) == {("t", 0, 2, 3), ("t", 0, 4, 9)}, (
+        "it failed, and those are still to come"
+    )
     assert world.do(Ack("g", "a", 1, (("nothing", 0, 0, 1),))).refused == (("nothing", 0, 0, 1),)
 
 
@@ -172,7 +194,9 @@ def test_an_ack_counts_once(world: World) -> None:
     assert world.ack("a", (0, 1), (0, 1)).messages == 1
     since = len(world.log)
     again = world.ack("a", (0, 1))
-    assert (again.stale, again.refused) == ((("t", 0, 0, 1),), ()), "not leased any more, but done with"
+    assert (again.stale, again.refused) == ((("t", 0, 0, 1),), ()), (
+        "not leased any more, but done with"
+    )
     assert world.events(since) == []
 
 
@@ -182,7 +206,9 @@ def test_nobody_acks_for_somebody_else(world: World) -> None:
     world.fetch("a")
     world.join("b")
     assert world.ack("b", (0, 1)).messages == 0
-    assert world.ack("a", (0, 1), generation=1).messages == 1, "what one has one may finish after a rebalance"
+    assert world.ack("a", (0, 1), generation=1).messages == 1, (
+        "what one has one may finish after a rebalance"
+    )
 
 
 def test_a_generation_to_come_speaks_for_nobody(world: World) -> None:
@@ -216,8 +242,17 @@ def test_a_candidate_names_its_batch(world: World) -> None:
     world.join("a")
     world.fetch("a", most=1)
     (candidate,) = world.plan("a").candidates
-    assert (candidate.source, candidate.base_offset, candidate.first_row, candidate.rows) == (Source.LIVE, 0, 1, 2)
-    assert (candidate.batch.length, candidate.batch.stored_at, candidate.attempt) == (BATCH, world.now, 1)
+    assert (candidate.source, candidate.base_offset, candidate.first_row, candidate.rows) == (
+        Source.LIVE,
+        0,
+        1,
+        2,
+    )
+    assert (candidate.batch.length, candidate.batch.stored_at, candidate.attempt) == (
+        BATCH,
+        world.now,
+        1,
+    )
     assert not candidate.needs_keys
     assert world.do(Deliver("g", "a", 1, (Pick(candidate),))).deliveries == ((0, 1, 3, 1),)
 

@@ -7,15 +7,15 @@ from itertools import product
 import pytest
 
 from tests.core.consumer_world import QUICK, Got, World
-from txmq.broker.core import machine
-from txmq.broker.core.consumers.commands import AbandonLetters, GroupSet, Leave, ReplayLetters, Wanted
-from txmq.broker.core.consumers.consumers import FenceState
-from txmq.broker.core.consumers.events import Acked, DeadLettered, Delivered
-from txmq.broker.core.consumers.fences import LIFTED, TRANSITIONS, stopped
-from txmq.broker.core.consumers.moved import Kind, Moved
-from txmq.broker.core.consumers.planning import Plan
-from txmq.broker.core.consumers.suspects import ALONE
-from txmq.broker.core.state import State
+from txmq.core import machine
+from txmq.core.consumers.commands import AbandonLetters, GroupSet, Leave, ReplayLetters, Wanted
+from txmq.core.consumers.failed_messages import Kind, Moved
+from txmq.core.consumers.key_fences import LIFTED, TRANSITIONS, stopped
+from txmq.core.consumers.planning import Plan
+from txmq.core.consumers.poison import ALONE
+from txmq.core.events.consumers import Acked, DeadLettered, Delivered
+from txmq.core.state.consumer_groups import FenceState
+from txmq.core.state.state import State
 
 SECOND = 1_000_000
 RETRYING, DEAD, WAITING = FenceState
@@ -30,7 +30,10 @@ def world() -> World:
 
 def fences(world: World) -> dict[int | None, tuple[FenceState, int, int]]:
     """State, head and length of the chain, by key."""
-    return {key: (fence.state, fence.offset, fence.parked) for _topic, key, fence in world.group().every_fence()}
+    return {
+        key: (fence.state, fence.offset, fence.parked)
+        for _topic, key, fence in world.group().every_fence()
+    }
 
 
 def test_the_later_messages_of_a_failed_key_are_parked_and_others_flow(world: World) -> None:
@@ -54,7 +57,9 @@ def test_the_later_messages_of_a_failed_key_are_parked_and_others_flow(world: Wo
     assert fences(world) == {7: (RETRYING, 0, 2)}
 
 
-def test_the_chain_drains_one_by_one_and_the_fence_is_lifted_with_the_last_ack(world: World) -> None:
+def test_the_chain_drains_one_by_one_and_the_fence_is_lifted_with_the_last_ack(
+    world: World,
+) -> None:
     world.publish("t", 7, 7, 7)
     world.fetch("a", most=1)
     world.nack("a", 0, delay=0)
@@ -96,7 +101,7 @@ def test_a_fence_holds_in_every_partition(world: World) -> None:
 
 
 def test_keys_of_other_topics_are_other_keys(world: World) -> None:
-    from txmq.broker.core.topics.topics import CreateTopic
+    from txmq.core.topics.topics import CreateTopic
 
     world.do(CreateTopic("u", 1))
     world.join("a", "t", "u", mode="ordered", retry=QUICK)
@@ -248,7 +253,9 @@ def test_a_fence_that_comes_up_in_a_fetch_is_younger_than_its_lease(world: World
     assert world.offsets("a") == [0]
     (fence,) = [fence for _topic, _key, fence in world.group().every_fence()]
     assert (fence.state, fence.partition) == (DEAD, 1)
-    assert max(world.group().leases) < fence.born, "the lease may hold the key, so it must be waited for"
+    assert max(world.group().leases) < fence.born, (
+        "the lease may hold the key, so it must be waited for"
+    )
 
 
 def test_retries_go_where_their_partition_goes(world: World) -> None:
@@ -287,7 +294,11 @@ def test_a_pick_without_keys_is_left_out_where_a_fence_came_up_meanwhile(world: 
 
 def test_every_state_of_a_fence_has_its_steps() -> None:
     assert TRANSITIONS.keys() == {LIFTED, *FenceState}
-    steps = {(before, after) for before, after in product(TRANSITIONS, TRANSITIONS) if after in TRANSITIONS[before]}
+    steps = {
+        (before, after)
+        for before, after in product(TRANSITIONS, TRANSITIONS)
+        if after in TRANSITIONS[before]
+    }
     assert (WAITING, DEAD) not in steps
     assert (WAITING, WAITING) not in steps
     assert (LIFTED, WAITING) not in steps

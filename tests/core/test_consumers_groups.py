@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from tests.core.consumer_world import QUICK, World
-from txmq.broker.core.consumers.commands import (
-    GroupPause,
-    Leave,
-    Rebalance,
-)
-from txmq.broker.core.consumers.consumers import Settings
-from txmq.broker.core.consumers.events import (
+from txmq.core.consumers.commands import GroupPause, Leave, Rebalance
+from txmq.core.consumers.membership import MAX_MEMBERS
+from txmq.core.events.consumers import (
     GroupCreated,
     GroupDeleted,
     MemberJoined,
@@ -21,8 +17,8 @@ from txmq.broker.core.consumers.events import (
     Rebalanced,
     Returned,
 )
-from txmq.broker.core.consumers.groups import MAX_MEMBERS
-from txmq.broker.core.topics.topics import DeleteTopic, GrowTopic
+from txmq.core.state.consumer_groups import Settings
+from txmq.core.topics.topics import DeleteTopic, GrowTopic
 from txmq.errors import (
     BadRequest,
     GroupMismatch,
@@ -136,7 +132,9 @@ def test_a_static_member_needs_a_name_and_a_share(world: World, options: dict[st
 
 
 @pytest.mark.parametrize(("start", "offsets"), [("first", [0, 1, 2]), ("last", [2]), (1, [1, 2])])
-def test_a_new_group_begins_where_it_wants(world: World, start: str | int, offsets: list[int]) -> None:
+def test_a_new_group_begins_where_it_wants(
+    world: World, start: str | int, offsets: list[int]
+) -> None:
     world.publish("t", 1, 2)
     world.join("a", start=start, starts=(("t", 0, 1),))
     world.publish("t", 3)
@@ -149,7 +147,9 @@ def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(world: 
     world.publish("t", 1, partition=2)
     since = len(world.log)
     world.do(Rebalance("g"))
-    assert world.events(since) == [Rebalanced(1, 2, (("a", ((1, 0), (1, 1), (1, 2))),), ((1, 2, 0),))]
+    assert world.events(since) == [
+        Rebalanced(1, 2, (("a", ((1, 0), (1, 1), (1, 2))),), ((1, 2, 0),))
+    ]
     assert world.offsets("a") == [0]
     world.do(Rebalance("g"))
     assert world.generation() == 2
@@ -224,14 +224,16 @@ def test_a_group_takes_only_so_many_members(world: World) -> None:
     assert world.join("one more").error is Throttled
 
 
-def test_a_broadcast_group_takes_only_so_many_places(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.core.consumers.groups.MAX_MEMBERS", 2)
+def test_a_broadcast_group_takes_only_so_many_places(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.core.consumers.membership.MAX_MEMBERS", 2)
     for name in "ab":
         world.join(name, group="b", mode="broadcast")
         world.do(Leave(f"b@{name}", name, name))
     assert world.join("c", group="b", mode="broadcast").error is Throttled
     assert world.join("a", group="b", mode="broadcast").generation == 3
-    monkeypatch.setattr("txmq.broker.core.consumers.groups.MAX_GROUPS", 3)
+    monkeypatch.setattr("txmq.core.consumers.membership.MAX_GROUPS", 3)
     assert world.join("a", group="other").error is Throttled
 
 
@@ -261,7 +263,10 @@ def test_a_nameless_broadcast_member_begins_at_the_end_and_leaves_nothing(world:
     assert world.offsets("m-1", group="b@m-1") == [1]
     since = len(world.log)
     world.do(Leave("b@m-1", "m-1", "m-1", lost=True))
-    assert world.events(since) == [MemberLeft(2, "m-1", True, ()), GroupDeleted(2, "its member left")]
+    assert world.events(since) == [
+        MemberLeft(2, "m-1", True, ()),
+        GroupDeleted(2, "its member left"),
+    ]
     assert list(world.state.consumers.groups) == ["b"]
     world.join("m-2", group="b", mode="broadcast", named=False)
     world.boot()

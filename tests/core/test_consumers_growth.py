@@ -1,15 +1,17 @@
-"""A topic grows: keys go on in other partitions, and never before what was sent of them before."""
+"""A topic grows: keys go on in other partitions, and never before what was sent of them
+before.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.core.consumer_world import QUICK, Got, World, rows
-from txmq.broker.core import machine
-from txmq.broker.core.consumers.commands import Rebalance, ReplayLetters
-from txmq.broker.core.consumers.queries import show
-from txmq.broker.core.consumers.standstill import Seen
-from txmq.broker.core.topics.topics import GrowTopic
+from txmq.core import machine
+from txmq.core.consumers.commands import Rebalance, ReplayLetters
+from txmq.core.consumers.queries import show
+from txmq.core.consumers.stall_reasons import Seen
+from txmq.core.topics.topics import GrowTopic
 
 SECOND = 1_000_000
 

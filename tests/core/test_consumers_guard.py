@@ -1,4 +1,6 @@
-"""The guard against floods: an outage leaves messages where they are, poison still dies."""
+"""The guard against floods: an outage leaves messages where they are, poison still
+dies.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.core.consumer_world import QUICK, Got, World, rows
-from txmq.broker.core import machine
-from txmq.broker.core.consumers.commands import ExpireLeases, Failure, GroupPause, GroupSet, Wanted
-from txmq.broker.core.consumers.guard import FIRST_PROBE, LONGEST_PROBE, WATCHED_FOR
-from txmq.broker.core.consumers.moved import Kind
-from txmq.broker.core.consumers.queries import show
-from txmq.broker.core.consumers.standstill import Seen
+from txmq.core import machine
+from txmq.core.consumers.circuit_breaker import FIRST_PROBE, LONGEST_PROBE, WATCHED_FOR
+from txmq.core.consumers.commands import ExpireLeases, Failure, GroupPause, GroupSet, Wanted
+from txmq.core.consumers.failed_messages import Kind
+from txmq.core.consumers.queries import show
+from txmq.core.consumers.stall_reasons import Seen
 
 SECOND = 1_000_000
 AWAY = Failure("psycopg2.OperationalError", "connection refused", "away")
@@ -20,7 +22,9 @@ AWAY = Failure("psycopg2.OperationalError", "connection refused", "away")
 
 @pytest.fixture
 def world() -> World:
-    """A member that has ten messages of as many keys; three keys that fail alike are a flood."""
+    """A member that has ten messages of as many keys; three keys that fail alike are a
+    flood.
+    """
     world = World(t=1)
     world.publish("t", *range(10))
     world.join("a", retry=QUICK, flood_keys=3)
@@ -37,12 +41,19 @@ def flooded(world: World) -> World:
 
 
 def kinds(world: World) -> set[Kind]:
-    found: Any = [row for name, table in rows(world.state).items() if name == "moved" for _key, row in table]
+    found: Any = [
+        row for name, table in rows(world.state).items() if name == "moved" for _key, row in table
+    ]
     return {Kind(row[0]) for row in found}
 
 
 def test_enough_keys_that_fail_alike_guard_the_group(world: World) -> None:
-    assert [world.nack("a", offset, failure=AWAY).guarded for offset in range(4)] == [False, False, True, True]
+    assert [world.nack("a", offset, failure=AWAY).guarded for offset in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     flood = world.group().flood
     assert flood is not None
     assert flood[:4] == ("away", "psycopg2.OperationalError", world.now, world.now + FIRST_PROBE)
@@ -50,7 +61,9 @@ def test_enough_keys_that_fail_alike_guard_the_group(world: World) -> None:
 
 
 @pytest.mark.parametrize("failures", [["away", "gone", "lost"] * 3, [""] * 9])
-def test_different_failures_and_those_that_say_nothing_are_no_flood(world: World, failures: list[str]) -> None:
+def test_different_failures_and_those_that_say_nothing_are_no_flood(
+    world: World, failures: list[str]
+) -> None:
     for offset, fingerprint in enumerate(failures[:5]):
         assert not world.nack("a", offset, failure=AWAY._replace(fingerprint=fingerprint)).guarded
 
@@ -118,7 +131,10 @@ def test_failed_probes_come_further_apart_and_nothing_dies(world: World) -> None
             world.now += SECOND
         pauses.append(world.now - began)
         seen.append(got[0].offset)
-        assert world.nack("a", got[0].offset, failure=AWAY._replace(fingerprint="another")).moved == "retry"
+        assert (
+            world.nack("a", got[0].offset, failure=AWAY._replace(fingerprint="another")).moved
+            == "retry"
+        )
     assert pauses[:4] == [FIRST_PROBE, 2 * FIRST_PROBE, 4 * FIRST_PROBE, 8 * FIRST_PROBE]
     assert pauses[-1] == LONGEST_PROBE
     assert set(seen) == set(range(10)), "each is a probe at some time"
@@ -179,7 +195,11 @@ def test_a_flood_is_shown_and_survives_a_restart(world: World) -> None:
     flooded(world)
     shown = show(world.state, "g", Seen(1 << 60, world.now))
     assert isinstance(shown, dict)
-    assert (shown["state"], shown["floods"], shown["flood"]["fingerprint"]) == ("guarded", 1, "away")
+    assert (shown["state"], shown["floods"], shown["flood"]["fingerprint"]) == (
+        "guarded",
+        1,
+        "away",
+    )
     assert shown["positions"][0]["reason"] == "guarded"
     machine.save(world.state)
     assert machine.load(world.state.tables).consumers == world.state.consumers

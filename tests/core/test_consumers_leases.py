@@ -1,4 +1,6 @@
-"""Leases: they run out, are extended or given back, end with their member; and who waits for whom."""
+"""Leases: they run out, are extended or given back, end with their member; and who
+waits for whom.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,10 @@ import pytest
 
 from tests.core.consumer_world import Got, World
 from tests.core.due import next_due
-from txmq.broker.core.consumers.commands import (
-    ExpireLeases,
-    ExtendLeases,
-    Leave,
-)
-from txmq.broker.core.consumers.events import LeasesExpired, LeasesExtended, MemberLeft, Returned
-from txmq.broker.core.consumers.leases import ExpireReply
-from txmq.broker.core.consumers.positions import Back
+from txmq.core.consumers.commands import ExpireLeases, ExtendLeases, Leave
+from txmq.core.consumers.leases import ExpireReply
+from txmq.core.events.consumers import LeasesExpired, LeasesExtended, MemberLeft, Returned
+from txmq.core.state.positions import Back
 from txmq.errors import BadRequest
 
 LEASE = 60_000_000
@@ -42,15 +40,21 @@ def test_a_lease_that_runs_out_makes_suspects(world: World) -> None:
     assert world.do(ExpireLeases()) == ExpireReply(0, more=False)
 
 
-def test_leases_run_out_a_bounded_number_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.core.consumers.leases.AT_ONCE", 2)
+def test_leases_run_out_a_bounded_number_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.core.consumers.leases.AT_ONCE", 2)
     world.join("a")
     for _ in range(5):
         world.publish("t", 1)
         world.fetch("a")
     world.now += LEASE
     replies = [world.do(ExpireLeases()) for _ in range(3)]
-    assert replies == [ExpireReply(2, more=True), ExpireReply(2, more=True), ExpireReply(1, more=False)]
+    assert replies == [
+        ExpireReply(2, more=True),
+        ExpireReply(2, more=True),
+        ExpireReply(1, more=False),
+    ]
 
 
 def test_a_lease_can_be_extended(world: World) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.core.consumer_world import BATCH, QUICK, Got, World
 from tests.core.due import next_due
-from txmq.broker.core.consumers import letters
-from txmq.broker.core.consumers.commands import (
+from txmq.core.consumers import failures
+from txmq.core.consumers.commands import (
     AbandonLetters,
     Failure,
     GroupSet,
@@ -18,13 +18,13 @@ from txmq.broker.core.consumers.commands import (
     ReplayLetters,
     Wanted,
 )
-from txmq.broker.core.consumers.events import Abandoned, Acked, DeadLettered, Delivered, Replayed, Retried
-from txmq.broker.core.consumers.letters import ERROR_TEXT, LETTERS_AT_ONCE, LettersReply, NackReply
-from txmq.broker.core.consumers.moved import Kind, Move, Moved
-from txmq.broker.core.consumers.suspects import ALONE
-from txmq.broker.core.tables import MOVED, MOVED_KEY
+from txmq.core.consumers.failed_messages import Kind, Move, Moved
+from txmq.core.consumers.failures import ERROR_TEXT, LETTERS_AT_ONCE, LettersReply, NackReply
+from txmq.core.consumers.poison import ALONE
+from txmq.core.events.consumers import Abandoned, Acked, DeadLettered, Delivered, Replayed, Retried
 from txmq.errors import BadRequest, NotLeased, UnknownGroup
-from txmq.retry import RetryPolicy
+from txmq.model.retry import RetryPolicy
+from txmq.store.tables import MOVED, MOVED_KEY
 
 SECOND = 1_000_000
 
@@ -71,7 +71,9 @@ def test_it_comes_back_when_its_time_has_come(world: World) -> None:
     world.now += SECOND
     since = len(world.log)
     assert world.fetch("a") == [Got("t", 0, 0, 2)]
-    assert world.events(since) == [Delivered(1, 2, "a", world.now + 60 * SECOND, False, (), ((1, 0, 0),), (), ())]
+    assert world.events(since) == [
+        Delivered(1, 2, "a", world.now + 60 * SECOND, False, (), ((1, 0, 0),), (), ())
+    ]
     assert world.fetch("a") == [], "somebody has it"
     since = len(world.log)
     world.ack("a", (0, 1))
@@ -151,7 +153,9 @@ def test_an_exhausted_message_is_a_letter_that_keeps_everything(world: World) ->
     world.now += 3 * SECOND
     world.fetch("a")
     since = len(world.log)
-    assert world.nack("a", 0, failure=Failure("Worse", "at last", "f")) == NackReply("letter", 3, 0, 0)
+    assert world.nack("a", 0, failure=Failure("Worse", "at last", "f")) == NackReply(
+        "letter", 3, 0, 0
+    )
     row = moved_row(world, 0)
     assert row is not None
     assert world.events(since) == [DeadLettered(1, (Move(1, 0, 0, row),), ())]
@@ -205,15 +209,15 @@ def test_a_message_fails_once(world: World) -> None:
 
 def test_the_engine_is_told_where_to_read_the_key(world: World) -> None:
     command = Nack("g", "a", 1, "t", 0, 1)
-    source = letters.locate(world.state, command)
+    source = failures.locate(world.state, command)
     assert source is not None
     assert (source.length, source.row) == (BATCH, 1)
     world.nack("a", 1)
-    assert letters.locate(world.state, command) is None, "it is known by now"
-    assert letters.locate(world.state, command._replace(topic="nothing")) is None
-    assert letters.locate(world.state, command._replace(offset=99)) is None
-    assert letters.locate(world.state, command._replace(offset=-1)) is None
-    assert letters.locate(world.state, command._replace(partition=1 << 40)) is None
+    assert failures.locate(world.state, command) is None, "it is known by now"
+    assert failures.locate(world.state, command._replace(topic="nothing")) is None
+    assert failures.locate(world.state, command._replace(offset=99)) is None
+    assert failures.locate(world.state, command._replace(offset=-1)) is None
+    assert failures.locate(world.state, command._replace(partition=1 << 40)) is None
 
 
 def test_a_lost_consumer_is_no_failure_of_its_retries(world: World) -> None:
@@ -241,7 +245,9 @@ def test_a_retry_whose_consumers_die_ends_as_a_letter(world: World) -> None:
     assert world.fetch("a") == []
     row = moved_row(world, 0)
     assert row is not None
-    assert (row.kind, row.attempt, row.error_text) == (Kind.LETTER, 3, "text"), "what was known is kept"
+    assert (row.kind, row.attempt, row.error_text) == (Kind.LETTER, 3, "text"), (
+        "what was known is kept"
+    )
 
 
 def test_what_may_kill_is_retried_alone(world: World) -> None:
@@ -284,7 +290,9 @@ def test_a_letter_can_be_replayed(world: World) -> None:
     fail_until_dead(world, 0)
     since = len(world.log)
     reply = world.do(ReplayLetters("g", (("t", 0, 0), ("t", 0, 1), ("x", 0, 0)), by="me"))
-    assert reply == LettersReply((("t", 0, 0),), (("t", 0, 1, "no such letter"), ("x", 0, 0, "no such letter")))
+    assert reply == LettersReply(
+        (("t", 0, 0),), (("t", 0, 1, "no such letter"), ("x", 0, 0, "no such letter"))
+    )
     row = moved_row(world, 0)
     assert row is not None
     assert world.events(since) == [Replayed(1, (Move(1, 0, 0, row),), (), "me")]
@@ -303,7 +311,9 @@ def test_a_letter_can_be_abandoned_for_a_reason(world: World) -> None:
     fail_until_dead(world, 0)
     assert world.do(AbandonLetters("g", (("t", 0, 0),), "")).error is BadRequest
     since = len(world.log)
-    assert world.do(AbandonLetters("g", (("t", 0, 0),), "a duplicate", by="me")).done == (("t", 0, 0),)
+    assert world.do(AbandonLetters("g", (("t", 0, 0),), "a duplicate", by="me")).done == (
+        ("t", 0, 0),
+    )
     row = moved_row(world, 0)
     assert row is not None
     assert world.events(since) == [Abandoned(1, (Move(1, 0, 0, row),), (), "me")]

@@ -1,4 +1,6 @@
-"""What can be asked about groups and letters, and that all of it survives as table rows."""
+"""What can be asked about groups and letters, and that all of it survives as table
+rows.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,19 @@ import json
 import pytest
 
 from tests.core.consumer_world import QUICK, World, rows
-from txmq.broker.core import machine
-from txmq.broker.core.consumers import queries
-from txmq.broker.core.consumers.commands import AbandonLetters, Failure
-from txmq.broker.core.consumers.standstill import Seen
-from txmq.broker.core.state import Rejected
+from txmq.core import machine
+from txmq.core.consumers import queries
+from txmq.core.consumers.commands import AbandonLetters, Failure
+from txmq.core.consumers.stall_reasons import Seen
+from txmq.core.state.state import Rejected
 from txmq.errors import UnknownGroup, UnknownLetter, UnknownMember
 
 
 @pytest.fixture
 def world() -> World:
-    """Of twelve: two acked, one leased, one retried, one dead with two parked behind it, five not delivered."""
+    """Of twelve: two acked, one leased, one retried, one dead with two parked behind
+    it, five not delivered.
+    """
     world = World(t=2)
     world.publish("t", 1, 2, 3, 4)
     world.join("a", mode="ordered", retry=QUICK)
@@ -36,7 +40,15 @@ def test_a_group_tells_where_it_stands(world: World) -> None:
     shown = queries.show(world.state, "g", Seen(world.end, world.now + 5_000_000))
     assert not isinstance(shown, Rejected)
     json.dumps(shown)
-    expected = {"lag": 6, "leased": 1, "retrying": 1, "parked": 2, "fences": 2, "letters": 1, "state": "active"}
+    expected = {
+        "lag": 6,
+        "leased": 1,
+        "retrying": 1,
+        "parked": 2,
+        "fences": 2,
+        "letters": 1,
+        "state": "active",
+    }
     assert {name: shown[name] for name in expected} == expected
     (first, second) = shown["positions"]
     assert (first["lag_ms"], second["lag_ms"], shown["lag_ms"]) == (5_000, 5_000, 5_000)
@@ -49,7 +61,12 @@ def test_a_group_tells_where_it_stands(world: World) -> None:
 
 
 def test_a_heartbeat_tells_generation_and_share(world: World) -> None:
-    told = {"generation": 1, "epoch": 1, "assignment": [("t", 0), ("t", 1)], "consume_timeout_ms": 900_000}
+    told = {
+        "generation": 1,
+        "epoch": 1,
+        "assignment": [("t", 0), ("t", 1)],
+        "consume_timeout_ms": 900_000,
+    }
     assert queries.membership(world.state, "g", "a") == told
     replaced = queries.membership(world.state, "g", "a", "an earlier process")
     assert isinstance(replaced, Rejected)
@@ -71,7 +88,12 @@ def test_letters_come_in_pages(world: World) -> None:
         page = queries.letters(world.state, "g", after, 3)
         assert not isinstance(page, Rejected)
         letters, after = page
-        pages.append([(one.fields["partition"], one.fields["offset"], one.fields["state"]) for one in letters])
+        pages.append(
+            [
+                (one.fields["partition"], one.fields["offset"], one.fields["state"])
+                for one in letters
+            ]
+        )
     assert pages == [[(0, 0, "dead"), (1, 0, "dead"), (1, 3, "abandoned")], [(1, 4, "dead")]]
 
 
@@ -113,7 +135,9 @@ def test_an_unknown_group_is_said_to_be_unknown(world: World) -> None:
         queries.letters(world.state, "x", 0, 1),
         queries.letter(world.state, "x", "t", 0, 0),
     )
-    assert [answer.error for answer in answers if isinstance(answer, Rejected)] == [UnknownGroup] * 4
+    assert [answer.error for answer in answers if isinstance(answer, Rejected)] == [
+        UnknownGroup
+    ] * 4
 
 
 def test_the_tables_alone_are_the_whole_state(world: World) -> None:

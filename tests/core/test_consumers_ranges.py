@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from txmq.broker.core.consumers.positions import Position
-from txmq.broker.core.consumers.ranges import RangeMap, gaps, pack, unpack
+from txmq.core.state.positions import Position
+from txmq.core.state.ranges import RangeMap, gaps, pack, unpack
 
 END = 40
 
@@ -29,11 +29,15 @@ def test_ranges_do_what_a_map_of_single_offsets_does(seed: int) -> None:
             ranges.put(start, end, value)
             single.update(dict.fromkeys(range(start, end), value))
         else:
-            removed = {o: value for low, high, value in ranges.cut(start, end) for o in range(low, high)}
+            removed = {
+                o: value for low, high, value in ranges.cut(start, end) for o in range(low, high)
+            }
             assert removed == {o: single.pop(o) for o in range(start, end) if o in single}
         assert model(ranges) == single
         assert ranges.total == len(single)
-        within = {o: value for low, high, value in ranges.overlap(start, end) for o in range(low, high)}
+        within = {
+            o: value for low, high, value in ranges.overlap(start, end) for o in range(low, high)
+        }
         assert within == {o: value for o, value in single.items() if start <= o < end}
         first = ranges.first(start)
         assert (first and first.start) == min((o for o in single if o >= start), default=None)

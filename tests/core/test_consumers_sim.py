@@ -1,4 +1,6 @@
-"""Consumers by simulation: many seeds, each a run of hundreds of steps; and proof that the checks have teeth."""
+"""Consumers by simulation: many seeds, each a run of hundreds of steps; and proof that
+the checks have teeth.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,26 @@ import pytest
 from tests.core.consumer_checks import moved_rows
 from tests.core.consumer_sim import Sim, replayed_equals
 from tests.core.driver import SECOND
-from txmq.broker.core import machine
-from txmq.broker.core.consumers import actions as consumer_actions
-from txmq.broker.core.consumers import delivery, fences, guard, leases, letters, moved, planning, suspects
-from txmq.broker.core.consumers.candidates import Runs
-from txmq.broker.core.consumers.changes import Changes
-from txmq.broker.core.consumers.commands import Deliver
-from txmq.broker.core.consumers.members import active
-from txmq.broker.core.consumers.moved import Kind
-from txmq.broker.core.consumers.positions import Back, Position
-from txmq.broker.core.state import Outcome
-from txmq.broker.core.topics import growth
+from txmq.core import machine
+from txmq.core.consumers import (
+    circuit_breaker,
+    delivery,
+    failed_messages,
+    failures,
+    key_fences,
+    leases,
+    planning,
+    poison,
+)
+from txmq.core.consumers.authorization import active
+from txmq.core.consumers.candidates import Runs
+from txmq.core.consumers.changes import Changes
+from txmq.core.consumers.commands import Deliver
+from txmq.core.consumers.failed_messages import Kind
+from txmq.core.state.positions import Back, Position
+from txmq.core.state.state import Outcome
+from txmq.core.topics import growth
+from txmq.core.transactions import actions as consumer_actions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,10 +58,10 @@ def run(seed: int) -> Sim:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Floods end, and suspects are alone, in the time of a run."""
-    monkeypatch.setattr(suspects, "LOTS", (0, 2))
-    monkeypatch.setattr(suspects, "ALONE", 2)
-    monkeypatch.setattr(guard, "FIRST_PROBE", SECOND // 2)
-    monkeypatch.setattr(guard, "LONGEST_PROBE", 2 * SECOND)
+    monkeypatch.setattr(poison, "LOTS", (0, 2))
+    monkeypatch.setattr(poison, "ALONE", 2)
+    monkeypatch.setattr(circuit_breaker, "FIRST_PROBE", SECOND // 2)
+    monkeypatch.setattr(circuit_breaker, "LONGEST_PROBE", 2 * SECOND)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -69,14 +80,18 @@ def fence_of_the_partition_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_floor_passes_what_was_not_moved(patch: pytest.MonkeyPatch) -> None:
-    put = moved.put
-    patch.setattr(moved, "put", lambda *args: None if args[3].kind == Kind.PARKED else put(*args))
+    put = failed_messages.put
+    patch.setattr(
+        failed_messages, "put", lambda *args: None if args[3].kind == Kind.PARKED else put(*args)
+    )
 
 
 def expiry_forgets_the_attempt(patch: pytest.MonkeyPatch) -> None:
     give_back = Position.give_back
     patch.setattr(
-        Position, "give_back", lambda self, start, end, back: give_back(self, start, end, Back(1, back.deaths))
+        Position,
+        "give_back",
+        lambda self, start, end, back: give_back(self, start, end, Back(1, back.deaths)),
     )
 
 
@@ -114,22 +129,28 @@ def deaths_do_not_survive_the_broker(patch: pytest.MonkeyPatch) -> None:
 
 def no_look_at_the_generation(patch: pytest.MonkeyPatch) -> None:
     for module in (planning, delivery):
-        patch.setattr(module, "current", lambda state, group, member, _generation: active(state, group, member))
+        patch.setattr(
+            module,
+            "current",
+            lambda state, group, member, _generation: active(state, group, member),
+        )
 
 
 def the_chain_out_of_order(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(moved, "first_parked", last_parked)
+    patch.setattr(failed_messages, "first_parked", last_parked)
 
 
 def last_parked(state: Any, group: Any, topic_id: int, key_hash: int) -> Any:
     found = [
-        (m, row) for m, row in moved_rows(state, group).items() if (row.kind, row.key_hash) == (Kind.PARKED, key_hash)
+        (m, row)
+        for m, row in moved_rows(state, group).items()
+        if (row.kind, row.key_hash) == (Kind.PARKED, key_hash)
     ]
     return max((item for item in found if item[0][0] == topic_id), default=None)
 
 
 def no_hold_back_behind_older_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fences, "clear", lambda *_: True)
+    patch.setattr(key_fences, "clear", lambda *_: True)
 
 
 def no_wait_for_the_member_before(patch: pytest.MonkeyPatch) -> None:
@@ -138,11 +159,15 @@ def no_wait_for_the_member_before(patch: pytest.MonkeyPatch) -> None:
 
 def new_before_what_came_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planning._Planner, "_given_back", lambda *_: True)
-    patch.setattr(delivery._Draft, "_next_live", lambda _self, start, _spot, position: start == position.cursor)
+    patch.setattr(
+        delivery._Draft,
+        "_next_live",
+        lambda _self, start, _spot, position: start == position.cursor,
+    )
 
 
 def a_head_is_forgotten_by_a_commit(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fences, "head_done", lambda *_: None)
+    patch.setattr(key_fences, "head_done", lambda *_: None)
 
 
 def a_reboot_takes_reservations(patch: pytest.MonkeyPatch) -> None:
@@ -171,12 +196,14 @@ def a_count_is_lost_with_the_power(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_flood_goes_through(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(guard, "may_deliver", lambda *_: True)
+    patch.setattr(circuit_breaker, "may_deliver", lambda *_: True)
 
 
 def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
-    action = letters._action
-    patch.setattr(letters, "_action", lambda group, command: action(replace(group, flood=None), command))
+    action = failures._action
+    patch.setattr(
+        failures, "_action", lambda group, command: action(replace(group, flood=None), command)
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +229,9 @@ def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
         a_reboot_takes_reservations,
     ],
 )
-def test_a_planted_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     bug(monkeypatch)
     for seed in range(BUG_SEEDS):
         try:

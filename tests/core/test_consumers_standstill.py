@@ -10,19 +10,12 @@ import pytest
 
 from tests.core.consumer_world import QUICK, World
 from tests.core.driver import SECOND, token
-from txmq.broker.core import tables as t
-from txmq.broker.core.consumers import standstill
-from txmq.broker.core.consumers.commands import (
-    Failure,
-    GroupPause,
-    GroupSet,
-    Leave,
-    ResetPosition,
-    Wanted,
-)
-from txmq.broker.core.consumers.suspects import ALONE
-from txmq.broker.core.topics.topics import DeleteTopic, GrowTopic
-from txmq.message import Decision
+from txmq.core.consumers import stall_reasons
+from txmq.core.consumers.commands import Failure, GroupPause, GroupSet, Leave, ResetPosition, Wanted
+from txmq.core.consumers.poison import ALONE
+from txmq.core.topics.topics import DeleteTopic, GrowTopic
+from txmq.model.message import Decision
+from txmq.store import tables as t
 from txmq.store.scan import Damage
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
@@ -30,16 +23,20 @@ POSTGRES = ("postgres", 1, 1, 5, 7)
 
 @pytest.fixture
 def world() -> World:
-    """Two messages of one key, and an ordered group with a member that has not fetched."""
+    """Two messages of one key, and an ordered group with a member that has not
+    fetched.
+    """
     world = World(t=1)
     world.publish("t", 1, 1)
     world.join("a", mode="ordered", retry=QUICK)
     return world
 
 
-def why(world: World, durable: int | None = None, partition: int = 0, group: str = "g", **seen: Any) -> str:
-    look = standstill.Seen(world.end if durable is None else durable, world.now, **seen)
-    reason = standstill.why(world.state, world.group(group), (1, partition), look)
+def why(
+    world: World, durable: int | None = None, partition: int = 0, group: str = "g", **seen: Any
+) -> str:
+    look = stall_reasons.Seen(world.end if durable is None else durable, world.now, **seen)
+    reason = stall_reasons.why(world.state, world.group(group), (1, partition), look)
     return "" if reason is None else f"{reason.code}: {reason.text}"
 
 
@@ -60,7 +57,7 @@ def test_its_topic_may_be_gone_or_paused_and_so_may_the_group(world: World) -> N
 
 
 def test_it_may_be_reset_just_now(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.core.consumers.resets.SLICE", 0)
+    monkeypatch.setattr("txmq.core.consumers.resets.SLICE", 0)
     world.fetch("a")
     world.nack("a", 0, dead=True)
     world.do(ResetPosition("g", "t", to="first"))
@@ -90,7 +87,10 @@ def test_all_members_that_read_it_may_have_paused_its_topic_for_themselves(world
     world.join("a")
     world.join("b")
     assert why(world, paused={"a": paused}) == "", "the other one reads along"
-    assert why(world, paused={"a": paused, "b": paused}) == "member-paused: paused by the member itself: a, b"
+    assert (
+        why(world, paused={"a": paused, "b": paused})
+        == "member-paused: paused by the member itself: a, b"
+    )
 
 
 def test_a_member_that_had_it_before_may_still_have_messages() -> None:
@@ -108,7 +108,10 @@ def test_a_transaction_may_have_acked_messages(world: World) -> None:
     world.fetch("a", most=1)
     action = ("ack", "g", "a", world.generation(), "t", 0, 0, 1)
     world.store(token(world, 1), [], POSTGRES, actions=(action,))
-    assert why(world) == f"transaction: an undecided transaction has acked messages of it: {token(world, 1).hex()}"
+    assert (
+        why(world)
+        == f"transaction: an undecided transaction has acked messages of it: {token(world, 1).hex()}"
+    )
 
 
 def test_a_chain_may_be_as_long_as_it_may_be() -> None:
@@ -127,7 +130,10 @@ def test_what_was_sent_before_its_topic_grew_may_not_be_done_with(world: World) 
     world.do(GrowTopic("t", 2))
     world.publish("t", 1, partition=1)
     world.join("a", mode="ordered", retry=QUICK, instance="newer")
-    assert why(world, partition=1) == "growth: what was sent before the topic grew is not all done with"
+    assert (
+        why(world, partition=1)
+        == "growth: what was sent before the topic grew is not all done with"
+    )
 
 
 def test_a_message_that_kills_waits_for_another_one() -> None:
@@ -161,7 +167,9 @@ def test_a_message_that_kills_waits_until_its_member_has_nothing_else() -> None:
     assert why(world) == f"alone: {what}"
 
 
-@pytest.mark.parametrize(("after", "what"), [(59, "waiting for acks"), (61, "its handlers are slow, or hang")])
+@pytest.mark.parametrize(
+    ("after", "what"), [(59, "waiting for acks"), (61, "its handlers are slow, or hang")]
+)
 def test_handlers_may_have_all_of_it(world: World, after: int, what: str) -> None:
     world.fetch("a")
     world.now += after * SECOND
@@ -175,7 +183,10 @@ def test_as_many_may_be_ahead_as_may_be() -> None:
     assert world.offsets("a") == [0, 1, 2, 3]
     world.ack("a", (1, 4))
     assert world.offsets("a") == []
-    assert why(world) == "span: message 0 is not done with, and 4 messages from there on were delivered (span)"
+    assert (
+        why(world)
+        == "span: message 0 is not done with, and 4 messages from there on were delivered (span)"
+    )
     world.ack("a", (0, 1))
     assert world.offsets("a") == [4, 5, 6, 7]
     world.do(GroupSet("g", Wanted(span=0)))
@@ -196,7 +207,7 @@ def test_a_transaction_may_hold_keys_of_it(world: World) -> None:
 
 
 def test_a_large_transaction_may_be_on_its_way(world: World) -> None:
-    from txmq.broker.core.transactions.decisions import Decide
+    from txmq.core.transactions.decisions import Decide
 
     world.fetch("a")
     world.ack("a", (0, 2))
@@ -208,7 +219,9 @@ def test_a_large_transaction_may_be_on_its_way(world: World) -> None:
     while world.advance() and not world.state.gates:
         pass
     assert world.state.gates, "it is published at a gate"
-    assert why(world).startswith("gate: 2 messages are seen once a large transaction is published whole")
+    assert why(world).startswith(
+        "gate: 2 messages are seen once a large transaction is published whole"
+    )
     world.work_off()
     assert why(world) == ""
 
@@ -230,13 +243,13 @@ def test_the_lag_in_time_is_that_of_the_oldest_message_not_done_with(world: Worl
     world.now += SECOND
     world.publish("t", 2)
     group = world.group()
-    assert standstill.oldest_waiting(world.state, group, (1, 0)) == oldest
+    assert stall_reasons.oldest_waiting(world.state, group, (1, 0)) == oldest
     world.fetch("a")
-    assert standstill.oldest_waiting(world.state, group, (1, 0)) == oldest
+    assert stall_reasons.oldest_waiting(world.state, group, (1, 0)) == oldest
     world.ack("a", (0, 2))
-    assert standstill.oldest_waiting(world.state, group, (1, 0)) == oldest + SECOND
+    assert stall_reasons.oldest_waiting(world.state, group, (1, 0)) == oldest + SECOND
     world.ack("a", (2, 3))
-    assert standstill.oldest_waiting(world.state, group, (1, 0)) is None
+    assert stall_reasons.oldest_waiting(world.state, group, (1, 0)) is None
 
 
 def test_the_next_message_or_the_next_that_failed_may_be_damaged(world: World) -> None:
@@ -245,11 +258,15 @@ def test_the_next_message_or_the_next_that_failed_may_be_damaged(world: World) -
 
     def why_with(*spans: tuple[int, int]) -> str:
         damaged = [Damage("file", *span, "") for span in spans]
-        reason = standstill.why(world.state, world.group(), (1, 0), standstill.Seen(world.end, world.now, damaged))
+        reason = stall_reasons.why(
+            world.state, world.group(), (1, 0), stall_reasons.Seen(world.end, world.now, damaged)
+        )
         return "" if reason is None else reason.text
 
     assert why_with((first.position + 8, first.position + 9)).startswith("message 0 is damaged")
-    assert why_with((second.position, second.position + 9), (first.position - 9, first.position)) == ""
+    assert (
+        why_with((second.position, second.position + 9), (first.position - 9, first.position)) == ""
+    )
     world.fetch("a", most=2)
     world.ack("a", (0, 2))
     assert why_with((second.position, second.position + 9)).startswith("message 2 is damaged")
@@ -259,5 +276,5 @@ def test_each_reason_is_explained() -> None:
     page = (Path(__file__).parents[2] / "docs" / "CONSUMERS.md").read_text()
     rows = re.findall(r"^\| (`[^|]*`) \|", page.partition("| code |")[2], re.MULTILINE)
     explained = [code for row in rows for code in re.findall(r"`([a-z-]+)`", row)]
-    codes = [rule.__name__.strip("_").replace("_", "-") for rule in standstill.RULES]
+    codes = [rule.__name__.strip("_").replace("_", "-") for rule in stall_reasons.RULES]
     assert sorted(explained) == sorted(codes)

@@ -1,4 +1,6 @@
-"""Messages that may have killed their consumers: the one that does so each time is found, and no other one suffers."""
+"""Messages that may have killed their consumers: the one that does so each time is
+found, and no other one suffers.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from collections import Counter
 import pytest
 
 from tests.core.consumer_world import QUICK, Got, World
-from txmq.broker.core.consumers.commands import GroupPause, Leave, ResetPosition
-from txmq.broker.core.consumers.events import Delivered
-from txmq.broker.core.consumers.queries import letters
-from txmq.broker.core.consumers.suspects import ALONE, LOTS
-from txmq.broker.core.state import Rejected
+from txmq.core.consumers.commands import GroupPause, Leave, ResetPosition
+from txmq.core.consumers.poison import ALONE, LOTS
+from txmq.core.consumers.queries import letters
+from txmq.core.events.consumers import Delivered
+from txmq.core.state.state import Rejected
 
 MESSAGES, PREFETCH = 3_000, 2_000
 KILLERS = (1_100, 1_101)
@@ -32,7 +34,9 @@ def dies(world: World, mode: str = "concurrent") -> None:
 
 
 def work(world: World, mode: str) -> tuple[Counter[int], int]:
-    """A member that reads ahead works on what it has, and dies of KILLERS; returns what it has done, and its deaths."""
+    """A member that reads ahead works on what it has, and dies of KILLERS; returns what
+    it has done, and its deaths.
+    """
     done, deaths = Counter[int](), 0
     hand: list[int] = []
     while True:

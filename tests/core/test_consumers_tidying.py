@@ -1,4 +1,6 @@
-"""Resets that are previewed, groups that are cloned, and what is too much for one record: it goes on in slices."""
+"""Resets that are previewed, groups that are cloned, and what is too much for one
+record: it goes on in slices.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import pytest
 
 from tests.core.consumer_checks import check, moved_rows
 from tests.core.consumer_world import QUICK, World, rows
-from txmq.broker.core import machine
-from txmq.broker.core.consumers import queries, standstill
-from txmq.broker.core.consumers.commands import (
+from txmq.core import machine
+from txmq.core.consumers import queries, stall_reasons
+from txmq.core.consumers.commands import (
     ExpireLeases,
     GroupClone,
     GroupDelete,
@@ -21,10 +23,10 @@ from txmq.broker.core.consumers.commands import (
     ResetPosition,
     TidyGroups,
 )
-from txmq.broker.core.consumers.moved import PENDING
-from txmq.broker.core.consumers.resets import Target
-from txmq.broker.core.consumers.standstill import Seen
-from txmq.broker.core.events import FirstsMoved
+from txmq.core.consumers.failed_messages import PENDING
+from txmq.core.consumers.resets import Target
+from txmq.core.consumers.stall_reasons import Seen
+from txmq.core.events.base import FirstsMoved
 from txmq.errors import BadRequest, Conflict, UnknownGroup, UnknownTopic
 
 
@@ -67,9 +69,11 @@ def test_a_preview_tells_what_would_come_again_be_skipped_and_be_brought_back(wo
 
 @pytest.fixture
 def failed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Ten failed messages of twelve, two of them waiting for another go; and records that touch two at most."""
-    for module in ("tidying", "resets", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
+    """Ten failed messages of twelve, two of them waiting for another go; and records
+    that touch two at most.
+    """
+    for module in ("background_work", "resets", "clones"):
+        monkeypatch.setattr(f"txmq.core.consumers.{module}.SLICE", 2)
     world.publish("t", *range(12))
     world.join("a", mode="ordered")
     world.fetch("a")
@@ -79,7 +83,9 @@ def failed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def sliced(world: World) -> int:
-    """Tidies to the end; returns in how many records. Recovery makes the same of each of them."""
+    """Tidies to the end; returns in how many records. Recovery makes the same of each
+    of them.
+    """
     since = len(world.log)
     while world.do(TidyGroups()).more:
         again = world.replayed()
@@ -116,7 +122,9 @@ def test_a_group_with_very_many_failed_messages_is_deleted_in_slices(failed: Wor
     machine.save(world.state)
     assert machine.load(world.state.tables).consumers.doomed == {}
     left = rows(world.state)
-    assert not any(left[name] for name in ("moved", "retries", "wakes", "parked", "letters", "fences"))
+    assert not any(
+        left[name] for name in ("moved", "retries", "wakes", "parked", "letters", "fences")
+    )
     assert world.ack("b", (0, 12), group="g").messages == 12
 
 
@@ -130,10 +138,17 @@ def test_a_clone_goes_on_where_its_group_stands(world: World) -> None:
     world.do(GroupPause("g", paused=True))
     world.do(GroupClone("g", "h", by="me"))
     clone = world.group("h")
-    assert (clone.settings, clone.paused, clone.members, clone.letters) == (world.group().settings, True, {}, 0)
+    assert (clone.settings, clone.paused, clone.members, clone.letters) == (
+        world.group().settings,
+        True,
+        {},
+        0,
+    )
     world.do(GroupPause("h", paused=False))
     world.join("b", group="h", mode="ordered", lease_us=5_000_000)
-    assert [(m.offset, m.attempt) for m in world.fetch("b", group="h")] == [(o, 1) for o in (1, 3, 5, 6, 7)]
+    assert [(m.offset, m.attempt) for m in world.fetch("b", group="h")] == [
+        (o, 1) for o in (1, 3, 5, 6, 7)
+    ]
     world.ack("b", (1, 2), (3, 4), (5, 8), group="h")
     assert clone.positions[1, 0].floor == 8
     assert world.replayed().consumers == world.state.consumers
@@ -147,14 +162,18 @@ def test_a_clone_needs_a_name_of_its_own(world: World, to: str, error: type[Exce
     assert world.do(GroupClone("x", to)).error is UnknownGroup
 
 
-def test_a_clone_of_very_many_failed_messages_is_made_in_slices_and_delivers_nothing_meanwhile(failed: World) -> None:
+def test_a_clone_of_very_many_failed_messages_is_made_in_slices_and_delivers_nothing_meanwhile(
+    failed: World,
+) -> None:
     world = failed
     assert world.do(GroupClone("g", "h")).pending
     clone = world.group("h")
     world.join("b", group="h", mode="ordered")
     world.publish("t", 20)
     assert world.offsets("b", group="h") == []
-    assert standstill.why(world.state, clone, (1, 0), Seen(world.end, world.now)) == standstill.Reason(
+    assert stall_reasons.why(
+        world.state, clone, (1, 0), Seen(world.end, world.now)
+    ) == stall_reasons.Reason(
         "being-cloned", "it is still being made from g, of which many messages have failed"
     )
     assert shown(world, "h")["state"] == "being cloned"
@@ -166,13 +185,23 @@ def test_a_clone_of_very_many_failed_messages_is_made_in_slices_and_delivers_not
     ):
         assert world.do(refused).error is Conflict
     assert sliced(world) == 6
-    assert world.offsets("b", group="h") == [0, 1, 10, 11, 12], "two were to be retried, and eight are dead"
+    assert world.offsets("b", group="h") == [0, 1, 10, 11, 12], (
+        "two were to be retried, and eight are dead"
+    )
     check(world.state, clone, world.keys, {(1, 0, offset) for offset in range(2, 10)})
-    assert (clone.cloning, world.group().clones, world.state.consumers.cloning) == (None, set(), set())
+    assert (clone.cloning, world.group().clones, world.state.consumers.cloning) == (
+        None,
+        set(),
+        set(),
+    )
 
 
-def test_of_a_clone_nothing_is_missing_that_was_done_with_before_its_slice_came(failed: World) -> None:
-    """As it stood when it was begun: 0, 1 and 9 wait for another delivery, 10 and 11 are in hand, the rest is dead."""
+def test_of_a_clone_nothing_is_missing_that_was_done_with_before_its_slice_came(
+    failed: World,
+) -> None:
+    """As it stood when it was begun: 0, 1 and 9 wait for another delivery, 10 and 11
+    are in hand, the rest is dead.
+    """
     world = failed
     world.do(ReplayLetters("g", (("t", 0, 9),)))
     world.do(GroupClone("g", "h"))
@@ -214,8 +243,8 @@ def test_a_broadcast_group_cannot_be_cloned(failed: World) -> None:
 def test_whatever_members_do_meanwhile_a_clone_has_all_that_was_not_done_with_when_it_was_begun(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("tidying", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
+    for module in ("background_work", "clones"):
+        monkeypatch.setattr(f"txmq.core.consumers.{module}.SLICE", 2)
     random, world = Random(seed), World(t=1)
     world.publish("t", *(random.randrange(4) for _ in range(14)))
     world.join("a", mode=random.choice(("ordered", "concurrent")), lease_us=5_000_000, retry=QUICK)
@@ -244,9 +273,17 @@ def undone(world: World, name: str = "g") -> set[tuple[int, int, int]]:
     """Messages that a group has yet to be done with, but for dead letters."""
     group, end = world.group(name), world.state.topics_by_id[1].ends[0]
     position = group.positions[1, 0]
-    live = {piece[:2] for pieces in (position.leased, position.redeliver, position.reserved) for piece in pieces}
-    offsets = {offset for start, end in (*live, (position.cursor, end)) for offset in range(start, end)}
-    rows = {spotted for spotted, row in moved_rows(world.state, group).items() if row.kind in PENDING}
+    live = {
+        piece[:2]
+        for pieces in (position.leased, position.redeliver, position.reserved)
+        for piece in pieces
+    }
+    offsets = {
+        offset for start, end in (*live, (position.cursor, end)) for offset in range(start, end)
+    }
+    rows = {
+        spotted for spotted, row in moved_rows(world.state, group).items() if row.kind in PENDING
+    }
     return rows | {(1, 0, offset) for offset in offsets}
 
 
@@ -254,8 +291,8 @@ def undone(world: World, name: str = "g") -> set[tuple[int, int, int]]:
 def test_whatever_members_do_meanwhile_a_reset_ends_as_it_was_asked_for(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("tidying", "resets", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
+    for module in ("background_work", "resets", "clones"):
+        monkeypatch.setattr(f"txmq.core.consumers.{module}.SLICE", 2)
     random, world = Random(seed), World(t=1)
     world.publish("t", *(random.randrange(4) for _ in range(14)))
     world.join("a", mode=random.choice(("ordered", "concurrent")), lease_us=5_000_000)
@@ -279,7 +316,9 @@ def test_whatever_members_do_meanwhile_a_reset_ends_as_it_was_asked_for(
 def happens(world: World, random: Random) -> None:
     """Something that a member does, or time."""
     group = world.group()
-    leased = [number for piece in group.positions[1, 0].leased for number in range(piece.start, piece.end)]
+    leased = [
+        number for piece in group.positions[1, 0].leased for number in range(piece.start, piece.end)
+    ]
     held = leased + [spotted[2] for spotted in group.held_rows]
     how = random.random()
     if how < 0.3 or not held:

@@ -1,4 +1,6 @@
-"""Delayed messages: never early, never lost, in the order of their times and keys, recalled or published."""
+"""Delayed messages: never early, never lost, in the order of their times and keys,
+recalled or published.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,27 @@ from typing import Any
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq import limits
 from txmq.batch import BatchView, encode, verify
-from txmq.broker.core import tables as t
-from txmq.broker.core.needed import besides
-from txmq.broker.core.state import Rejected, SendReceipt
-from txmq.broker.core.topics import delayed
-from txmq.broker.core.topics.delays import RECALLS_KEPT, ForgetRecalls, PublishDue, Recall, RecallReply
-from txmq.broker.core.topics.sends import Send
-from txmq.broker.core.topics.topics import DeleteTopic
-from txmq.broker.core.transactions import decisions
-from txmq.broker.core.transactions.parts import GroupBatch, StorePart
-from txmq.broker.reading import published
+from txmq.broker.log_reader import published
+from txmq.core.retention.log_floor import besides
+from txmq.core.state.state import Rejected, SendReceipt
+from txmq.core.topics import delayed
+from txmq.core.topics.delay_rules import (
+    RECALLS_KEPT,
+    ForgetRecalls,
+    PublishDue,
+    Recall,
+    RecallReply,
+)
+from txmq.core.topics.sends import Send
+from txmq.core.topics.topics import DeleteTopic
+from txmq.core.transactions import decisions
+from txmq.core.transactions.half_storage import GroupBatch, StorePart
 from txmq.errors import MessageTooLarge, RecallTooLate
-from txmq.message import Decision, Message
-from txmq.tx.group import GroupState
+from txmq.model import limits
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision, Message
+from txmq.store import tables as t
 
 PRODUCER = b"p" * 16
 POSTGRES = ("postgres", 1, 1, 5, 7)
@@ -48,13 +56,26 @@ def pass_time(core: Driver, seconds: float) -> None:
         pass
 
 
-def half(core: Driver, name: bytes, *messages: Message, decider: tuple[object, ...] = POSTGRES, **options: Any) -> Any:
-    """A group of messages, each a batch of its own, as the edge makes it of batches with times."""
+def half(
+    core: Driver,
+    name: bytes,
+    *messages: Message,
+    decider: tuple[object, ...] = POSTGRES,
+    **options: Any,
+) -> Any:
+    """A group of messages, each a batch of its own, as the edge makes it of batches
+    with times.
+    """
     batches = []
     for place, message in enumerate(messages):
         data = encode([message], producer_id=name, epoch=0, sequence=place, born_at=1)
         batches.append(GroupBatch("t", 0, 0, data, verify(data)))
-    fields: dict[str, Any] = {"part": 0, "sealed": True, "commit": decider == ("local",), "digest": b"d" * 32}
+    fields: dict[str, Any] = {
+        "part": 0,
+        "sealed": True,
+        "commit": decider == ("local",),
+        "digest": b"d" * 32,
+    }
     fields |= {"epoch": 0, "service": "s", "actions": (), "check_after": 6 * SECOND} | options
     return core.do(StorePart(token=name, batches=tuple(batches), decider=decider, **fields))
 
@@ -62,10 +83,16 @@ def half(core: Driver, name: bytes, *messages: Message, decider: tuple[object, .
 def ids(core: Driver, topic: str = "t") -> list[str]:
     topic_id = core.state.topics[topic].topic_id
     found = published(core.state, topic_id, 0, 0, core.end)
-    return [name for _base, entry in found for name in BatchView(core.read(entry.position, entry.length)).message_ids]
+    return [
+        name
+        for _base, entry in found
+        for name in BatchView(core.read(entry.position, entry.length)).message_ids
+    ]
 
 
-def test_a_delayed_message_is_in_no_topic_before_its_time_and_then_with_its_id(core: Driver) -> None:
+def test_a_delayed_message_is_in_no_topic_before_its_time_and_then_with_its_id(
+    core: Driver,
+) -> None:
     assert send(core, later(core, "late", 10)) == SendReceipt(-1, core.now)
     core.send("t", "now", producer=b"q" * 16)
     pass_time(core, 9.999_999)
@@ -143,9 +170,18 @@ def test_a_delayed_message_holds_nobody_up_before_its_time(core: Driver) -> None
     assert core.bodies("t") == ["now", "half"]
 
 
-def test_in_a_transaction_a_delay_counts_from_the_commit_and_a_time_is_that_time(core: Driver) -> None:
+def test_in_a_transaction_a_delay_counts_from_the_commit_and_a_time_is_that_time(
+    core: Driver,
+) -> None:
     name = token(core, 1)
-    half(core, name, Message(b"span", delay=10), Message(b"now"), later(core, "time", 5), later(core, "past", 2))
+    half(
+        core,
+        name,
+        Message(b"span", delay=10),
+        Message(b"now"),
+        later(core, "time", 5),
+        later(core, "past", 2),
+    )
     core.now += 3 * SECOND
     assert core.state.delayed == 0
     decided = core.do(decisions.Decide(name, Decision.COMMIT, "producer"))
@@ -172,7 +208,9 @@ def test_a_rolled_back_transaction_leaves_no_delayed_message(core: Driver) -> No
 
 def test_a_large_group_keeps_what_is_delayed_until_all_of_it_is_published(core: Driver) -> None:
     name = token(core, 1)
-    messages = [Message(str(n).encode(), f"k{n}", delay=1 if n % 3 == 0 else None) for n in range(400)]
+    messages = [
+        Message(str(n).encode(), f"k{n}", delay=1 if n % 3 == 0 else None) for n in range(400)
+    ]
     for part, start in enumerate((0, 200)):
         half(core, name, *messages[start : start + 200], part=part, sealed=part == 1)
     core.do(decisions.Decide(name, Decision.COMMIT, "producer"))
@@ -184,7 +222,9 @@ def test_a_large_group_keeps_what_is_delayed_until_all_of_it_is_published(core: 
     core.work_off()
     pass_time(core, 1)
     bodies = core.bodies("t")
-    assert bodies == [str(n) for n in range(400) if n % 3] + [str(n) for n in range(400) if n % 3 == 0]
+    assert bodies == [str(n) for n in range(400) if n % 3] + [
+        str(n) for n in range(400) if n % 3 == 0
+    ]
     assert core.state.delayed == 0
 
 
@@ -206,7 +246,9 @@ def test_a_message_of_a_transaction_is_recalled_by_its_token(core: Driver) -> No
 
 
 @pytest.mark.parametrize("found", [(PRODUCER, 0), (PRODUCER, 7), (b"?" * 16, 0)])
-def test_a_recall_that_comes_too_late_is_told_so_and_takes_nothing_back(core: Driver, found: tuple[bytes, int]) -> None:
+def test_a_recall_that_comes_too_late_is_told_so_and_takes_nothing_back(
+    core: Driver, found: tuple[bytes, int]
+) -> None:
     send(core, later(core, "a", 1), later(core, "b", 100))
     pass_time(core, 2)
     refused = core.do(Recall(((PRODUCER, 1), found)))
@@ -228,7 +270,9 @@ def test_recalls_are_forgotten_after_a_week(core: Driver) -> None:
     assert len(list(core.state.tables[t.RECALLED].range(b""))) == 1
 
 
-def test_the_log_is_kept_from_the_first_message_on_that_waits_also_behind_a_key(core: Driver) -> None:
+def test_the_log_is_kept_from_the_first_message_on_that_waits_also_behind_a_key(
+    core: Driver,
+) -> None:
     send(core, later(core, "a", 1, "k"))
     [waiting] = delayed.rows(core.state)
     core.send("t", *("x" for _ in range(50)), producer=b"q" * 16)
@@ -263,7 +307,9 @@ def test_a_thousand_due_at_once_are_published_step_by_step_in_their_order(core: 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_work_publishes_each_once_at_its_time_and_recovery_makes_the_same(core: Driver, seed: int) -> None:
+def test_random_work_publishes_each_once_at_its_time_and_recovery_makes_the_same(
+    core: Driver, seed: int
+) -> None:
     rng = Random(seed)
     dues: dict[str, int] = {}
     recalled: set[str] = set()
@@ -286,7 +332,9 @@ def test_random_work_publishes_each_once_at_its_time_and_recovery_makes_the_same
         if waiting and rng.random() < 0.2:
             chosen = rng.choice(waiting)
             core.do(Recall(((chosen.message.origin, chosen.message.sequence),)))
-            recalled.add(BatchView(core.read(chosen.position, chosen.message.length)).bodies[0].decode())
+            recalled.add(
+                BatchView(core.read(chosen.position, chosen.message.length)).bodies[0].decode()
+            )
         core.now += rng.randint(0, SECOND)
         core.do(PublishDue())
         for published_body in core.bodies("t"):
@@ -296,7 +344,9 @@ def test_random_work_publishes_each_once_at_its_time_and_recovery_makes_the_same
     assert sorted(bodies) == sorted(dues.keys() - recalled)
     assert all(at >= dues[body] for body, at in seen.items())
     again = core.replayed()
-    left, left_again = (list(state.tables[t.DELAYED_IDS].range(b"")) for state in (core.state, again))
+    left, left_again = (
+        list(state.tables[t.DELAYED_IDS].range(b"")) for state in (core.state, again)
+    )
     assert left == left_again
     assert again.delayed == core.state.delayed == 0
     assert again.topics["t"].ends == core.state.topics["t"].ends

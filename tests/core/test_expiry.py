@@ -1,4 +1,6 @@
-"""Messages whose time to live is over: done with, counted, never delivered, and nothing stops at them."""
+"""Messages whose time to live is over: done with, counted, never delivered, and nothing
+stops at them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from random import Random
 import pytest
 
 from tests.core.consumer_world import QUICK, World, rows
-from txmq.broker.core import machine
-from txmq.broker.core.consumers.candidates import Candidate
-from txmq.broker.core.consumers.commands import Deliver, Pick
+from txmq.core import machine
+from txmq.core.consumers.candidates import Candidate
+from txmq.core.consumers.commands import Deliver, Pick
 
 
 class Mortal(World):
@@ -22,7 +24,9 @@ class Mortal(World):
     def picks(self, candidates: tuple[Candidate, ...]) -> tuple[Pick, ...]:
         return tuple(
             pick._replace(
-                expired=frozenset(o for o in range(c.start, c.start + c.rows) if (c.partition, o) in self.over)
+                expired=frozenset(
+                    o for o in range(c.start, c.start + c.rows) if (c.partition, o) in self.over
+                )
             )
             for pick, c in zip(super().picks(candidates), candidates, strict=True)
         )
@@ -51,7 +55,9 @@ def test_the_rest_of_a_batch_goes_out_and_the_floor_passes_what_is_over(world: M
 
 
 @pytest.mark.parametrize("mode", ["concurrent", "ordered", "broadcast"])
-def test_behind_a_thousand_that_are_over_the_next_is_found_at_once(world: Mortal, mode: str) -> None:
+def test_behind_a_thousand_that_are_over_the_next_is_found_at_once(
+    world: Mortal, mode: str
+) -> None:
     for _ in range(100):
         world.publish("t", *range(10))
     world.publish("t", 7)
@@ -100,7 +106,9 @@ def test_a_fetch_of_nothing_but_what_is_over_leases_nothing_and_asks_again(world
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_in_random_work_each_message_is_delivered_or_over_and_keys_keep_their_order(world: Mortal, seed: int) -> None:
+def test_in_random_work_each_message_is_delivered_or_over_and_keys_keep_their_order(
+    world: Mortal, seed: int
+) -> None:
     rng = Random(seed)
     world.join("a", mode="ordered", retry=QUICK)
     done: list[int] = []
@@ -144,7 +152,9 @@ def test_unread_batches_that_nobody_wants_are_passed_even_behind_a_fence(world: 
     candidates = world.plan("a").candidates
     assert [c.needs_keys for c in candidates] == [True] * 3
     keys = world.picks(candidates)
-    picks = tuple(Pick(c, unwanted=True) if c.base_offset < 6 else keys[n] for n, c in enumerate(candidates))
+    picks = tuple(
+        Pick(c, unwanted=True) if c.base_offset < 6 else keys[n] for n, c in enumerate(candidates)
+    )
     reply = world.do(Deliver("g", "a", world.generation(), picks))
     assert [(d.start, d.end) for d in reply.deliveries] == [(7, 8)]
     world.now += 10_000_000

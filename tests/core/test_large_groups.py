@@ -1,4 +1,6 @@
-"""Large groups: stored part by part, published piece by piece, seen whole or not at all."""
+"""Large groups: stored part by part, published piece by piece, seen whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,29 @@ import pytest
 from tests.core.driver import SECOND, Driver, token
 from tests.core.due import due_checks
 from tests.core.test_transactions import LOCAL, POSTGRES, decide
-from txmq import limits
-from txmq.broker.core.events import Booted
-from txmq.broker.core.persistence import load, save
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import BACKLOG, HOLDS, JOB_PARTS, JOB_WORK, NAMES, PIECES, UNDECIDED
-from txmq.broker.core.topics.topics import CreateTopic, DeleteTopic
-from txmq.broker.core.transactions import backlog, decisions, gates, holds, jobs, parts, pieces, undecided, upkeep
-from txmq.broker.core.transactions.holds import HeldBatch
-from txmq.broker.core.transactions.transactions import KEPT, get
-from txmq.broker.reading import end_of, offset_at
+from txmq.broker.log_reader import end_of, offset_at
+from txmq.core.events.base import Booted
+from txmq.core.persistence import load, save
+from txmq.core.state import visibility
+from txmq.core.state.state import Rejected
+from txmq.core.topics import key_order
+from txmq.core.topics.key_order import HeldBatch
+from txmq.core.topics.topics import CreateTopic, DeleteTopic
+from txmq.core.transactions import (
+    backlog,
+    decisions,
+    half_storage,
+    jobs,
+    large_bundles,
+    timers,
+    undecided,
+)
+from txmq.core.transactions.model import KEPT, get
 from txmq.errors import BadRequest, Conflict, MessageTooLarge
-from txmq.message import Decision
-from txmq.tx.group import GroupState
+from txmq.model import limits
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision
+from txmq.store.tables import BACKLOG, HOLDS, JOB_PARTS, JOB_WORK, NAMES, PIECES, UNDECIDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +45,7 @@ PARTITIONS = 3
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Pieces of two keys, so that a handful of messages makes a large group."""
-    monkeypatch.setattr(pieces, "KEYS", 2)
+    monkeypatch.setattr(large_bundles, "KEYS", 2)
     driver = Driver()
     driver.do(CreateTopic("t", PARTITIONS))
     yield driver
@@ -51,13 +63,27 @@ def sends(number: int, *keys: str) -> list[tuple[str, int, str | None, str]]:
     return [("t", place % PARTITIONS, key, f"{number}:{key}") for place, key in enumerate(keys)]
 
 
-def large(core: Driver, number: int, *keys: str, decider: Any = POSTGRES, sealed: bool = True, each: int = 2) -> bytes:
+def large(
+    core: Driver,
+    number: int,
+    *keys: str,
+    decider: Any = POSTGRES,
+    sealed: bool = True,
+    each: int = 2,
+) -> bytes:
     """A group in parts of `each` messages."""
     name, rows = token(core, number), sends(number, *keys)
     starts = range(0, len(rows), each)
     for part, start in enumerate(starts):
         last = sealed and start + each >= len(rows)
-        core.store(name, rows[start : start + each], decider, part=part, sealed=last, commit=last and decider == LOCAL)
+        core.store(
+            name,
+            rows[start : start + each],
+            decider,
+            part=part,
+            sealed=last,
+            commit=last and decider == LOCAL,
+        )
     return name
 
 
@@ -75,7 +101,9 @@ def nothing_left(core: Driver) -> bool:
     return not any(list(core.state.tables[name].range(b"")) for name in (HOLDS, BACKLOG, UNDECIDED))
 
 
-def test_a_large_group_is_decided_in_one_record_and_seen_whole_after_its_last_piece(core: Driver) -> None:
+def test_a_large_group_is_decided_in_one_record_and_seen_whole_after_its_last_piece(
+    core: Driver,
+) -> None:
     name = large(core, 1, *"abcdefg")
     recorded = len(core.log)
     assert decide(core, name) == decisions.DecideReceipt(GroupState.COMMITTED, repeated=False)
@@ -102,7 +130,7 @@ def test_the_gate_holds_until_the_last_record_is_durable(core: Driver) -> None:
 def test_what_others_send_meanwhile_has_its_place_and_is_seen_later(core: Driver) -> None:
     name = large(core, 1, *"abcdef")
     decide(core, name)
-    while gates.publisher(core.state) is None:
+    while visibility.publisher(core.state) is None:
         core.advance()
     topic = core.state.topics["t"].topic_id
     assert core.send("t", "plain").offset == 2
@@ -120,7 +148,7 @@ def test_a_group_published_across_a_gate_is_not_seen_in_part(core: Driver) -> No
     for part in range(3):
         core.store(name, [("t", 0, f"k{part}", f"{part}")], POSTGRES, part=part, sealed=part == 2)
     decide(core, name)
-    while gates.publisher(core.state) is None:
+    while visibility.publisher(core.state) is None:
         core.advance()
     core.store(token(core, 2), [("t", 2, None, "x"), ("t", 0, None, "y")], LOCAL)
     core.send("t", "behind x", partition=2)
@@ -220,7 +248,7 @@ def test_a_large_group_of_one_part_is_kept_in_pieces_too(core: Driver) -> None:
 def test_a_batch_with_more_keys_than_a_piece_goes_on_in_the_next() -> None:
     batch = HeldBatch(1, 0, 100, 80, 5, 1, (1, 2, 3, 4, 5))
     keyless = batch._replace(count=1, hashes=())
-    cut = list(pieces.cut([batch, keyless, batch], 2))
+    cut = list(large_bundles.cut([batch, keyless, batch], 2))
     assert [[b.hashes for b in piece] for piece in cut] == [
         [(1, 2)], [(3, 4)], [(5,), ()], [(1, 2)], [(3, 4)], [(5,)],
     ]  # fmt: skip
@@ -234,7 +262,10 @@ def test_the_parts_again_get_the_same_answers(core: Driver) -> None:
     assert len(core.log) == recorded
     core.store(name, sends(1, "e"), POSTGRES, part=2)
     for part in range(3):
-        assert core.store(name, sends(1, "e"), POSTGRES, part=part, sealed=part == 2).state is GroupState.UNDECIDED
+        assert (
+            core.store(name, sends(1, "e"), POSTGRES, part=part, sealed=part == 2).state
+            is GroupState.UNDECIDED
+        )
     decide(core, name)
     assert core.store(name, sends(1, "e"), POSTGRES, part=2).state is GroupState.COMMITTED
 
@@ -254,14 +285,16 @@ def test_an_open_group_is_undecided_can_be_rolled_back_and_not_committed(core: D
 
 
 @pytest.mark.parametrize("decider", [POSTGRES, CHECKER, LOCAL, ("job", b"j" * 16)])
-def test_an_open_group_is_due_some_time_after_its_latest_part(core: Driver, decider: tuple[object, ...]) -> None:
-    wait = 6 * SECOND if decider == POSTGRES else parts.OPEN_FOR
+def test_an_open_group_is_due_some_time_after_its_latest_part(
+    core: Driver, decider: tuple[object, ...]
+) -> None:
+    wait = 6 * SECOND if decider == POSTGRES else half_storage.OPEN_FOR
     name = large(core, 1, *"abcd", decider=decider, sealed=False)
     core.now += wait // 2
     core.store(name, sends(1, "e"), decider, part=2, sealed=False, commit=False)
     assert list(due_checks(core.state, core.now + wait - 1, 9)) == []
     assert list(due_checks(core.state, core.now + wait, 9)) == [name]
-    core.do(upkeep.PlanCheck(name, core.now + 2 * wait, 1, in_doubt=False))
+    core.do(timers.PlanCheck(name, core.now + 2 * wait, 1, in_doubt=False))
     assert list(due_checks(core.state, core.now + wait, 9)) == []
 
 
@@ -305,7 +338,9 @@ def test_a_group_in_parts_that_comes_after_its_job_is_rolled_back(core: Driver) 
     late = token(core, 2)
     for name, first in ((late, 0), (half_way, 2)):
         for part in range(first, first + 3):
-            reply = core.store(name, sends(2, "a"), ("job", job), part=part, sealed=part == first + 2)
+            reply = core.store(
+                name, sends(2, "a"), ("job", job), part=part, sealed=part == first + 2
+            )
             assert reply.state is GroupState.ROLLED_BACK
     core.work_off()
     assert nothing_left(core)
@@ -325,7 +360,7 @@ def test_a_topic_is_not_deleted_under_a_publication(core: Driver) -> None:
 def test_what_a_decision_sets_free_beyond_its_measure_is_for_the_backlog(
     core: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holds, "CASCADE", 3)
+    monkeypatch.setattr(key_order, "CASCADE", 3)
     first = token(core, 1)
     core.store(first, [("t", 0, "a", "first")], POSTGRES)
     for number in range(10):
@@ -348,7 +383,9 @@ def test_a_large_group_is_forgotten_with_all_its_pieces(core: Driver) -> None:
     assert not list(core.state.tables[PIECES].range(b""))
 
 
-def test_a_job_of_very_many_groups_is_carried_out_some_at_a_time(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_very_many_groups_is_carried_out_some_at_a_time(
+    core: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jobs, "AT_ONCE", 3)
     job, half = token(core, 900), token(core, 901)
     core.store(half, [("t", 0, "k5", "half")], POSTGRES)
@@ -374,7 +411,9 @@ def test_a_job_of_very_many_groups_is_carried_out_some_at_a_time(core: Driver, m
     assert not any(list(core.state.tables[name].range(b"")) for name in (JOB_PARTS, JOB_WORK))
 
 
-def test_a_job_of_very_many_groups_is_given_up_some_at_a_time(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_very_many_groups_is_given_up_some_at_a_time(
+    core: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jobs, "AT_ONCE", 3)
     job, names = token(core, 900), [token(core, number) for number in range(7)]
     for number, name in enumerate(names):
@@ -383,4 +422,6 @@ def test_a_job_of_very_many_groups_is_given_up_some_at_a_time(core: Driver, monk
     core.work_off()
     assert {state_of(core, name) for name in names} == {GroupState.ROLLED_BACK}
     assert (core.bodies("t"), core.state.undecided) == ([], 0)
-    assert not any(list(core.state.tables[name].range(b"")) for name in (JOB_PARTS, JOB_WORK, BACKLOG))
+    assert not any(
+        list(core.state.tables[name].range(b"")) for name in (JOB_PARTS, JOB_WORK, BACKLOG)
+    )

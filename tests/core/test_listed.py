@@ -1,22 +1,28 @@
-"""Transactions that an operator may have to look at are on a list for just as long as they are."""
+"""Transactions that an operator may have to look at are on a list for just as long as
+they are.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import machine
-from txmq.broker.core.transactions import decisions, jobs, upkeep, xa
-from txmq.broker.core.transactions.listed import Kind, tokens
-from txmq.broker.core.transactions.transactions import KEPT, get
-from txmq.message import Decision
-from txmq.tx.group import GroupState
+from txmq.core import machine
+from txmq.core.transactions import decisions, jobs, timers, xa
+from txmq.core.transactions.listed import Kind, tokens
+from txmq.core.transactions.model import KEPT, get
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
 
 
 def store(
-    core: Driver, number: int, key: str | None, decider: tuple[object, ...] = POSTGRES, **options: object
+    core: Driver,
+    number: int,
+    key: str | None,
+    decider: tuple[object, ...] = POSTGRES,
+    **options: object,
 ) -> bytes:
     name = token(core, number)
     core.store(name, [("t", 0, key, str(number))], decider, **options)
@@ -28,11 +34,15 @@ def decide(core: Driver, name: bytes, outcome: Decision = Decision.COMMIT) -> No
 
 
 def listed(core: Driver) -> dict[str, list[bytes]]:
-    """What is on which list; that the counts agree, as they are and as they are loaded, is checked on the way."""
+    """What is on which list; that the counts agree, as they are and as they are loaded,
+    is checked on the way.
+    """
     found = {kind.name: list(tokens(core.state, kind)) for kind in Kind}
     machine.save(core.state)
     for state in (core.state, machine.load(core.state.tables), core.replayed()):
-        assert {kind.name: state.listed[kind] for kind in Kind} == {name: len(names) for name, names in found.items()}
+        assert {kind.name: state.listed[kind] for kind in Kind} == {
+            name: len(names) for name, names in found.items()
+        }
     return {name: names for name, names in found.items() if names}
 
 
@@ -53,7 +63,7 @@ def test_a_transaction_is_open_from_its_first_part_to_its_last(core: Driver, end
 def test_a_transaction_is_in_doubt_until_it_is_decided(core: Driver, outcome: Decision) -> None:
     name, other = store(core, 1, "a"), store(core, 2, "b")
     for in_doubt in (False, True, True):
-        core.do(upkeep.PlanCheck(name, core.now + SECOND, 1, in_doubt))
+        core.do(timers.PlanCheck(name, core.now + SECOND, 1, in_doubt))
     assert listed(core) == {"IN_DOUBT": [name]}
     decide(core, other, outcome)
     assert listed(core) == {"IN_DOUBT": [name]}
@@ -63,8 +73,8 @@ def test_a_transaction_is_in_doubt_until_it_is_decided(core: Driver, outcome: De
 
 def test_a_flag_can_be_taken_back(core: Driver) -> None:
     name = store(core, 1, "a")
-    core.do(upkeep.PlanCheck(name, core.now + SECOND, 1, in_doubt=True))
-    core.do(upkeep.PlanCheck(name, core.now + SECOND, 1, in_doubt=False))
+    core.do(timers.PlanCheck(name, core.now + SECOND, 1, in_doubt=True))
+    core.do(timers.PlanCheck(name, core.now + SECOND, 1, in_doubt=False))
     assert listed(core) == {}
 
 
@@ -99,7 +109,9 @@ def test_a_heuristic_outcome_is_listed_until_it_is_dealt_with(core: Driver) -> N
     assert listed(core) == {}
 
 
-def test_what_waits_for_longer_than_outcomes_are_kept_is_published_all_the_same(core: Driver) -> None:
+def test_what_waits_for_longer_than_outcomes_are_kept_is_published_all_the_same(
+    core: Driver,
+) -> None:
     first, second = store(core, 1, "a"), store(core, 2, "a")
     decide(core, second)
     core.now += KEPT + SECOND

@@ -1,21 +1,23 @@
-"""A log that lost records to a repair: what they may have decided is not decided from their absence."""
+"""A log that lost records to a repair: what they may have decided is not decided from
+their absence.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import machine
-from txmq.broker.core.events import Booted
-from txmq.broker.core.state import Rejected, State
-from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.transactions import jobs, lost, undecided
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.core.transactions.transactions import get
-from txmq.broker.core.transactions.xa import AskOutcome, DecideByHand
+from txmq.core import machine
+from txmq.core.events.base import Booted
+from txmq.core.state.state import Rejected, State
+from txmq.core.transactions import jobs, lost_records, undecided
+from txmq.core.transactions.decisions import Decide
+from txmq.core.transactions.model import get
+from txmq.core.transactions.xa import AskOutcome, DecideByHand
 from txmq.errors import UnknownTransaction
-from txmq.message import Decision
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision
+from txmq.store.tables import MemoryTables
 
 LOG = b"l" * 16
 
@@ -29,7 +31,7 @@ def home(core: Driver, number: int) -> bytes:
 def lose(core: Driver) -> None:
     """A span of the log is gone; the broker is started again."""
     core.end += 4_096
-    lost.apply_lost(core.state, core.end)
+    lost_records.apply_lost(core.state, core.end)
     core.now += SECOND
     core.record(Booted(2, "b"))
 
@@ -43,14 +45,19 @@ def ask(core: Driver, name: bytes, *, decide: bool = True) -> object:
 def test_an_outcome_that_may_have_been_lost_is_not_made_up(core: Driver, *, decide: bool) -> None:
     before, lost_one = home(core, 1), token(core, 2)
     lose(core)
-    assert ask(core, before, decide=decide) == (UnknownTransaction if decide else GroupState.UNDECIDED)
+    assert ask(core, before, decide=decide) == (
+        UnknownTransaction if decide else GroupState.UNDECIDED
+    )
     assert ask(core, lost_one, decide=decide) is UnknownTransaction
-    assert (get(core.state, before).state, get(core.state, lost_one)) == (GroupState.UNDECIDED, None)  # type: ignore[union-attr]  # stored
+    stored = get(core.state, before)
+    assert stored is not None
+    assert stored.state is GroupState.UNDECIDED
+    assert get(core.state, lost_one) is None
 
 
 def test_what_is_stored_after_the_loss_is_decided_as_ever(core: Driver) -> None:
     lose(core)
-    core.now += 2 * lost.CLOCKS_US
+    core.now += 2 * lost_records.CLOCKS_US
     after, unheard_of = home(core, 1), token(core, 2)
     assert ask(core, after) is GroupState.ROLLED_BACK
     assert ask(core, unheard_of) is GroupState.ROLLED_BACK
@@ -71,12 +78,14 @@ def test_a_loss_is_remembered_in_the_tables(core: Driver) -> None:
     state = machine.load(core.state.tables)
     row = get(state, name)
     assert row is not None
-    assert lost.may_be_decided(state, row)
-    assert lost.may_be_known(state, token(core, 3))
+    assert lost_records.may_be_decided(state, row)
+    assert lost_records.may_be_known(state, token(core, 3))
 
 
 def busy(core: Driver) -> None:
-    """Sends, halves, a large group and a job, all of them decided, one behind the other on their keys."""
+    """Sends, halves, a large group and a job, all of them decided, one behind the other
+    on their keys.
+    """
     halves = [token(core, number) for number in (1, 2)]
     for name in halves:
         core.store(name, [("t", 0, "a", name.hex())], ("postgres", 1, 1, 5, 7))
@@ -86,26 +95,37 @@ def busy(core: Driver) -> None:
         core.do(Decide(name, Decision.COMMIT, "producer"))
     large, job, winner = token(core, 3), token(core, 50), token(core, 4)
     for part in (0, 1):
-        core.store(large, [("t", 0, "b", str(part))], ("local",), part=part, sealed=part == 1, commit=part == 1)
+        core.store(
+            large,
+            [("t", 0, "b", str(part))],
+            ("local",),
+            part=part,
+            sealed=part == 1,
+            commit=part == 1,
+        )
     core.work_off()
     core.store(winner, [("t", 1, "c", "won")], ("job", job))
     core.do(jobs.DecideJob(job, Decision.COMMIT, (winner,), "driver"))
 
 
-def test_whatever_record_is_lost_the_rest_is_folded_and_nothing_is_decided_that_was_not(core: Driver) -> None:
+def test_whatever_record_is_lost_the_rest_is_folded_and_nothing_is_decided_that_was_not(
+    core: Driver,
+) -> None:
     busy(core)
-    whole = {name for name, row in core.state.transactions.range(b"") if row[0] == GroupState.PUBLISHED}
+    whole = {
+        name for name, row in core.state.transactions.range(b"") if row[0] == GroupState.PUBLISHED
+    }
     assert len(whole) == 4
     left_out = 0
     for missing in range(len(core.log)):
         state = State(MemoryTables())
         for number, (place, event) in enumerate(core.log):
             if number == missing:
-                lost.apply_lost(state, place.end)
+                lost_records.apply_lost(state, place.end)
             else:
                 left_out += not machine.apply_beyond(state, event, place)
         states = {name: row[0] for name, row in state.transactions.range(b"")}
         assert GroupState.ROLLED_BACK not in states.values()
         rows = [get(state, name) for name in undecided.tokens(state)]
-        assert all(row is not None and lost.may_be_decided(state, row) for row in rows)
+        assert all(row is not None and lost_records.may_be_decided(state, row) for row in rows)
     assert 0 < left_out < len(core.log) ** 2 / 4

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.core.driver import Driver
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions import decisions, marks
-from txmq.broker.core.transactions.transactions import KEPT
+from txmq.core.state.state import Rejected
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions import decisions, watermarks
+from txmq.core.transactions.model import KEPT
 from txmq.errors import BadRequest, SequenceGap
-from txmq.message import Decision
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision
 
 LOCAL, CHECKER = ("local",), ("checker", "relay")
 
@@ -25,10 +25,15 @@ def core() -> Driver:
     return driver
 
 
-def store(core: Driver, number: int, before: int, to: int, decider: tuple[object, ...] = LOCAL) -> Any:
+def store(
+    core: Driver, number: int, before: int, to: int, decider: tuple[object, ...] = LOCAL
+) -> Any:
     """The reply to a group of one message that moves the mark."""
     return core.store(
-        token(core, number), [("t", 0, None, str(to))], decider, actions=(("mark", "shop", before, to, 77),)
+        token(core, number),
+        [("t", 0, None, str(to))],
+        decider,
+        actions=(("mark", "shop", before, to, 77),),
     )
 
 
@@ -37,11 +42,11 @@ def token(core: Driver, number: int) -> bytes:
 
 
 def test_a_mark_follows_what_was_stored(core: Driver) -> None:
-    assert marks.get(core.state, "shop") == marks.UNSET
+    assert watermarks.get(core.state, "shop") == watermarks.UNSET
     assert store(core, 1, 0, 40).state is GroupState.PUBLISHED
     assert store(core, 2, 40, 50).state is GroupState.PUBLISHED
-    assert marks.get(core.state, "shop") == (50, 77, token(core, 2))
-    assert marks.get(core.replayed(), "shop") == (50, 77, token(core, 2))
+    assert watermarks.get(core.state, "shop") == (50, 77, token(core, 2))
+    assert watermarks.get(core.replayed(), "shop") == (50, 77, token(core, 2))
 
 
 def test_what_comes_again_under_another_token_is_stored_once(core: Driver) -> None:
@@ -68,8 +73,12 @@ def test_what_follows_a_refused_transaction_is_refused(core: Driver) -> None:
     assert core.bodies("t") == ["40"]
 
 
-@pytest.mark.parametrize("action", [("mark", "", 0, 1, 0), ("mark", "shop", 5, 5, 0), ("mark", "shop", -1, 5, 0)])
-def test_a_mark_that_does_not_move_forward_is_refused(core: Driver, action: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(
+    "action", [("mark", "", 0, 1, 0), ("mark", "shop", 5, 5, 0), ("mark", "shop", -1, 5, 0)]
+)
+def test_a_mark_that_does_not_move_forward_is_refused(
+    core: Driver, action: tuple[object, ...]
+) -> None:
     core.store(token(core, 1), [("t", 0, None, "x")], LOCAL, actions=(("mark", "shop", 0, 3, 0),))
     refused = core.store(token(core, 2), [("t", 0, None, "y")], LOCAL, actions=(action,))
     assert isinstance(refused, Rejected)
@@ -78,19 +87,19 @@ def test_a_mark_that_does_not_move_forward_is_refused(core: Driver, action: tupl
 
 def test_a_group_decided_later_moves_the_mark_with_its_decision(core: Driver) -> None:
     store(core, 1, 0, 40, CHECKER)
-    assert marks.get(core.state, "shop").place == 0
+    assert watermarks.get(core.state, "shop").place == 0
     core.do(decisions.Decide(token(core, 1), Decision.COMMIT, "relay"))
-    assert marks.get(core.state, "shop").place == 40
+    assert watermarks.get(core.state, "shop").place == 40
 
 
 def test_a_group_rolled_back_leaves_the_mark(core: Driver) -> None:
     store(core, 1, 0, 40, CHECKER)
     core.do(decisions.Decide(token(core, 1), Decision.ROLLBACK, "operator"))
-    assert marks.get(core.state, "shop").place == 0
+    assert watermarks.get(core.state, "shop").place == 0
 
 
 def test_a_late_decision_does_not_take_the_mark_back(core: Driver) -> None:
     store(core, 1, 0, 40, CHECKER)
     store(core, 2, 0, 50)
     core.do(decisions.Decide(token(core, 1), Decision.COMMIT, "operator"))
-    assert marks.get(core.state, "shop").place == 50
+    assert watermarks.get(core.state, "shop").place == 50

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.broker.core.consumers import positions
-from txmq.broker.core.consumers.positions import Back, Grant, Position
+from txmq.core.state import positions
+from txmq.core.state.positions import Back, Grant, Position
 
 
 def scattered(messages: int, leases: int, left: set[int]) -> Position:
@@ -16,14 +16,23 @@ def scattered(messages: int, leases: int, left: set[int]) -> Position:
     position = Position()
     position.take(0, messages)
     for lease in range(leases):
-        position.leased.put(lease * messages // leases, (lease + 1) * messages // leases, Grant(lease, lease % 3 + 1))
+        position.leased.put(
+            lease * messages // leases,
+            (lease + 1) * messages // leases,
+            Grant(lease, lease % 3 + 1),
+        )
     for offset in set(range(messages)) - left:
         position.leased.cut(offset, offset + 1)
         position.settle(offset, offset + 1)
     return position
 
 
-@given(st.integers(1, 400), st.integers(1, 5), st.sets(st.integers(0, 399)), st.sets(st.integers(0, 399)))
+@given(
+    st.integers(1, 400),
+    st.integers(1, 5),
+    st.sets(st.integers(0, 399)),
+    st.sets(st.integers(0, 399)),
+)
 def test_leases_and_what_has_come_back_are_read_back_however_scattered_they_are(
     messages: int, leases: int, left: set[int], back: set[int]
 ) -> None:

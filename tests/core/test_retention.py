@@ -8,21 +8,26 @@ import pytest
 
 from tests.core.consumer_world import BATCH, QUICK, World
 from tests.core.driver import RECORD, SECOND, Driver, token
-from txmq.broker.core import needed, pins
-from txmq.broker.core.consumers import outliving
-from txmq.broker.core.consumers.commands import AbandonLetters, GroupClone, ReplayLetters, ResetPosition, TidyGroups
-from txmq.broker.core.consumers.letter_retention import ExpireLetters
-from txmq.broker.core.consumers.outliving import CopyOut, Outlived, Repoint
-from txmq.broker.core.events import MessagesCopied
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import MOVED, MOVED_KEY, NAMES, PASSED, POSITION_KEY, SIGN
-from txmq.broker.core.topics import retention
-from txmq.broker.core.topics.retention import Keep, Retain, Retained
-from txmq.broker.core.topics.topics import CreateTopic, DeleteTopic
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.reading import end_of, offset_at
+from txmq.broker.log_reader import end_of, offset_at
+from txmq.core.consumers.commands import (
+    AbandonLetters,
+    GroupClone,
+    ReplayLetters,
+    ResetPosition,
+    TidyGroups,
+)
+from txmq.core.events.base import MessagesCopied
+from txmq.core.retention import log_floor, relocation, topic_retention
+from txmq.core.retention.letter_retention import ExpireLetters
+from txmq.core.retention.relocation import CopyOut, Outlived, Repoint
+from txmq.core.retention.topic_retention import Keep, Retain, Retained
+from txmq.core.state import log_pins
+from txmq.core.state.state import Rejected
+from txmq.core.topics.topics import CreateTopic, DeleteTopic
+from txmq.core.transactions.decisions import Decide
 from txmq.errors import OffsetOutOfRange
-from txmq.message import Decision
+from txmq.model.message import Decision
+from txmq.store.tables import MOVED, MOVED_KEY, NAMES, PASSED, POSITION_KEY, SIGN
 
 DAY = 24 * 3600 * SECOND
 POSTGRES = ("postgres", 1, 1, 5, 7)
@@ -38,8 +43,12 @@ def world() -> World:
     return world
 
 
-def retain(world: Driver, *, days: float = 0, size: int = 0, topic_id: int = 1, **more: Any) -> Retained:
-    command = Retain(topic_id, Keep(int(days * DAY), size), more.get("durable", world.end), more.get("oldest", 0))
+def retain(
+    world: Driver, *, days: float = 0, size: int = 0, topic_id: int = 1, **more: Any
+) -> Retained:
+    command = Retain(
+        topic_id, Keep(int(days * DAY), size), more.get("durable", world.end), more.get("oldest", 0)
+    )
     reply: Retained = world.do(command)
     return reply
 
@@ -49,12 +58,14 @@ def first(world: Driver, partition: int = 0) -> int:
 
 
 def same_after_replay(world: World) -> bool:
-    from txmq.broker.core import machine
+    from txmq.core import machine
 
     again = world.replayed()
     for state in (world.state, again):
         machine.save(state)
-    return all(list(world.state.tables[n].range(b"")) == list(again.tables[n].range(b"")) for n in NAMES)
+    return all(
+        list(world.state.tables[n].range(b"")) == list(again.tables[n].range(b"")) for n in NAMES
+    )
 
 
 def test_batches_that_are_too_old_go_and_offsets_stay(world: World) -> None:
@@ -80,7 +91,7 @@ def test_all_of_a_partition_may_go(world: World) -> None:
     assert retain(world, days=1).batches == 10
     assert first(world) == end_of(world.state, 1, 0, world.end) == 20
     assert world.state.topics_by_id[1].sizes == [0]
-    assert needed.by_topic(world.state, world.state.topics_by_id[1]) == SIGN
+    assert log_floor.by_topic(world.state, world.state.topics_by_id[1]) == SIGN
 
 
 def test_the_oldest_go_where_there_is_too_much_of_a_topic() -> None:
@@ -109,14 +120,18 @@ def test_what_the_log_has_lost_goes_whatever_its_age(world: World) -> None:
     assert first(world) == 4
 
 
-def test_one_command_takes_so_many_and_says_that_there_is_more(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    monkeypatch.setattr(retention, "AT_ONCE", 4)
+def test_one_command_takes_so_many_and_says_that_there_is_more(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    monkeypatch.setattr(topic_retention, "AT_ONCE", 4)
     assert retain(world, days=3.5) == Retained(4, (), more=True)
     assert retain(world, days=3.5) == Retained(2, (), more=False)
     assert first(world) == 12
 
 
-def test_a_group_behind_retention_goes_on_from_the_first_and_what_it_missed_is_counted(world: World) -> None:
+def test_a_group_behind_retention_goes_on_from_the_first_and_what_it_missed_is_counted(
+    world: World,
+) -> None:
     world.join("a")
     world.fetch("a", most=5)
     world.ack("a", (0, 2))
@@ -177,7 +192,7 @@ def test_a_letter_is_copied_before_its_batch_goes(world: World) -> None:
     assert first(world) == 12
     stored: Any = world.state.tables[MOVED].get(MOVED_KEY.pack(1, 1, 0, 3))
     assert (stored[4], stored[5], stored[6]) == (position, 8, 0)
-    assert [pin.position for pin in pins.below(world.state, SIGN)] == [position]
+    assert [pin.position for pin in log_pins.below(world.state, SIGN)] == [position]
     assert world.group().positions[1, 0].floor == 12
     assert same_after_replay(world)
 
@@ -185,9 +200,11 @@ def test_a_letter_is_copied_before_its_batch_goes(world: World) -> None:
 def test_of_what_a_clone_may_yet_come_to_nothing_goes_and_then_it_has_missed_each_message_once(
     monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
-    """Its group's failed messages are copied and fail again meanwhile, before and after their slices have come."""
-    for module in ("tidying", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
+    """Its group's failed messages are copied and fail again meanwhile, before and after
+    their slices have come.
+    """
+    for module in ("background_work", "clones"):
+        monkeypatch.setattr(f"txmq.core.consumers.{module}.SLICE", 2)
     world.join("a", retry=QUICK)
     world.fetch("a")
     for offset in range(6):
@@ -211,8 +228,8 @@ def test_of_what_a_clone_may_yet_come_to_nothing_goes_and_then_it_has_missed_eac
 def test_a_letter_of_long_ago_that_comes_back_meanwhile_is_none_of_a_clone_s(
     monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
-    for module in ("tidying", "clones"):
-        monkeypatch.setattr(f"txmq.broker.core.consumers.{module}.SLICE", 2)
+    for module in ("background_work", "clones"):
+        monkeypatch.setattr(f"txmq.core.consumers.{module}.SLICE", 2)
     world.join("a", retry=QUICK)
     world.fetch("a")
     for offset in range(4):
@@ -229,7 +246,9 @@ def test_a_letter_of_long_ago_that_comes_back_meanwhile_is_none_of_a_clone_s(
 
 
 def pass_all(world: World) -> None:
-    """What is older than three days and a half goes, as soon as what outlives it is copied."""
+    """What is older than three days and a half goes, as soon as what outlives it is
+    copied.
+    """
     while outlived := retain(world, days=3.5).outlived:
         world.do(Repoint(tuple(copied_out(world, outlived))))
     assert first(world) == 12
@@ -249,7 +268,7 @@ def test_a_copy_of_what_was_acked_meanwhile_is_of_no_use(world: World) -> None:
     world.fetch("a")
     world.ack("a", (3, 4))
     world.do(Repoint(tuple(pointed)))
-    assert not list(pins.below(world.state, SIGN))
+    assert not list(log_pins.below(world.state, SIGN))
     assert retain(world, days=3.5).outlived == ()
 
 
@@ -258,16 +277,16 @@ def test_the_pin_of_what_is_done_with_is_taken_away(world: World) -> None:
     world.fetch("a")
     dead(world, 3)
     world.do(Repoint(tuple(copied_out(world, retain(world, days=3.5).outlived))))
-    [pin] = pins.below(world.state, SIGN)
-    again = outliving.outlived(world.state, pin)
+    [pin] = log_pins.below(world.state, SIGN)
+    again = relocation.outlived(world.state, pin)
     assert again is not None
-    assert not outliving.is_stale(world.state, pin)
+    assert not relocation.is_stale(world.state, pin)
     world.do(ExpireLetters(1, 0, 1))
     world.now += SECOND
     world.do(ExpireLetters(1, 0, 1))
-    assert outliving.is_stale(world.state, pin)
+    assert relocation.is_stale(world.state, pin)
     world.do(Repoint((), (pin.position, pin.position + 8)))
-    assert not list(pins.below(world.state, SIGN))
+    assert not list(log_pins.below(world.state, SIGN))
 
 
 def test_what_an_undecided_transaction_acks_stays(world: World) -> None:
@@ -288,12 +307,12 @@ def test_nothing_that_a_transaction_holds_is_dropped_from_the_log(core: Driver) 
     core.store(number, [("t", 0, "k", "half")], POSTGRES)
     stored = core.log[-1][0]
     core.send("t", "behind", key="k")
-    assert needed.besides(core.state) == stored.position
+    assert log_floor.besides(core.state) == stored.position
     core.store(token(core, 2), [("t", 1, "k", "later")], POSTGRES)
     core.do(Decide(number, Decision.ROLLBACK, "test"))
-    assert needed.besides(core.state) > stored.end
+    assert log_floor.besides(core.state) > stored.end
     core.do(Decide(token(core, 2), Decision.ROLLBACK, "test"))
-    assert needed.besides(core.state) == SIGN
+    assert log_floor.besides(core.state) == SIGN
 
 
 def test_what_is_committed_and_waits_is_needed(core: Driver) -> None:
@@ -302,14 +321,16 @@ def test_what_is_committed_and_waits_is_needed(core: Driver) -> None:
     stands_at = core.log[-1][0].position
     core.store(one, [("t", 0, "k", "half")], POSTGRES)
     core.do(Decide(two, Decision.COMMIT, "test"))
-    assert needed.besides(core.state) <= stands_at + RECORD
+    assert log_floor.besides(core.state) <= stands_at + RECORD
     core.do(Decide(one, Decision.COMMIT, "test"))
-    assert needed.besides(core.state) == SIGN
+    assert log_floor.besides(core.state) == SIGN
     assert len(core.bodies("t")) == 2
 
 
-def test_what_was_stored_long_before_it_was_published_is_pinned(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "SLACK", 100 * RECORD)
+def test_what_was_stored_long_before_it_was_published_is_pinned(
+    core: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_pins, "SLACK", 100 * RECORD)
     late, soon = token(core, 1), token(core, 2)
     core.store(late, [("t", 0, None, "late")], POSTGRES)
     place = core.log[-1][0].attachment
@@ -318,11 +339,11 @@ def test_what_was_stored_long_before_it_was_published_is_pinned(core: Driver, mo
     core.store(soon, [("t", 0, None, "soon")], POSTGRES)
     for one in (late, soon):
         core.do(Decide(one, Decision.COMMIT, "test"))
-    assert [pin.position for pin in pins.below(core.state, SIGN)] == [place]
-    assert needed.by_topic(core.state, core.state.topics_by_id[1]) <= core.log[1][0].attachment
+    assert [pin.position for pin in log_pins.below(core.state, SIGN)] == [place]
+    assert log_floor.by_topic(core.state, core.state.topics_by_id[1]) <= core.log[1][0].attachment
     core.now += 10 * DAY
     retain(core, days=1)
-    assert not list(pins.below(core.state, SIGN))
+    assert not list(log_pins.below(core.state, SIGN))
 
 
 def test_a_deleted_topic_keeps_nothing(core: Driver) -> None:

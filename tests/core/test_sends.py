@@ -1,4 +1,6 @@
-"""Sends of one frame: one record, and each judged as if it had come alone, after those before it."""
+"""Sends of one frame: one record, and each judged as if it had come alone, after those
+before it.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,35 @@ from hypothesis import strategies as st
 
 from tests.core.driver import SECOND, Driver, token
 from txmq.batch import encode, verify
-from txmq.broker.core import events, machine
-from txmq.broker.core.events import BatchesStored, BatchStored, Place
-from txmq.broker.core.state import Rejected, SendReceipt, State
-from txmq.broker.core.tables import MemoryTables
-from txmq.broker.core.topics import sends
-from txmq.broker.core.topics.sends import Send, SendTogether
-from txmq.broker.core.topics.topics import AlterTopic, CreateTopic
-from txmq.errors import SequenceGap, StaleTopic, TopicClosed, UnknownPartition, UnknownProducer, UnknownTopic
-from txmq.message import Message
+from txmq.core import machine
+from txmq.core.events import base
+from txmq.core.events.base import BatchesStored, BatchStored, Place
+from txmq.core.state.state import Rejected, SendReceipt, State
+from txmq.core.topics import sends
+from txmq.core.topics.sends import Send, SendTogether
+from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.errors import (
+    SequenceGap,
+    StaleTopic,
+    TopicClosed,
+    UnknownPartition,
+    UnknownProducer,
+    UnknownTopic,
+)
+from txmq.model.message import Message
+from txmq.store.tables import MemoryTables
 
 P, Q = b"p" * 16, b"q" * 16
 
 
 def send(
-    sequence: int, topic: str = "t", partition: int = 0, *, count: int = 1, producer: bytes = P, **fields: Any
+    sequence: int,
+    topic: str = "t",
+    partition: int = 0,
+    *,
+    count: int = 1,
+    producer: bytes = P,
+    **fields: Any,
 ) -> Send:
     """Messages whose bodies tell where they come from."""
     epoch, key = fields.pop("epoch", 0), fields.pop("key", None)
@@ -59,12 +75,21 @@ def no(reply: object) -> object:
 def rows(state: State) -> dict[str, list[Any]]:
     """What all comes to: topics and producers too."""
     machine.save(state)
-    return {name: list(state.tables[name].range(b"")) for name in ("topics", "entries", "producers")}
+    return {
+        name: list(state.tables[name].range(b"")) for name in ("topics", "entries", "producers")
+    }
 
 
-def test_sends_that_come_together_are_one_record_and_are_found_where_their_receipts_say(core: Driver) -> None:
+def test_sends_that_come_together_are_one_record_and_are_found_where_their_receipts_say(
+    core: Driver,
+) -> None:
     replies = store(
-        core, send(0, count=2), send(2, "u"), send(3, partition=1), send(4, producer=P), send(0, producer=Q)
+        core,
+        send(0, count=2),
+        send(2, "u"),
+        send(3, partition=1),
+        send(4, producer=P),
+        send(0, producer=Q),
     )
     assert [reply.offset for reply in replies] == [0, 0, 0, 2, 3]
     assert [type(event) for _place, event in recorded(core)] == [BatchesStored]
@@ -73,7 +98,10 @@ def test_sends_that_come_together_are_one_record_and_are_found_where_their_recei
 
 
 def test_a_send_alone_is_recorded_as_ever(core: Driver) -> None:
-    assert [no(reply) for reply in store(core, send(0), send(1, "none"))] == [SendReceipt(0, core.now), UnknownTopic]
+    assert [no(reply) for reply in store(core, send(0), send(1, "none"))] == [
+        SendReceipt(0, core.now),
+        UnknownTopic,
+    ]
     assert [type(event) for _place, event in recorded(core)] == [BatchStored]
     assert core.bodies("t") == ["p0"]
 
@@ -93,12 +121,25 @@ def test_a_repeated_frame_gets_its_receipts_again_and_stores_nothing(core: Drive
     mixed = store(core, send(1, "u"), send(3), send(3), send(2, partition=1))
     stored = SendReceipt(1, core.now)
     again = stored._replace(duplicate=True)
-    assert mixed == [first[1]._replace(duplicate=True), stored, again, first[2]._replace(duplicate=True)]
+    assert mixed == [
+        first[1]._replace(duplicate=True),
+        stored,
+        again,
+        first[2]._replace(duplicate=True),
+    ]
 
 
-def test_a_refused_neighbour_stops_what_comes_behind_it_in_its_session_and_nobody_else(core: Driver) -> None:
+def test_a_refused_neighbour_stops_what_comes_behind_it_in_its_session_and_nobody_else(
+    core: Driver,
+) -> None:
     replies = store(
-        core, send(0), send(1, "none"), send(2), send(0, "u", producer=Q), send(1, "u", 7), send(1, "t", shape=9)
+        core,
+        send(0),
+        send(1, "none"),
+        send(2),
+        send(0, "u", producer=Q),
+        send(1, "u", 7),
+        send(1, "t", shape=9),
     )
     told = [no(reply) for reply in replies]
     stored = SendReceipt(0, core.now)
@@ -122,14 +163,21 @@ def test_a_newer_incarnation_in_the_same_frame_takes_over(core: Driver) -> None:
 
 
 CHOICES = st.lists(
-    st.tuples(st.integers(0, 5), st.sampled_from(["t", "u", "none"]), st.integers(0, 1), st.sampled_from([P, Q])),
+    st.tuples(
+        st.integers(0, 5),
+        st.sampled_from(["t", "u", "none"]),
+        st.integers(0, 1),
+        st.sampled_from([P, Q]),
+    ),
     max_size=8,
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(CHOICES, max_size=3))
-def test_together_comes_to_the_same_as_one_by_one(frames: list[list[tuple[int, str, int, bytes]]]) -> None:
+def test_together_comes_to_the_same_as_one_by_one(
+    frames: list[list[tuple[int, str, int, bytes]]],
+) -> None:
     worlds = []
     for one_by_one in (False, True):
         core = Driver()
@@ -137,7 +185,9 @@ def test_together_comes_to_the_same_as_one_by_one(frames: list[list[tuple[int, s
         core.do(CreateTopic("u", 1))
         replies: list[Any] = []
         for frame in frames:
-            commands = [send(at, topic, partition, producer=who) for at, topic, partition, who in frame]
+            commands = [
+                send(at, topic, partition, producer=who) for at, topic, partition, who in frame
+            ]
             replies += [core.do(one) for one in commands] if one_by_one else store(core, *commands)
         found = [core.bodies("t"), core.bodies("t", 1), core.bodies("u")]
         assert rows(core.state) == rows(core.replayed())
@@ -169,9 +219,9 @@ def test_what_builds_on_a_lost_topic_does_not_take_its_neighbours_along(core: Dr
 def test_the_event_is_that_of_the_format(core: Driver) -> None:
     store(core, send(0), send(1, "u"))
     [(_place, event)] = recorded(core)
-    assert events.KINDS[BatchesStored] == 13
+    assert base.KINDS[BatchesStored] == 13
     batches = [BatchStored(*batch) for batch in event[0]]
     assert [batch[:5] for batch in batches] == [(1, 0, 0, 1, 96), (2, 0, 0, 1, 96)]
-    assert events.encode(event).hex() == (
+    assert base.encode(event).hex() == (
         "919299010000016000c410" + P.hex() + "0000" + "99020000016000c410" + P.hex() + "0001"
     )

@@ -1,26 +1,31 @@
-"""What is forgotten after its time, and what is not; and what a million undecided transactions cost at each look."""
+"""What is forgotten after its time, and what is not; and what a million undecided
+transactions cost at each look.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core import machine
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import CONFLICTS, INSTANCES, JOBS, LISTED
-from txmq.broker.core.transactions import decisions, instances, jobs, sweeping, undecided, xa
-from txmq.broker.core.transactions.instances import RegisterInstance, fenced, key_of
-from txmq.broker.core.transactions.transactions import KEPT, get
+from txmq.core import machine
+from txmq.core.retention import outcome_expiry
+from txmq.core.state.state import Rejected
+from txmq.core.transactions import decisions, instances, jobs, undecided, xa
+from txmq.core.transactions.instances import RegisterInstance, fenced, key_of
+from txmq.core.transactions.model import KEPT, get
 from txmq.errors import ProducerFenced, UnknownTransaction
-from txmq.message import Decision
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision
+from txmq.store.tables import CONFLICTS, INSTANCES, JOBS, LISTED
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
 DAY = 24 * 3600 * SECOND
 COMMIT, ROLLBACK = Decision.COMMIT, Decision.ROLLBACK
 
 
-def half(core: Driver, number: int, decider: tuple[object, ...] = POSTGRES, key: str | None = None) -> bytes:
+def half(
+    core: Driver, number: int, decider: tuple[object, ...] = POSTGRES, key: str | None = None
+) -> bytes:
     name = token(core, number)
     core.store(name, [("t", 0, key, str(number))], decider)
     return name
@@ -60,7 +65,9 @@ def test_the_oldest_undecided_token_is_not_the_first_that_was_stored(core: Drive
     assert undecided.oldest(core.state) is None
 
 
-def test_the_oldest_is_found_without_a_look_at_all(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_is_found_without_a_look_at_all(
+    core: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(undecided, "LOOKED_AT", 3)
     done = [half(core, number) for number in range(5)]
     names = [half(core, number) for number in range(5, 90)]
@@ -70,7 +77,9 @@ def test_the_oldest_is_found_without_a_look_at_all(core: Driver, monkeypatch: py
     for name in done:
         core.do(decisions.Decide(name, COMMIT, "producer"))
     seen.clear()
-    assert undecided.oldest(core.state) == done[2]  # one that is decided stands for the one after it
+    assert (
+        undecided.oldest(core.state) == done[2]
+    )  # one that is decided stands for the one after it
     assert len(seen) == 3
     core.now += 1_000 * SECOND
     after = half(core, 90)
@@ -84,14 +93,19 @@ def test_spans_are_counted_again_at_the_start(core: Driver) -> None:
     core.do(decisions.Decide(names[0], COMMIT, "producer"))
     machine.save(core.state)
     state = machine.load(core.state.tables)
-    assert (state.undecided, state.undecided_spans) == (core.state.undecided, core.state.undecided_spans)
+    assert (state.undecided, state.undecided_spans) == (
+        core.state.undecided,
+        core.state.undecided_spans,
+    )
 
 
-def test_what_was_looked_through_is_not_looked_at_again(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_looked_through_is_not_looked_at_again(
+    core: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(40):
         half(core, number)
     core.now += KEPT + SECOND
-    monkeypatch.setattr(sweeping, "AT_ONCE", 7)
+    monkeypatch.setattr(outcome_expiry, "AT_ONCE", 7)
     core.sweep()
     recorded, seen = len(core.log), looked_at(core, monkeypatch)
     core.now += SECOND
@@ -137,7 +151,7 @@ def test_late_ones_are_forgotten_in_steps(core: Driver, monkeypatch: pytest.Monk
     names = [half(core, number) for number in range(10)]
     core.now += KEPT + SECOND
     core.sweep()
-    monkeypatch.setattr(sweeping, "AT_ONCE", 3)
+    monkeypatch.setattr(outcome_expiry, "AT_ONCE", 3)
     for name in names:
         core.do(decisions.Decide(name, COMMIT, "producer"))
     core.sweep()
@@ -145,7 +159,7 @@ def test_late_ones_are_forgotten_in_steps(core: Driver, monkeypatch: pytest.Monk
 
 
 def test_contradictions_are_kept_for_30_days(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "AT_ONCE", 2)
+    monkeypatch.setattr(outcome_expiry, "AT_ONCE", 2)
     name = half(core, 1)
     core.do(decisions.Decide(name, COMMIT, "producer"))
     for _ in range(5):
@@ -157,17 +171,24 @@ def test_contradictions_are_kept_for_30_days(core: Driver, monkeypatch: pytest.M
     core.now += 10 * DAY + SECOND
     core.sweep()
     assert len(list(core.state.tables[CONFLICTS].range(b""))) == 1
-    assert list(core.replayed().tables[CONFLICTS].range(b"")) == list(core.state.tables[CONFLICTS].range(b""))
+    assert list(core.replayed().tables[CONFLICTS].range(b"")) == list(
+        core.state.tables[CONFLICTS].range(b"")
+    )
 
 
-def test_a_job_that_tells_its_time_takes_no_groups_once_its_decision_may_be_forgotten(core: Driver) -> None:
+def test_a_job_that_tells_its_time_takes_no_groups_once_its_decision_may_be_forgotten(
+    core: Driver,
+) -> None:
     job = timed(core, 50)
     winner = half(core, 1, ("job", job))
     core.do(jobs.DecideJob(job, COMMIT, (winner,), "driver"))
     core.now += KEPT + SECOND
     core.sweep()
     assert core.state.tables[JOBS].get(job) is None
-    assert core.store(token(core, 2), [("t", 0, None, "again")], ("job", job)).state is GroupState.ROLLED_BACK
+    assert (
+        core.store(token(core, 2), [("t", 0, None, "again")], ("job", job)).state
+        is GroupState.ROLLED_BACK
+    )
     refused = core.do(jobs.DecideJob(job, COMMIT, (), "driver"))
     assert isinstance(refused, Rejected)
     assert refused.error is UnknownTransaction
@@ -182,8 +203,10 @@ def test_a_job_that_was_never_decided_can_be_however_old_it_is(core: Driver) -> 
     assert core.bodies("t") == ["1"]
 
 
-def test_a_job_with_a_name_is_kept_for_400_days(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "AT_ONCE", 2)
+def test_a_job_with_a_name_is_kept_for_400_days(
+    core: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome_expiry, "AT_ONCE", 2)
     names = [bytes((number,)) * 6 + b"\x80" + bytes(9) for number in range(5)]
     for job in names:
         core.do(jobs.DecideJob(job, COMMIT, (), "driver"))

@@ -1,4 +1,6 @@
-"""Groups stored together and decisions made together: one record, and each for itself."""
+"""Groups stored together and decisions made together: one record, and each for
+itself.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +10,38 @@ import pytest
 
 from tests.core.driver import SECOND, Driver, token
 from txmq.batch import encode, verify
-from txmq.broker.core import events, machine
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import HOLDS, UNDECIDED
-from txmq.broker.core.topics.topics import CreateTopic
-from txmq.broker.core.transactions import decisions, together
-from txmq.broker.core.transactions.events import Decided, GroupsDecided, GroupsStored, PartStored
-from txmq.broker.core.transactions.parts import GroupBatch, GroupReceipt, StorePart
-from txmq.broker.core.transactions.transactions import get
+from txmq.core import machine
+from txmq.core.events import base
+from txmq.core.events.transactions import Decided, GroupsDecided, GroupsStored, PartStored
+from txmq.core.state.state import Rejected
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions import batched, decisions
+from txmq.core.transactions.half_storage import GroupBatch, GroupReceipt, StorePart
+from txmq.core.transactions.model import get
 from txmq.errors import Conflict, UnknownTopic, UnknownTransaction
-from txmq.message import Decision, Message
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision, Message
+from txmq.store.tables import HOLDS, UNDECIDED
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
 C, R = Decision.COMMIT, Decision.ROLLBACK
 
 
-def group(core: Driver, number: int, *keys: str, topic: str = "t", decider: Any = POSTGRES, **fields: Any) -> StorePart:
+def group(
+    core: Driver, number: int, *keys: str, topic: str = "t", decider: Any = POSTGRES, **fields: Any
+) -> StorePart:
     name, batches = token(core, number), []
     for place, key in enumerate(keys):
         body = Message(f"{number}:{key}".encode(), key)
         data = encode([body], producer_id=name, epoch=0, sequence=place, born_at=core.now)
         batches.append(GroupBatch(topic, 0, 0, data, verify(data)))
-    known: dict[str, Any] = {"sealed": True, "commit": False, "digest": b"d" * 32, "epoch": 0, "service": "s"}
+    known: dict[str, Any] = {
+        "sealed": True,
+        "commit": False,
+        "digest": b"d" * 32,
+        "epoch": 0,
+        "service": "s",
+    }
     return StorePart(
         token=name, part=0, batches=tuple(batches), decider=decider,
         **{**known, "actions": (), "check_after": 6 * SECOND, **fields},
@@ -38,12 +49,14 @@ def group(core: Driver, number: int, *keys: str, topic: str = "t", decider: Any 
 
 
 def store(core: Driver, *groups: StorePart) -> Any:
-    return core.do(together.StoreTogether(groups))
+    return core.do(batched.StoreTogether(groups))
 
 
 def decide(core: Driver, *verdicts: tuple[int, Decision]) -> Any:
-    chosen = tuple(decisions.Decide(token(core, number), outcome, "producer") for number, outcome in verdicts)
-    return core.do(together.DecideTogether(chosen))
+    chosen = tuple(
+        decisions.Decide(token(core, number), outcome, "producer") for number, outcome in verdicts
+    )
+    return core.do(batched.DecideTogether(chosen))
 
 
 def kinds(core: Driver) -> list[type]:
@@ -59,19 +72,26 @@ def rows(core: Driver) -> dict[str, list[Any]]:
     """The state, as recovery makes it of the log."""
     state = core.replayed()
     machine.save(state)
-    return {name: list(state.tables[name].range(b"")) for name in ("transactions", "holds", "entries", "due", "listed")}
+    return {
+        name: list(state.tables[name].range(b""))
+        for name in ("transactions", "holds", "entries", "due", "listed")
+    }
 
 
-def alone(core: Driver, command: together.StoreTogether | together.DecideTogether) -> list[Any]:
+def alone(core: Driver, command: batched.StoreTogether | batched.DecideTogether) -> list[Any]:
     """The replies to the same commands one by one."""
     return [core.do(one) for one in command[0]]
 
 
-def test_groups_that_come_together_are_one_record_and_hold_their_keys_in_their_order(core: Driver) -> None:
+def test_groups_that_come_together_are_one_record_and_hold_their_keys_in_their_order(
+    core: Driver,
+) -> None:
     receipts = store(core, group(core, 1, "a", "b"), group(core, 2, "a"), group(core, 3, "c"))
     assert receipts == [GroupReceipt(GroupState.UNDECIDED, 0)] * 3
     assert kinds(core) == [GroupsStored]
-    assert [row for _key, (row,) in core.state.tables[UNDECIDED].range(b"")] == [token(core, n) for n in (1, 2, 3)]
+    assert [row for _key, (row,) in core.state.tables[UNDECIDED].range(b"")] == [
+        token(core, n) for n in (1, 2, 3)
+    ]
     assert decide(core, (2, C)) == [decisions.DecideReceipt(GroupState.COMMITTED, repeated=False)]
     assert core.bodies("t") == []
     decide(core, (1, C), (3, R))
@@ -121,25 +141,36 @@ def test_a_contradiction_among_decisions_is_kept_and_stops_nobody(core: Driver) 
 
 @pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3)])
 def test_together_comes_to_the_same_as_one_by_one(order: tuple[int, ...]) -> None:
-    """Keys in common, a plain send queued in between, an earlier half that stays undecided."""
+    """Keys in common, a plain send queued in between, an earlier half that stays
+    undecided.
+    """
     worlds = []
     for one_by_one in (False, True):
         core = Driver()
         core.do(CreateTopic("t", 1))
         store(core, group(core, 7, "z"))
         commands = (
-            together.StoreTogether((group(core, 1, "a", "b"), group(core, 2, "a"))),
-            together.StoreTogether((group(core, 3, "b", "c"), group(core, 4, "c", "z"))),
+            batched.StoreTogether((group(core, 1, "a", "b"), group(core, 2, "a"))),
+            batched.StoreTogether((group(core, 3, "b", "c"), group(core, 4, "c", "z"))),
         )
         for command in commands:
             alone(core, command) if one_by_one else core.do(command)
             core.send("t", "plain", key="b")
-        verdicts = tuple(decisions.Decide(token(core, n), R if n == 3 else C, "producer") for n in order)
-        decision = together.DecideTogether(verdicts)
+        verdicts = tuple(
+            decisions.Decide(token(core, n), R if n == 3 else C, "producer") for n in order
+        )
+        decision = batched.DecideTogether(verdicts)
         final = alone(core, decision) if one_by_one else core.do(decision)
-        worlds.append((core.bodies("t"), states(core, 1, 2, 3, 4), {type(reply) for reply in final}))
+        worlds.append(
+            (core.bodies("t"), states(core, 1, 2, 3, 4), {type(reply) for reply in final})
+        )
     assert worlds[0] == worlds[1]
-    assert worlds[0][1] == [GroupState.PUBLISHED, GroupState.PUBLISHED, GroupState.ROLLED_BACK, GroupState.COMMITTED]
+    assert worlds[0][1] == [
+        GroupState.PUBLISHED,
+        GroupState.PUBLISHED,
+        GroupState.ROLLED_BACK,
+        GroupState.COMMITTED,
+    ]
 
 
 def test_what_recovery_makes_of_the_log_is_what_was_in_memory(core: Driver) -> None:
@@ -164,16 +195,16 @@ def test_what_recovery_makes_of_the_log_is_what_was_in_memory(core: Driver) -> N
 )
 def test_what_others_depend_on_is_stored_alone(core: Driver, fields: dict[str, Any]) -> None:
     decider = fields.pop("decider", POSTGRES)
-    assert not together.shares_store(group(core, 1, "a", decider=decider)._replace(**fields))
-    assert together.shares_store(group(core, 1, "a"))
+    assert not batched.shares_store(group(core, 1, "a", decider=decider)._replace(**fields))
+    assert batched.shares_store(group(core, 1, "a"))
 
 
 def test_what_takes_its_place_only_now_is_decided_alone(core: Driver) -> None:
     core.do(group(core, 1, "a", decider=("foreign", 1, b"g", b"b")))
     store(core, group(core, 2, "a"))
-    assert not together.shares_decision(core.state, token(core, 1))
-    assert together.shares_decision(core.state, token(core, 2))
-    assert together.shares_decision(core.state, token(core, 3))
+    assert not batched.shares_decision(core.state, token(core, 1))
+    assert batched.shares_decision(core.state, token(core, 2))
+    assert batched.shares_decision(core.state, token(core, 3))
 
 
 def test_a_decision_whose_group_was_lost_does_not_take_its_neighbours_along(core: Driver) -> None:
@@ -193,7 +224,7 @@ def test_a_decision_whose_group_was_lost_does_not_take_its_neighbours_along(core
 
 
 def test_the_events_are_those_of_the_format() -> None:
-    assert (events.KINDS[GroupsStored], events.KINDS[GroupsDecided]) == (11, 12)
+    assert (base.KINDS[GroupsStored], base.KINDS[GroupsDecided]) == (11, 12)
 
 
 def test_groups_recorded_before_an_event_had_all_its_fields_are_read(core: Driver) -> None:

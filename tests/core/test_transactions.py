@@ -7,15 +7,23 @@ import pytest
 from tests.core.driver import SECOND, Driver, token
 from tests.core.due import due_checks
 from txmq.batch import encode, verify
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import HOLDS, QUEUED, UNDECIDED
-from txmq.broker.core.topics.sends import Send
-from txmq.broker.core.topics.topics import DeleteTopic, GrowTopic
-from txmq.broker.core.transactions import decisions, jobs, sweeping, upkeep
-from txmq.broker.core.transactions.transactions import KEPT, get
-from txmq.errors import Conflict, DigestMismatch, SequenceGap, StaleTopic, UnknownProducer, UnknownTransaction
-from txmq.message import Decision, Message
-from txmq.tx.group import TRANSITIONS, GroupState, Step, step
+from txmq.core.retention import outcome_expiry
+from txmq.core.state.state import Rejected
+from txmq.core.topics.sends import Send
+from txmq.core.topics.topics import DeleteTopic, GrowTopic
+from txmq.core.transactions import decisions, jobs, timers
+from txmq.core.transactions.model import KEPT, get
+from txmq.errors import (
+    Conflict,
+    DigestMismatch,
+    SequenceGap,
+    StaleTopic,
+    UnknownProducer,
+    UnknownTransaction,
+)
+from txmq.model.bundle import TRANSITIONS, GroupState, Step, step
+from txmq.model.message import Decision, Message
+from txmq.store.tables import HOLDS, QUEUED, UNDECIDED
 
 POSTGRES = ("postgres", 1, 1, 5, 7)
 LOCAL = ("local",)
@@ -167,11 +175,16 @@ def test_parts_make_a_group_only_with_the_seal(core: Driver) -> None:
     assert core.bodies("t") == ["m", "n"]
 
 
-def test_the_same_token_again_gets_the_same_answer_and_other_contents_are_refused(core: Driver) -> None:
+def test_the_same_token_again_gets_the_same_answer_and_other_contents_are_refused(
+    core: Driver,
+) -> None:
     name = half(core, 1, "a")
     recorded = len(core.log)
     assert core.store(name, [("t", 0, "a", "1:a")], POSTGRES).state is GroupState.UNDECIDED
-    assert core.store(name, [("t", 0, "a", "other")], POSTGRES, digest=b"e" * 32).error is DigestMismatch
+    assert (
+        core.store(name, [("t", 0, "a", "other")], POSTGRES, digest=b"e" * 32).error
+        is DigestMismatch
+    )
     assert len(core.log) == recorded
 
 
@@ -194,7 +207,7 @@ def test_outcomes_are_forgotten_after_a_week_but_never_an_undecided_half(core: D
 
 
 def test_a_sweep_gets_past_what_it_must_keep(core: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "AT_ONCE", 3)
+    monkeypatch.setattr(outcome_expiry, "AT_ONCE", 3)
     for number in range(7):
         half(core, number, None)
     done = [half(core, number, None) for number in range(7, 12)]
@@ -238,7 +251,7 @@ def test_check_backs_are_due_until_the_decision(core: Driver) -> None:
     name = half(core, 1, "a")
     assert list(due_checks(core.state, core.now + 5 * SECOND, 10)) == []
     assert list(due_checks(core.state, core.now + 6 * SECOND, 10)) == [name]
-    core.do(upkeep.PlanCheck(name, core.now + 36 * SECOND, 1, in_doubt=False))
+    core.do(timers.PlanCheck(name, core.now + 36 * SECOND, 1, in_doubt=False))
     assert list(due_checks(core.state, core.now + 35 * SECOND, 10)) == []
     decide(core, name)
     assert list(due_checks(core.state, core.now + 100 * SECOND, 10)) == []

@@ -1,4 +1,6 @@
-"""The rules of XA: a home broker's answer for good, foreign branches, decisions by hand, incarnations."""
+"""The rules of XA: a home broker's answer for good, foreign branches, decisions by
+hand, incarnations.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,12 @@ from typing import Any
 import pytest
 
 from tests.core.driver import SECOND, Driver, token
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.tables import CONFLICTS, DEALT, XA, XIDS
-from txmq.broker.core.transactions import branches
-from txmq.broker.core.transactions.decisions import Decide, DecideReceipt
-from txmq.broker.core.transactions.instances import RegisterInstance, fenced
-from txmq.broker.core.transactions.transactions import KEPT, get
-from txmq.broker.core.transactions.xa import AskOutcome, DecideByHand, ForgetHeuristics, NoteHeuristic
+from txmq.core.state.state import Rejected
+from txmq.core.transactions import branches
+from txmq.core.transactions.decisions import Decide, DecideReceipt
+from txmq.core.transactions.instances import RegisterInstance, fenced
+from txmq.core.transactions.model import KEPT, get
+from txmq.core.transactions.xa import AskOutcome, DecideByHand, ForgetHeuristics, NoteHeuristic
 from txmq.errors import (
     BadRequest,
     Conflict,
@@ -23,8 +24,9 @@ from txmq.errors import (
     ProducerFenced,
     UnknownTransaction,
 )
-from txmq.message import COMMIT, ROLLBACK, Decision
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import COMMIT, ROLLBACK, Decision
+from txmq.store.tables import CONFLICTS, DEALT, XA, XIDS
 from txmq.tx.xid import Xid
 
 LOG, OTHER_LOG = b"l" * 16, b"o" * 16
@@ -62,7 +64,9 @@ def listed(core: Driver, *, heuristic: bool = False) -> list[bytes]:
 def test_the_participants_of_a_group_are_kept_even_where_it_has_no_messages(core: Driver) -> None:
     name = token(core, 1)
     core.store(name, [], ("home", LOG, name), participants=BRANCHES)
-    assert core.do(Decide(name, COMMIT, "producer")) == DecideReceipt(GroupState.PUBLISHED, repeated=False)
+    assert core.do(Decide(name, COMMIT, "producer")) == DecideReceipt(
+        GroupState.PUBLISHED, repeated=False
+    )
     row = get(core.replayed(), name)
     assert row is not None
     assert (row.participants, row.state) == (BRANCHES, GroupState.PUBLISHED)
@@ -84,7 +88,9 @@ def test_to_ask_a_home_broker_changes_nothing_that_is_decided(core: Driver) -> N
     assert len(core.log) == recorded
 
 
-def test_to_ask_about_an_unknown_token_leaves_a_tombstone_that_later_parts_meet(core: Driver) -> None:
+def test_to_ask_about_an_unknown_token_leaves_a_tombstone_that_later_parts_meet(
+    core: Driver,
+) -> None:
     name = token(core, 1)
     assert ask(core, name, decide=False) is None
     assert get(core.state, name) is None
@@ -92,8 +98,13 @@ def test_to_ask_about_an_unknown_token_leaves_a_tombstone_that_later_parts_meet(
     for digest in (b"a" * 32, b"b" * 32):
         late = core.store(name, [("t", 0, "k", "late")], ("home", LOG, name), digest=digest)
         assert late.state is GroupState.ROLLED_BACK
-    assert core.store(name, [], (), part=3, sealed=False, digest=bytes(32)).state is GroupState.ROLLED_BACK
-    assert core.do(Decide(name, ROLLBACK, "producer")) == DecideReceipt(GroupState.ROLLED_BACK, repeated=True)
+    assert (
+        core.store(name, [], (), part=3, sealed=False, digest=bytes(32)).state
+        is GroupState.ROLLED_BACK
+    )
+    assert core.do(Decide(name, ROLLBACK, "producer")) == DecideReceipt(
+        GroupState.ROLLED_BACK, repeated=True
+    )
     assert refusal(core.do(Decide(name, COMMIT, "producer"))) is Conflict
     assert core.bodies("t") == []
     replayed = get(core.replayed(), name)
@@ -125,9 +136,13 @@ def test_an_old_token_that_is_still_stored_is_answered(core: Driver) -> None:
 
 
 @pytest.mark.parametrize(
-    "decider", [("postgres", 1, 1, 5, 7), ("checker", "orders"), XID, ("home", OTHER_LOG, b"t" * 16)], ids=str
+    "decider",
+    [("postgres", 1, 1, 5, 7), ("checker", "orders"), XID, ("home", OTHER_LOG, b"t" * 16)],
+    ids=str,
 )
-def test_what_another_decides_is_not_rolled_back_by_asking(core: Driver, decider: tuple[object, ...]) -> None:
+def test_what_another_decides_is_not_rolled_back_by_asking(
+    core: Driver, decider: tuple[object, ...]
+) -> None:
     foreign(core, 1, decider)
     assert refusal(ask(core, token(core, 1))) is BadRequest
     assert ask(core, token(core, 1), decide=False) is GroupState.UNDECIDED
@@ -172,7 +187,13 @@ def test_undecided_branches_are_listed_until_they_are_decided(core: Driver) -> N
     one, two = home(core, 1), token(core, 2)
     foreign(core, 2)
     core.store(token(core, 3), [("t", 0, "z", "h")], ("postgres", 1, 1, 5, 7))
-    core.store(token(core, 4), [("t", 0, None, "open")], ("foreign", 1, b"", b""), sealed=False, digest=bytes(32))
+    core.store(
+        token(core, 4),
+        [("t", 0, None, "open")],
+        ("foreign", 1, b"", b""),
+        sealed=False,
+        digest=bytes(32),
+    )
     assert listed(core) == [one, two]
     core.do(Decide(one, COMMIT, "producer"))
     assert listed(core) == [two]
@@ -189,7 +210,12 @@ def test_an_operator_s_decision_of_another_s_branch_is_heuristic(
     foreign(core, 1, decider)
     assert not by_hand(core, name, outcome).repeated
     [seen] = branches.heuristics(core.state, name)
-    assert (seen.branch, seen.decided, seen.operator, seen.reason) == ("", outcome, "ann", "the manager is gone")
+    assert (seen.branch, seen.decided, seen.operator, seen.reason) == (
+        "",
+        outcome,
+        "ann",
+        "the manager is gone",
+    )
     assert listed(core, heuristic=True) == [name]
     assert core.do(Decide(name, outcome, "manager")).repeated
     other = ROLLBACK if outcome is COMMIT else COMMIT
@@ -231,12 +257,19 @@ def test_a_heuristic_outcome_is_kept_until_somebody_has_dealt_with_it(core: Driv
 def test_what_recoverers_find_is_written_down_once(core: Driver) -> None:
     name = home(core, 1, participants=BRANCHES)
     core.do(Decide(name, COMMIT, "producer"))
-    note = NoteHeuristic(name, "1_YQ==_Yg==", COMMIT, "rolled back", "recoverer", "42704 after the decision")
+    note = NoteHeuristic(
+        name, "1_YQ==_Yg==", COMMIT, "rolled back", "recoverer", "42704 after the decision"
+    )
     for one in (note, note._replace(operator="another"), note._replace(branch="1_YQ==_Yw==")):
         core.do(one)
-    assert [entry.branch for entry in branches.heuristics(core.replayed(), name)] == ["1_YQ==_Yg==", "1_YQ==_Yw=="]
+    assert [entry.branch for entry in branches.heuristics(core.replayed(), name)] == [
+        "1_YQ==_Yg==",
+        "1_YQ==_Yw==",
+    ]
     assert listed(core, heuristic=True) == [name]
-    assert refusal(core.do(Decide(name, ROLLBACK, "x"))) is Conflict  # decided by its manager, whatever a branch did
+    assert (
+        refusal(core.do(Decide(name, ROLLBACK, "x"))) is Conflict
+    )  # decided by its manager, whatever a branch did
     assert refusal(core.do(note._replace(token=token(core, 9)))) is UnknownTransaction
 
 

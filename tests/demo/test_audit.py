@@ -8,11 +8,12 @@ from importlib import resources
 
 import psycopg2
 import pytest
-from psycopg2.extensions import cursor as Cursor  # noqa: N812  # a class, whatever its name
+from psycopg2.extensions import cursor as Cursor  # a class, whatever its name
 
 from examples.order_flow import audit
 
-# Two customers: one with two orders, charged and shipped; one blocked, whose order is refused, but shipped.
+# Two customers: one with two orders, charged and shipped; one blocked, whose order is
+# refused, but shipped.
 SOUND = """
 INSERT INTO carriers VALUES ('MAIL');
 INSERT INTO customers VALUES (1, 100, 40, 2, false), (2, 50, 40, 1, true);
@@ -43,7 +44,10 @@ PLANTED = [  # what is done to it, and how the claim begins that it breaks
     ('UPDATE found SET "offset" = 1 WHERE order_id = 12', "each customer's messages"),
     ("UPDATE customers SET balance_cents = 0 WHERE customer_id = 1", "each balance"),
     ("UPDATE customers SET version = 3 WHERE customer_id = 1", "each balance"),
-    ("INSERT INTO charges (order_id, customer_id, cents) VALUES (11, 1, 20)", "each order is charged"),
+    (
+        "INSERT INTO charges (order_id, customer_id, cents) VALUES (11, 1, 20)",
+        "each order is charged",
+    ),
     ("DELETE FROM charges WHERE order_id = 11", "each order is charged"),
     ("DELETE FROM letters", "each order is charged"),
     ("UPDATE charges SET cents = 1", "each charge"),
@@ -58,11 +62,20 @@ PLANTED = [  # what is done to it, and how the claim begins that it breaks
     ("DELETE FROM sales WHERE cents = 20", "analytics"),
     ("UPDATE sales SET orders = 2 WHERE cents = 20", "analytics"),
     ("UPDATE letters SET state = 'dead'", "no message is in two places"),
-    ("INSERT INTO letters VALUES ('payment', 0, 11, 'abandoned', 'blocked')", "no message is in two places"),
+    (
+        "INSERT INTO letters VALUES ('payment', 0, 11, 'abandoned', 'blocked')",
+        "no message is in two places",
+    ),
     ("INSERT INTO unsettled VALUES ('shipping', 'fences', 1)", "every consumer group"),
     ("INSERT INTO undecided VALUES ('ab', 'undecided')", "no transaction"),
-    ("DELETE FROM txmq_token WHERE tok IN (SELECT tok FROM txmq_token LIMIT 1)", "each transaction"),
-    ("INSERT INTO txmq_token (tok, log_id) VALUES (repeat('f', 32)::uuid, gen_random_uuid())", "each transaction"),
+    (
+        "DELETE FROM txmq_token WHERE tok IN (SELECT tok FROM txmq_token LIMIT 1)",
+        "each transaction",
+    ),
+    (
+        "INSERT INTO txmq_token (tok, log_id) VALUES (repeat('f', 32)::uuid, gen_random_uuid())",
+        "each transaction",
+    ),
 ]
 
 
@@ -70,7 +83,9 @@ PLANTED = [  # what is done to it, and how the claim begins that it breaks
 def cursor(database: str) -> Iterator[Cursor]:
     """Of a database with a sound little shop in it."""
     with closing(psycopg2.connect(database)) as connection, connection.cursor() as cursor:
-        cursor.execute(resources.files("examples.order_flow").joinpath("schema.sql").read_text("utf-8"))
+        cursor.execute(
+            resources.files("examples.order_flow").joinpath("schema.sql").read_text("utf-8")
+        )
         cursor.execute(audit.TABLES)
         cursor.execute(SOUND)
         yield cursor
@@ -88,4 +103,6 @@ def test_each_claim_has_a_planted_contradiction() -> None:
 @pytest.mark.parametrize(("planted", "claim"), PLANTED)
 def test_a_planted_contradiction_is_found(cursor: Cursor, planted: str, claim: str) -> None:
     cursor.execute(planted)
-    assert any(finding.claim.startswith(claim) for finding in audit.judge(cursor) if finding.contradictions)
+    assert any(
+        finding.claim.startswith(claim) for finding in audit.judge(cursor) if finding.contradictions
+    )

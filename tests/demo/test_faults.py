@@ -23,9 +23,17 @@ def test_another_seed_draws_others() -> None:
 
 
 def test_every_crash_point_is_in_the_code() -> None:
-    sources = [path.read_text("utf-8") for top in ("txmq", "examples") for path in (ROOT / top).rglob("*.py")]
+    sources = [
+        path.read_text("utf-8")
+        for top in ("txmq", "examples")
+        for path in (ROOT / top).rglob("*.py")
+    ]
     known = {name for source in sources for name in re.findall(r'crashpoint\("([\w.]+)"\)', source)}
-    drawn = {point.partition(":")[0] for points in faults.draw(1, FACTS).deaths.values() for point in points}
+    drawn = {
+        point.partition(":")[0]
+        for points in faults.draw(1, FACTS).deaths.values()
+        for point in points
+    }
     assert drawn <= known
 
 

@@ -1,4 +1,6 @@
-"""The demonstration from nothing to its audit, at a tenth of its size, and how it ends when it cannot go on."""
+"""The demonstration from nothing to its audit, at a tenth of its size, and how it ends
+when it cannot go on.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ LIMIT_S = 400  # Spark on a busy machine
 
 
 def start(directory: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "examples.order_flow", "--scale=0.001", f"--directory={directory}", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "examples.order_flow",
+        "--scale=0.001",
+        f"--directory={directory}",
+        *options,
+    ]
     path = os.pathsep.join((str(ROOT / "spark"), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
         leashed(command),
@@ -47,7 +56,12 @@ def processes() -> Iterator[tuple[int, int, str]]:
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            if line := (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+            if (
+                line := (place / "cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            ):
                 yield int(place.name), parent, line
 
 
@@ -89,7 +103,10 @@ def test_the_flow_survives_its_faults(tmp_path: Path) -> None:
         assert counts[what], what
     assert (directory / "shipping.html").read_text("utf-8").startswith("<!")
     assert processes_of(directory) == []
-    assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == ["journals", "logs"]
+    assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == [
+        "journals",
+        "logs",
+    ]
 
 
 def test_without_its_database_it_says_so_and_ends(tmp_path: Path) -> None:
@@ -112,7 +129,10 @@ def test_nothing_outlives_a_director_that_is_killed(tmp_path: Path) -> None:
         director.kill()
     assert any("postgres" in line for line in started.values()) or "TXMQ_TEST_DSN" in os.environ
     assert any("txmq broker" in line for line in started.values())
-    wait_until(lambda: not started.items() & {pid: line for pid, _, line in processes()}.items(), what="all have ended")
+    wait_until(
+        lambda: not started.items() & {pid: line for pid, _, line in processes()}.items(),
+        what="all have ended",
+    )
     wait_until(lambda: not processes_of(tmp_path), what="all have ended that were started since")
 
 

@@ -24,10 +24,18 @@ class Broker:
 
 
 def found(*classes: Class) -> Any:
-    letters = [SimpleNamespace(topic="order-placed", partition=0, offset=offset) for offset in range(len(classes))]
-    planned = [SimpleNamespace(letter=letter, cls=cls) for letter, cls in zip(letters, classes, strict=True)]
+    letters = [
+        SimpleNamespace(topic="order-placed", partition=0, offset=offset)
+        for offset in range(len(classes))
+    ]
+    planned = [
+        SimpleNamespace(letter=letter, cls=cls)
+        for letter, cls in zip(letters, classes, strict=True)
+    ]
     facts = SimpleNamespace(group="payment")
-    return SimpleNamespace(planned=planned, manifest=SimpleNamespace(header=SimpleNamespace(facts=facts)))
+    return SimpleNamespace(
+        planned=planned, manifest=SimpleNamespace(header=SimpleNamespace(facts=facts))
+    )
 
 
 def test_more_letters_than_a_call_takes_are_abandoned() -> None:

@@ -1,4 +1,6 @@
-"""Where the demonstration runs: what is left running can be looked at, and is ended as the demonstration says."""
+"""Where the demonstration runs: what is left running can be looked at, and is ended as
+the demonstration says.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_what_is_left_running_serves_its_console_until_it_is_ended_as_told(stage
     stage.start_broker()
     stage.crash_broker()  # the console's address is the same in a broker's later lives
     end = stage.leave_running()
-    told = LOOK_AROUND.substitute(url=stage.url, console=stage.console, dsn=stage.dsn, python="python", end=end)
+    told = LOOK_AROUND.substitute(
+        url=stage.url, console=stage.console, dsn=stage.dsn, python="python", end=end
+    )
     assert b"console.js" in fetch(stage.console)
     metrics = next(line.split()[1] for line in told.splitlines() if line.split()[:1] == ["metrics"])
     assert b"txmq_broker_info" in fetch(metrics)

@@ -1,4 +1,6 @@
-"""A table of the business's own, and whether a connection is ready for the next transaction on it."""
+"""A table of the business's own, and whether a connection is ready for the next
+transaction on it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def business(dsn: str) -> list[tuple[object, ...]]:
 
 
 def assert_ready(connection: Connection, database: str) -> None:
-    """The next statement begins a transaction of its own; it is not committed by itself."""
+    """The next statement begins a transaction of its own; it is not committed by
+    itself.
+    """
     assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
     assert connection.status == extensions.STATUS_READY
     before = business(database)

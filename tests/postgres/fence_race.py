@@ -1,7 +1,9 @@
-"""Producers, resolvers and a killer at work on the same tokens, and the count of what went wrong.
+"""Producers, resolvers and a killer at work on the same tokens, and the count of what
+went wrong.
 
-Half the producers store the group before the token row, half after it, some pause in between, some roll back. Resolvers
-ask about every group as soon as it is stored, long before a broker would. The tokens cross a partition's edge.
+Half the producers store the group before the token row, half after it, some pause in
+between, some roll back. Resolvers ask about every group as soon as it is stored, long
+before a broker would. The tokens cross a partition's edge.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import psycopg2
 
 from tests.postgres.support import LOG, OTHER_LOG, identity_of, new_token, producer, rows
 from txmq.errors import DatabaseError, InDoubt, TransactionError
-from txmq.message import Decision
+from txmq.model.message import Decision
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.partitions import create, partitions
 from txmq.tx.postgres.resolver import Answer, Check
@@ -42,7 +44,9 @@ class Resolver(Protocol):
 
 @dataclass(slots=True)
 class Race:
-    """One run over the database at `dsn`; `resolver` makes a resolver for it, `hints` is the share of known xids."""
+    """One run over the database at `dsn`; `resolver` makes a resolver for it, `hints`
+    is the share of known xids.
+    """
 
     dsn: str
     resolver: Callable[[str], Resolver]
@@ -56,10 +60,14 @@ class Race:
     stop: threading.Event = field(default_factory=threading.Event)
     drained_by: float = 0.0
 
-    def run(self, seconds: float, *, at_least: Mapping[str, int] | None = None, limit: float = 120.0) -> None:
-        """Producers work for `seconds` and until `counts` are `at_least` so many; no longer than `limit`.
+    def run(
+        self, seconds: float, *, at_least: Mapping[str, int] | None = None, limit: float = 120.0
+    ) -> None:
+        """Producers work for `seconds` and until `counts` are `at_least` so many; no
+        longer than `limit`.
 
-        They stop as soon as something is wrong. Resolvers go on until every group is decided.
+        They stop as soon as something is wrong. Resolvers go on until every group is
+        decided.
         """
         rows(self.dsn, "CREATE TABLE business (tok uuid PRIMARY KEY)")
         self._lay_an_edge(seconds / 2)
@@ -70,7 +78,9 @@ class Race:
             thread.start()
         began = time.monotonic()
         while (spent := time.monotonic() - began) < limit and not self.wrong():
-            if spent >= seconds and all(self.counts[name] >= least for name, least in (at_least or {}).items()):
+            if spent >= seconds and all(
+                self.counts[name] >= least for name, least in (at_least or {}).items()
+            ):
                 break
             self.stop.wait(0.1)
         self.drained_by = time.monotonic() + DRAIN_S
@@ -83,13 +93,19 @@ class Race:
         return self._decided(Decision.COMMIT) - self._business()
 
     def lost(self) -> set[UUID]:
-        """Committed with a row of business and decided as rolled back: messages that nobody will ever see."""
+        """Committed with a row of business and decided as rolled back: messages that
+        nobody will ever see.
+        """
         return self._decided(Decision.ROLLBACK) & self._business()
 
     def lied_to(self) -> set[UUID]:
         """Producers that were told something else than what is in the database."""
         business = self._business()
-        return {token for token, told in self.told.items() if (told == "committed") is not (token in business)}
+        return {
+            token
+            for token, told in self.told.items()
+            if (told == "committed") is not (token in business)
+        }
 
     def undecided(self) -> list[Check]:
         """Groups that nobody has decided."""
@@ -107,8 +123,13 @@ class Race:
         return {UUID(str(token)) for (token,) in rows(self.dsn, "SELECT tok::text FROM business")}
 
     def _lay_an_edge(self, in_seconds: float) -> None:
-        """Two partitions in place of those of yesterday, today and tomorrow, with the edge just ahead."""
-        with closing(connect(self.dsn, application_name="race")) as connection, connection.cursor() as cursor:
+        """Two partitions in place of those of yesterday, today and tomorrow, with the
+        edge just ahead.
+        """
+        with (
+            closing(connect(self.dsn, application_name="race")) as connection,
+            connection.cursor() as cursor,
+        ):
             days = [day for day in partitions(connection) if day.lower is not None][:3]
             for day in days:
                 cursor.execute(f"DROP TABLE {day.name}")
@@ -138,7 +159,10 @@ class Race:
 
     def _transaction(self, connection: Connection, chance: random.Random, check: Check) -> None:
         with connection.cursor() as cursor:
-            cursor.execute("INSERT INTO business VALUES (%s) RETURNING pg_current_xact_id()::text", (str(check.token),))
+            cursor.execute(
+                "INSERT INTO business VALUES (%s) RETURNING pg_current_xact_id()::text",
+                (str(check.token),),
+            )
             [(xid,)] = cursor.fetchall()
         if chance.random() < self.hints:
             check = check._replace(xid=int(xid))

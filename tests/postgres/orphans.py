@@ -33,7 +33,9 @@ def gids(dsn: str) -> list[str]:
 
 
 def sweep(dsn: str) -> None:
-    """Rolls back whatever stands prepared in the database, before it is used again or dropped."""
+    """Rolls back whatever stands prepared in the database, before it is used again or
+    dropped.
+    """
     with closing(connect(dsn, application_name="test")) as connection:
         for gid in gids(dsn):
             connection.tpc_rollback(gid)
@@ -48,7 +50,10 @@ def end_by_hand(dsn: str, gid: str, *, commit: bool) -> None:
 def login_role(dsn: str, suffix: str) -> Iterator[tuple[str, str]]:
     """A role that may make tables and log in, and `dsn` for it."""
     role = f"{parse_dsn(dsn)['dbname']}_{suffix}"
-    rows(dsn, f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT CREATE, USAGE ON SCHEMA public TO {role}")
+    rows(
+        dsn,
+        f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT CREATE, USAGE ON SCHEMA public TO {role}",
+    )
     try:
         yield role, make_dsn(dsn, user=role, password="x")
     finally:

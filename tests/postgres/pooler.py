@@ -1,7 +1,9 @@
-"""A pool of server connections as pgbouncer keeps one in its transaction mode: each transaction gets another.
+"""A pool of server connections as pgbouncer keeps one in its transaction mode: each
+transaction gets another.
 
-Speaks as much of PostgreSQL's protocol as psycopg2 does. The server connections are authenticated by clients of the
-pool's own, which go once the server has let them in, and leave the connection behind.
+Speaks as much of PostgreSQL's protocol as psycopg2 does. The server connections are
+authenticated by clients of the pool's own, which go once the server has let them in,
+and leave the connection behind.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Message(NamedTuple):
 
 
 class Pooler:
-    """`dsn` leads to the database by way of the pool; `served` is which connection served each transaction."""
+    """`dsn` leads to the database by way of the pool; `served` is which connection
+    served each transaction.
+    """
 
     def __init__(self, dsn: str, size: int = 3) -> None:
         known = parse_dsn(dsn)

@@ -1,4 +1,6 @@
-"""What the tests here share: tokens, questions to a database, a producer's side of a transaction."""
+"""What the tests here share: tokens, questions to a database, a producer's side of a
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from uuid import UUID
 
 import psycopg2
 import pytest
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from txmq.testing.postgres import PostgresServer
@@ -42,7 +44,10 @@ def xid_of(connection: Connection) -> int:
 
 def rows(dsn: str, statement: str, *values: object) -> list[tuple[object, ...]]:
     """What `statement` gives on a connection of its own."""
-    with closing(connect(dsn, application_name="test")) as connection, connection.cursor() as cursor:
+    with (
+        closing(connect(dsn, application_name="test")) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(statement, values)
         return [] if cursor.description is None else cursor.fetchall()
 

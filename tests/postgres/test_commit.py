@@ -1,4 +1,6 @@
-"""COMMIT believed only for good reason, and psycopg2 in step with the server afterwards."""
+"""COMMIT believed only for good reason, and psycopg2 in step with the server
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_a_swallowed_error_is_an_abort(connection: Connection, database: str) ->
     assert_ready(connection, database)
 
 
-def test_a_tag_other_than_commit_is_an_abort(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tag_other_than_commit_is_an_abort(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(subject, "_require_healthy", lambda *_: None)
     with closing(producer(database)) as connection:
         connection.autocommit = True
@@ -79,7 +83,10 @@ def test_what_does_not_fail_the_transaction_does_not_keep_it_from_committing(
             run(connection, "SELECT 1 / 0")
         run(connection, "ROLLBACK TO SAVEPOINT s")
     elif way == "function":
-        run(connection, "DO $$ BEGIN PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END $$")
+        run(
+            connection,
+            "DO $$ BEGIN PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END $$",
+        )
     else:
         assert rows(database, "SELECT pg_cancel_backend(%s)", backend(connection)) == [(True,)]
     guarded_commit(connection, TOKEN)
@@ -93,7 +100,10 @@ FOR EACH ROW EXECUTE FUNCTION late()
 """
 AT_COMMIT = {
     "an error": ("RAISE EXCEPTION 'too late';", TransactionAborted),
-    "a cancellation": ("PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(10);", TransactionAborted),
+    "a cancellation": (
+        "PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(10);",
+        TransactionAborted,
+    ),
     "a lock": ("PERFORM FROM other FOR UPDATE NOWAIT;", DatabaseConflict),
     "the backend's end": ("PERFORM pg_terminate_backend(pg_backend_pid());", InDoubt),
 }
@@ -102,7 +112,10 @@ AT_COMMIT = {
 @pytest.mark.parametrize("what", AT_COMMIT)
 def test_what_fails_in_commit_itself_is_an_error(database: str, what: str) -> None:
     body, expected = AT_COMMIT[what]
-    rows(database, "CREATE TABLE business (n int); CREATE TABLE other (n int); INSERT INTO other VALUES (1)")
+    rows(
+        database,
+        "CREATE TABLE business (n int); CREATE TABLE other (n int); INSERT INTO other VALUES (1)",
+    )
     rows(database, LATE.format(body))
     with closing(producer(database)) as holder, closing(producer(database)) as connection:
         run(holder, "SELECT FROM other FOR UPDATE")
@@ -118,8 +131,13 @@ def test_a_transaction_that_idled_too_long_is_in_doubt_and_never_taken_for_commi
 ) -> None:
     run(connection, "SET LOCAL idle_in_transaction_session_timeout = 20")
     pid = backend(connection)
-    wait_until(lambda: not rows(database, "SELECT FROM pg_stat_activity WHERE pid = %s", pid), what="it is ended")
-    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS  # for all that libpq knows
+    wait_until(
+        lambda: not rows(database, "SELECT FROM pg_stat_activity WHERE pid = %s", pid),
+        what="it is ended",
+    )
+    assert (
+        connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS
+    )  # for all that libpq knows
     with pytest.raises(InDoubt):
         guarded_commit(connection, TOKEN)
     assert business(database) == []
@@ -131,7 +149,9 @@ def test_a_begin_that_psycopg2_does_not_know_of_is_committed_all_the_same(databa
         connection.autocommit = True
         run(connection, "BEGIN; INSERT INTO business VALUES (1)")
         connection.autocommit = False
-        assert connection.status == extensions.STATUS_READY  # its commit() would do nothing, and say nothing
+        assert (
+            connection.status == extensions.STATUS_READY
+        )  # its commit() would do nothing, and say nothing
         guarded_commit(connection, TOKEN)
         assert_ready(connection, database)
     assert business(database) == [(1,)]
@@ -163,7 +183,9 @@ def test_a_serialization_failure_at_commit_may_be_tried_again(database: str) -> 
         assert_ready(two, database)
 
 
-def test_a_connection_that_breaks_at_commit_leaves_it_in_doubt(connection: Connection, database: str) -> None:
+def test_a_connection_that_breaks_at_commit_leaves_it_in_doubt(
+    connection: Connection, database: str
+) -> None:
     rows(database, "SELECT pg_terminate_backend(%s, 5000)", backend(connection))
     with pytest.raises(InDoubt) as raised:
         guarded_commit(connection, TOKEN)
@@ -178,7 +200,9 @@ def test_a_connection_that_broke_before_is_an_abort(connection: Connection, data
         guarded_commit(connection, TOKEN)
 
 
-def test_a_transaction_that_somebody_else_ended_is_in_doubt(connection: Connection, database: str) -> None:
+def test_a_transaction_that_somebody_else_ended_is_in_doubt(
+    connection: Connection, database: str
+) -> None:
     run(connection, "COMMIT")
     with pytest.raises(InDoubt):
         guarded_commit(connection, TOKEN)

@@ -1,4 +1,6 @@
-"""A COMMIT that takes the next transaction's first statement along: known to be done only where all of it was."""
+"""A COMMIT that takes the next transaction's first statement along: known to be done
+only where all of it was.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def claiming(cursor: Cursor, first: str) -> Claims:
     return claim(cursor, {HERE: [5, 6]}, first=first)
 
 
-def test_one_is_committed_and_the_next_is_open_with_its_claims(connection: Connection, database: str) -> None:
+def test_one_is_committed_and_the_next_is_open_with_its_claims(
+    connection: Connection, database: str
+) -> None:
     assert commit_and(connection, TOKEN, claiming) == {(HERE, 5), (HERE, 6)}
     assert business(database) == [(1,)]
     assert rows(database, "SELECT count(*) FROM txmq_inbox_recent") == [(0,)]
@@ -41,7 +45,9 @@ def test_one_is_committed_and_the_next_is_open_with_its_claims(connection: Conne
     assert_ready(connection, database)
 
 
-def test_a_swallowed_error_is_an_abort_and_nothing_is_begun(connection: Connection, database: str) -> None:
+def test_a_swallowed_error_is_an_abort_and_nothing_is_begun(
+    connection: Connection, database: str
+) -> None:
     with suppress(psycopg2.Error):
         run(connection, "SELECT 1 / 0")
     with pytest.raises(TransactionAborted):
@@ -50,11 +56,15 @@ def test_a_swallowed_error_is_an_abort_and_nothing_is_begun(connection: Connecti
     assert business(database) == []
 
 
-@pytest.mark.parametrize(("trouble", "left"), [("INSERT INTO business VALUES (1)", []), ("SELECT", [(1,)])])
+@pytest.mark.parametrize(
+    ("trouble", "left"), [("INSERT INTO business VALUES (1)", []), ("SELECT", [(1,)])]
+)
 def test_what_fails_leaves_it_in_doubt_on_whichever_side_of_commit(
     connection: Connection, database: str, trouble: str, left: list[tuple[int]]
 ) -> None:
-    """A constraint that fails in COMMIT; a claim that fails behind it, for want of the function."""
+    """A constraint that fails in COMMIT; a claim that fails behind it, for want of the
+    function.
+    """
     run(connection, trouble)
     if left:
         rows(database, "DROP FUNCTION txmq_claim")

@@ -1,4 +1,6 @@
-"""A server that is killed: commits that were not on disk are lost, and their transaction ids are given out again."""
+"""A server that is killed: commits that were not on disk are lost, and their
+transaction ids are given out again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pytest
 
 from tests.postgres.support import LOG, check_of, new_token, producer, rows, xid_of
 from txmq.errors import InDoubt
-from txmq.message import Decision
+from txmq.model.message import Decision
 from txmq.testing.postgres import OwnServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.commit import guarded_commit
@@ -24,17 +26,26 @@ QUICK = ResolverPolicy(first_pause_s=0.01, longest_pause_s=0.05)
 
 
 def hold_back_the_wal(server: OwnServer) -> int:
-    """Stops the process that would write what an asynchronous commit left in memory; returns its pid."""
-    [(found,)] = rows(server.dsn(), "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")
+    """Stops the process that would write what an asynchronous commit left in memory;
+    returns its pid.
+    """
+    [(found,)] = rows(
+        server.dsn(), "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+    )
     pid = int(str(found))
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
 def let_it_die(pid: int) -> None:
-    """Lets a stopped process run again, once it has been told to quit and can do nothing else any more."""
+    """Lets a stopped process run again, once it has been told to quit and can do
+    nothing else any more.
+    """
     quit_pending = re.compile(r"^ShdPnd:\s*[0-9a-f]*[4-7c-f]$", re.MULTILINE)
-    wait_until(lambda: quit_pending.search(Path(f"/proc/{pid}/status").read_text()), what=f"{pid} was told to quit")
+    wait_until(
+        lambda: quit_pending.search(Path(f"/proc/{pid}/status").read_text()),
+        what=f"{pid} was told to quit",
+    )
     os.kill(pid, signal.SIGCONT)
 
 
@@ -54,7 +65,9 @@ def reuse(dsn: str, xid: int | None) -> None:
     """Unrelated transactions commit until one had the number `xid`."""
     with closing(producer(dsn)) as connection, connection.cursor() as cursor:
         for _ in range(1000):
-            cursor.execute("CREATE TABLE IF NOT EXISTS unrelated (n int); INSERT INTO unrelated VALUES (1)")
+            cursor.execute(
+                "CREATE TABLE IF NOT EXISTS unrelated (n int); INSERT INTO unrelated VALUES (1)"
+            )
             cursor.execute("SELECT pg_current_xact_id()::text::int8")
             [(current,)] = cursor.fetchall()
             connection.commit()
@@ -77,7 +90,9 @@ def decided(dsn: str, check: Check) -> Answer:
 
 
 def crash(server: OwnServer, way: str, stopped: int) -> None:
-    """SIGKILL for the whole server, or for one backend, after which it recovers by itself under the same postmaster."""
+    """SIGKILL for the whole server, or for one backend, after which it recovers by
+    itself under the same postmaster.
+    """
     if way == "server":
         server.kill_server()
         server.start()
@@ -106,7 +121,9 @@ def test_the_row_decides_and_not_the_xid_of_a_lost_commit(
     check = lost_commit(crashable_database)
     crash(crashable_postgres, way, stopped)
     reuse(crashable_database, check.xid)
-    assert rows(crashable_database, "SELECT pg_xact_status(%s::text::xid8)", check.xid) == [("committed",)]
+    assert rows(crashable_database, "SELECT pg_xact_status(%s::text::xid8)", check.xid) == [
+        ("committed",)
+    ]
     assert decided(crashable_database, check).verdict is Decision.ROLLBACK
 
 

@@ -7,10 +7,10 @@ from contextlib import closing
 
 import psycopg2
 import pytest
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 from tests.postgres.support import producer
-from txmq import emit, limits
+from txmq import emit
 from txmq.errors import (
     DatabaseUnavailable,
     LocalProtocolError,
@@ -18,9 +18,10 @@ from txmq.errors import (
     TransactionAborted,
     WalLevelTooLow,
 )
-from txmq.tx.postgres import slot
+from txmq.model import limits
+from txmq.relay import slot
+from txmq.relay.stream import SlotStream
 from txmq.tx.postgres.session import connect
-from txmq.tx.postgres.stream import SlotStream
 from txmq.wire.emitted import Emitted, unpack_emitted
 
 NAME = "txmq_relay"
@@ -58,7 +59,14 @@ def test_what_is_emitted_comes_with_the_commit(stream: SlotStream, service: Conn
     assert stream.read(all_stored=True) is None
     service.commit()
     [[one, two]] = found(stream, service)
-    assert (one.topic, one.partition, *one.message[:4]) == ("orders", 3, b"one\0", "o-1", "created", {"a": "b"})
+    assert (one.topic, one.partition, *one.message[:4]) == (
+        "orders",
+        3,
+        b"one\0",
+        "o-1",
+        "created",
+        {"a": "b"},
+    )
     assert (two.partition, two.message.key, two.message.body) == (None, None, b"two")
     assert one.born_at <= two.born_at
 
@@ -114,7 +122,10 @@ def test_a_failed_transaction_takes_no_message(service: Connection) -> None:
 
 def test_a_lost_connection_is_told(service: Connection, logical_database: str) -> None:
     service.cursor().execute("SELECT 1")
-    with closing(connect(logical_database, application_name="test")) as other, other.cursor() as cursor:
+    with (
+        closing(connect(logical_database, application_name="test")) as other,
+        other.cursor() as cursor,
+    ):
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", (service.info.backend_pid,))
     with pytest.raises(DatabaseUnavailable):
         emit(service, "orders", b"x")

@@ -1,4 +1,6 @@
-"""Row and fence against racing producers and killed backends, and the proof that this test would see a mistake."""
+"""Row and fence against racing producers and killed backends, and the proof that this
+test would see a mistake.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 
 from tests.postgres.fence_race import Race, Resolver
 from txmq.errors import DatabaseError
-from txmq.message import Decision
+from txmq.model.message import Decision
 from txmq.tx.postgres.evidence import PROVE, Limits, write
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 from txmq.tx.postgres.session import Connection, connect
@@ -25,7 +27,9 @@ def sound(dsn: str) -> Resolver:
 
 
 class Mistaken:
-    """A resolver with a rule of its own about one token; errors are UNKNOWN as they should be."""
+    """A resolver with a rule of its own about one token; errors are UNKNOWN as they
+    should be.
+    """
 
     def __init__(self, dsn: str, rule: Callable[[Connection, Check], Decision]) -> None:
         self._dsn, self._rule = dsn, rule
@@ -54,10 +58,13 @@ def without_fence(connection: Connection, check: Check) -> Decision:
 
 
 def row_before_status(connection: Connection, check: Check) -> Decision:
-    """Reading only, and in the wrong order: the transaction may commit between the two looks."""
+    """Reading only, and in the wrong order: the transaction may commit between the two
+    looks.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT FROM public.txmq_token WHERE tok = %s AND log_id = %s", (str(check.token), str(check.log_id))
+            "SELECT FROM public.txmq_token WHERE tok = %s AND log_id = %s",
+            (str(check.token), str(check.log_id)),
         )
         row = cursor.fetchall()
         cursor.execute("SELECT pg_xact_status(%s::text::xid8)", (check.xid,))
@@ -75,11 +82,15 @@ def test_no_phantom_and_no_loss_among_racing_producers_and_killed_backends(datab
     assert race.flipped == set()
     assert race.lied_to() == set()
     assert race.undecided() == []
-    assert {name: race.counts[name] >= least for name, least in ENOUGH.items()} == dict.fromkeys(ENOUGH, True)
+    assert {name: race.counts[name] >= least for name, least in ENOUGH.items()} == dict.fromkeys(
+        ENOUGH, True
+    )
 
 
 @pytest.mark.parametrize("rule", [without_fence, row_before_status])
-def test_a_mistaken_resolver_is_found_out(database: str, rule: Callable[[Connection, Check], Decision]) -> None:
+def test_a_mistaken_resolver_is_found_out(
+    database: str, rule: Callable[[Connection, Check], Decision]
+) -> None:
     race = Race(database, lambda dsn: Mistaken(dsn, rule), hints=1.0)
     race.run(BUDGET_S)
     assert race.lost() or race.flipped

@@ -1,4 +1,6 @@
-"""Handlers with duplicates and rollbacks beside a folder that never rests: every effect exactly once."""
+"""Handlers with duplicates and rollbacks beside a folder that never rests: every effect
+exactly once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import pytest
 from tests.postgres.support import producer, rows
 from txmq.errors import DatabaseConflict
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres import folding, inbox
+from txmq.tx.postgres import inbox, inbox_compaction
 from txmq.tx.postgres.session import connect
 
 PARTITIONS = 2
@@ -28,7 +30,9 @@ EFFECT = 'INSERT INTO effects VALUES (%s, %s, 1) ON CONFLICT (partition, "offset
 
 @dataclass(slots=True)
 class Deliveries:
-    """Delivers `messages` of each partition to eight handlers, in roughly their order."""
+    """Delivers `messages` of each partition to eight handlers, in roughly their
+    order.
+    """
 
     dsn: str
     messages: int
@@ -38,9 +42,16 @@ class Deliveries:
     folded: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        rows(self.dsn, 'CREATE TABLE effects (partition int, "offset" int8, n int, PRIMARY KEY (partition, "offset"))')
+        rows(
+            self.dsn,
+            'CREATE TABLE effects (partition int, "offset" int8, n int, PRIMARY KEY (partition, "offset"))',
+        )
         chance = random.Random(1)
-        work = [(partition, offset) for partition in range(PARTITIONS) for offset in range(self.messages)] * COPIES
+        work = [
+            (partition, offset)
+            for partition in range(PARTITIONS)
+            for offset in range(self.messages)
+        ] * COPIES
         queue = iter(sorted(work, key=lambda item: item[1] + chance.randint(0, 50)))
         handlers = [threading.Thread(target=self._handle, args=(queue, seed)) for seed in range(8)]
         folder = threading.Thread(target=self._fold)
@@ -54,7 +65,10 @@ class Deliveries:
     def effects(self) -> Counter[int]:
         """How many messages had their effect once, twice and so on."""
         return Counter(
-            {int(str(n)): int(str(count)) for n, count in rows(self.dsn, "SELECT n, count(*) FROM effects GROUP BY n")}
+            {
+                int(str(n)): int(str(count))
+                for n, count in rows(self.dsn, "SELECT n, count(*) FROM effects GROUP BY n")
+            }
         )
 
     def _handle(self, queue: Iterator[tuple[int, int]], seed: int) -> None:
@@ -69,7 +83,14 @@ class Deliveries:
         with self.lock:
             return next(queue, None)
 
-    def _apply(self, connection: psycopg2.extensions.connection, partition: int, offset: int, *, fails: bool) -> bool:
+    def _apply(
+        self,
+        connection: psycopg2.extensions.connection,
+        partition: int,
+        offset: int,
+        *,
+        fails: bool,
+    ) -> bool:
         """One delivery; False where it has to come again."""
         with connection.cursor() as cursor:
             try:
@@ -91,10 +112,13 @@ class Deliveries:
     def _fold(self) -> None:
         with closing(connect(self.dsn, application_name="folder")) as connection:
             while not self.folded.is_set():
-                self.counts["moved"] += folding.fold(connection, "g").moved
+                self.counts["moved"] += inbox_compaction.fold(connection, "g").moved
                 self.counts["folds"] += 1
                 time.sleep(0.005)
-            wait_until(lambda: not folding.fold(connection, "g").moved, what="everything is folded")
+            wait_until(
+                lambda: not inbox_compaction.fold(connection, "g").moved,
+                what="everything is folded",
+            )
 
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
@@ -103,7 +127,10 @@ def test_every_effect_exactly_once_beside_folds(database: str, isolation: str) -
     run.run()
     everything = PARTITIONS * run.messages
     assert run.effects() == {1: everything}
-    assert (run.counts["applied"], run.counts["duplicate"]) == (everything, everything * (COPIES - 1))
+    assert (run.counts["applied"], run.counts["duplicate"]) == (
+        everything,
+        everything * (COPIES - 1),
+    )
     assert run.counts["rolled back"] >= 10, run.counts
     assert run.counts["folds"] >= 10, run.counts
     assert run.counts["moved"] >= everything / 2, run.counts
@@ -111,12 +138,18 @@ def test_every_effect_exactly_once_beside_folds(database: str, isolation: str) -
     assert ranges == [(partition, f"{{[0,{run.messages})}}") for partition in range(PARTITIONS)]
 
 
-def test_a_fold_without_the_locks_is_found_out(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fold_without_the_locks_is_found_out(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schema = resources.files("txmq.tx.postgres").joinpath("schema_3.sql").read_text("utf-8")
-    function = schema.replace("pg_advisory_xact_lock_shared", "abs").replace("CREATE", "CREATE OR REPLACE")
+    function = schema.replace("pg_advisory_xact_lock_shared", "abs").replace(
+        "CREATE", "CREATE OR REPLACE"
+    )
     rows(database, function)
-    naive = folding._FOLD.replace("pg_advisory_xact_lock", "abs").replace(folding._OLDEST_SNAPSHOT, "NULL")
-    monkeypatch.setattr(folding, "_FOLD", naive)
+    naive = inbox_compaction._FOLD.replace("pg_advisory_xact_lock", "abs").replace(
+        inbox_compaction._OLDEST_SNAPSHOT, "NULL"
+    )
+    monkeypatch.setattr(inbox_compaction, "_FOLD", naive)
     for _ in range(RUNS):
         run = Deliveries(database, messages=300)
         run.run()

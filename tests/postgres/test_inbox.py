@@ -1,4 +1,6 @@
-"""The inbox: one effect for each message, whoever delivers it how often, folded or not."""
+"""The inbox: one effect for each message, whoever delivers it how often, folded or
+not.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import pytest
 from tests.postgres.support import backend, new_token, poor_role, producer, rows, wait_for_backend
 from txmq.errors import DatabaseConflict, SchemaMissing
 from txmq.testing.postgres import PostgresServer
-from txmq.tx.postgres import folding
+from txmq.tx.postgres import inbox_compaction
 from txmq.tx.postgres.commit import guarded_commit
-from txmq.tx.postgres.folding import FoldReport, fold
 from txmq.tx.postgres.inbox import AppliedRanges, Position, applied, claim
+from txmq.tx.postgres.inbox_compaction import FoldReport, fold
 from txmq.tx.postgres.session import BEGIN, Connection, connect
 
 HERE = Position("billing", "orders", 3)
@@ -32,7 +34,9 @@ def folder(database: str) -> Iterator[Connection]:
         yield connection
 
 
-def claimed(connection: Connection, *offsets: int, position: Position = HERE, first: str = "") -> set[int]:
+def claimed(
+    connection: Connection, *offsets: int, position: Position = HERE, first: str = ""
+) -> set[int]:
     """Those of the messages that this transaction has to apply."""
     with connection.cursor() as cursor:
         claims = claim(cursor, {position: offsets}, first=first)
@@ -49,7 +53,9 @@ def recent(dsn: str) -> list[tuple[object, ...]]:
     return rows(dsn, 'SELECT "offset" FROM txmq_inbox_recent ORDER BY 1')
 
 
-def test_a_message_is_applied_once_whether_folded_or_not(connection: Connection, folder: Connection) -> None:
+def test_a_message_is_applied_once_whether_folded_or_not(
+    connection: Connection, folder: Connection
+) -> None:
     commit(connection, 5)
     assert not claimed(connection, 5)
     connection.commit()
@@ -60,7 +66,7 @@ def test_a_message_is_applied_once_whether_folded_or_not(connection: Connection,
 def test_a_busy_inbox_does_not_grow_until_autovacuum_looks(
     database: str, connection: Connection, folder: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "VACUUM_AFTER", 1_000)
+    monkeypatch.setattr(inbox_compaction, "VACUUM_AFTER", 1_000)
     sizes = []
     for first in range(0, 20_000, 1_000):
         commit(connection, *range(first, first + 1_000))
@@ -75,7 +81,9 @@ def test_a_rollback_takes_the_claim_back(connection: Connection) -> None:
     assert claimed(connection, 5)
 
 
-def test_groups_topics_partitions_and_epochs_do_not_mix(connection: Connection, folder: Connection) -> None:
+def test_groups_topics_partitions_and_epochs_do_not_mix(
+    connection: Connection, folder: Connection
+) -> None:
     commit(connection, 5)
     fold(folder, "billing")
     for change in ({"group": "mail"}, {"topic": "bills"}, {"partition": 4}, {"epoch": 1}):
@@ -91,7 +99,9 @@ def test_a_batch_tells_the_new_from_the_known(connection: Connection, folder: Co
     assert claimed(connection) == set()
 
 
-def test_gaps_stay_gaps_until_they_are_filled(database: str, connection: Connection, folder: Connection) -> None:
+def test_gaps_stay_gaps_until_they_are_filled(
+    database: str, connection: Connection, folder: Connection
+) -> None:
     commit(connection, 0, 1, 2, 5, 6)
     fold(folder, "billing")
     commit(connection, 8)
@@ -121,7 +131,7 @@ def test_a_concurrent_duplicate_waits_for_the_first_to_end(
     postgres: PostgresServer,
     database: str,
     connection: Connection,
-    first_commits: bool,  # noqa: FBT001
+    first_commits: bool,
 ) -> None:
     found: list[set[int]] = []
     with closing(producer(database)) as second:
@@ -155,7 +165,9 @@ def rows_before(connection: Connection) -> None:
         cursor.execute("SELECT count(*) FROM txmq_inbox_recent")
 
 
-def test_no_fold_slips_in_behind_an_old_snapshot(database: str, connection: Connection, folder: Connection) -> None:
+def test_no_fold_slips_in_behind_an_old_snapshot(
+    database: str, connection: Connection, folder: Connection
+) -> None:
     commit(connection, 1)
     with closing(producer(database)) as second:
         second.set_session(isolation_level="REPEATABLE READ")
@@ -169,13 +181,18 @@ def test_no_fold_slips_in_behind_an_old_snapshot(database: str, connection: Conn
     assert fold(folder, "billing").moved == 1
 
 
-def test_a_role_without_rights_on_others_sees_their_snapshots(database: str, connection: Connection) -> None:
+def test_a_role_without_rights_on_others_sees_their_snapshots(
+    database: str, connection: Connection
+) -> None:
     commit(connection, 5)
     with closing(producer(database)) as old, poor_role(database) as (role, dsn):
         old.set_session(isolation_level="REPEATABLE READ")
         rows_before(old)
         commit(connection, 6)
-        rows(database, f"GRANT SELECT, INSERT, UPDATE, DELETE ON txmq_inbox, txmq_inbox_recent TO {role}")
+        rows(
+            database,
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON txmq_inbox, txmq_inbox_recent TO {role}",
+        )
         with closing(connect(dsn, application_name="poor")) as poor:
             assert fold(poor, "billing").moved == 1
         old.rollback()
@@ -210,5 +227,8 @@ def test_a_claim_waits_for_a_fold(
 
 
 def test_missing_tables_are_told_with_the_remedy(empty_database: str) -> None:
-    with closing(producer(empty_database)) as connection, pytest.raises(SchemaMissing, match="txmq schema install"):
+    with (
+        closing(producer(empty_database)) as connection,
+        pytest.raises(SchemaMissing, match="txmq schema install"),
+    ):
         claimed(connection, 5)

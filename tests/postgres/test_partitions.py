@@ -1,4 +1,6 @@
-"""The token table's partitions: made ahead, filled from the default one, dropped when nobody needs them."""
+"""The token table's partitions: made ahead, filled from the default one, dropped when
+nobody needs them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.postgres.support import LOG, OTHER_LOG, check_of, new_token, producer, rows
 from txmq.errors import DatabaseConflict, DatabaseError
-from txmq.message import Decision
+from txmq.model.message import Decision
 from txmq.tx.postgres.brokers import forget, registered, report
 from txmq.tx.postgres.partitions import (
     AHEAD,
@@ -46,7 +48,9 @@ def commit_token(dsn: str, token: UUID, log_id: UUID = LOG) -> None:
 
 
 def home(dsn: str, token: UUID) -> object:
-    [(name,)] = rows(dsn, "SELECT tableoid::regclass::text FROM txmq_token WHERE tok = %s", str(token))
+    [(name,)] = rows(
+        dsn, "SELECT tableoid::regclass::text FROM txmq_token WHERE tok = %s", str(token)
+    )
     return name
 
 
@@ -62,7 +66,9 @@ def verdict(dsn: str, token: UUID) -> Decision:
     return answer.verdict
 
 
-def test_the_days_from_yesterday_on_have_a_partition_each_without_gaps(connection: Connection) -> None:
+def test_the_days_from_yesterday_on_have_a_partition_each_without_gaps(
+    connection: Connection,
+) -> None:
     found = partitions(connection)
     assert len(found) == 3 + AHEAD
     assert [later.lower for later in found[1:]] == [earlier.upper for earlier in found[:-1]]
@@ -77,7 +83,9 @@ def test_a_token_older_than_the_table_is_refused_by_name(database: str) -> None:
     assert verdict(database, new_token(now_ms() - 3 * DAY_MS)) is Decision.UNKNOWN
 
 
-def test_a_token_of_the_future_waits_in_the_default_partition_and_moves(database: str, connection: Connection) -> None:
+def test_a_token_of_the_future_waits_in_the_default_partition_and_moves(
+    database: str, connection: Connection
+) -> None:
     future = now_ms() + (AHEAD + 2) * DAY_MS
     here, fenced = new_token(future), new_token(future)
     commit_token(database, here)
@@ -90,7 +98,9 @@ def test_a_token_of_the_future_waits_in_the_default_partition_and_moves(database
     assert verdict(database, fenced) is Decision.ROLLBACK
 
 
-def test_a_partition_is_dropped_when_all_its_logs_are_past_it(database: str, connection: Connection) -> None:
+def test_a_partition_is_dropped_when_all_its_logs_are_past_it(
+    database: str, connection: Connection
+) -> None:
     token = new_token()
     commit_token(database, token)
     old = home(database, token)
@@ -102,7 +112,9 @@ def test_a_partition_is_dropped_when_all_its_logs_are_past_it(database: str, con
     assert rows(database, "SELECT FROM txmq_token WHERE tok = %s", str(token)) == []
 
 
-def test_what_is_dropped_is_closed_so_that_nobody_fences_it(database: str, connection: Connection) -> None:
+def test_what_is_dropped_is_closed_so_that_nobody_fences_it(
+    database: str, connection: Connection
+) -> None:
     token = new_token()
     commit_token(database, token)
     report(connection, LOG, "one", None)
@@ -113,13 +125,17 @@ def test_what_is_dropped_is_closed_so_that_nobody_fences_it(database: str, conne
 
 
 @pytest.mark.parametrize("reason", ["undecided", "unknown", "young", "silent"])
-def test_a_partition_that_may_be_asked_for_stays(database: str, connection: Connection, reason: str) -> None:
+def test_a_partition_that_may_be_asked_for_stays(
+    database: str, connection: Connection, reason: str
+) -> None:
     token = new_token()
     commit_token(database, token, OTHER_LOG if reason == "unknown" else LOG)
     old = home(database, token)
     report(connection, LOG, "one", token if reason == "undecided" else None)
     fresh_ms = FRESH_MS if reason == "silent" else 3 * DAY_MS
-    done = maintain(connection, now_ms=now_ms() + (1 if reason == "young" else 2) * DAY_MS, fresh_ms=fresh_ms)
+    done = maintain(
+        connection, now_ms=now_ms() + (1 if reason == "young" else 2) * DAY_MS, fresh_ms=fresh_ms
+    )
     assert old not in done.dropped
     if reason == "young":
         assert done.put_off == {}
@@ -148,7 +164,10 @@ def test_one_silent_broker_of_two_keeps_the_rows_of_both_until_it_is_forgotten(
     assert "has not reported since" in put_off
     assert not forget(connection, UUID(int=5), "never heard of")
     assert forget(connection, OTHER_LOG, "its disk burnt")
-    assert [(b.name, b.forgotten_reason) for b in registered(connection)] == [("lost", "its disk burnt"), ("one", None)]
+    assert [(b.name, b.forgotten_reason) for b in registered(connection)] == [
+        ("lost", "its disk burnt"),
+        ("one", None),
+    ]
     assert maintain(connection, now_ms=soon, keep_ms=-2 * DAY_MS).put_off == {}
     assert rows(database, "SELECT FROM txmq_token WHERE tok = %s", str(token)) == []
 
@@ -164,7 +183,9 @@ def test_a_forgotten_broker_that_reports_again_is_back(connection: Connection) -
     )  # fmt: skip
 
 
-def test_maintenance_does_not_queue_behind_a_transaction(database: str, connection: Connection) -> None:
+def test_maintenance_does_not_queue_behind_a_transaction(
+    database: str, connection: Connection
+) -> None:
     with closing(producer(database)) as busy:
         insert_token(busy, new_token(now_ms() + (AHEAD + 2) * DAY_MS), [LOG])
         with pytest.raises(DatabaseConflict):

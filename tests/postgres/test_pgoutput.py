@@ -1,4 +1,6 @@
-"""The plugin's protocol: transactions put together from pieces, and nothing else believed."""
+"""The plugin's protocol: transactions put together from pieces, and nothing else
+believed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import struct
 import pytest
 
 from txmq.errors import RemoteProtocolError
-from txmq.tx.postgres.pgoutput import Committed, Transactions
+from txmq.relay.pgoutput import Committed, Transactions
 
 # As PostgreSQL 15 sent them.
 BEGIN = b"B\x00\x00\x00\x00\x01\x92 @\x00\x03\x03\xc7\x16\xf0\x86y\x00\x00\x02\xd7"
@@ -18,7 +20,14 @@ AT = 1_795_263_348_369_017  # when it was committed by the clock on the wall
 
 
 def message(content: bytes, *, prefix: bytes = b"txmq", flags: int = 1) -> bytes:
-    return b"M" + struct.pack(">Bq", flags, 7) + prefix + b"\0" + struct.pack(">I", len(content)) + content
+    return (
+        b"M"
+        + struct.pack(">Bq", flags, 7)
+        + prefix
+        + b"\0"
+        + struct.pack(">I", len(content))
+        + content
+    )
 
 
 def taken(*pieces: bytes) -> list[Committed]:

@@ -1,4 +1,6 @@
-"""PREPARE believed only for good reason, the ends of a prepared branch, and the list of our own."""
+"""PREPARE believed only for good reason, the ends of a prepared branch, and the list of
+our own.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,15 @@ from txmq.tx.postgres.prepared import (
     require_two_phase,
     roll_back_prepared,
 )
-from txmq.tx.postgres.prepared_survey import standing
+from txmq.tx.postgres.prepared_list import standing
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.xid import Branch, branches
 
 
 @pytest.fixture(params=["tpc_begin", "begun before", "BEGIN by hand"])
-def connection(database: str, request: pytest.FixtureRequest, branch: Branch) -> Iterator[Connection]:
+def connection(
+    database: str, request: pytest.FixtureRequest, branch: Branch
+) -> Iterator[Connection]:
     """An open branch with a row of its own, in all ways that there are to have one."""
     rows(database, "CREATE TABLE business (n int PRIMARY KEY)")
     with closing(producer(database)) as connection:
@@ -62,7 +66,12 @@ def new_branch() -> Branch:
 
 
 def gids(dsn: str) -> list[str]:
-    return [str(gid) for (gid,) in rows(dsn, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")]
+    return [
+        str(gid)
+        for (gid,) in rows(
+            dsn, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        )
+    ]
 
 
 def clear(dsn: str) -> None:
@@ -70,7 +79,9 @@ def clear(dsn: str) -> None:
         rows(dsn, f"ROLLBACK PREPARED '{gid}'")
 
 
-def test_a_prepared_branch_is_committed_or_rolled_back(connection: Connection, database: str, branch: Branch) -> None:
+def test_a_prepared_branch_is_committed_or_rolled_back(
+    connection: Connection, database: str, branch: Branch
+) -> None:
     prepare(connection, branch)
     assert (gids(database), business(database)) == ([branch.gid], [])
     assert_ready(connection, database)
@@ -86,7 +97,9 @@ def test_a_prepared_branch_is_committed_or_rolled_back(connection: Connection, d
     assert_ready(connection, database)
 
 
-def test_another_connection_of_the_role_ends_it(connection: Connection, database: str, branch: Branch) -> None:
+def test_another_connection_of_the_role_ends_it(
+    connection: Connection, database: str, branch: Branch
+) -> None:
     prepare(connection, branch)
     connection.close()
     with closing(connect(database, application_name="test")) as other:
@@ -94,7 +107,9 @@ def test_another_connection_of_the_role_ends_it(connection: Connection, database
     assert business(database) == [(1,)]
 
 
-def test_the_servers_log_is_not_filled_with_warnings(connection: Connection, branch: Branch) -> None:
+def test_the_servers_log_is_not_filled_with_warnings(
+    connection: Connection, branch: Branch
+) -> None:
     look(connection, branch)
     prepare(connection, branch)
     commit_prepared(connection, branch.gid, None)
@@ -131,7 +146,9 @@ def test_the_settings_of_the_session_stay(connection: Connection, branch: Branch
         assert cursor.fetchone() == ("7s",)
 
 
-def test_a_failed_statement_is_never_prepared(connection: Connection, database: str, branch: Branch) -> None:
+def test_a_failed_statement_is_never_prepared(
+    connection: Connection, database: str, branch: Branch
+) -> None:
     with suppress(psycopg2.Error):
         run(connection, "INSERT INTO business VALUES (1)")
     with pytest.raises(TransactionAborted, match="failed earlier"):
@@ -171,7 +188,9 @@ def test_what_somebody_ended_is_in_doubt(database: str, branch: Branch) -> None:
         ("INSERT INTO lines VALUES (7)", "23503"),
     ],
 )
-def test_what_cannot_be_prepared_is_rolled_back(database: str, branch: Branch, statement: str, match: str) -> None:
+def test_what_cannot_be_prepared_is_rolled_back(
+    database: str, branch: Branch, statement: str, match: str
+) -> None:
     rows(database, "CREATE TABLE business (n int PRIMARY KEY)")
     rows(database, "CREATE TABLE lines (n int REFERENCES business DEFERRABLE INITIALLY DEFERRED)")
     with closing(producer(database)) as connection:
@@ -183,7 +202,9 @@ def test_what_cannot_be_prepared_is_rolled_back(database: str, branch: Branch, s
         assert_ready(connection, database)
 
 
-def test_a_gid_that_is_taken_leaves_its_owner_alone(connection: Connection, database: str, branch: Branch) -> None:
+def test_a_gid_that_is_taken_leaves_its_owner_alone(
+    connection: Connection, database: str, branch: Branch
+) -> None:
     prepare(connection, branch)
     with closing(producer(database)) as other:
         begin_branch(other, branch)
@@ -194,7 +215,9 @@ def test_a_gid_that_is_taken_leaves_its_owner_alone(connection: Connection, data
     assert gids(database) == [branch.gid]
 
 
-def test_a_lost_connection_proves_nothing(connection: Connection, postgres: PostgresServer, branch: Branch) -> None:
+def test_a_lost_connection_proves_nothing(
+    connection: Connection, postgres: PostgresServer, branch: Branch
+) -> None:
     pid = backend(connection)
     postgres.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
     with pytest.raises(InDoubt) as caught:
@@ -207,14 +230,18 @@ def test_a_lost_connection_proves_nothing(connection: Connection, postgres: Post
 def test_a_look_that_fails_after_prepare_leaves_it_in_doubt(
     connection: Connection, database: str, branch: Branch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.tx.postgres.prepared._PREPARE", "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT 1/0")
+    monkeypatch.setattr(
+        "txmq.tx.postgres.prepared._PREPARE", "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT 1/0"
+    )
     with pytest.raises(InDoubt):
         prepare(connection, branch)
     assert gids(database) == [branch.gid]
     assert_ready(connection, database)
 
 
-def test_a_missing_branch_is_what_its_transaction_says(connection: Connection, database: str, branch: Branch) -> None:
+def test_a_missing_branch_is_what_its_transaction_says(
+    connection: Connection, database: str, branch: Branch
+) -> None:
     xid = look(connection, branch).xid
     prepare(connection, branch)
     rows(database, f"COMMIT PREPARED '{branch.gid}'")
@@ -283,7 +310,9 @@ def attempt(connection: Connection) -> DatabaseError | None:
     return None
 
 
-def test_a_member_of_the_owners_role_ends_a_branch_in_that_role(database: str, branch: Branch) -> None:
+def test_a_member_of_the_owners_role_ends_a_branch_in_that_role(
+    database: str, branch: Branch
+) -> None:
     with poor_role(database) as (member, dsn), poor_role(database, "owner") as (owner, owners_dsn):
         with closing(producer(owners_dsn)) as connection:
             begin_branch(connection, branch)

@@ -1,4 +1,6 @@
-"""What stands prepared in a database: told with its age, its locks, and those who wait for it."""
+"""What stands prepared in a database: told with its age, its locks, and those who wait
+for it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tests.fixtures_postgres import Databases
 from tests.postgres.orphans import gid_of, gids, leave, login_role, sweep
 from tests.postgres.support import LOG, backend, new_token, producer, rows, waiting
 from txmq.testing.postgres import OwnServer, PostgresServer
-from txmq.tx.postgres.prepared_survey import Lock, Prepared, holds, standing, whole_xid
+from txmq.tx.postgres.prepared_list import Lock, Prepared, holds, standing, whole_xid
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.xid import Branch
 
@@ -21,7 +23,10 @@ FOREIGN = "131075_Z3RyaWQ=_YnF1YWw="
 @pytest.fixture
 def shop(database: str) -> Iterator[str]:
     """A database with a table of two rows."""
-    rows(database, "CREATE TABLE stock (item int PRIMARY KEY, n int); INSERT INTO stock VALUES (1, 5), (2, 5)")
+    rows(
+        database,
+        "CREATE TABLE stock (item int PRIMARY KEY, n int); INSERT INTO stock VALUES (1, 5), (2, 5)",
+    )
     yield database
     sweep(database)
 
@@ -65,7 +70,12 @@ def test_the_horizon_moves_away_with_each_transaction(shop: str, looking: Connec
 
 
 def test_locks_are_told_by_relation_and_mode(shop: str, looking: Connection) -> None:
-    leave(shop, gid_of(LOG, new_token()), "LOCK TABLE stock IN SHARE MODE", "SELECT pg_advisory_xact_lock(7)")
+    leave(
+        shop,
+        gid_of(LOG, new_token()),
+        "LOCK TABLE stock IN SHARE MODE",
+        "SELECT pg_advisory_xact_lock(7)",
+    )
     [one] = found(looking)
     hold = holds(looking, [one])[one.gid]
     assert set(hold.locks) == {Lock("stock", "ShareLock"), Lock("advisory", "ExclusiveLock")}
@@ -73,7 +83,13 @@ def test_locks_are_told_by_relation_and_mode(shop: str, looking: Connection) -> 
 
 
 def test_a_transaction_with_savepoints_tells_its_locks_too(shop: str, looking: Connection) -> None:
-    leave(shop, gid_of(LOG, new_token()), "SAVEPOINT a", "UPDATE stock SET n = 0 WHERE item = 1", "RELEASE a")
+    leave(
+        shop,
+        gid_of(LOG, new_token()),
+        "SAVEPOINT a",
+        "UPDATE stock SET n = 0 WHERE item = 1",
+        "RELEASE a",
+    )
     [one] = found(looking)
     assert Lock("stock", "RowExclusiveLock") in holds(looking, [one])[one.gid].locks
 
@@ -84,8 +100,16 @@ def test_those_who_wait_are_told_with_the_row_and_those_behind_them(
     gid = gid_of(LOG, new_token())
     leave(shop, gid, "UPDATE stock SET n = 0 WHERE item = 1")
     leave(shop, FOREIGN, "UPDATE stock SET n = 0 WHERE item = 2")
-    with closing(producer(shop)) as first, closing(producer(shop)) as second, closing(producer(shop)) as third:
-        statements = ("UPDATE stock SET n = 1 WHERE item = 1", "LOCK TABLE stock", "SELECT * FROM stock")
+    with (
+        closing(producer(shop)) as first,
+        closing(producer(shop)) as second,
+        closing(producer(shop)) as third,
+    ):
+        statements = (
+            "UPDATE stock SET n = 1 WHERE item = 1",
+            "LOCK TABLE stock",
+            "SELECT * FROM stock",
+        )
         connections = (first, second, third)
         pids = [backend(connection) for connection in connections]
         threads = [waiting(postgres, *pair) for pair in zip(connections, statements, strict=True)]
@@ -111,7 +135,11 @@ def test_who_waits_for_another_session_is_not_blamed_on_a_branch(
 ) -> None:
     gid = gid_of(LOG, new_token())
     leave(shop, gid, "UPDATE stock SET n = 0 WHERE item = 1")
-    with closing(producer(shop)) as holder, closing(producer(shop)) as waiter, holder.cursor() as cursor:
+    with (
+        closing(producer(shop)) as holder,
+        closing(producer(shop)) as waiter,
+        holder.cursor() as cursor,
+    ):
         cursor.execute("UPDATE stock SET n = 1 WHERE item = 2")
         thread = waiting(postgres, waiter, "UPDATE stock SET n = 2 WHERE item = 2")
         assert holds(looking, found(looking))[gid].blocked == ()
@@ -141,7 +169,9 @@ def test_the_owner_is_who_prepared_it(shop: str, looking: Connection) -> None:
         assert [one.owner for one in found(looking)] == [role]
 
 
-def test_what_survives_a_crash_is_told_like_before(crashable_postgres: OwnServer, crashable_database: str) -> None:
+def test_what_survives_a_crash_is_told_like_before(
+    crashable_postgres: OwnServer, crashable_database: str
+) -> None:
     gid = gid_of(LOG, new_token())
     rows(crashable_database, "CREATE TABLE stock (n int)")
     xid = leave(crashable_database, gid, "LOCK TABLE stock", "INSERT INTO stock VALUES (1)")
@@ -163,5 +193,7 @@ def test_what_survives_a_crash_is_told_like_before(crashable_postgres: OwnServer
         (2, (1 << 33) - 4, (1 << 33) + 2),
     ],
 )
-def test_a_transaction_id_is_the_one_closest_to_the_present(xid: int, near: int, whole: int) -> None:
+def test_a_transaction_id_is_the_one_closest_to_the_present(
+    xid: int, near: int, whole: int
+) -> None:
     assert whole_xid(xid, near) == whole

@@ -1,4 +1,6 @@
-"""A standby that is promoted (FAULTS 49, 53): what it has decides; a server that was left behind decides nothing."""
+"""A standby that is promoted (FAULTS 49, 53): what it has decides; a server that was
+left behind decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ import pytest
 
 from tests.fixtures_postgres import with_tables
 from tests.postgres.support import identity_of, producer, rows
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import TokenFenced
-from txmq.message import COMMIT, ROLLBACK, UNKNOWN
+from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN
 from txmq.testing.postgres import PREFIX, OwnServer
 from txmq.testing.postgres_binaries import find_binaries, server_identity
 from txmq.testing.wait import wait_until
@@ -46,7 +48,9 @@ def standby(crashable_postgres: OwnServer) -> Iterator[OwnServer]:
         "-c",
         "fast",
     ]
-    subprocess.run([*backup, "--no-sync"], check=True, cwd=directory, timeout=100, **server_identity())
+    subprocess.run(
+        [*backup, "--no-sync"], check=True, cwd=directory, timeout=100, **server_identity()
+    )
     with server.start():
         yield server
 

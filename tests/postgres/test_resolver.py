@@ -23,7 +23,7 @@ from tests.postgres.support import (
     xid_of,
 )
 from txmq.errors import DatabaseUnavailable, TokenFenced
-from txmq.message import Decision
+from txmq.model.message import Decision
 from txmq.testing.postgres import OwnServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.commit import guarded_commit
@@ -55,7 +55,9 @@ def states(dsn: str) -> list[tuple[object, ...]]:
     return rows(dsn, "SELECT state FROM public.txmq_token")
 
 
-def test_a_committed_row_is_a_commit_for_good(database: str, connection: Connection, resolver: TokenResolver) -> None:
+def test_a_committed_row_is_a_commit_for_good(
+    database: str, connection: Connection, resolver: TokenResolver
+) -> None:
     token = new_token()
     insert_token(connection, token, [LOG])
     guarded_commit(connection, token)
@@ -77,13 +79,18 @@ def test_without_a_row_the_fence_decides_for_good(
         insert_token(connection, token, [LOG])
 
 
-def test_each_broker_has_an_answer_of_its_own(database: str, connection: Connection, resolver: TokenResolver) -> None:
+def test_each_broker_has_an_answer_of_its_own(
+    database: str, connection: Connection, resolver: TokenResolver
+) -> None:
     token = new_token()
     insert_token(connection, token, [LOG])
     connection.commit()
     here = check_of(database, token)
     there = here._replace(log_id=OTHER_LOG)
-    assert [a.verdict for a in resolver.resolve([there, here])] == [Decision.ROLLBACK, Decision.COMMIT]
+    assert [a.verdict for a in resolver.resolve([there, here])] == [
+        Decision.ROLLBACK,
+        Decision.COMMIT,
+    ]
 
 
 @pytest.mark.parametrize("hint", [True, False])
@@ -91,7 +98,7 @@ def test_a_transaction_in_progress_is_waited_for(
     database: str,
     connection: Connection,
     resolver: TokenResolver,
-    hint: bool,  # noqa: FBT001
+    hint: bool,
 ) -> None:
     token = new_token()
     insert_token(connection, token, [LOG])
@@ -102,7 +109,9 @@ def test_a_transaction_in_progress_is_waited_for(
     assert verdict(resolver, check) is Decision.COMMIT
 
 
-def test_a_prepared_transaction_is_waited_for(database: str, connection: Connection, resolver: TokenResolver) -> None:
+def test_a_prepared_transaction_is_waited_for(
+    database: str, connection: Connection, resolver: TokenResolver
+) -> None:
     token = new_token()
     connection.tpc_begin(connection.xid(1, "token", "branch"))
     insert_token(connection, token, [LOG])
@@ -136,22 +145,30 @@ def test_the_xid_of_somebody_in_progress_only_delays(
     assert verdict(resolver, reused) is Decision.ROLLBACK
 
 
-def test_a_stuck_transaction_is_ended_where_the_policy_says_so(database: str, connection: Connection) -> None:
+def test_a_stuck_transaction_is_ended_where_the_policy_says_so(
+    database: str, connection: Connection
+) -> None:
     token = new_token()
     insert_token(connection, token, [LOG])
     xid = xid_of(connection)
-    with closing(TokenResolver(database, policy=ResolverPolicy(end_stuck_after_s=0.0))) as impatient:
+    with closing(
+        TokenResolver(database, policy=ResolverPolicy(end_stuck_after_s=0.0))
+    ) as impatient:
         check = check_of(database, token, xid)
         wait_until(lambda: verdict(impatient, check) is Decision.ROLLBACK)
     with pytest.raises(psycopg2.OperationalError):
         connection.commit()
 
 
-def test_a_transaction_that_is_not_stuck_is_not_ended(database: str, connection: Connection) -> None:
+def test_a_transaction_that_is_not_stuck_is_not_ended(
+    database: str, connection: Connection
+) -> None:
     token = new_token()
     insert_token(connection, token, [LOG])
     xid = xid_of(connection)
-    with closing(TokenResolver(database, policy=ResolverPolicy(end_stuck_after_s=3600.0))) as patient:
+    with closing(
+        TokenResolver(database, policy=ResolverPolicy(end_stuck_after_s=3600.0))
+    ) as patient:
         assert verdict(patient, check_of(database, token, xid)) is Decision.UNKNOWN
     guarded_commit(connection, token)
 
@@ -177,7 +194,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_cannot_be_read_is_unknown_and_heals(database: str, connection: Connection, damage: str) -> None:
+def test_what_cannot_be_read_is_unknown_and_heals(
+    database: str, connection: Connection, damage: str
+) -> None:
     token = new_token()
     insert_token(connection, token, [LOG])
     connection.commit()
@@ -216,7 +235,9 @@ def test_a_standby_decides_nothing_and_a_promoted_one_does() -> None:
     assert group.why_not(Server(group._replace(timeline=2), False, 160000, 0)) == ""
 
 
-def test_a_server_that_takes_no_writes_decides_nothing(database: str, resolver: TokenResolver) -> None:
+def test_a_server_that_takes_no_writes_decides_nothing(
+    database: str, resolver: TokenResolver
+) -> None:
     [(name,)] = rows(database, "SELECT current_database()")
     token = new_token()
     check = check_of(database, token)
@@ -224,7 +245,10 @@ def test_a_server_that_takes_no_writes_decides_nothing(database: str, resolver: 
     [answer] = resolver.resolve([check])
     assert answer.verdict is Decision.UNKNOWN
     assert "read-only" in answer.reason
-    assert states(database.replace("dbname", "options='-c default_transaction_read_only=off' dbname")) == []
+    assert (
+        states(database.replace("dbname", "options='-c default_transaction_read_only=off' dbname"))
+        == []
+    )
 
 
 def test_a_server_that_is_away_is_asked_less_and_less_often(database: str) -> None:
@@ -282,7 +306,9 @@ def test_one_token_in_the_way_does_not_hold_up_the_others(
     expected |= dict.fromkeys([*open_one, *ancient], Decision.UNKNOWN)
     checks = [Check(token, LOG, decider) for token in expected]
     answers = resolver.resolve([*checks, checks[0]])
-    assert {check.token: answer.verdict for check, answer in zip(checks, answers, strict=False)} == expected
+    assert {
+        check.token: answer.verdict for check, answer in zip(checks, answers, strict=False)
+    } == expected
     assert answers[-1] == answers[0]
 
 
@@ -291,7 +317,10 @@ def test_resolvers_at_work_at_once_agree(database: str) -> None:
     checks = [Check(new_token(), LOG, decider) for _ in range(300)]
     with closing(producer(database)) as connection, connection.cursor() as cursor:
         committed = [str(check.token) for check in checks[::2]]
-        cursor.execute("INSERT INTO txmq_token (tok, log_id) SELECT unnest(%s::uuid[]), %s", (committed, str(LOG)))
+        cursor.execute(
+            "INSERT INTO txmq_token (tok, log_id) SELECT unnest(%s::uuid[]), %s",
+            (committed, str(LOG)),
+        )
         connection.commit()
 
     def resolve(order: int) -> None:
@@ -310,7 +339,9 @@ def test_resolvers_at_work_at_once_agree(database: str) -> None:
 
 @pytest.fixture
 def without_standby(crashable_postgres: OwnServer, crashable_database: str) -> Iterator[None]:
-    """Commits wait for a synchronous standby that does not exist; not so any more afterwards."""
+    """Commits wait for a synchronous standby that does not exist; not so any more
+    afterwards.
+    """
     rows(crashable_database, "CREATE TABLE probe (n int)")
     waits = threading.Event()
 
@@ -349,10 +380,14 @@ def test_nothing_is_decided_that_a_synchronous_standby_has_not_confirmed(
     ):
         insert_token(connection, token, [LOG])
         outcomes = list[bool]()
-        committing = threading.Thread(target=lambda: outcomes.append(guarded_commit(connection, token).replicated))
+        committing = threading.Thread(
+            target=lambda: outcomes.append(guarded_commit(connection, token).replicated)
+        )
         committing.start()
         wait_for_backend(crashable_postgres, backend(connection), "wait_event = 'SyncRep'")
-        assert [answer.verdict for answer in resolver.resolve([check, nothing])] == [Decision.UNKNOWN] * 2
+        assert [answer.verdict for answer in resolver.resolve([check, nothing])] == [
+            Decision.UNKNOWN
+        ] * 2
         crashable_postgres.execute(f"SELECT pg_cancel_backend({backend(connection)})")
         committing.join()
         assert outcomes == [False]

@@ -26,7 +26,10 @@ def run_check(dsn: str) -> list[str]:
 
 
 def tables(dsn: str) -> list[tuple[object, ...]]:
-    return rows(dsn, "SELECT oid, relname, relkind FROM pg_class WHERE relname LIKE 'txmq%%' ORDER BY relname")
+    return rows(
+        dsn,
+        "SELECT oid, relname, relkind FROM pg_class WHERE relname LIKE 'txmq%%' ORDER BY relname",
+    )
 
 
 def test_installing_twice_changes_nothing(empty_database: str) -> None:
@@ -39,13 +42,19 @@ def test_installing_twice_changes_nothing(empty_database: str) -> None:
     assert run_check(empty_database) == []
 
 
-def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(empty_database: str) -> None:
+def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(
+    empty_database: str,
+) -> None:
     first = resources.files("txmq.tx.postgres").joinpath("schema_1.sql").read_text("utf-8")
     rows(empty_database, first.replace("%", "%%"))
     rows(empty_database, "INSERT INTO txmq_schema (version) VALUES (1)")
     token = new_token()
-    rows(empty_database, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), str(LOG))
-    with pytest.raises(SchemaMissing, match=r"no txmq tables of version 3, but of 1 .*txmq schema install"):
+    rows(
+        empty_database, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), str(LOG)
+    )
+    with pytest.raises(
+        SchemaMissing, match=r"no txmq tables of version 3, but of 1 .*txmq schema install"
+    ):
         run_check(empty_database)
     run_install(empty_database)
     assert run_check(empty_database) == []
@@ -95,10 +104,16 @@ def test_missing_rights_and_weak_defaults_are_pointed_out(database: str) -> None
         "INSERT INTO txmq_token (tok, log_id) VALUES ('ffffffff-ffff-7fff-8fff-ffffffffffff', gen_random_uuid())",
     )
     with poor_role(database) as (role, dsn):
-        rows(database, f"GRANT SELECT ON txmq_schema, txmq_token, txmq_token_default, txmq_inbox TO {role}")
+        rows(
+            database,
+            f"GRANT SELECT ON txmq_schema, txmq_token, txmq_token_default, txmq_inbox TO {role}",
+        )
         rows(database, "REVOKE EXECUTE ON FUNCTION txmq_claim FROM public")
         remarks = run_check(dsn)
-    assert "the role may not INSERT on txmq_token: GRANT INSERT ON public.txmq_token TO the role" in remarks
+    assert (
+        "the role may not INSERT on txmq_token: GRANT INSERT ON public.txmq_token TO the role"
+        in remarks
+    )
     assert any("may not EXECUTE txmq_claim" in remark for remark in remarks)
     assert any("DELETE on txmq_inbox_recent" in remark for remark in remarks)
     assert any("without a partition" in remark for remark in remarks)
@@ -106,6 +121,6 @@ def test_missing_rights_and_weak_defaults_are_pointed_out(database: str) -> None
 
 
 @pytest.mark.parametrize(("version", "in_recovery"), [(130012, False), (160001, True)])
-def test_a_server_that_cannot_serve_is_refused(version: int, in_recovery: bool) -> None:  # noqa: FBT001
+def test_a_server_that_cannot_serve_is_refused(version: int, in_recovery: bool) -> None:
     with pytest.raises(UnsupportedServer):
         require_supported(Server(ServerIdentity(1, 1, 1), in_recovery, version, 0))

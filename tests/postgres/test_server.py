@@ -19,7 +19,8 @@ from txmq.testing.wait import wait_until
 
 @pytest.fixture
 def own_directory() -> Path:
-    # Not tmp_path: the user that the server runs as has no way into pytest's directories.
+    # Not tmp_path: the user that the server runs as has no way into pytest's
+    # directories.
     return Path(tempfile.mkdtemp(prefix=subject.PREFIX))
 
 
@@ -38,7 +39,8 @@ def test_committed_rows_survive_a_restart(crashable_postgres: OwnServer, way: st
 def test_a_killed_server_leaves_no_process_behind(crashable_postgres: OwnServer) -> None:
     busy = crashable_postgres.connect()
     [(postmaster,)] = rows(
-        crashable_postgres.dsn(), "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int"
+        crashable_postgres.dsn(),
+        "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int",
     )
     crashable_postgres.kill_server()
     for pid in (busy.info.backend_pid, postmaster):
@@ -47,10 +49,15 @@ def test_a_killed_server_leaves_no_process_behind(crashable_postgres: OwnServer)
     crashable_postgres.start()
 
 
-def test_killing_a_backend_throws_the_others_out_and_the_server_comes_back(crashable_postgres: OwnServer) -> None:
+def test_killing_a_backend_throws_the_others_out_and_the_server_comes_back(
+    crashable_postgres: OwnServer,
+) -> None:
     victim, other = crashable_postgres.connect(), crashable_postgres.connect()
     crashable_postgres.kill_backend(victim.info.backend_pid)
-    wait_until(lambda: not Path(f"/proc/{other.info.backend_pid}/cwd").exists(), what="the other backend is gone")
+    wait_until(
+        lambda: not Path(f"/proc/{other.info.backend_pid}/cwd").exists(),
+        what="the other backend is gone",
+    )
     wait_until(crashable_postgres.accepts, what="the server accepts connections")
     victim.close()
     other.close()
@@ -78,7 +85,9 @@ def test_an_abandoned_temporary_server_is_swept_away(own_directory: Path) -> Non
     abandoned.stop()
 
 
-def test_the_bundled_server_runs_where_none_is_installed(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bundled_server_runs_where_none_is_installed(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def only_bundled(copies: Path, *, major: int | None = None) -> Binaries:
         return next(bundled(copies))
 
@@ -90,12 +99,16 @@ def test_the_bundled_server_runs_where_none_is_installed(own_directory: Path, mo
         assert rows(server.dsn(), "SHOW fsync") == [("on",)]  # unless one says otherwise
 
 
-def test_a_bundle_out_of_reach_is_copied(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_out_of_reach_is_copied(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import txmq.testing.postgres_binaries as binaries
 
     own_directory.chmod(0o755)
     within_reach = binaries._major
-    monkeypatch.setattr(binaries, "_major", lambda place: own_directory in place.parents and within_reach(place))
+    monkeypatch.setattr(
+        binaries, "_major", lambda place: own_directory in place.parents and within_reach(place)
+    )
     found = next(bundled(own_directory))
     assert own_directory in found.directory.parents
     assert found.major >= binaries.OLDEST

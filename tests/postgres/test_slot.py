@@ -19,13 +19,13 @@ from txmq.errors import (
     UnsupportedServer,
     WalLevelTooLow,
 )
+from txmq.relay import slot
+from txmq.relay.slot import SlotStatus
+from txmq.relay.stream import SlotStream
 from txmq.testing.postgres import OwnServer
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres import slot
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.session import Connection, connect
-from txmq.tx.postgres.slot import SlotStatus
-from txmq.tx.postgres.stream import SlotStream
 
 NAME = "txmq_relay"
 
@@ -90,13 +90,17 @@ def test_one_reads_a_slot_at_a_time(connection: Connection, logical_database: st
             slot.drop(connection, NAME)
 
 
-def test_a_slot_of_another_database_is_refused(connection: Connection, logical_postgres: OwnServer) -> None:
+def test_a_slot_of_another_database_is_refused(
+    connection: Connection, logical_postgres: OwnServer
+) -> None:
     slot.create(connection, NAME)
     with pytest.raises(SlotMissing, match="another database"):
         SlotStream(logical_postgres.dsn(), NAME)
 
 
-def test_a_slot_with_another_plugin_is_refused(connection: Connection, logical_database: str) -> None:
+def test_a_slot_with_another_plugin_is_refused(
+    connection: Connection, logical_database: str
+) -> None:
     rows(logical_database, "SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", NAME)
     with pytest.raises(SlotMissing, match="test_decoding"):
         slot.require(connection, NAME)
@@ -108,7 +112,9 @@ def test_a_physical_slot_is_refused(connection: Connection, logical_database: st
         slot.require(connection, NAME)
 
 
-def test_a_slot_without_its_publication_is_refused(connection: Connection, logical_database: str) -> None:
+def test_a_slot_without_its_publication_is_refused(
+    connection: Connection, logical_database: str
+) -> None:
     slot.create(connection, NAME)
     rows(logical_database, f"DROP PUBLICATION {NAME}")
     with pytest.raises(SlotMissing, match="publication"):
@@ -131,7 +137,9 @@ def test_no_slot_without_the_right_to_replicate(logical_database: str) -> None:
         slot.create(connection, NAME)
 
 
-def test_no_reading_without_the_right_to_replicate(connection: Connection, logical_database: str) -> None:
+def test_no_reading_without_the_right_to_replicate(
+    connection: Connection, logical_database: str
+) -> None:
     slot.create(connection, NAME)
     with poor_role(logical_database) as (_role, dsn), pytest.raises(DatabaseError):
         SlotStream(dsn, NAME)
@@ -171,7 +179,10 @@ def test_a_slot_whose_log_is_gone_is_lost_and_said_to_be(
         emit_one(logical_database)
         for _ in range(4):
             rows(logical_database, "SELECT pg_switch_wal()")
-            rows(logical_database, "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000))")
+            rows(
+                logical_database,
+                "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1000000))",
+            )
         rows(logical_database, "CHECKPOINT")
         found = looked_at(logical_database)
         assert found.wal_status == "lost"
@@ -202,6 +213,6 @@ def test_a_password_is_not_told(logical_database: str) -> None:
 
 def test_a_standby_is_refused(monkeypatch: pytest.MonkeyPatch, connection: Connection) -> None:
     standby = read_server(connection)._replace(in_recovery=True)
-    monkeypatch.setattr("txmq.tx.postgres.slot.read_server", lambda _connection: standby)
+    monkeypatch.setattr("txmq.relay.slot.read_server", lambda _connection: standby)
     with pytest.raises(UnsupportedServer, match="standby"):
         slot.create(connection, NAME)

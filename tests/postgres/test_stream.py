@@ -1,4 +1,6 @@
-"""Reading a slot: the order of commits, confirmation, and the pieces that would confirm too much."""
+"""Reading a slot: the order of commits, confirmation, and the pieces that would confirm
+too much.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 from tests.postgres.support import producer
 from txmq import emit
+from txmq.relay import slot
+from txmq.relay.pgoutput import Committed
+from txmq.relay.stream import SlotStream
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres import slot
-from txmq.tx.postgres.pgoutput import Committed
 from txmq.tx.postgres.session import connect
-from txmq.tx.postgres.stream import SlotStream
 from txmq.wire.emitted import unpack_emitted
 
 NAME = "txmq_relay"
@@ -65,7 +67,9 @@ def body_of(found: Committed) -> bytes:
     return unpack_emitted(found.contents[0]).message.body
 
 
-def test_transactions_come_in_the_order_of_their_commits(early: Connection, dsn: str, stream: SlotStream) -> None:
+def test_transactions_come_in_the_order_of_their_commits(
+    early: Connection, dsn: str, stream: SlotStream
+) -> None:
     committed(dsn, b"one")
     committed(dsn, b"two")
     early.commit()
@@ -87,7 +91,9 @@ def test_what_was_confirmed_does_not_come_again_and_the_rest_does(dsn: str) -> N
 def free_stream(dsn: str) -> SlotStream:
     """A stream, once the server has noticed that the last one ended."""
     with closing(connect(dsn, application_name="test")) as connection:
-        wait_until(lambda: slot.require(connection, NAME).active_pid is None, what="the slot is free")
+        wait_until(
+            lambda: slot.require(connection, NAME).active_pid is None, what="the slot is free"
+        )
     return SlotStream(dsn, NAME)
 
 

@@ -11,13 +11,15 @@ from tests.client.real import RealBroker
 from tests.fixtures_postgres import Databases
 from tests.postgres.orphans import sweep
 from tests.recovery.world import World
-from txmq.client.blocking import Client, connect
+from txmq.client.blocking.client import Client, connect
 from txmq.testing.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[RealBroker]]:
-    """The home of all transactions, and another one; a test that stops one starts it again."""
+    """The home of all transactions, and another one; a test that stops one starts it
+    again.
+    """
     started = [RealBroker(tmp_path_factory.mktemp(name)) for name in ("home", "other")]
     yield started
     for broker in started:
@@ -41,7 +43,9 @@ def two_dsns(postgres: PostgresServer, databases: Databases) -> Iterator[dict[st
 
 
 @pytest.fixture
-def world(brokers: Sequence[RealBroker], clients: Sequence[Client], two_dsns: dict[str, str]) -> Iterator[World]:
+def world(
+    brokers: Sequence[RealBroker], clients: Sequence[Client], two_dsns: dict[str, str]
+) -> Iterator[World]:
     made = World(brokers, clients, two_dsns)
     yield made
     made.close()

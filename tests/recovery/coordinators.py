@@ -13,4 +13,6 @@ def killed(world: World, points: Iterable[str]) -> dict[str, str]:
     for client in world.clients:
         client.call("topic.describe", names=[world.topic], create=True)
     urls, dsns = [broker.url for broker in world.brokers], list(world.dsns.values())
-    return dying.killed(dying.Plan(urls, dsns, world.topic, "INSERT INTO effects VALUES (%s)"), points)
+    return dying.killed(
+        dying.Plan(urls, dsns, world.topic, "INSERT INTO effects VALUES (%s)"), points
+    )

@@ -1,4 +1,6 @@
-"""What recovery gets wrong when it has a bug: each scenario ends with the audit, which raises Broken then."""
+"""What recovery gets wrong when it has a bug: each scenario ends with the audit, which
+raises Broken then.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ from uuid import UUID, uuid4
 
 from tests.postgres.orphans import end_by_hand, gid_of, leave
 from tests.recovery.world import SAFETY_S, Broken, World
-from txmq.client.recovery.branches import Branches
-from txmq.client.recovery.databases import Database
-from txmq.client.recovery.findings import Finding
-from txmq.client.recovery.groups import Groups
-from txmq.client.recovery.homes import Homes
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import RequestRejected
-from txmq.message import COMMIT, ROLLBACK, Decision
+from txmq.model.message import COMMIT, ROLLBACK, Decision
+from txmq.recover.branches import Branches
+from txmq.recover.bundles import Groups
+from txmq.recover.databases import Database
+from txmq.recover.findings import Finding
+from txmq.recover.homes import Homes
 from txmq.tx.orphans import Verdict, Word, judge
 from txmq.tx.postgres.prepared import Ending
-from txmq.tx.postgres.prepared_survey import Prepared
+from txmq.tx.postgres.prepared_list import Prepared
 
 FOREIGN = "131075_Z3RyaWQ=_YnF1YWw="
 
@@ -70,7 +72,9 @@ def strangers(world: World) -> None:
 
 
 def hand_before(world: World, outcome: Decision = COMMIT) -> None:
-    """Somebody ends a branch the other way between the look that finds it and its end."""
+    """Somebody ends a branch the other way between the look that finds it and its
+    end.
+    """
     token = world.begin()
     world.decide(token, outcome)
     finish = Database.finish
@@ -97,7 +101,9 @@ def hand_between(world: World) -> None:
 
 
 def half_prepared(world: World) -> None:
-    """The coordinator died before the second PREPARE, another one with everything decided."""
+    """The coordinator died before the second PREPARE, another one with everything
+    decided.
+    """
     world.begin(prepared=("a",))
     world.decide(world.begin(), COMMIT)
     two_passes(world)
@@ -106,13 +112,22 @@ def half_prepared(world: World) -> None:
 
 SCENARIOS: dict[str, Callable[[World], None]] = {
     one.__name__: one
-    for one in (slow_coordinator, decision_in_between, strangers, hand_before, hand_between, half_prepared)
+    for one in (
+        slow_coordinator,
+        decision_in_between,
+        strangers,
+        hand_before,
+        hand_between,
+        half_prepared,
+    )
 }
 
 
 @contextmanager
 def absence_is_a_rollback() -> Iterator[None]:
-    def presumed(self: Branches, of_log: str, token: UUID, age_s: float, *, act: bool) -> tuple[Word, Verdict]:
+    def presumed(
+        self: Branches, of_log: str, token: UUID, age_s: float, *, act: bool
+    ) -> tuple[Word, Verdict]:
         word = self._homes.word(of_log, token)
         verdict = judge(word, age_s, self._safety_s)
         return (Word.ROLLED_BACK, verdict) if verdict.ask and act else (word, verdict)
@@ -123,7 +138,9 @@ def absence_is_a_rollback() -> Iterator[None]:
 
 @contextmanager
 def the_answer_is_not_read() -> Iterator[None]:
-    def deaf(self: Branches, of_log: str, token: UUID, age_s: float, *, act: bool) -> tuple[Word, Verdict]:
+    def deaf(
+        self: Branches, of_log: str, token: UUID, age_s: float, *, act: bool
+    ) -> tuple[Word, Verdict]:
         word = self._homes.word(of_log, token)
         verdict = judge(word, age_s, self._safety_s)
         if verdict.ask and act:

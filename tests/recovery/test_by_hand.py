@@ -1,4 +1,6 @@
-"""What somebody has ended by hand, otherwise than decided, is kept and told of; nobody takes a lost branch for done."""
+"""What somebody has ended by hand, otherwise than decided, is kept and told of; nobody
+takes a lost branch for done.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from structlog.testing import capture_logs
 from tests.postgres.orphans import end_by_hand
 from tests.recovery.coordinators import killed
 from tests.recovery.world import SAFETY_S, World
-from txmq.client.recovery.databases import Database
-from txmq.client.recovery.homes import Home
-from txmq.client.transactions.tokens import first_token
+from txmq.client.protocol.transaction.tokens import first_token
 from txmq.errors import ConnectionLost, UnknownTransaction
-from txmq.message import COMMIT, ROLLBACK, Decision
+from txmq.model.message import COMMIT, ROLLBACK, Decision
+from txmq.recover.databases import Database
+from txmq.recover.homes import Home
 from txmq.tx.orphans import Action
 from txmq.tx.postgres.prepared import Ending
-from txmq.tx.postgres.prepared_survey import Prepared
+from txmq.tx.postgres.prepared_list import Prepared
 from txmq.tx.xid import Branch
 
 
@@ -29,7 +31,9 @@ def mixed(logs: list[Any]) -> list[str]:
 
 @pytest.fixture
 def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ends a branch by hand between the look that found it and its end by the recoverer."""
+    """Ends a branch by hand between the look that found it and its end by the
+    recoverer.
+    """
     finish = Database.finish
 
     def once(gid: str, dsn: str, *, commit: bool) -> None:
@@ -44,7 +48,9 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
-def test_a_branch_ended_the_other_way_just_before_is_mixed(world: World, hand: Any, outcome: Decision) -> None:
+def test_a_branch_ended_the_other_way_just_before_is_mixed(
+    world: World, hand: Any, outcome: Decision
+) -> None:
     token = world.begin()
     world.decide(token, outcome)
     gid = world.gid(token, "a")
@@ -72,7 +78,9 @@ def test_a_branch_ended_the_same_way_just_before_is_done(world: World, hand: Any
 
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
-def test_a_branch_ended_the_other_way_between_two_passes_is_mixed(world: World, outcome: Decision) -> None:
+def test_a_branch_ended_the_other_way_between_two_passes_is_mixed(
+    world: World, outcome: Decision
+) -> None:
     token = world.begin()
     recoverer = world.recoverer()
     recoverer.go()
@@ -110,14 +118,20 @@ def test_it_is_shown_in_each_pass_until_somebody_has_dealt_with_it(world: World)
     world.decide(token, COMMIT)
     recoverer.go()
     home = world.brokers[0].url
-    [shown] = [one for one in recoverer.go().findings if one.where == home and one.what == token.hex]
+    [shown] = [
+        one for one in recoverer.go().findings if one.where == home and one.what == token.hex
+    ]
     assert shown.needs_hand
     assert world.gid(token, "a") in shown.reason
     world.clients[0].call("xa.forget", token=token.hex, operator="ada", reason="row written again")
-    assert [one for one in recoverer.go().findings if one.where == home and one.what == token.hex] == []
+    assert [
+        one for one in recoverer.go().findings if one.where == home and one.what == token.hex
+    ] == []
 
 
-def test_what_could_not_be_journalled_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_journalled_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = world.begin()
     recoverer = world.recoverer()
     recoverer.go()
@@ -138,15 +152,21 @@ def test_what_could_not_be_journalled_is_tried_again(world: World, monkeypatch: 
 
 def test_a_group_that_an_operator_decided_otherwise_than_its_home_is_told_of(world: World) -> None:
     token = world.begin(prepared=())
-    world.clients[1].call("tx.decide", token=token.hex, outcome="ROLLBACK", operator="ada", reason="disk full")
+    world.clients[1].call(
+        "tx.decide", token=token.hex, outcome="ROLLBACK", operator="ada", reason="disk full"
+    )
     world.decide(token, COMMIT)
     report = world.recoverer().go()
     [shown] = [one for one in report.findings if one.where == world.brokers[1].url]
     assert (shown.action, shown.needs_hand) == (Action.HEURISTIC, True)
-    assert shown.reason.startswith("mixed, its home: committed; the group rolled back by ada: disk full")
+    assert shown.reason.startswith(
+        "mixed, its home: committed; the group rolled back by ada: disk full"
+    )
 
 
-def test_a_group_decided_otherwise_at_the_last_moment_is_mixed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_decided_otherwise_at_the_last_moment_is_mixed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = world.begin(prepared=())
     world.decide(token, COMMIT)
     decide = Home.decide
@@ -183,7 +203,11 @@ def test_a_group_that_the_broker_refuses_to_decide_holds_up_no_other(
     with monkeypatch.context() as broken:
         broken.setattr(Home, "decide", refuses)
         report = world.recoverer().go()
-    done = {one.what: (one.done, one.needs_hand) for one in report.findings if one.where == world.brokers[1].url}
+    done = {
+        one.what: (one.done, one.needs_hand)
+        for one in report.findings
+        if one.where == world.brokers[1].url
+    }
     assert done == {first.hex: (False, True), second.hex: (True, False)}
     world.recoverer().go()
     world.audit()
@@ -200,7 +224,9 @@ def test_branches_that_their_coordinator_ended_are_forgotten(world: World) -> No
     with capture_logs() as logs:
         recoverer.go()
     assert mixed(logs) == []
-    assert [key for key in recoverer._sightings._seen if key[1] in {token.hex, world.gid(token, "a")}] == []
+    assert [
+        key for key in recoverer._sightings._seen if key[1] in {token.hex, world.gid(token, "a")}
+    ] == []
     world.audit()
 
 
@@ -208,7 +234,11 @@ def test_a_branch_that_no_recoverer_ever_saw_is_found_by_comparing(world: World)
     died = killed(world, ["xa.before_decision", "xa.after_decision", "xa.after_commits"])
     undecided, decided, finished = map(UUID, died.values())
     gids = {name: world.standing(name) for name in ("a", "b")}
-    [gid] = [gid for gid in gids["a"] if (branch := Branch.parse(gid)) is not None and branch.token == decided]
+    [gid] = [
+        gid
+        for gid in gids["a"]
+        if (branch := Branch.parse(gid)) is not None and branch.token == decided
+    ]
     end_by_hand(world.dsns["a"], gid, commit=False)
     recoverer = world.recoverer()
     with capture_logs() as logs:
@@ -221,10 +251,17 @@ def test_a_branch_that_no_recoverer_ever_saw_is_found_by_comparing(world: World)
     assert mixed(logs) == [gid] * 2
     assert [entry["branch"] for entry in world.journal(decided)] == [gid]
     assert world.journal(finished) == world.journal(undecided) == []
-    world.clients[0].call("xa.forget", token=decided.hex, operator="ada", reason="row written again")
+    world.clients[0].call(
+        "xa.forget", token=decided.hex, operator="ada", reason="row written again"
+    )
     with capture_logs() as logs:
-        again = [one for one in world.recoverer().go().findings if one.what == gid]  # started anew, it finds it again
-    assert ([(one.needs_hand, one.action) for one in again], mixed(logs)) == ([(False, Action.LEAVE)], [])
+        again = [
+            one for one in world.recoverer().go().findings if one.what == gid
+        ]  # started anew, it finds it again
+    assert ([(one.needs_hand, one.action) for one in again], mixed(logs)) == (
+        [(False, Action.LEAVE)],
+        [],
+    )
     assert world.journal(decided) == []
     later = world.recoverer().verify(first_token(time.time_ns() // 1_000 + 1_000_000))
     assert later == ((), ())

@@ -1,4 +1,6 @@
-"""What brokers commit is followed as it comes: nothing is passed over, and what cannot be told yet is asked again."""
+"""What brokers commit is followed as it comes: nothing is passed over, and what cannot
+be told yet is asked again.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 from uuid import UUID
 
-from txmq.client.recovery.branches import Branches
-from txmq.client.recovery.committed import Committed
-from txmq.client.recovery.databases import Database
-from txmq.client.recovery.homes import Home
 from txmq.errors import BrokerUnavailable, DatabaseUnavailable
+from txmq.recover.branches import Branches
+from txmq.recover.committed import Committed
+from txmq.recover.databases import Database
+from txmq.recover.homes import Home
 from txmq.tx.orphans import Word
 from txmq.tx.xid import Branch
 
@@ -37,7 +39,11 @@ class Broker:
         self.asked.append((boot_epoch, after))
         start = after if boot_epoch == self.boot_epoch else 0
         page = self.xids[start : start + limit]
-        told = {"boot_epoch": self.boot_epoch, "next": start + len(page), "missed": boot_epoch != self.boot_epoch}
+        told = {
+            "boot_epoch": self.boot_epoch,
+            "next": start + len(page),
+            "missed": boot_epoch != self.boot_epoch,
+        }
         return told | {"transactions": [row(xid) for xid in page]}
 
     def committed(self, since: object, pages: int | None) -> Iterator[list[dict[str, Any]]]:
@@ -71,7 +77,11 @@ def row(xid: int) -> dict[str, Any]:
     other = ["postgres", 78, 5, "elsewhere", "o", gid(xid), xid]
     return {
         "token": "t",
-        "participants": [["postgres", *HERE[:1], 5, "shop", "o", gid(xid), xid], other, ["broker", "l"]],
+        "participants": [
+            ["postgres", *HERE[:1], 5, "shop", "o", gid(xid), xid],
+            other,
+            ["broker", "l"],
+        ],
     }
 
 

@@ -1,4 +1,6 @@
-"""An operator's hand on a branch: where the home can decide it does, where it cannot the journal keeps who and why."""
+"""An operator's hand on a branch: where the home can decide it does, where it cannot
+the journal keeps who and why.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ import pytest
 
 from tests.postgres.orphans import gid_of, leave
 from tests.recovery.world import World
-from txmq.client.recovery.by_hand import ByHand, Forced, force
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import TransactionError
-from txmq.message import COMMIT, ROLLBACK, Decision
+from txmq.model.message import COMMIT, ROLLBACK, Decision
+from txmq.recover.by_hand import ByHand, Forced, force
 
 WHY = "the table is needed"
 
@@ -21,12 +23,18 @@ def by_hand(world: World, gid: str, outcome: Decision) -> Forced:
 
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
-def test_what_is_undecided_is_decided_at_home_for_all_branches(world: World, outcome: Decision) -> None:
+def test_what_is_undecided_is_decided_at_home_for_all_branches(
+    world: World, outcome: Decision
+) -> None:
     token = world.begin()
     forced = by_hand(world, world.gid(token, "a"), outcome)
     assert (forced.ending, forced.journal) == ("DONE", world.brokers[0].url)
     [entry] = world.journal(token)
-    assert (entry["branch"], entry["decided"], entry["operator"]) == (world.gid(token, "a"), outcome.name, "ada")
+    assert (entry["branch"], entry["decided"], entry["operator"]) == (
+        world.gid(token, "a"),
+        outcome.name,
+        "ada",
+    )
     assert entry["reason"] == WHY
     world.recoverer().go()
     assert world.effects("a") == world.effects("b") == ({token.hex} if outcome is COMMIT else set())
@@ -73,7 +81,12 @@ def test_a_branch_of_a_lost_log_is_journalled_where_there_is_a_journal(world: Wo
     assert forced.journal in {broker.url for broker in world.brokers}
     assert world.effects("a") == {token.hex}
     [entry] = world.journal(token)
-    assert (entry["branch"], entry["found"], entry["operator"], entry["reason"]) == (gid, "committed", "ada", WHY)
+    assert (entry["branch"], entry["found"], entry["operator"], entry["reason"]) == (
+        gid,
+        "committed",
+        "ada",
+        WHY,
+    )
 
 
 def test_a_foreign_branch_is_never_ended_by_hand(world: World) -> None:

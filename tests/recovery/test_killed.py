@@ -1,4 +1,6 @@
-"""A recoverer that dies at each of its crash points leaves what the next one can finish."""
+"""A recoverer that dies at each of its crash points leaves what the next one can
+finish.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,17 @@ import json
 from tests.recovery.world import World
 from txmq.testing.processes import run_script
 
-POINTS = ("recovery.before_outcome", "recovery.after_outcome", "recovery.before_finish", "recovery.after_finish")
+POINTS = (
+    "recovery.before_outcome",
+    "recovery.after_outcome",
+    "recovery.before_finish",
+    "recovery.after_finish",
+)
 RECOVERERS = """
 import json, os, sys
 from uuid import UUID
-from txmq.client.recovery.recoverer import XaRecoverer
-from txmq.config import Xa, XaDatabase
+from txmq.recover.recoverer import XaRecoverer
+from txmq.config.broker import Xa, XaDatabase
 from txmq.crashpoints import VARIABLE
 plan = json.loads(sys.argv[1])
 databases = tuple(XaDatabase(name=name, dsn=dsn) for name, dsn in plan["dsns"].items())

@@ -1,4 +1,6 @@
-"""A broker whose data directory was replaced: what its old log decided, the new one cannot know."""
+"""A broker whose data directory was replaced: what its old log decided, the new one
+cannot know.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,22 @@ from structlog.testing import capture_logs
 
 from tests.client.real import RealBroker
 from tests.recovery.world import SAFETY_S, World
-from txmq.client.blocking import connect
-from txmq.message import COMMIT
+from txmq.client.blocking.client import connect
+from txmq.model.message import COMMIT
 from txmq.tx.orphans import Action, Word
 
 
-def test_nothing_is_concluded_from_a_log_that_was_replaced(two_dsns: dict[str, str], tmp_path: Path) -> None:
+def test_nothing_is_concluded_from_a_log_that_was_replaced(
+    two_dsns: dict[str, str], tmp_path: Path
+) -> None:
     broker = RealBroker(tmp_path / "home")
     try:
         with closing(connect(broker.url, service="orders")) as client:
             world = World([broker], [client], two_dsns)
-            committed, undecided = world.begin(stored=1, prepared=("a",)), world.begin(stored=1, prepared=("b",))
+            committed, undecided = (
+                world.begin(stored=1, prepared=("a",)),
+                world.begin(stored=1, prepared=("b",)),
+            )
             recoverer = world.recoverer("b", patience_s=2.0)
             recoverer.go()
             world.decide(committed, COMMIT)

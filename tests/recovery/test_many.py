@@ -1,4 +1,6 @@
-"""Several recoverers at once, beside coordinators that are alive and beside those that were killed: one outcome."""
+"""Several recoverers at once, beside coordinators that are alive and beside those that
+were killed: one outcome.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ import txmq
 from tests.client.test_xa_crashes import CRASHES
 from tests.recovery.coordinators import killed
 from tests.recovery.world import SAFETY_S, World
-from txmq.client.blocking import Client
-from txmq.client.recovery.recoverer import XaRecoverer
-from txmq.client.transactions import xa
-from txmq.client.transactions.home import Verdict, ask
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import xa
+from txmq.client.blocking.transaction.home import Verdict, ask
 from txmq.errors import BrokerUnavailable, Conflict, TxmqError
-from txmq.message import COMMIT, ROLLBACK
+from txmq.model.message import COMMIT, ROLLBACK
+from txmq.recover.recoverer import XaRecoverer
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 
@@ -34,7 +36,9 @@ def some(world: World, random: Random) -> None:
     """Three transactions that their coordinators have left, each somewhere else."""
     for outcome in (COMMIT, ROLLBACK, None):
         stored = 2 if outcome is not None else random.choice([0, 1, 2])
-        prepared = random.choice([("a", "b"), ("a", "b"), ("b",)]) if outcome is not COMMIT else ("a", "b")
+        prepared = (
+            random.choice([("a", "b"), ("a", "b"), ("b",)]) if outcome is not COMMIT else ("a", "b")
+        )
         token = world.begin(stored=stored, prepared=prepared)
         if outcome is not None:
             with suppress(Conflict):  # recovery may have been faster
@@ -64,7 +68,9 @@ def test_two_recoverers_at_once_agree_in_every_round(world: World) -> None:
 
 def test_two_recovering_processes_agree_in_every_round(world: World, tmp_path: Path) -> None:
     config = tmp_path / "xa.toml"
-    sections = [f"[[xa.database]]\nname = '{name}'\ndsn = '{dsn}'" for name, dsn in world.dsns.items()]
+    sections = [
+        f"[[xa.database]]\nname = '{name}'\ndsn = '{dsn}'" for name, dsn in world.dsns.items()
+    ]
     sections += [f"[[xa.broker]]\nurl = '{broker.url}'" for broker in world.brokers]
     config.write_text("\n".join(["[xa]\nevery_s = 0.05\nsafety_s = 0.1", *sections]))
     random = Random(8)
@@ -75,25 +81,37 @@ def test_two_recovering_processes_agree_in_every_round(world: World, tmp_path: P
             process.first_line()
         for _ in range(ROUNDS):
             some(world, random)
-            wait_until(lambda: not world.standing("a") + world.standing("b"), 120, what="nothing stands prepared")
+            wait_until(
+                lambda: not world.standing("a") + world.standing("b"),
+                120,
+                what="nothing stands prepared",
+            )
         own = {token.hex for token in world.tokens}
         wait_until(lambda: not own & listed(world.clients), 120, what="no group is undecided")
         assert [process.end() for process in processes] == [0, 0]
     events = [event for process in processes for event in process.events()]
     assert "xa.finished" in {event["event"] for event in events}
-    assert [event for event in events if event["event"] == "xa.mixed" and event["token"] in own] == []
+    assert [
+        event for event in events if event["event"] == "xa.mixed" and event["token"] in own
+    ] == []
     world.audit()
 
 
 def listed(clients: Sequence[Client]) -> set[str]:
     """The tokens of what is undecided or to be dealt with."""
-    return {row["token"] for client in clients for row in client.call("xa.list", limit=1_000)["transactions"]}
+    return {
+        row["token"]
+        for client in clients
+        for row in client.call("xa.list", limit=1_000)["transactions"]
+    }
 
 
 def test_coordinators_at_work_and_recoverers_without_patience_agree(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A safety interval of next to nothing: those that are slow to decide are rolled back under their hands."""
+    """A safety interval of next to nothing: those that are slow to decide are rolled
+    back under their hands.
+    """
     stop, passes, random = Event(), [0, 0], Random(9)
 
     def recover(number: int) -> None:
@@ -113,7 +131,9 @@ def test_coordinators_at_work_and_recoverers_without_patience_agree(
     def coordinate(number: int) -> int:
         done = 0
         with txmq.connect(world.brokers[0].url, service="orders") as client, ExitStack() as stack:
-            connections = [stack.enter_context(closing(psycopg2.connect(dsn))) for dsn in world.dsns.values()]
+            connections = [
+                stack.enter_context(closing(psycopg2.connect(dsn))) for dsn in world.dsns.values()
+            ]
             for _ in range(ROUNDS):
                 done += transact(world, client, connections)
         return done
@@ -135,7 +155,9 @@ def test_coordinators_at_work_and_recoverers_without_patience_agree(
     world.audit(stored=1)
 
 
-def transact(world: World, client: Client, connections: Sequence[psycopg2.extensions.connection]) -> bool:
+def transact(
+    world: World, client: Client, connections: Sequence[psycopg2.extensions.connection]
+) -> bool:
     """One transaction; whether it is committed."""
     tx = client.xa(*connections)
     try:
@@ -154,7 +176,9 @@ def transact(world: World, client: Client, connections: Sequence[psycopg2.extens
 
 
 @pytest.mark.parametrize("recoverers", [1, 2])
-def test_whatever_a_killed_coordinator_leaves_is_made_to_agree(world: World, recoverers: int) -> None:
+def test_whatever_a_killed_coordinator_leaves_is_made_to_agree(
+    world: World, recoverers: int
+) -> None:
     died = killed(world, CRASHES)
     several = [world.recoverer() for _ in range(recoverers)]
     for _ in range(2):
@@ -162,6 +186,12 @@ def test_whatever_a_killed_coordinator_leaves_is_made_to_agree(world: World, rec
             recoverer.go()
         world.clock.now += SAFETY_S
     committed = {died[point] for point, done in CRASHES.items() if done}
-    assert world.effects("a") == world.effects("b") == world.messages(0) == world.messages(1) == committed
+    assert (
+        world.effects("a")
+        == world.effects("b")
+        == world.messages(0)
+        == world.messages(1)
+        == committed
+    )
     assert world.standing("a") + world.standing("b") == []
     assert not set(died.values()) & listed(world.clients)

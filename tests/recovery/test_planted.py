@@ -1,4 +1,6 @@
-"""The audit is worth something: each planted bug of a recoverer breaks the scenario that is made for it."""
+"""The audit is worth something: each planted bug of a recoverer breaks the scenario
+that is made for it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,8 @@ def test_a_recoverer_without_a_bug_passes(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_caught(world: World, bug: Callable[[], AbstractContextManager[None]]) -> None:
+def test_a_planted_bug_is_caught(
+    world: World, bug: Callable[[], AbstractContextManager[None]]
+) -> None:
     with bug(), pytest.raises(Broken):
         SCENARIOS[BUGS[bug]](world)

@@ -1,4 +1,6 @@
-"""Recovery follows the home broker's log, and touches nothing that the log does not speak of."""
+"""Recovery follows the home broker's log, and touches nothing that the log does not
+speak of.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from tests.postgres.orphans import end_by_hand, gid_of, leave, login_role
 from tests.postgres.support import new_token as old_token
 from tests.postgres.support import rows
 from tests.recovery.world import SAFETY_S, World
-from txmq.client.blocking import Client
-from txmq.client.recovery.by_hand import ByHand, force
-from txmq.client.recovery.findings import Report
-from txmq.client.transactions.tokens import new_token
+from txmq.client.blocking.client import Client
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import RequestRejected
-from txmq.message import COMMIT, ROLLBACK
+from txmq.model.message import COMMIT, ROLLBACK
+from txmq.recover.by_hand import ByHand, force
+from txmq.recover.findings import Report
 from txmq.testing.postgres import OwnServer
 from txmq.tx.orphans import Action, Word
 
@@ -39,12 +41,18 @@ def pass_after_safety(world: World, recoverer: object) -> Report:
 
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
-def test_what_is_decided_is_finished_everywhere_in_the_first_pass(world: World, outcome: object) -> None:
+def test_what_is_decided_is_finished_everywhere_in_the_first_pass(
+    world: World, outcome: object
+) -> None:
     token = world.begin()
     world.decide(token, COMMIT if outcome is COMMIT else ROLLBACK)
     report = world.recoverer().go()
     action = Action.COMMIT if outcome is COMMIT else Action.ROLL_BACK
-    assert actions(report, world) == [("a", action, True), ("b", action, True), (world.brokers[1].url, action, True)]
+    assert actions(report, world) == [
+        ("a", action, True),
+        ("b", action, True),
+        (world.brokers[1].url, action, True),
+    ]
     assert world.effects("a") == ({token.hex} if outcome is COMMIT else set())
     world.audit()
 
@@ -60,7 +68,9 @@ def test_what_is_undecided_is_left_until_the_safety_interval_is_over_and_then_ro
     assert len(world.standing("a")) == 1
     assert first.waiting
     second = pass_after_safety(world, recoverer)
-    assert {(action, done) for _, action, done in actions(second, world)} == {(Action.ROLL_BACK, True)}
+    assert {(action, done) for _, action, done in actions(second, world)} == {
+        (Action.ROLL_BACK, True)
+    }
     assert world.state(token) == "ROLLED_BACK"
     world.audit()
 
@@ -92,7 +102,12 @@ def test_a_branch_that_was_not_prepared_is_missed_by_the_doctor_alone(world: Wor
     recoverer = world.recoverer()
     gid = world.gid(token, "a")
     [missing] = [one for one in recoverer.look().findings if one.what == gid]
-    assert (missing.token, missing.action, missing.prepared, missing.needs_hand) == (token, Action.WAIT, None, False)
+    assert (missing.token, missing.action, missing.prepared, missing.needs_hand) == (
+        token,
+        Action.WAIT,
+        None,
+        False,
+    )
     assert "not prepared" in missing.reason
     recoverer.go()
     pass_after_safety(world, recoverer)
@@ -115,7 +130,12 @@ def test_foreign_branches_are_left_alone_for_ever(world: World, gid: str) -> Non
     with capture_logs() as logs:
         report = pass_after_safety(world, recoverer)
     [finding] = [one for one in report.findings if one.where == "a"]
-    assert (finding.what, finding.action, finding.done, finding.token) == (gid, Action.LEAVE, False, None)
+    assert (finding.what, finding.action, finding.done, finding.token) == (
+        gid,
+        Action.LEAVE,
+        False,
+        None,
+    )
     assert world.standing("a") == [gid]
     assert not report.needs_hand
     assert [log["event"] for log in logs if log.get("what") == gid] == []
@@ -132,7 +152,11 @@ def test_a_branch_of_a_log_that_nobody_has_is_left_alone_with_an_alarm(world: Wo
         world.clock.now += 60
         recoverer.go()
     [finding] = [one for one in report.findings if one.where == "a"]
-    assert (finding.word, finding.action, finding.needs_hand) == (Word.UNKNOWN_LOG, Action.LEAVE, True)
+    assert (finding.word, finding.action, finding.needs_hand) == (
+        Word.UNKNOWN_LOG,
+        Action.LEAVE,
+        True,
+    )
     assert world.standing("a") == [gid]
     assert [log["event"] for log in logs if log.get("what") == gid] == ["xa.needs_operator"]
     for client in world.clients:  # nobody was made to decide it
@@ -148,10 +172,17 @@ def test_a_branch_older_than_any_outcome_is_for_a_person_to_decide(world: World)
     recoverer.go()
     report = pass_after_safety(world, recoverer)
     [finding] = [one for one in report.findings if one.where == "a"]
-    assert (finding.word, finding.action, finding.needs_hand) == (Word.FORGOTTEN, Action.HEURISTIC, True)
+    assert (finding.word, finding.action, finding.needs_hand) == (
+        Word.FORGOTTEN,
+        Action.HEURISTIC,
+        True,
+    )
     assert world.standing("a") == [gid]
     forced = force(recoverer, ByHand(gid, ROLLBACK, "ada", "nobody remembers it"))
-    assert (forced.ending, forced.journal) == ("DONE", "")  # no broker takes a note of what it cannot know
+    assert (forced.ending, forced.journal) == (
+        "DONE",
+        "",
+    )  # no broker takes a note of what it cannot know
 
 
 def test_a_branch_whose_group_has_another_decider_is_left_to_it(world: World) -> None:
@@ -164,7 +195,9 @@ def test_a_branch_whose_group_has_another_decider_is_left_to_it(world: World) ->
     [finding] = [one for one in report.findings if one.where == "a"]
     assert (finding.word, finding.action, finding.needs_hand) == (Word.REFUSED, Action.LEAVE, True)
     assert (world.standing("a"), world.state(token)) == ([gid], "UNDECIDED")
-    world.clients[0].call("tx.decide", token=token.hex, outcome="ROLLBACK", operator="ada", reason="test")
+    world.clients[0].call(
+        "tx.decide", token=token.hex, outcome="ROLLBACK", operator="ada", reason="test"
+    )
     recoverer.go()
     assert world.standing("a") == []
 
@@ -252,7 +285,10 @@ def test_a_database_that_is_away_keeps_nobody_else_waiting(world: World) -> None
 
 
 def test_branches_that_survive_a_crash_of_their_server_are_finished(
-    brokers: Sequence[RealBroker], clients: Sequence[Client], crashable_postgres: OwnServer, crashable_database: str
+    brokers: Sequence[RealBroker],
+    clients: Sequence[Client],
+    crashable_postgres: OwnServer,
+    crashable_database: str,
 ) -> None:
     world = World(brokers, clients, {"a": crashable_database})
     recoverer = world.recoverer()
@@ -277,7 +313,9 @@ def test_an_orphan_is_told_of_with_its_locks_once_it_is_old(world: World) -> Non
     recoverer = world.recoverer(alarm_s=0.001)
     with capture_logs() as logs:
         recoverer.go()
-    [told] = [log for log in logs if log["event"] == "xa.orphan" and log["what"] == world.gid(token, "a")]
+    [told] = [
+        log for log in logs if log["event"] == "xa.orphan" and log["what"] == world.gid(token, "a")
+    ]
     assert told["action"] == "wait"
     assert told["locks"] == ["effects RowExclusiveLock"]
     assert told["age_s"] >= 0
@@ -292,7 +330,9 @@ def test_an_alarm_is_repeated_after_its_time_and_not_in_each_pass(world: World) 
         for _ in range(7):
             recoverer.go()
             world.clock.now += 10
-    assert [log["event"] for log in logs if log["event"].startswith("xa.")] == ["xa.needs_operator"] * 2
+    assert [log["event"] for log in logs if log["event"].startswith("xa.")] == [
+        "xa.needs_operator"
+    ] * 2
 
 
 def test_all_brokers_list_what_needs_an_operator_until_it_is_over(world: World) -> None:
@@ -303,7 +343,8 @@ def test_all_brokers_list_what_needs_an_operator_until_it_is_over(world: World) 
         recoverer.tell_brokers(recoverer.go())
         for client in world.clients:
             listed = client.call("broker.alarms")["alarms"]
-            # What recoverers of other tests told these brokers is listed for a while, too.
+            # What recoverers of other tests told these brokers is listed for a while,
+            # too.
             alarms = [alarm for alarm in listed if lost in alarm["text"]]
             assert [alarm["name"] for alarm in alarms] == ["xa.needs_operator"] * told
             assert all("locks effects RowExclusiveLock" in alarm["text"] for alarm in alarms)

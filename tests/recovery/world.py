@@ -1,4 +1,6 @@
-"""Two databases and two brokers, transactions over them that stop half-way, and the audit of what became of them."""
+"""Two databases and two brokers, transactions over them that stop half-way, and the
+audit of what became of them.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ from tests.client.real import RealBroker
 from tests.postgres.orphans import STANDS, gid_of, leave
 from tests.postgres.support import identity_of, rows
 from txmq.batch import encode_one
-from txmq.client.blocking import Client, connect
-from txmq.client.recovery.recoverer import XaRecoverer
-from txmq.client.transactions.decisions import decide
-from txmq.client.transactions.groups import Storing, parts_of
-from txmq.client.transactions.tokens import new_token
-from txmq.config import Xa, XaDatabase
+from txmq.client.blocking.client import Client, connect
+from txmq.client.blocking.transaction.bundles import Storing, parts_of
+from txmq.client.blocking.transaction.decisions import decide
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.config.broker import Xa, XaDatabase
 from txmq.errors import RequestRejected
-from txmq.message import Decision, Message
+from txmq.model.message import Decision, Message
+from txmq.recover.recoverer import XaRecoverer
 from txmq.tx.xid import Branch
 from txmq.wire.group import Description, PartBatch
 
@@ -49,7 +51,9 @@ class Clock:
 
 @dataclass
 class World:
-    """The first of `brokers` is the home of all transactions. `dsns` by the names of the databases."""
+    """The first of `brokers` is the home of all transactions. `dsns` by the names of
+    the databases.
+    """
 
     brokers: Sequence[RealBroker]
     clients: Sequence[Client]
@@ -58,7 +62,9 @@ class World:
     topic: str = field(default_factory=lambda: f"xa-{next(_topics)}")
     tokens: list[UUID] = field(default_factory=list)
     _identities: dict[str, tuple[int, int]] = field(default_factory=dict)
-    since: UUID = field(default_factory=new_token)  # transactions of other tests are none of this one's business
+    since: UUID = field(
+        default_factory=new_token
+    )  # transactions of other tests are none of this one's business
     _closing: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,9 +74,15 @@ class World:
             self._identities[name] = (identity.system_id, identity.database_oid)
 
     def recoverer(
-        self, *names: str, dsns: dict[str, str] | None = None, patience_s: float = 10.0, **settings: Any
+        self,
+        *names: str,
+        dsns: dict[str, str] | None = None,
+        patience_s: float = 10.0,
+        **settings: Any,
     ) -> XaRecoverer:
-        """One for these databases, or all of them, and all brokers; its clock is `clock`."""
+        """One for these databases, or all of them, and all brokers; its clock is
+        `clock`.
+        """
         known = dsns or {name: self.dsns[name] for name in names or self.dsns}
         databases = tuple(XaDatabase(name=name, dsn=dsn) for name, dsn in known.items())
         xa = Xa(database=databases, **{"safety_s": SAFETY_S, **settings})
@@ -81,7 +93,9 @@ class World:
         return made
 
     def begin(self, *, stored: int = 2, prepared: Sequence[str] = ("a", "b")) -> UUID:
-        """A transaction whose coordinator is gone: stored at that many brokers, prepared in these databases."""
+        """A transaction whose coordinator is gone: stored at that many brokers,
+        prepared in these databases.
+        """
         token = new_token()
         self.tokens.append(token)
         for client in self.clients[:stored]:
@@ -91,12 +105,18 @@ class World:
         return token
 
     def store(self, client: Client, token: UUID, decider: tuple[object, ...] = ()) -> None:
-        """Its group at a broker, with the effect's token as the message; decided at home, or by `decider`."""
+        """Its group at a broker, with the effect's token as the message; decided at
+        home, or by `decider`.
+        """
         home = self.clients[0].log_id
         client.call("topic.describe", names=[self.topic], create=True)
-        batch = encode_one(Message(token.hex.encode()), producer_id=token.bytes, epoch=0, sequence=0, born_at=1)
+        batch = encode_one(
+            Message(token.hex.encode()), producer_id=token.bytes, epoch=0, sequence=0, born_at=1
+        )
         participants = self._participants(token) if client is self.clients[0] else ()
-        described = Description(decider or ("home", home.bytes, token.bytes), "orders", participants=participants)
+        described = Description(
+            decider or ("home", home.bytes, token.bytes), "orders", participants=participants
+        )
         parts = parts_of(token, described, [PartBatch(self.topic, 0, 0, batch)])
         storing = Storing(client.core, parts, time.monotonic() + 10)
         storing.send()
@@ -104,7 +124,14 @@ class World:
 
     def _participants(self, token: UUID) -> tuple[tuple[object, ...], ...]:
         databases = [
-            ("postgres", *self._identities[name], parse_dsn(dsn)["dbname"], parse_dsn(dsn)["user"], gid, None)
+            (
+                "postgres",
+                *self._identities[name],
+                parse_dsn(dsn)["dbname"],
+                parse_dsn(dsn)["user"],
+                gid,
+                None,
+            )
             for name, dsn in self.dsns.items()
             for gid in (self.gid(token, name),)
         ]
@@ -145,7 +172,8 @@ class World:
         return [entry for row in listed if row["token"] == token.hex for entry in row["heuristics"]]
 
     def audit(self, *, stored: int = 2) -> None:
-        """All branches of each transaction agree with its home, or the home's journal says which does not.
+        """All branches of each transaction agree with its home, or the home's journal
+        says which does not.
 
         Raises Broken. Nothing of ours may stand any more.
         """
@@ -159,11 +187,18 @@ class World:
                     raise Broken(f"{token.hex}: committed {committed}, and database {name} differs")
             if any((token.hex in tokens) != committed for tokens in sent):
                 raise Broken(f"{token.hex}: committed {committed}, and messages differ")
-        if left := [gid for name in self.dsns for gid in self.standing(name) if Branch.parse(gid) is not None]:
+        if left := [
+            gid
+            for name in self.dsns
+            for gid in self.standing(name)
+            if Branch.parse(gid) is not None
+        ]:
             raise Broken(f"left prepared: {left}")
 
     def close(self) -> None:
-        """What a failed test has left undecided, or to be dealt with, is not the next one's."""
+        """What a failed test has left undecided, or to be dealt with, is not the next
+        one's.
+        """
         for close in self._closing:
             close()
         for client in self.clients:

@@ -1,4 +1,6 @@
-"""Clients: producers, services with a database, consumers, an operator. Each is a coroutine on the simulated clock."""
+"""Clients: producers, services with a database, consumers, an operator. Each is a
+coroutine on the simulated clock.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,22 @@ from tests.simulation.database import Fenced
 from tests.simulation.history import Broken
 from tests.simulation.network import Lost, Peer
 from txmq.batch import encode
-from txmq.client.consuming.acks import join
-from txmq.client.consuming.parcels import view_of
+from txmq.client.protocol.consumer.acks import join
+from txmq.client.protocol.consumer.fetched import view_of
 from txmq.errors import Conflict, RequestRejected
-from txmq.keys import partition_of
-from txmq.message import Decision, Message
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.keys import partition_of
+from txmq.model.message import Decision, Message
 from txmq.wire import headers as h
 from txmq.wire.chunks import Chunk, unpack_chunks
-from txmq.wire.group import Description, Part, PartBatch, group_digest, pack_part, unpack_group_receipt
+from txmq.wire.group import (
+    Description,
+    Part,
+    PartBatch,
+    group_digest,
+    pack_part,
+    unpack_group_receipt,
+)
 from txmq.wire.headers import Opcode
 
 if TYPE_CHECKING:
@@ -55,7 +64,9 @@ class Actor:
     def batch(self, producer: bytes, sequence: int, *messages: tuple[str, str]) -> bytes:
         """A batch of (key, body)."""
         rows = [Message(body.encode(), key) for key, body in messages]
-        return encode(rows, producer_id=producer, epoch=0, sequence=sequence, born_at=self.world.now())
+        return encode(
+            rows, producer_id=producer, epoch=0, sequence=sequence, born_at=self.world.now()
+        )
 
 
 def place_of(key: str) -> int:
@@ -63,14 +74,18 @@ def place_of(key: str) -> int:
 
 
 class Producer(Actor):
-    """Sends batches with a sequence, and repeats what was not acknowledged with the same one."""
+    """Sends batches with a sequence, and repeats what was not acknowledged with the
+    same one.
+    """
 
     async def run(self, batches: int) -> None:
         await self.peer.connect()
         producer, sequence, history = self.new_id(), 0, self.world.history
         for _ in range(batches):
             key = self.rng.choice(PLAIN_KEYS + ROW_KEYS)
-            bodies = [f"{key}|0|{self.name}-{sequence + row}" for row in range(self.rng.randint(1, 3))]
+            bodies = [
+                f"{key}|0|{self.name}-{sequence + row}" for row in range(self.rng.randint(1, 3))
+            ]
             history.attempted.update(bodies)
             history.started.update(dict.fromkeys(bodies, self.world.clock.seconds()))
             data = self.batch(producer, sequence, *((key, body) for body in bodies))
@@ -85,7 +100,9 @@ class Producer(Actor):
 
 
 class Service(Actor):
-    """Changes a row and sends messages as one decision; its process dies now and then at the worst moments."""
+    """Changes a row and sends messages as one decision; its process dies now and then
+    at the worst moments.
+    """
 
     async def run(self, transactions: int) -> None:
         await self.peer.connect()
@@ -97,7 +114,9 @@ class Service(Actor):
         database, history, rng = self.world.database, self.world.history, self.rng
         token, key = self.new_token(), rng.choice(ROW_KEYS)
         version = await database.lock(key)
-        parts = self.group(token, [(key, version), *((name, 0) for name in self.some_keys())], POSTGRES)
+        parts = self.group(
+            token, [(key, version), *((name, 0) for name in self.some_keys())], POSTGRES
+        )
         outcome = "roll back"
         with suppress(Lost, Fenced):
             if len(parts) > 1 and rng.random() < 0.15:
@@ -106,10 +125,14 @@ class Service(Actor):
             elif await self._store(parts):
                 history.stored[token] = self.world.clock.seconds()
                 database.insert_token(token)
-                outcome = rng.choices(("commit", "roll back", "die before", "die after"), (70, 10, 10, 10))[0]
+                outcome = rng.choices(
+                    ("commit", "roll back", "die before", "die after"), (70, 10, 10, 10)
+                )[0]
         if outcome == "die before":
             self.peer.drop()
-            await self.peer.pause(0.1)  # until the database notices that the backend's client is gone
+            await self.peer.pause(
+                0.1
+            )  # until the database notices that the backend's client is gone
         if outcome in ("commit", "die after") and token not in database.fences:
             database.commit(token, key, version)
             history.counts["committed"] += 1
@@ -124,11 +147,18 @@ class Service(Actor):
             await self.peer.connect()
 
     def some_keys(self) -> list[str]:
-        """Of messages that go with a transaction: none, one, or so many that it is a large one."""
+        """Of messages that go with a transaction: none, one, or so many that it is a
+        large one.
+        """
         return self.rng.choices(PLAIN_KEYS, k=self.rng.choice((0, 0, 0, 1, 1, 3, 6)))
 
     def group(
-        self, token: bytes, rows: list[tuple[str, int]], decider: tuple[object, ...], *, commit: bool = False
+        self,
+        token: bytes,
+        rows: list[tuple[str, int]],
+        decider: tuple[object, ...],
+        *,
+        commit: bool = False,
     ) -> list[Part]:
         """In one part or, if there are more than two messages, perhaps in several."""
         bodies = [f"{key}|{version}|{token.hex()}-{n}" for n, (key, version) in enumerate(rows)]
@@ -142,17 +172,31 @@ class Service(Actor):
         self.world.history.counts["large"] += len(batches) > 2
         check = 0 if decider[0] in ("local", "job") else 300_000
         parts = [
-            Part(token, number, 0, False, False, bytes(32), None, tuple(batches[start : start + each]))
+            Part(
+                token,
+                number,
+                0,
+                False,
+                False,
+                bytes(32),
+                None,
+                tuple(batches[start : start + each]),
+            )
             for number, start in enumerate(range(0, len(batches), each))
         ]
         parts[0] = parts[0]._replace(description=Description(decider, "sim", (), check))
-        return [*parts[:-1], parts[-1]._replace(sealed=True, commit=commit, digest=group_digest(parts))]
+        return [
+            *parts[:-1],
+            parts[-1]._replace(sealed=True, commit=commit, digest=group_digest(parts)),
+        ]
 
     async def sent(self, parts: list[Part]) -> GroupState:
         """Where the group stands after these parts. Raises Lost."""
         state = GroupState.OPEN
         for part in parts:
-            state = GroupState(unpack_group_receipt(await self.peer.request(Opcode.GROUP, pack_part(part))).state)
+            state = GroupState(
+                unpack_group_receipt(await self.peer.request(Opcode.GROUP, pack_part(part))).state
+            )
         return state
 
     async def stored_parts(self, parts: list[Part]) -> GroupState:
@@ -177,7 +221,9 @@ class Service(Actor):
     async def _tell(self, token: bytes, *, committed: bool) -> None:
         decision = Decision.COMMIT if committed else Decision.ROLLBACK
         try:
-            await self.peer.request(Opcode.DECIDE, h.pack_decide(h.Decide(decision, token, 0, "producer")))
+            await self.peer.request(
+                Opcode.DECIDE, h.pack_decide(h.Decide(decision, token, 0, "producer"))
+            )
         except Conflict as error:
             raise Broken(f"the database said {decision.name}: {error}") from error
         except (Lost, RequestRejected):
@@ -206,14 +252,20 @@ class Local(Service):
         job, tokens, history = self.new_token(), [], self.world.history
         for _ in range(3):
             token = self.new_token()
-            parts = self.group(token, [(key, 0) for key in (PLAIN_KEYS[2], *self.some_keys())], ("job", job))
+            parts = self.group(
+                token, [(key, 0) for key in (PLAIN_KEYS[2], *self.some_keys())], ("job", job)
+            )
             if await self.stored_parts(parts) is GroupState.UNDECIDED:
                 tokens.append(token)
             else:
                 history.dead_tokens.add(token)
         winners = [token for token in tokens if self.rng.random() < 0.7]
         history.dead_tokens.update(set(tokens) - set(winners))
-        decision = {"token": job.hex(), "outcome": "COMMIT", "winners": [token.hex() for token in winners]}
+        decision = {
+            "token": job.hex(),
+            "outcome": "COMMIT",
+            "winners": [token.hex() for token in winners],
+        }
         for _ in range(1 + (self.rng.random() < 0.5)):  # a driver may say it twice
             while True:
                 try:
@@ -224,7 +276,10 @@ class Local(Service):
                     break
         history.decided.update(winners)
         late = self.new_token()
-        if await self.stored_parts(self.group(late, [(PLAIN_KEYS[2], 0)] * 3, ("job", job))) != GroupState.ROLLED_BACK:
+        if (
+            await self.stored_parts(self.group(late, [(PLAIN_KEYS[2], 0)] * 3, ("job", job)))
+            != GroupState.ROLLED_BACK
+        ):
             raise Broken("a group was stored for a job that is decided")
         history.dead_tokens.add(late)
 
@@ -245,15 +300,27 @@ class Consumer(Actor):
 
     async def _member(self) -> None:
         retry = {"delays": [20_000, 40_000], "attempts": 2}
-        options = {"session_ms": 1_000, "lease_ms": 1_000, "retry": retry, "mode": self.mode, "topics": [TOPIC]}
+        options = {
+            "session_ms": 1_000,
+            "lease_ms": 1_000,
+            "retry": retry,
+            "mode": self.mode,
+            "topics": [TOPIC],
+        }
         joined = await self.peer.call(
-            "consumer.join", group=self.group, member=self.name, instance=self.new_id().hex(), **options
+            "consumer.join",
+            group=self.group,
+            member=self.name,
+            instance=self.new_id().hex(),
+            **options,
         )
         generation = joined["generation"]
         while not self.world.over:
             most, run = self.rng.choice((1, 3, 50)), self.rng.choice((0, 2, 50))
             wanted = h.Fetch(generation, 200, 1 << 16, most, self.group, self.name, run=run)
-            chunks = unpack_chunks(await self.peer.request(Opcode.FETCH, h.pack_fetch(wanted))).chunks
+            chunks = unpack_chunks(
+                await self.peer.request(Opcode.FETCH, h.pack_fetch(wanted))
+            ).chunks
             for chunk in chunks:
                 if self.rng.random() < self.world.trouble * 0.02:
                     self.world.history.counts["consumers killed"] += 1
@@ -263,7 +330,9 @@ class Consumer(Actor):
                 generation = await self._heartbeat(generation)
 
     async def _heartbeat(self, generation: int) -> int:
-        beat = await self.peer.call("consumer.heartbeat", group=self.group, member=self.name, generation=generation)
+        beat = await self.peer.call(
+            "consumer.heartbeat", group=self.group, member=self.name, generation=generation
+        )
         return int(beat["generation"])
 
     async def _process(self, generation: int, chunk: Chunk) -> None:
@@ -287,10 +356,14 @@ class Consumer(Actor):
             await self._nack(generation, chunk.partition, offset)
 
     def _fails(self, body: str) -> bool:
-        """Some messages fail a few times, the same ones for the same seed; none once trouble is over."""
+        """Some messages fail a few times, the same ones for the same seed; none once
+        trouble is over.
+        """
         if not self.world.trouble:
             return False
-        left = self.world.failures.setdefault((self.group, body), self.rng.choice((0, 0, 0, 0, 0, 1, 2, 4)))
+        left = self.world.failures.setdefault(
+            (self.group, body), self.rng.choice((0, 0, 0, 0, 0, 1, 2, 4))
+        )
         self.world.failures[self.group, body] = max(0, left - 1)
         return left > 0
 
@@ -302,7 +375,9 @@ class Consumer(Actor):
         await self._ack(generation, h.Acked(TOPIC, chunk.partition, offset, offset + 1))
 
     async def _ack(self, generation: int, *ranges: h.Acked) -> None:
-        await self.peer.request(Opcode.ACK, h.pack_ack(h.Ack(generation, self.group, self.name, ranges)))
+        await self.peer.request(
+            Opcode.ACK, h.pack_ack(h.Ack(generation, self.group, self.name, ranges))
+        )
 
     async def _nack(self, generation: int, partition: int, offset: int) -> int:
         place = {"topic": TOPIC, "partition": partition, "offset": offset}
@@ -314,7 +389,9 @@ class Consumer(Actor):
 
 
 class Ordered(Consumer):
-    """Processes each key's messages in the order they come, and gives back those of a key that has failed."""
+    """Processes each key's messages in the order they come, and gives back those of a
+    key that has failed.
+    """
 
     group, mode, acks_together = "o", "ordered", False
 
@@ -327,7 +404,11 @@ class Ordered(Consumer):
         if chunk.lease_id < self._fenced.get(key, 0):
             ranges = [[TOPIC, chunk.partition, offset, offset + 1]]
             await self.peer.call(
-                "consumer.return", group=self.group, member=self.name, generation=generation, ranges=ranges
+                "consumer.return",
+                group=self.group,
+                member=self.name,
+                generation=generation,
+                ranges=ranges,
             )
             self.world.history.counts["given back"] += 1
         elif self._fails(body):

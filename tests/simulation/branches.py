@@ -1,5 +1,5 @@
-"""Actors of XA: managers that have the broker as a branch, coordinators that it decides for, and processes of one
-producer instance that take each other's place.
+"""Actors of XA: managers that have the broker as a branch, coordinators that it decides
+for, and processes of one producer instance that take each other's place.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from tests.simulation.actors import PLAIN_KEYS, ROW_KEYS, TOPIC, Service, place_
 from tests.simulation.history import Broken
 from tests.simulation.network import Lost
 from txmq.errors import Conflict, HeuristicOutcome, ProducerFenced
-from txmq.message import COMMIT, ROLLBACK, Decision
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.wire import headers as h
 from txmq.wire.headers import Opcode
 
@@ -27,10 +27,16 @@ COMMITS = (GroupState.COMMITTED.name, GroupState.PUBLISHED.name)
 class Xa(Service):
     """What managers share."""
 
-    async def stored(self, token: bytes, decider: tuple[object, ...], *, commit: bool = False) -> GroupState:
-        """Where the group stands once it is stored, however often that must be tried."""
+    async def stored(
+        self, token: bytes, decider: tuple[object, ...], *, commit: bool = False
+    ) -> GroupState:
+        """Where the group stands once it is stored, however often that must be
+        tried.
+        """
         keys = (self.rng.choice(PLAIN_KEYS + ROW_KEYS), PLAIN_KEYS[1])
-        return await self.stored_parts(self.group(token, [(key, 0) for key in keys], decider, commit=commit))
+        return await self.stored_parts(
+            self.group(token, [(key, 0) for key in keys], decider, commit=commit)
+        )
 
     async def decided(self, token: bytes, outcome: Decision) -> None:
         """Raises Conflict where somebody decided otherwise."""
@@ -48,14 +54,19 @@ class Xa(Service):
 
 
 class Manager(Xa):
-    """A foreign manager: what is prepared for it stays so until it decides, whatever happens meanwhile."""
+    """A foreign manager: what is prepared for it stays so until it decides, whatever
+    happens meanwhile.
+    """
 
     async def run(self, transactions: int) -> None:
         await self.peer.connect()
         for number in range(transactions):
             token, xid = self.new_token(), ("foreign", 7, self.name.encode(), bytes([number]))
             if self.rng.random() < 0.2:
-                if await self.stored(token, xid, commit=True) not in (GroupState.COMMITTED, GroupState.PUBLISHED):
+                if await self.stored(token, xid, commit=True) not in (
+                    GroupState.COMMITTED,
+                    GroupState.PUBLISHED,
+                ):
                     raise Broken("a one-phase commit did not commit")
                 self.world.history.decided.add(token)
             elif await self.stored(token, xid) is not GroupState.UNDECIDED:
@@ -81,9 +92,13 @@ class Manager(Xa):
         self.world.history.counts["foreign"] += 1
 
     async def _by_hand(self, token: bytes, outcome: Decision) -> None:
-        """An operator is faster; if it was another decision, that stays listed until it is dealt with."""
+        """An operator is faster; if it was another decision, that stays listed until it
+        is dealt with.
+        """
         hand = self.rng.choice((COMMIT, ROLLBACK))
-        await self.asked("tx.decide", token=token.hex(), outcome=hand.name, operator="op", reason="gone")
+        await self.asked(
+            "tx.decide", token=token.hex(), outcome=hand.name, operator="op", reason="gone"
+        )
         history = self.world.history
         (history.decided if hand is COMMIT else history.dead_tokens).add(token)
         with suppress(HeuristicOutcome):
@@ -99,7 +114,9 @@ class Manager(Xa):
 
 
 class Coordinator(Xa):
-    """Commits a branch elsewhere and messages here by the broker's decision; dies now and then between its steps."""
+    """Commits a branch elsewhere and messages here by the broker's decision; dies now
+    and then between its steps.
+    """
 
     async def run(self, transactions: int) -> None:
         await self.peer.connect()
@@ -111,7 +128,9 @@ class Coordinator(Xa):
                 await self.peer.pause(self.rng.choice((0.01, 0.3)))
             if self.rng.random() < 0.15:  # dies, and leaves the branch to the recoverer
                 continue
-            state = await self.stored(token, ("home", UUID(self.peer.welcome["log_id"]).bytes, token))
+            state = await self.stored(
+                token, ("home", UUID(self.peer.welcome["log_id"]).bytes, token)
+            )
             if not prepare_first:
                 branches[token] = PREPARED
             if self.rng.random() < 0.15:
@@ -137,11 +156,15 @@ class Recoverer(Xa):
         await self.peer.connect()
         while not self.world.over:
             await self.peer.pause(0.1)
-            for token in [token for token, state in self.world.branches.items() if state == PREPARED]:
+            for token in [
+                token for token, state in self.world.branches.items() if state == PREPARED
+            ]:
                 if self.rng.random() < 0.5:
                     continue
                 log_id = self.peer.welcome["log_id"]
-                told = await self.asked("xa.outcome", token=token.hex(), log_id=log_id, decide=True, by=self.name)
+                told = await self.asked(
+                    "xa.outcome", token=token.hex(), log_id=log_id, decide=True, by=self.name
+                )
                 end(self.world, token, COMMITTED if told["state"] in COMMITS else ROLLED_BACK)
                 self.world.history.counts["recovered"] += 1
 
@@ -154,7 +177,9 @@ def end(world: World, token: bytes, state: str) -> None:
 
 
 class Instance(Xa):
-    """Processes of one instance: each takes the place of the one before, which does not know that it is over."""
+    """Processes of one instance: each takes the place of the one before, which does not
+    know that it is over.
+    """
 
     async def run(self, transactions: int) -> None:
         self.peer.identity = {"instance": self.name, "incarnation": 0}
@@ -175,7 +200,9 @@ class Instance(Xa):
         self.peer.identity = {"instance": self.name, "incarnation": told["epoch"]}
 
     async def _late(self, token: bytes) -> None:
-        """The older process goes on: it sends nothing, but what it stored it may decide."""
+        """The older process goes on: it sends nothing, but what it stored it may
+        decide.
+        """
         data = self.batch(self.new_id(), 0, (PLAIN_KEYS[0], "late"))
         with suppress(ProducerFenced):
             await self.insist(Opcode.SEND, h.send_header(TOPIC, place_of(PLAIN_KEYS[0]), 0) + data)

@@ -1,5 +1,5 @@
-"""A clock that jumps from one call to the next. Twisted's sorts all its calls at each change, which took half of a
-seed's time.
+"""A clock that jumps from one call to the next. Twisted's sorts all its calls at each
+change, which took half of a seed's time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Call:
 
 
 class Clock:
-    """Seconds since the beginning of the simulation, monotonic; calls of one time run in the order they were made."""
+    """Seconds since the beginning of the simulation, monotonic; calls of one time run
+    in the order they were made.
+    """
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -39,7 +41,9 @@ class Clock:
     def seconds(self) -> float:
         return self._now
 
-    def callLater(self, delay: float, function: Callable[..., object], *args: object) -> Any:  # Twisted's
+    def callLater(
+        self, delay: float, function: Callable[..., object], *args: object
+    ) -> Any:  # Twisted's
         call = Call(function, args)
         self._made += 1
         heappush(self._calls, (self._now + delay, self._made, call))

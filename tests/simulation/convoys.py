@@ -1,4 +1,6 @@
-"""A producer whose sends to several partitions share frames, beside bad neighbours and repeated sends."""
+"""A producer whose sends to several partitions share frames, beside bad neighbours and
+repeated sends.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Sent(NamedTuple):
 
 
 class Convoys(Actor):
-    """Repeats a frame whose reply was lost, and now and then a send that was answered long ago."""
+    """Repeats a frame whose reply was lost, and now and then a send that was answered
+    long ago.
+    """
 
     async def run(self, frames: int) -> None:
         await self.peer.connect()
@@ -63,10 +67,16 @@ class Convoys(Actor):
             return
 
     def _neighbours(self) -> list[Sent | bytes]:
-        """Perhaps what was answered before, and what must be refused: of no topic, and no send at all."""
-        stranger = h.send_header("none", 0, 0) + self.batch(self.new_id(), 0, (PLAIN_KEYS[0], "lost"))
+        """Perhaps what was answered before, and what must be refused: of no topic, and
+        no send at all.
+        """
+        stranger = h.send_header("none", 0, 0) + self.batch(
+            self.new_id(), 0, (PLAIN_KEYS[0], "lost")
+        )
         before = [sent for sent, _offset in self._answered]
-        found: list[Sent | bytes] = [*self.rng.sample(before, min(len(before), self.rng.randrange(3)))]
+        found: list[Sent | bytes] = [
+            *self.rng.sample(before, min(len(before), self.rng.randrange(3)))
+        ]
         return found + [stranger, NOTHING][: self.rng.randrange(3)]
 
     def _check(self, one: Sent | bytes, answer: Answer) -> None:
@@ -85,4 +95,6 @@ class Convoys(Actor):
             raise Broken(f"{one.bodies} repeated: {receipt}, before at {known}")
         history.counts["duplicate receipts"] += receipt.duplicate
         for row, body in enumerate(one.bodies):
-            history.acknowledged[body] = None if receipt.offset < 0 else (place_of(one.key), receipt.offset + row)
+            history.acknowledged[body] = (
+                None if receipt.offset < 0 else (place_of(one.key), receipt.offset + row)
+            )

@@ -1,4 +1,6 @@
-"""A database as far as transactions see one: rows under locks, token rows, fences, clients whose connection dies."""
+"""A database as far as transactions see one: rows under locks, token rows, fences,
+clients whose connection dies.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 
-from txmq.message import Decision
+from txmq.model.message import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
     from tests.simulation.clock import Clock
-    from txmq.broker.core.transactions.transactions import Transaction
+    from txmq.core.transactions.model import Transaction
 
 
 class Fenced(Exception):
@@ -21,7 +23,9 @@ class Fenced(Exception):
 
 
 class Database:
-    """Outlives every broker. A row's version grows by one with each committed transaction on its key."""
+    """Outlives every broker. A row's version grows by one with each committed
+    transaction on its key.
+    """
 
     def __init__(self, clock: Clock, rng: Random) -> None:
         self._clock, self._rng = clock, rng
@@ -71,7 +75,9 @@ class Database:
         """As a resolver of the broker's: nothing to be told."""
         return ()
 
-    def ask(self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]) -> None:
+    def ask(
+        self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]
+    ) -> None:
         """As a resolver of the broker's."""
         del row
         self._clock.callLater(self._rng.random() * 0.02, self._answer, token, answered)

@@ -9,7 +9,7 @@ from tests.simulation.network import Lost
 from tests.simulation.node import EPOCH_US
 from txmq.batch import encode
 from txmq.errors import RecallTooLate
-from txmq.message import Message, message_id
+from txmq.model.message import Message, message_id
 from txmq.wire import headers as h
 from txmq.wire.headers import Opcode
 
@@ -44,14 +44,21 @@ class Scheduler(Actor):
         history = self.world.history
         rows, bodies = [], []
         for _ in range(count):
-            body, due = f"{key}|0|{self.name}x{self._sent}-0", self.world.now() + self.rng.randrange(LONGEST_US)
+            body, due = (
+                f"{key}|0|{self.name}x{self._sent}-0",
+                self.world.now() + self.rng.randrange(LONGEST_US),
+            )
             self._sent += 1
             bodies.append(body)
             rows.append(Message(body.encode(), key, deliver_at=due))
             history.due[body] = due
-            history.started[body] = (due - EPOCH_US) / 1_000_000  # it takes its place among its key's then
+            history.started[body] = (
+                due - EPOCH_US
+            ) / 1_000_000  # it takes its place among its key's then
         history.attempted.update(bodies)
-        data = encode(rows, producer_id=producer, epoch=0, sequence=sequence, born_at=self.world.now())
+        data = encode(
+            rows, producer_id=producer, epoch=0, sequence=sequence, born_at=self.world.now()
+        )
         await self.insist(Opcode.SEND, h.send_header(TOPIC, place_of(key), 0) + data)
         history.acknowledged.update(dict.fromkeys(bodies))
         history.waited.update(body for body in bodies if history.due[body] > self.world.now())

@@ -1,4 +1,6 @@
-"""Operators who move what others are at work on: a topic grows, and groups go back to offsets that they have passed."""
+"""Operators who move what others are at work on: a topic grows, and groups go back to
+offsets that they have passed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from tests.simulation.actors import PARTITIONS, TOPIC, Actor, place_of
 from tests.simulation.history import Broken
 from tests.simulation.network import Lost
 from txmq.errors import Conflict, OffsetOutOfRange, UnknownGroup, UnknownTopic
-from txmq.keys import partition_of
+from txmq.model.keys import partition_of
 from txmq.wire import headers as h
 from txmq.wire.calls import encode_call
 from txmq.wire.headers import Opcode
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 Work: TypeAlias = "Coroutine[Deferred[Any], Any, None]"
 EVERY = 40  # of so many seeds one has each of the two; some have both
 GROWN = PARTITIONS + 1
-MOVING_KEY = next(key for key in (f"g{n}" for n in count()) if place_of(key) != partition_of(key, GROWN))
+MOVING_KEY = next(
+    key for key in (f"g{n}" for n in count()) if place_of(key) != partition_of(key, GROWN)
+)
 VERSIONS = 8  # of that key, half of them before it moves
 GROUPS = {"c": "", "o": "o:"}  # and how their deliveries are noted in the history
 LATER = (Conflict, UnknownGroup, UnknownTopic, OffsetOutOfRange)
@@ -44,13 +48,19 @@ def check(world: World) -> None:
     history = world.history
     for name, times in history.again.items():
         if history.handled[name] <= times:
-            raise Broken(f"{name} was not processed again after a reset, but {history.handled[name]} times in all")
+            raise Broken(
+                f"{name} was not processed again after a reset, but {history.handled[name]} times in all"
+            )
     if history.counts["grown"] and len(history.processed.get(MOVING_KEY, ())) != VERSIONS:
-        raise Broken(f"of {MOVING_KEY}, which has moved, {history.processed.get(MOVING_KEY)} were processed")
+        raise Broken(
+            f"of {MOVING_KEY}, which has moved, {history.processed.get(MOVING_KEY)} were processed"
+        )
 
 
 class Grower(Actor):
-    """Sends the versions of a key, and lets the topic grow in between, so that the key has another partition then."""
+    """Sends the versions of a key, and lets the topic grow in between, so that the key
+    has another partition then.
+    """
 
     async def run(self) -> None:
         await self.peer.connect()
@@ -62,7 +72,10 @@ class Grower(Actor):
             await self._send(version, partition_of(MOVING_KEY, partitions))
 
     async def _send(self, version: int, partition: int) -> None:
-        history, body = self.world.history, f"{MOVING_KEY}|{version}|{self._producer[:4].hex()}-{version}"
+        history, body = (
+            self.world.history,
+            f"{MOVING_KEY}|{version}|{self._producer[:4].hex()}-{version}",
+        )
         history.attempted.add(body)
         data = self.batch(self._producer, version - 1, (MOVING_KEY, body))
         reply = await self.insist(Opcode.SEND, h.send_header(TOPIC, partition, 0) + data)

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import connectionDone
 
 from txmq.errors import TxmqError
-from txmq.message import Decision
+from txmq.model.message import Decision
 from txmq.wire.calls import encode_call
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.headers import Opcode
@@ -31,11 +31,15 @@ ASKED = Decision  # of actors that look at outcomes
 
 
 class Lost(Exception):  # it is what happened
-    """The connection broke, or no reply came in time: the request may have been carried out."""
+    """The connection broke, or no reply came in time: the request may have been carried
+    out.
+    """
 
 
 class Link:
-    """One TCP connection: what is written on one side arrives on the other, in order, later, in pieces."""
+    """One TCP connection: what is written on one side arrives on the other, in order,
+    later, in pieces.
+    """
 
     def __init__(self, clock: Clock, rng: Random, session: Session, client: Peer) -> None:
         self._clock, self._rng, self._session, self._client = clock, rng, session, client
@@ -49,7 +53,7 @@ class Link:
     def write(self, data: bytes) -> None:
         self._carry(1, data, self._client.received)
 
-    def writeSequence(self, data: Iterable[bytes]) -> None:  # noqa: N802  # Twisted's
+    def writeSequence(self, data: Iterable[bytes]) -> None:  # Twisted's
         self.write(b"".join(data))
 
     def _carry(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:
@@ -80,19 +84,23 @@ class Link:
 
     loseConnection = abortConnection = cut
 
-    def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001
+    def setTcpNoDelay(self, enabled: bool) -> None: ...
     def getPeer(self) -> str:
         return "simulated"
 
-    def registerProducer(self, producer: object, streaming: bool) -> None: ...  # noqa: FBT001
+    def registerProducer(self, producer: object, streaming: bool) -> None: ...
     def pauseProducing(self) -> None: ...
     def resumeProducing(self) -> None: ...
 
 
 class Peer:
-    """A client's end: correlates requests and replies. Everything above it is the actor's."""
+    """A client's end: correlates requests and replies. Everything above it is the
+    actor's.
+    """
 
-    def __init__(self, clock: Clock, rng: Random, node: Callable[[], Node | None], service: str = "sim") -> None:
+    def __init__(
+        self, clock: Clock, rng: Random, node: Callable[[], Node | None], service: str = "sim"
+    ) -> None:
         self._clock, self._rng, self._node, self._service = clock, rng, node, service
         self.link: Link | None = None
         self.identity: dict[str, Any] = {}  # of the hello, besides the service
@@ -108,7 +116,9 @@ class Peer:
                 self._decoder = FrameDecoder(1 << 25)
                 self.link = node.accept(self)
                 try:
-                    hello = Hello(versions=(1, 1), client="sim", service=self._service, **self.identity)
+                    hello = Hello(
+                        versions=(1, 1), client="sim", service=self._service, **self.identity
+                    )
                     self.welcome = json.loads(await self.request(Opcode.HELLO, hello.encode()))
                 except Lost:
                     pass
@@ -121,7 +131,9 @@ class Peer:
         self._clock.callLater(seconds * (0.5 + self._rng.random()), done.callback, None)
         await done
 
-    async def request(self, opcode: int, payload: bytes | list[bytes], wait_s: float = REQUEST_S) -> bytes:
+    async def request(
+        self, opcode: int, payload: bytes | list[bytes], wait_s: float = REQUEST_S
+    ) -> bytes:
         """The payload of the reply. Raises Lost, or what the broker refused it with."""
         if self.link is None:
             raise Lost

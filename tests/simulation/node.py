@@ -1,4 +1,6 @@
-"""A broker on a simulated disk: every part is the real one, but for sockets, clock, threads and LMDB."""
+"""A broker on a simulated disk: every part is the real one, but for sockets, clock,
+threads and LMDB.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ from twisted.internet.defer import Deferred
 
 from tests.simulation.network import Link
 from txmq.broker.assembly import Assembly
-from txmq.broker.core import machine
-from txmq.broker.core.tables import META, NAMES, MemoryTables
+from txmq.broker.data_directory.storage import roll_forward
 from txmq.broker.engine import Engine
-from txmq.broker.keeping.storage import roll_forward
-from txmq.broker.reactor.steady import SteadyClock
+from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.service import CLOCK_S
-from txmq.config import load
+from txmq.config.broker import load
+from txmq.core import machine
 from txmq.store.log import Log
 from txmq.store.segment import read_log_id
 from txmq.store.snapshot import newest_snapshot, read_rows, write_snapshot
 from txmq.store.survey import Known
+from txmq.store.tables import META, NAMES, MemoryTables
 from txmq.testing.simfs import PowerCut
 
 if TYPE_CHECKING:
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
     from tests.simulation.clock import Clock
     from tests.simulation.network import Peer
     from tests.simulation.planted import Bug
-    from txmq.broker.core.state import State
-    from txmq.broker.core.transactions.transactions import Transaction
-    from txmq.broker.deciding.resolving import Resolves
+    from txmq.broker.checkback.resolver_service import Resolves
+    from txmq.core.state.state import State
+    from txmq.core.transactions.model import Transaction
     from txmq.testing.simfs import SimFS
 
 DATA = "/data"
@@ -45,7 +47,9 @@ SETTINGS = load(None, {"data": Path(DATA)}).model_copy(
         "checks": load(None, {"data": DATA}).checks.model_copy(
             update={"first_s": 0.15, "then_s": 0.15, "longest_s": 1.0}
         ),
-        "consumers": load(None, {"data": DATA}).consumers.model_copy(update={"lost_connection_grace_s": 0.1}),
+        "consumers": load(None, {"data": DATA}).consumers.model_copy(
+            update={"lost_connection_grace_s": 0.1}
+        ),
     }
 )
 
@@ -53,7 +57,9 @@ SETTINGS = load(None, {"data": Path(DATA)}).model_copy(
 class Node:
     """One life of the broker, from recovery to a crash."""
 
-    def __init__(self, disk: SimFS, clock: Clock, rng: Random, resolving: Resolves, bug: Bug | None) -> None:
+    def __init__(
+        self, disk: SimFS, clock: Clock, rng: Random, resolving: Resolves, bug: Bug | None
+    ) -> None:
         self.disk, self._clock, self._rng = disk, clock, rng
         self.alive = True
         self.failure: Failure | None = None
@@ -61,12 +67,16 @@ class Node:
         self._snapshot: tuple[int, list[tuple[str, bytes, bytes]]] | None = None
         self.log, state = recover(disk, self.now())
         steady = SteadyClock(self.now, clock.seconds, state.stored_at)
-        self.engine = Engine(self.log, state, clock=_Mortal(self, clock), now=steady, in_thread=self._in_thread)
+        self.engine = Engine(
+            self.log, state, clock=_Mortal(self, clock), now=steady, in_thread=self._in_thread
+        )
         self.engine.on_failure = self._failed
         if bug is not None:
             bug.plant(self.engine)
         self.engine.boot("sim")
-        self._assembly = Assembly(self.engine, SETTINGS, _Mortal(self, clock), _MortalResolver(self, resolving), rng)
+        self._assembly = Assembly(
+            self.engine, SETTINGS, _Mortal(self, clock), _MortalResolver(self, resolving), rng
+        )
         self._assembly._backlog._clock = _Slow(self, clock, rng)
         self._assembly.every(0.1, self._upkeep)
         self._assembly.every(CLOCK_S, steady.look)
@@ -83,7 +93,9 @@ class Node:
         return link
 
     def _in_thread(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
-        """The thread runs at once or a little later; its result comes back later still, as to a reactor."""
+        """The thread runs at once or a little later; its result comes back later still,
+        as to a reactor.
+        """
         done: Deferred[Any] = Deferred()
 
         def run() -> None:
@@ -98,8 +110,8 @@ class Node:
         return done
 
     def _upkeep(self) -> None:
-        """What the keeper does on a real disk: room ahead, and a snapshot now and then, never ahead of what is
-        durable.
+        """What the keeper does on a real disk: room ahead, and a snapshot now and then,
+        never ahead of what is durable.
         """
         if self.log.wants_room and not self.log.busy:
             self.log.reserve()
@@ -147,7 +159,9 @@ class _Mortal:
 
 
 class _Slow(_Mortal):
-    """The clock of whoever does one step after the other: much happens between two of them."""
+    """The clock of whoever does one step after the other: much happens between two of
+    them.
+    """
 
     def __init__(self, node: Node, clock: Clock, rng: Random) -> None:
         super().__init__(node, clock)
@@ -175,11 +189,17 @@ class _MortalResolver:
 def dumped(state: State) -> list[tuple[str, bytes, bytes]]:
     """All rows, as LMDB would hold them."""
     machine.save(state)
-    return [(name, key, msgpack.packb(row)) for name in NAMES for key, row in state.tables[name].range(b"")]
+    return [
+        (name, key, msgpack.packb(row))
+        for name in NAMES
+        for key, row in state.tables[name].range(b"")
+    ]
 
 
 def recover(disk: SimFS, now: int) -> tuple[Log, State]:
-    """The log and the state of a disk, by the same steps as `txmq.broker.keeping.storage`, with tables in memory."""
+    """The log and the state of a disk, by the same steps as
+    `txmq.broker.data_directory.storage`, with tables in memory.
+    """
     log_id = read_log_id(disk, DATA)
     tables, position = MemoryTables(), 0
     if log_id is not None:
@@ -189,7 +209,12 @@ def recover(disk: SimFS, now: int) -> tuple[Log, State]:
             for name, key, row in read_rows(disk, snapshot):
                 tables[name].put(key, msgpack.unpackb(row, use_list=False))
     log, _report = Log.open(
-        disk, DATA, now=now, known=Known(position, position, position), segment_size=SEGMENT, preallocate=PREALLOCATE
+        disk,
+        DATA,
+        now=now,
+        known=Known(position, position, position),
+        segment_size=SEGMENT,
+        preallocate=PREALLOCATE,
     )
     state = machine.load(tables)
     roll_forward(state, log, position)

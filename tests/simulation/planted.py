@@ -8,17 +8,19 @@ from unittest.mock import patch
 
 from tests.simulation import actors, convoys, crowds, moves, node
 from tests.simulation import delays as scheduling
-from txmq.broker import sending
-from txmq.broker.core import machine, persistence
-from txmq.broker.core.consumers.events import PositionReset
-from txmq.broker.core.state import Outcome, Rejected, SendReceipt
-from txmq.broker.core.topics import delayed, delays, growth, sends
-from txmq.broker.core.transactions import decisions, gates, holds, jobs, together, transactions, xa
-from txmq.broker.core.transactions.decisions import Decide
-from txmq.broker.deciding import checks, grouping
-from txmq.message import Decision
+from txmq.broker import bundle_requests, send_requests
+from txmq.broker.checkback import checkback_service
+from txmq.core import machine, persistence
+from txmq.core.events.consumers import PositionReset
+from txmq.core.state import visibility
+from txmq.core.state.state import Outcome, Rejected, SendReceipt
+from txmq.core.topics import delay_rules as delays
+from txmq.core.topics import delayed, growth, key_order, sends
+from txmq.core.transactions import batched, decisions, jobs, model, xa
+from txmq.core.transactions.decisions import Decide
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision
 from txmq.store.snapshot import write_snapshot
-from txmq.tx.group import GroupState
 from txmq.wire.together import pack_answers
 
 if TYPE_CHECKING:
@@ -44,7 +46,9 @@ class Bug(NamedTuple):
 def _reply_before_flush(engine: Engine) -> None:
     def answer_now(deliver: Callable[[Any], None], reply: object) -> None:
         deliver(reply)
-        engine._clock.callLater(SLOW_DISK_S, engine._tick_soon)  # at once, a power cut would hardly ever come between
+        engine._clock.callLater(
+            SLOW_DISK_S, engine._tick_soon
+        )  # at once, a power cut would hardly ever come between
 
     engine._answer_later = answer_now  # type: ignore[method-assign]
 
@@ -67,11 +71,15 @@ def _publish_without_the_last(state: Any, waiting: Any, offsets: Any, place: Any
 
 def _decide_again(state: Any, command: Any, now: int) -> Any:
     state.tables["jobs"].delete(command.token)
-    return _decide_job(state, command._replace(winners=tuple(jobs.members(state, command.token))), now)
+    return _decide_job(
+        state, command._replace(winners=tuple(jobs.members(state, command.token))), now
+    )
 
 
 def _unknown_is_no(self: Any, token: bytes, answer: Decision, *args: Any, **kwargs: Any) -> None:
-    _answered(self, token, Decision.ROLLBACK if answer is Decision.UNKNOWN else answer, *args, **kwargs)
+    _answered(
+        self, token, Decision.ROLLBACK if answer is Decision.UNKNOWN else answer, *args, **kwargs
+    )
 
 
 def _save_without_topics(state: Any) -> None:
@@ -102,11 +110,15 @@ def _timed_out(self: Any, token: bytes, row: Any) -> None:
 
 
 def _absent_is_rolled_back(state: Any, command: Any, now: int) -> Any:
-    unknown = transactions.get(state, command.token) is None
-    return Outcome(reply=GroupState.ROLLED_BACK) if unknown else xa.decide_outcome(state, command, now)
+    unknown = model.get(state, command.token) is None
+    return (
+        Outcome(reply=GroupState.ROLLED_BACK) if unknown else xa.decide_outcome(state, command, now)
+    )
 
 
-def _forgotten(state: Any, token: bytes, row: Any, large: Any, outcome: Decision, ticket: int) -> Any:
+def _forgotten(
+    state: Any, token: bytes, row: Any, large: Any, outcome: Decision, ticket: int
+) -> Any:
     """A group that was never complete is rolled back as if it held nothing."""
     if not row.digest:
         return row
@@ -160,7 +172,10 @@ def _with_convoys(module: object, name: str, bug: object) -> Iterator[None]:
 
 @contextmanager
 def _with_repeats_turned_round() -> Iterator[None]:
-    with patch.object(convoys, "SHARE", 1.0), patch.dict(machine.DECIDERS, {sends.SendTogether: _repeats_turned_round}):
+    with (
+        patch.object(convoys, "SHARE", 1.0),
+        patch.dict(machine.DECIDERS, {sends.SendTogether: _repeats_turned_round}),
+    ):
         yield
 
 
@@ -168,7 +183,7 @@ def _with_repeats_turned_round() -> Iterator[None]:
 def _with_all_or_none() -> Iterator[None]:
     with (
         patch.object(crowds, "SHARE", 1.0),
-        patch.dict(machine.DECIDERS, {together.StoreTogether: _all_or_none}),
+        patch.dict(machine.DECIDERS, {batched.StoreTogether: _all_or_none}),
     ):
         yield
 
@@ -182,7 +197,10 @@ def _with_growth() -> Iterator[None]:
 
 @contextmanager
 def _with_resets() -> Iterator[None]:
-    with patch.object(moves, "EVERY", 1), patch.dict(machine.APPLIERS, {PositionReset: _only_told_of}):
+    with (
+        patch.object(moves, "EVERY", 1),
+        patch.dict(machine.APPLIERS, {PositionReset: _only_told_of}),
+    ):
         yield
 
 
@@ -194,7 +212,7 @@ def _only_told_of(state: Any, event: Any, _place: Any) -> None:
 
 
 def _all_or_none(state: Any, command: Any, now: int) -> Any:
-    made = together.decide_store(state, command, now)
+    made = batched.decide_store(state, command, now)
     replies: Any = made.reply
     refused = any(isinstance(reply, Rejected) for reply in replies)
     return made._replace(events=()) if refused else made
@@ -234,50 +252,98 @@ def _one_ticket(event: Any, place: Any) -> Any:
         yield one, its_place._replace(position=place.position)
 
 
-_answers, _groups = pack_answers, together._groups
+_answers, _groups = pack_answers, batched._groups
 _stored, _batches = sends._Made.stored, sends.batches
 _rows = delayed.rows
 _settle_large = decisions._settle_large
-_publish, _decide_job, _answered, _save = holds.publish, jobs.decide_job, checks.CheckBacks.answered, persistence.save
+_publish, _decide_job, _answered, _save = (
+    key_order.publish,
+    jobs.decide_job,
+    checkback_service.CheckBacks.answered,
+    persistence.save,
+)
 
 BUGS = (
     Bug("replies go out before the flush", _reply_before_flush),
     Bug("a flush does not sync", _no_sync),
-    Bug("order tickets are ignored", around=lambda: patch.object(holds.Release, "_free", lambda _self, _waiting: True)),
-    Bug("plain sends pass held keys", around=lambda: patch.object(holds, "any_held", lambda *_args: False)),
-    Bug("a repeated send is stored again", around=lambda: patch.object(sends, "_seen_before", lambda *_args: None)),
-    Bug("a group is published in part", around=lambda: patch.object(holds, "publish", _publish_without_the_last)),
+    Bug(
+        "order tickets are ignored",
+        around=lambda: patch.object(key_order.Release, "_free", lambda _self, _waiting: True),
+    ),
+    Bug(
+        "plain sends pass held keys",
+        around=lambda: patch.object(key_order, "any_held", lambda *_args: False),
+    ),
+    Bug(
+        "a repeated send is stored again",
+        around=lambda: patch.object(sends, "_seen_before", lambda *_args: None),
+    ),
+    Bug(
+        "a group is published in part",
+        around=lambda: patch.object(key_order, "publish", _publish_without_the_last),
+    ),
     Bug(
         "a job decided again is carried out again",
         around=lambda: patch.dict(machine.DECIDERS, {jobs.DecideJob: _decide_again}),
     ),
     Bug(
-        "no answer is taken for a rollback", around=lambda: patch.object(checks.CheckBacks, "answered", _unknown_is_no)
+        "no answer is taken for a rollback",
+        around=lambda: patch.object(checkback_service.CheckBacks, "answered", _unknown_is_no),
     ),
     Bug(
         "a prepared foreign branch is timed out",
-        around=lambda: patch.object(checks.CheckBacks, "_due_branch", _timed_out),
+        around=lambda: patch.object(checkback_service.CheckBacks, "_due_branch", _timed_out),
     ),
     Bug(
         "absence is taken for a rollback",
         around=lambda: patch.dict(machine.DECIDERS, {xa.AskOutcome: _absent_is_rolled_back}),
     ),
-    Bug("a decision by hand is not kept", around=lambda: patch.object(xa, "_is_anothers", lambda *_args: False)),
-    Bug("an older incarnation is accepted", around=lambda: patch.object(grouping, "fenced", lambda *_args: None)),
-    Bug("a slice becomes visible early", around=lambda: patch.object(gates, "end", _no_gate)),
-    Bug("an open group's holds are forgotten", around=lambda: patch.object(decisions, "_settle_large", _forgotten)),
-    Bug("slices are not gone on with after a start", around=lambda: patch.object(machine, "save", _not_gone_on)),
-    Bug("what waits for its time comes early", around=lambda: _with_delays(delayed, "rows", _all_rows)),
-    Bug("a recalled message is published", around=lambda: _with_delays(delayed, "recall", _only_told)),
-    Bug("a due message passes held keys", around=lambda: _with_delays(delays, "_meets_a_hold", lambda *_args: False)),
+    Bug(
+        "a decision by hand is not kept",
+        around=lambda: patch.object(xa, "_is_anothers", lambda *_args: False),
+    ),
+    Bug(
+        "an older incarnation is accepted",
+        around=lambda: patch.object(bundle_requests, "fenced", lambda *_args: None),
+    ),
+    Bug("a slice becomes visible early", around=lambda: patch.object(visibility, "end", _no_gate)),
+    Bug(
+        "an open group's holds are forgotten",
+        around=lambda: patch.object(decisions, "_settle_large", _forgotten),
+    ),
+    Bug(
+        "slices are not gone on with after a start",
+        around=lambda: patch.object(machine, "save", _not_gone_on),
+    ),
+    Bug(
+        "what waits for its time comes early",
+        around=lambda: _with_delays(delayed, "rows", _all_rows),
+    ),
+    Bug(
+        "a recalled message is published",
+        around=lambda: _with_delays(delayed, "recall", _only_told),
+    ),
+    Bug(
+        "a due message passes held keys",
+        around=lambda: _with_delays(delays, "_meets_a_hold", lambda *_args: False),
+    ),
     Bug("one refused group drops its neighbours", around=_with_all_or_none),
-    Bug("replies are swapped", around=lambda: _with_crowds(grouping, "pack_answers", _other_way_round)),
-    Bug("groups of one record share a ticket", around=lambda: _with_crowds(together, "_groups", _one_ticket)),
+    Bug(
+        "replies are swapped",
+        around=lambda: _with_crowds(bundle_requests, "pack_answers", _other_way_round),
+    ),
+    Bug(
+        "groups of one record share a ticket",
+        around=lambda: _with_crowds(batched, "_groups", _one_ticket),
+    ),
     Bug(
         "a decision does not see those before it in its record",
-        around=lambda: _with_crowds(together._Made, "_committed", _without_mine),
+        around=lambda: _with_crowds(batched._Made, "_committed", _without_mine),
     ),
-    Bug("a refused send shifts the receipts", around=lambda: _with_convoys(sending, "pack_answers", _refused_last)),
+    Bug(
+        "a refused send shifts the receipts",
+        around=lambda: _with_convoys(send_requests, "pack_answers", _refused_last),
+    ),
     Bug("repeated sends get each other's receipts", around=_with_repeats_turned_round),
     Bug(
         "sends of one record have the same offset",
@@ -287,7 +353,10 @@ BUGS = (
         "sends of one record have the same bytes",
         around=lambda: _with_convoys(sends, "batches", _with_the_bytes_of_the_first),
     ),
-    Bug("an ack of a run takes in what failed in it", around=lambda: patch.object(actors, "join", _over_gaps)),
+    Bug(
+        "an ack of a run takes in what failed in it",
+        around=lambda: patch.object(actors, "join", _over_gaps),
+    ),
     Bug("grown partitions are read before the others are done with", around=_with_growth),
     Bug("a reset leaves its group where it stood", around=_with_resets),
     Bug("topics are not saved", around=lambda: patch.object(machine, "save", _save_without_topics)),

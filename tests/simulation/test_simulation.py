@@ -1,4 +1,6 @@
-"""Seeds of the simulation. `TXMQ_SEEDS=from:to` runs others; a failure names its seed."""
+"""Seeds of the simulation. `TXMQ_SEEDS=from:to` runs others; a failure names its
+seed.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def _chosen() -> list[tuple[int, int]]:
 
 
 def _holds_for(first: int, last: int) -> Counter[str]:
-    """The counts of seeds first..last-1; AssertionError with the seed of the first that fails."""
+    """The counts of seeds first..last-1; AssertionError with the seed of the first that
+    fails.
+    """
     counts: Counter[str] = Counter()
     for seed in range(first, last):
         try:
@@ -72,7 +76,9 @@ def _holds_for(first: int, last: int) -> Counter[str]:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     for what, least in ENOUGH.items():
         seen = counts[what]
-        assert seen >= least * (last - first), f"too few {what} for the run to mean anything: {seen}"
+        assert seen >= least * (last - first), (
+            f"too few {what} for the run to mean anything: {seen}"
+        )
     return counts
 
 
@@ -91,13 +97,17 @@ def test_ten_thousand_more_seeds(first: int, last: int, report: Report) -> None:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     with bug.around():
-        assert any(_fails(seed, bug) for seed in range(BUG_SEEDS)), f"{BUG_SEEDS} seeds did not find: {bug.name}"
+        assert any(_fails(seed, bug) for seed in range(BUG_SEEDS)), (
+            f"{BUG_SEEDS} seeds did not find: {bug.name}"
+        )
 
 
 def _fails(seed: int, bug: Bug) -> bool:
-    """Whether this seed finds the bug: a broken invariant, or a part of the broker that trips over it."""
+    """Whether this seed finds the bug: a broken invariant, or a part of the broker that
+    trips over it.
+    """
     try:
         World(seed, bug).run()
-    except (Broken, Exception):  # noqa: BLE001  # whatever stops the run has found it
+    except (Broken, Exception):  # whatever stops the run has found it
         return True
     return False

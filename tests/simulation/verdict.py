@@ -1,4 +1,6 @@
-"""What must hold: FAULTS.md, invariants I1 to I7, I10, I11, in the words of this simulation."""
+"""What must hold: FAULTS.md, invariants I1 to I7, I10, I11, in the words of this
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +11,54 @@ from tests.simulation.branches import COMMITTED
 from tests.simulation.history import Broken
 from tests.simulation.node import dumped, recover, without_boot
 from txmq.batch import BatchView
-from txmq.broker.core.transactions.transactions import get
-from txmq.broker.reading import published
-from txmq.tx.group import GroupState
+from txmq.broker.log_reader import published
+from txmq.core.transactions.model import get
+from txmq.model.bundle import GroupState
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-def require(condition: bool, what: str) -> None:  # noqa: FBT001
+def require(condition: bool, what: str) -> None:
     if not condition:
         raise Broken(what)
 
 
 def check_group(world: World, body: str) -> None:
-    """At the moment of a delivery: nothing undecided, nothing rolled back, and never a part of a group."""
+    """At the moment of a delivery: nothing undecided, nothing rolled back, and never a
+    part of a group.
+    """
     key, version, name = body.split("|")
     if len(name) < 32:  # a plain send's
         return
     token = bytes.fromhex(name.split("-")[0])
-    require(token not in world.history.dead_tokens, f"{body} was delivered, but its transaction was rolled back")
+    require(
+        token not in world.history.dead_tokens,
+        f"{body} was delivered, but its transaction was rolled back",
+    )
     if int(version):
-        require(token in world.database.committed, f"{body} was delivered before its transaction committed")
+        require(
+            token in world.database.committed,
+            f"{body} was delivered before its transaction committed",
+        )
     assert world.node is not None
     row = get(world.node.engine.state, token)
     require(
-        row is not None and row.state is GroupState.PUBLISHED, f"{body} was delivered, but its group is not published"
+        row is not None and row.state is GroupState.PUBLISHED,
+        f"{body} was delivered, but its group is not published",
     )
     del key
 
 
 def check_time(world: World, body: str) -> None:
-    """At the moment of a delivery: nothing comes early, by the broker's own clock, and nothing that was taken back."""
+    """At the moment of a delivery: nothing comes early, by the broker's own clock, and
+    nothing that was taken back.
+    """
     assert world.node is not None
-    require(world.history.due.get(body, 0) <= world.node.engine.now(), f"{body} was delivered before its time")
+    require(
+        world.history.due.get(body, 0) <= world.node.engine.now(),
+        f"{body} was delivered before its time",
+    )
     require(body not in world.history.recalled, f"{body} was delivered, but it was recalled")
 
 
@@ -66,9 +82,14 @@ def _topic(world: World) -> list[list[str]]:
     topic = engine.state.topics["t"]
     for partition in range(len(topic.ends)):
         rows: list[str] = []
-        for base, entry in published(engine.state, topic.topic_id, partition, 0, engine.store.durable):
+        for base, entry in published(
+            engine.state, topic.topic_id, partition, 0, engine.store.durable
+        ):
             require(base == len(rows), f"a gap before offset {base} of partition {partition}")
-            rows += [raw.decode() for raw in BatchView(engine.store.read(entry.position, entry.length)).bodies]
+            rows += [
+                raw.decode()
+                for raw in BatchView(engine.store.read(entry.position, entry.length)).bodies
+            ]
         for offset, body in enumerate(rows):
             world.history.seen(partition, offset, body)
         found.append(rows)
@@ -92,7 +113,10 @@ def _transactions(world: World, bodies: list[list[str]]) -> None:
         require(present in (0, len(group)), f"a part of group {token.hex()} is in the topic")
         wanted = token in world.database.committed or token in world.history.decided
         require(not wanted or present > 0, f"{group} was committed and is lost")
-        require(not (token in world.history.dead_tokens and present), f"{group} was rolled back and is in the topic")
+        require(
+            not (token in world.history.dead_tokens and present),
+            f"{group} was rolled back and is in the topic",
+        )
 
 
 def _branches(world: World, bodies: list[list[str]]) -> None:
@@ -100,7 +124,10 @@ def _branches(world: World, bodies: list[list[str]]) -> None:
     there = {body for rows in bodies for body in rows}
     for token, state in world.branches.items():
         present = any(body in there for body in world.history.groups.get(token, []))
-        require(present == (state == COMMITTED), f"the branch of {token.hex()} is {state}, messages there: {present}")
+        require(
+            present == (state == COMMITTED),
+            f"the branch of {token.hex()} is {state}, messages there: {present}",
+        )
 
 
 def _order(bodies: list[list[str]]) -> None:
@@ -110,7 +137,9 @@ def _order(bodies: list[list[str]]) -> None:
         for body in rows:
             key, version, name = body.split("|")
             if int(version):
-                require(int(version) > last.get(key, 0), f"{body} stands after version {last.get(key)}")
+                require(
+                    int(version) > last.get(key, 0), f"{body} stands after version {last.get(key)}"
+                )
                 last[key] = int(version)
             elif not len(name) >= 32:
                 producer, number = name.split("-")
@@ -122,19 +151,26 @@ def _order(bodies: list[list[str]]) -> None:
 
 
 def _times(world: World, bodies: list[list[str]]) -> None:
-    """What was recalled never comes; the rest of one key comes in the order of its times."""
+    """What was recalled never comes; the rest of one key comes in the order of its
+    times.
+    """
     history = world.history
     for rows in bodies:
         last: dict[str, int] = {}
         for body in rows:
             require(body not in history.recalled, f"{body} was recalled and is in the topic")
             key, due = body.split("|")[0], history.due[body] if body in history.waited else 0
-            require(not due or due >= last.get(key, 0), f"{body} is due at {due}, and stands after {last.get(key)}")
+            require(
+                not due or due >= last.get(key, 0),
+                f"{body} is due at {due}, and stands after {last.get(key)}",
+            )
             last[key] = max(last.get(key, 0), due)
 
 
 def _tickets(world: World, bodies: list[list[str]]) -> None:
-    """What is sent once a half of its key is stored comes after it, whenever the half is decided."""
+    """What is sent once a half of its key is stored comes after it, whenever the half
+    is decided.
+    """
     history = world.history
     for rows in bodies:
         for at, body in enumerate(rows):
@@ -143,7 +179,9 @@ def _tickets(world: World, bodies: list[list[str]]) -> None:
             passed = [
                 b
                 for b in rows[:at]
-                if b.startswith(f"{key}|") and since is not None and history.started.get(b, 0) > since
+                if b.startswith(f"{key}|")
+                and since is not None
+                and history.started.get(b, 0) > since
             ]
             require(not passed, f"{passed} were sent when {body} was stored, and stand before it")
 

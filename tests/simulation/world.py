@@ -14,8 +14,9 @@ from tests.simulation.database import Database
 from tests.simulation.history import Broken, History
 from tests.simulation.node import EPOCH_US, Node
 from tests.simulation.verdict import check_everything, check_group, check_time
-from txmq.broker.core.consumers import resets, tidying
-from txmq.broker.core.transactions import holds, parts, pieces
+from txmq.core.consumers import background_work, resets
+from txmq.core.topics import key_order
+from txmq.core.transactions import half_storage, large_bundles
 from txmq.errors import StoreError
 from txmq.testing.simfs import PowerCut, SimFS
 from txmq.wire.calls import encode_call
@@ -44,7 +45,9 @@ class World:
         self._seed, self.rng, self.clock = seed, Random(seed), Clock()
         self.history, self.database = History(), Database(self.clock, self.rng)
         self.failures: dict[tuple[str, str], int] = {}
-        self.branches: dict[bytes, str] = {}  # of home transactions, elsewhere: token → how it stands
+        self.branches: dict[
+            bytes, str
+        ] = {}  # of home transactions, elsewhere: token → how it stands
         self.disk = SimFS()
         self.node: Node | None = None
         self.over = False
@@ -57,13 +60,15 @@ class World:
         return EPOCH_US + int(self.clock.seconds() * 1_000_000)
 
     def run(self) -> History:
-        """Raises Broken, or what an actor met, if anything is wrong. Three keys already make a large group."""
+        """Raises Broken, or what an actor met, if anything is wrong. Three keys already
+        make a large group.
+        """
         with (
-            patch.object(pieces, "KEYS", 2),
-            patch.object(holds, "CASCADE", 6),
-            patch.object(parts, "OPEN_FOR", 300_000),
+            patch.object(large_bundles, "KEYS", 2),
+            patch.object(key_order, "CASCADE", 6),
+            patch.object(half_storage, "OPEN_FOR", 300_000),
             patch.object(resets, "SLICE", 2),
-            patch.object(tidying, "SLICE", 2),
+            patch.object(background_work, "SLICE", 2),
         ):
             return self._run()
 
@@ -84,7 +89,10 @@ class World:
 
         async def begin() -> None:
             await starter.insist(
-                Opcode.CALL, encode_call("topic.create", {"name": actors.TOPIC, "partitions": actors.PARTITIONS})
+                Opcode.CALL,
+                encode_call(
+                    "topic.create", {"name": actors.TOPIC, "partitions": actors.PARTITIONS}
+                ),
             )
             for number in range(2):
                 self._do(actors.Producer(self, f"p{number}").run(3))
@@ -94,7 +102,9 @@ class World:
                 self._xa()
             if self.rng.random() < crowds.SHARE:
                 self._do(crowds.Crowd(self, "w").run(2))
-            if Random(~self._seed).random() < convoys.SHARE:  # apart: the other seeds stay as they were
+            if (
+                Random(~self._seed).random() < convoys.SHARE
+            ):  # apart: the other seeds stay as they were
                 self._do(convoys.Convoys(self, "v").run(3))
             if self.rng.random() < delays.SHARE:
                 self._do(delays.Scheduler(self, "d").run(4))
@@ -108,7 +118,11 @@ class World:
         self._do(begin())
 
     def _xa(self) -> None:
-        for actor in (branches.Manager(self, "x"), branches.Coordinator(self, "h"), branches.Instance(self, "i")):
+        for actor in (
+            branches.Manager(self, "x"),
+            branches.Coordinator(self, "h"),
+            branches.Instance(self, "i"),
+        ):
             self._do(actor.run(3))
         self._always(branches.Recoverer(self, "r").run())
 
@@ -134,7 +148,9 @@ class World:
                 return
             try:
                 self.clock.next()
-                if self._failure is not None or (self.node is not None and self.node.failure is not None):
+                if self._failure is not None or (
+                    self.node is not None and self.node.failure is not None
+                ):
                     self._raise_failures()
             except (PowerCut, StoreError):
                 if not self.disk.dark:
@@ -151,7 +167,9 @@ class World:
         self.node = Node(self.disk, self.clock, self.rng, self.database, self._bug)
 
     def _power_cut(self) -> None:
-        """The broker's machine loses power: at once, or in the middle of one of the next changes of its disk."""
+        """The broker's machine loses power: at once, or in the middle of one of the
+        next changes of its disk.
+        """
         if not self.trouble:
             return
         if self.node is None:
@@ -208,15 +226,22 @@ class World:
         assert self.node is not None
         engine = self.node.engine
         state = engine.state
-        left = {"busy": self._busy, "undecided": state.undecided, "unflushed": engine.store.end - engine.store.durable}
+        left = {
+            "busy": self._busy,
+            "undecided": state.undecided,
+            "unflushed": engine.store.end - engine.store.durable,
+        }
         left["backlog"] = state.backlog + sum(not gate.lifted for gate in state.gates.values())
         left["delayed"] = state.delayed
         left["holds"] = sum(state.holds.values())
-        left["branches prepared"] = sum(state == branches.PREPARED for state in self.branches.values())
+        left["branches prepared"] = sum(
+            state == branches.PREPARED for state in self.branches.values()
+        )
         left["groups missing"] = 2 - len(state.consumers.groups)
         for group in state.consumers.groups.values():
             left[f"{group.name} behind"] = sum(
-                state.topics_by_id[spot[0]].ends[spot[1]] - position.floor for spot, position in group.positions.items()
+                state.topics_by_id[spot[0]].ends[spot[1]] - position.floor
+                for spot, position in group.positions.items()
             ) + 10 * (len(state.topics[actors.TOPIC].ends) - len(group.positions))
             left[f"{group.name} moved"] = (
                 sum(group.retrying.values()) + group.letters + sum(map(len, group.fences.values()))

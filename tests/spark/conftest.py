@@ -1,4 +1,6 @@
-"""One JVM and one broker process for all tests here; each test has topics and groups of its own."""
+"""One JVM and one broker process for all tests here; each test has topics and groups of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two cores, up to three attempts for a task, speculation where a test turns it on."""
+    """Two cores, up to three attempts for a task, speculation where a test turns it
+    on.
+    """
     with local_session("local[2,3]", SETTINGS) as session:
         yield session
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 import txmq
-from txmq.message import ReceivedMessage
+from txmq.model.message import ReceivedMessage
 
 LIMIT_S = 60.0
 LOOK_S = 0.05  # between two looks at what there is left to do
@@ -19,9 +19,13 @@ def drain(
     topic: str,
     good: Callable[[ReceivedMessage], bool] = lambda _message: True,
     mode: Literal["concurrent", "ordered"] = "ordered",
-    reason: Callable[[ReceivedMessage], str] = lambda message: f"{message.body!r} cannot be processed",
+    reason: Callable[[ReceivedMessage], str] = lambda message: (
+        f"{message.body!r} cannot be processed"
+    ),
 ) -> list[bytes]:
-    """The bodies that a consumer gets until there is nothing left; it acks what is `good`, the rest dies at once."""
+    """The bodies that a consumer gets until there is nothing left; it acks what is
+    `good`, the rest dies at once.
+    """
     seen = []
     deadline = time.monotonic() + LIMIT_S
     with client.consumer(group, [topic], mode=mode, start="first") as consumer:

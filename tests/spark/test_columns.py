@@ -16,7 +16,7 @@ from tests import strategies as our
 from tests.spark.chunks import PRODUCER, chunk
 from txmq.batch import BatchView, Codec
 from txmq.errors import RemoteProtocolError
-from txmq.message import Message
+from txmq.model.message import Message
 from txmq.wire.chunks import Chunk
 from txmq_spark import columns
 from txmq_spark.columns import MESSAGES, Span, record_batches, wrap
@@ -63,11 +63,15 @@ def test_wrapped_columns_are_the_messages(messages: list[Message], codec: Codec,
     batch = wrap(chunk(messages, base, codec=codec, sequence=7), MESSAGES.names)
     batch.validate(full=True)
     assert batch.schema == MESSAGES
-    assert batch.to_pylist() == [expected(message, base + n, 7 + n) for n, message in enumerate(messages)]
+    assert batch.to_pylist() == [
+        expected(message, base + n, 7 + n) for n, message in enumerate(messages)
+    ]
 
 
 @given(st.lists(st.lists(MESSAGE, min_size=1, max_size=9), min_size=1, max_size=6), st.data())
-def test_gathered_and_wrapped_rows_are_those_of_the_span(batches: list[list[Message]], data: st.DataObject) -> None:
+def test_gathered_and_wrapped_rows_are_those_of_the_span(
+    batches: list[list[Message]], data: st.DataObject
+) -> None:
     messages = [message for batch in batches for message in batch]
     few = data.draw(st.integers(1, 10))
     start = data.draw(st.integers(0, len(messages)))
@@ -97,7 +101,9 @@ def test_bodies_keys_and_tags_stay_where_they_are() -> None:
     address = pa.py_buffer(stored.batch).address
     for column in batch.columns:
         _, offsets, data = column.buffers()
-        assert all(address < buffer.address < address + len(stored.batch) for buffer in (offsets, data))
+        assert all(
+            address < buffer.address < address + len(stored.batch) for buffer in (offsets, data)
+        )
 
 
 def test_what_is_not_asked_for_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,16 @@ def letters(spark: SparkSession, *places: tuple[int, int, str | None], **fields:
     """Letters of topic t: partition, offset, key."""
     given = {"producer": "0" * 32, "headers": None, "body": b""} | fields
     rows = [
-        ("t", partition, offset, f"{given['producer']}-{offset}", key, *REST, given["headers"], given["body"])
+        (
+            "t",
+            partition,
+            offset,
+            f"{given['producer']}-{offset}",
+            key,
+            *REST,
+            given["headers"],
+            given["body"],
+        )
         for partition, offset, key in places
     ]
     return spark.createDataFrame(rows, LETTER)
@@ -52,7 +61,9 @@ def test_an_offset_is_applied_where_a_range_or_an_id_covers_it(spark: SparkSessi
     ranges = [("t", 0, 0, 5), ("t", 0, 6, 7), ("t", 1, 0, 100), ("u", 0, 0, 100)]
     tables = Tables(
         applied=spark.createDataFrame(ranges, RANGES),
-        applied_ids=spark.createDataFrame([(f"{'0' * 32}-9",), (f"{'0' * 32}-9",)], "message_id string"),
+        applied_ids=spark.createDataFrame(
+            [(f"{'0' * 32}-9",), (f"{'0' * 32}-9",)], "message_id string"
+        ),
     )
     places = [
         (0, 0, None),
@@ -65,7 +76,9 @@ def test_an_offset_is_applied_where_a_range_or_an_id_covers_it(spark: SparkSessi
         (2, 1, None),
     ]
     found = judged(evidence(letters(spark, *places), log(spark), tables, None), "applied")
-    assert [found[p, o] for p, o, _key in places] == [(x,) for x in (True, True, False, True, False, True, True, False)]
+    assert [found[p, o] for p, o, _key in places] == [
+        (x,) for x in (True, True, False, True, False, True, True, False)
+    ]
 
 
 def test_a_later_message_of_the_key_counts_where_it_is_applied(spark: SparkSession) -> None:
@@ -80,29 +93,53 @@ def test_a_later_message_of_the_key_counts_where_it_is_applied(spark: SparkSessi
         (0, 7, "c"),
     ]
     dead = [(0, 1, "a"), (0, 3, "b"), (0, 5, None), (0, 7, "c")]
-    applied = spark.createDataFrame([("t", 0, 2, 3), ("t", 0, 4, 5), ("t", 0, 6, 7), ("t", 1, 9, 10)], RANGES)
+    applied = spark.createDataFrame(
+        [("t", 0, 2, 3), ("t", 0, 4, 5), ("t", 0, 6, 7), ("t", 1, 9, 10)], RANGES
+    )
     found = judged(
         evidence(letters(spark, *dead), log(spark, *everything), Tables(applied=applied), None),
         "applied",
         "later_applied",
     )
-    assert found == {(0, 1): (False, 4), (0, 3): (False, None), (0, 5): (False, None), (0, 7): (False, None)}
+    assert found == {
+        (0, 1): (False, 4),
+        (0, 3): (False, None),
+        (0, 5): (False, None),
+        (0, 7): (False, None),
+    }
 
 
 def test_without_tables_nothing_is_said(spark: SparkSession) -> None:
     found = evidence(letters(spark, (0, 1, "a")), log(spark, (0, 1, "a")), Tables(), None)
-    columns = ("applied", "later_applied", "token_state", "business_row", "current_version", "version")
+    columns = (
+        "applied",
+        "later_applied",
+        "token_state",
+        "business_row",
+        "current_version",
+        "version",
+    )
     assert judged(found, *columns) == {(0, 1): (None,) * 6}
 
 
 def test_tokens_and_rows_of_the_business(spark: SparkSession) -> None:
     tables = Tables(
         tokens=spark.createDataFrame([(TOKEN, "C", 5)], "token string, state string, at bigint"),
-        business=spark.createDataFrame([("a", 3, None), ("a", 4, None)], "key string, version bigint, token string"),
+        business=spark.createDataFrame(
+            [("a", 3, None), ("a", 4, None)], "key string, version bigint, token string"
+        ),
     )
-    dead = letters(spark, (0, 1, "a"), producer=TOKEN).union(letters(spark, (0, 2, "b"), producer=OTHER))
+    dead = letters(spark, (0, 1, "a"), producer=TOKEN).union(
+        letters(spark, (0, 2, "b"), producer=OTHER)
+    )
     dead = dead.union(letters(spark, (0, 3, None)))
-    found = judged(evidence(dead, log(spark), tables, None), "token", "token_state", "business_row", "current_version")
+    found = judged(
+        evidence(dead, log(spark), tables, None),
+        "token",
+        "token_state",
+        "business_row",
+        "current_version",
+    )
     assert found == {
         (0, 1): (TOKEN, "C", True, 4),
         (0, 2): (OTHER, None, False, None),
@@ -135,16 +172,23 @@ def test_an_applied_version_is_that_of_its_message_or_a_newer_one(spark: SparkSe
     versions = spark.createDataFrame([("a", 6), ("a", 7), ("b", 9)], "key string, version bigint")
     dead = letters(spark, (0, 1, "a"), (0, 2, "b"), (0, 3, "c"), headers={"v": "7"})
     found = evidence(dead, log(spark), Tables(applied_versions=versions), version_of("header:v"))
-    assert judged(found, "applied", "current_version") == {(0, 1): (True, 7), (0, 2): (None, 9), (0, 3): (None, None)}
+    assert judged(found, "applied", "current_version") == {
+        (0, 1): (True, 7),
+        (0, 2): (None, 9),
+        (0, 3): (None, None),
+    }
 
 
 def test_rows_whose_messages_are_not_in_the_log_are_found(spark: SparkSession) -> None:
     tokens = [(TOKEN, "C", 5), (OTHER, "D", 6), (TOKEN.replace("a", "c"), "R", 7)]
     known = spark.createDataFrame(tokens, "token string, state string, at bigint")
-    seen = spark.createDataFrame([("t", 0, 0, f"{TOKEN}-0", "a"), ("t", 0, 1, f"{'0' * 32}-1", "b")], LOG)
+    seen = spark.createDataFrame(
+        [("t", 0, 0, f"{TOKEN}-0", "a"), ("t", 0, 1, f"{'0' * 32}-1", "b")], LOG
+    )
     assert [tuple(row) for row in unseen_tokens(known, seen).collect()] == [(OTHER, 6)]
     business = spark.createDataFrame(
-        [("a", 1, None), ("c", 1, None), (None, 1, None)], "key string, version bigint, token string"
+        [("a", 1, None), ("c", 1, None), (None, 1, None)],
+        "key string, version bigint, token string",
     )
     assert [tuple(row) for row in unseen_keys(business, seen).collect()] == [("c",)]
 
@@ -156,8 +200,10 @@ def test_a_place_that_is_none_is_refused(spark: SparkSession, where: str) -> Non
 
 
 def test_a_path_that_is_no_path_fails_before_anything_is_read(spark: SparkSession) -> None:
-    found = evidence(letters(spark, (0, 1, "a"), body=b"{}"), log(spark), Tables(), version_of("json:[["))
+    found = evidence(
+        letters(spark, (0, 1, "a"), body=b"{}"), log(spark), Tables(), version_of("json:[[")
+    )
     try:
         assert judged(found, "version") == {(0, 1): (None,)}
     except PySparkException as error:
-        assert "PATH" in str(error).upper()  # noqa: PT017  # Spark may refuse such a path or find nothing there
+        assert "PATH" in str(error).upper()  # Spark may refuse such a path or find nothing there

@@ -25,7 +25,9 @@ def test_a_letter_tells_where_it_was_and_why_it_died(
     spark: SparkSession, broker: str, topic: str, client: txmq.Client
 ) -> None:
     client.call("topic.create", name=topic, partitions=1)
-    receipts = [client.send(topic, b"%d" % n, key=f"k{n % 2}", headers={"n": str(n)}) for n in range(6)]
+    receipts = [
+        client.send(topic, b"%d" % n, key=f"k{n % 2}", headers={"n": str(n)}) for n in range(6)
+    ]
     let_die(client, topic, topic, [b"2", b"3"])
     frame = spark.read.format("txmq").option("url", broker).option("letters", topic).load()
     first, second = frame.orderBy("offset").collect()
@@ -39,25 +41,45 @@ def test_a_letter_tells_where_it_was_and_why_it_died(
         receipts[2].message_id,
     )
     assert first.error_text == "b'2' cannot be processed"
-    assert (first.attempts, first.attempt, first.replays, first.parked, first.reserved_by) == (1, 1, 0, 1, None)
+    assert (first.attempts, first.attempt, first.replays, first.parked, first.reserved_by) == (
+        1,
+        1,
+        0,
+        1,
+        None,
+    )
     assert first.first_failed_at <= first.dead_at
     assert first.fingerprint == second.fingerprint != ""
-    chosen = spark.read.format("txmq").option("url", broker).option("letters", topic).schema("key string, parked long")
+    chosen = (
+        spark.read.format("txmq")
+        .option("url", broker)
+        .option("letters", topic)
+        .schema("key string, parked long")
+    )
     assert sorted(chosen.load().collect()) == [("k0", 1), ("k1", 1)]
 
 
-def test_a_group_without_letters_has_no_rows(spark: SparkSession, broker: str, topic: str, client: txmq.Client) -> None:
+def test_a_group_without_letters_has_no_rows(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
     client.send(topic, b"x")
     let_die(client, topic, topic, [])
-    assert spark.read.format("txmq").option("url", broker).option("letters", topic).load().collect() == []
+    assert (
+        spark.read.format("txmq").option("url", broker).option("letters", topic).load().collect()
+        == []
+    )
 
 
-def test_letters_that_were_closed_are_left_out(broker: str, topic: str, client: txmq.Client) -> None:
+def test_letters_that_were_closed_are_left_out(
+    broker: str, topic: str, client: txmq.Client
+) -> None:
     client.call("topic.create", name=topic, partitions=1)
     for n in range(5):
         client.send(topic, b"%d" % n)
     let_die(client, topic, topic, [b"0", b"2", b"4"], "concurrent")
-    client.call("dlq.abandon", group=topic, letters=[[topic, 0, 2]], operator="tests", reason="a test")
+    client.call(
+        "dlq.abandon", group=topic, letters=[[topic, 0, 2]], operator="tests", reason="a test"
+    )
     with Link(broker) as link:
         assert [letter["offset"] for letter in link.letters(topic, bodies=False)] == [0, 4]
         numbers = [letter["number"] for letter in link.letters(topic, bodies=True)]
@@ -81,7 +103,10 @@ def test_pages_shrink_until_large_bodies_fit(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [128, 16, 2, 2, 2]
 
 
-@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=50, unique=True).map(sorted), st.integers(1, 60))
+@given(
+    st.lists(st.integers(1, 10**12), min_size=1, max_size=50, unique=True).map(sorted),
+    st.integers(1, 60),
+)
 def test_ranges_of_letters_hold_each_once(numbers: list[int], least: int) -> None:
     found = ranges(numbers, least)
     assert [n for after, last in found for n in numbers if after < n <= last] == numbers

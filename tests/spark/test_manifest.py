@@ -31,11 +31,27 @@ def frozen(*keys: str, facts: Facts = FACTS, rules: Rules | None = None) -> byte
 
 def test_what_is_thawed_is_what_was_frozen() -> None:
     rules = Rules(error_types=frozenset({"BadOrder"}))
-    letters = [letter(1, "a"), letter(2, "a"), letter(3, "b", applied=True), letter(4, error_type="BadOrder")]
+    letters = [
+        letter(1, "a"),
+        letter(2, "a"),
+        letter(3, "b", applied=True),
+        letter(4, error_type="BadOrder"),
+    ]
     planned = plan(letters, rules)
     manifest = thaw(freeze(FACTS, rules, planned))
-    assert [(e.topic, e.partition, e.offset, e.key, e.cls, e.reason, e.chunk) for e in manifest.entries] == [
-        (p.letter.topic, p.letter.partition, p.letter.offset, p.letter.key, p.cls, p.reason, p.chunk) for p in planned
+    assert [
+        (e.topic, e.partition, e.offset, e.key, e.cls, e.reason, e.chunk) for e in manifest.entries
+    ] == [
+        (
+            p.letter.topic,
+            p.letter.partition,
+            p.letter.offset,
+            p.letter.key,
+            p.cls,
+            p.reason,
+            p.chunk,
+        )
+        for p in planned
     ]
     assert [entry.offset for entry in manifest.replays] == [1, 2]
     assert manifest.header.facts == FACTS
@@ -68,7 +84,12 @@ def test_plans_from_other_facts_have_other_names() -> None:
     later = FACTS.model_copy(update={"snapshot": "741:741:"})
     names = {
         thaw(data).digest
-        for data in (frozen("a"), frozen("a", facts=later), frozen("b"), frozen("a", rules=Rules(chunk=2)))
+        for data in (
+            frozen("a"),
+            frozen("a", facts=later),
+            frozen("b"),
+            frozen("a", rules=Rules(chunk=2)),
+        )
     }
     assert len(names) == 4
 

@@ -19,15 +19,23 @@ TOPIC = URL | {"topic": "orders"}
 
 def test_earliest_is_the_first_message_that_is_kept() -> None:
     wanted = reading(TOPIC | {"startingOffsets": json.dumps({"orders": {"1": 2}})})
-    assert spans(wanted, {"orders": [9, 9]}, {"orders": [5, 5]}) == [Span("orders", 0, 5, 9), Span("orders", 1, 2, 9)]
+    assert spans(wanted, {"orders": [9, 9]}, {"orders": [5, 5]}) == [
+        Span("orders", 0, 5, 9),
+        Span("orders", 1, 2, 9),
+    ]
 
 
 def test_everything_published_is_read_unless_offsets_say_otherwise() -> None:
-    wanted = reading(TOPIC | {"startingOffsets": '{"orders": {"1": 4}}', "endingOffsets": '{"orders": {"0": 7}}'})
-    assert spans(wanted, {"orders": [9, 10, 0]}) == [Span("orders", 0, 0, 7), Span("orders", 1, 4, 10)]
-    assert spans(reading(TOPIC | {"startingOffsets": "earliest", "endingOffsets": "latest"}), {"orders": [3]}) == [
-        Span("orders", 0, 0, 3)
+    wanted = reading(
+        TOPIC | {"startingOffsets": '{"orders": {"1": 4}}', "endingOffsets": '{"orders": {"0": 7}}'}
+    )
+    assert spans(wanted, {"orders": [9, 10, 0]}) == [
+        Span("orders", 0, 0, 7),
+        Span("orders", 1, 4, 10),
     ]
+    assert spans(
+        reading(TOPIC | {"startingOffsets": "earliest", "endingOffsets": "latest"}), {"orders": [3]}
+    ) == [Span("orders", 0, 0, 3)]
 
 
 def test_several_topics_are_read_together() -> None:
@@ -35,14 +43,27 @@ def test_several_topics_are_read_together() -> None:
     assert wanted.topics == ("orders", "refunds")
 
 
-ENDS = st.dictionaries(st.sampled_from(["a", "b"]), st.lists(st.integers(0, 50), max_size=4), min_size=1)
+ENDS = st.dictionaries(
+    st.sampled_from(["a", "b"]), st.lists(st.integers(0, 50), max_size=4), min_size=1
+)
 
 
 @given(ENDS, st.integers(1, 20))
-def test_pieces_cover_every_offset_once_in_as_many_tasks_as_asked_for(ends: dict[str, list[int]], least: int) -> None:
+def test_pieces_cover_every_offset_once_in_as_many_tasks_as_asked_for(
+    ends: dict[str, list[int]], least: int
+) -> None:
     found = spans(Reading("u", tuple(ends), least_partitions=least), ends)
-    covered = [(span.topic, span.partition, offset) for span in found for offset in range(span.start, span.end)]
-    every = [(name, number, n) for name, sizes in ends.items() for number, end in enumerate(sizes) for n in range(end)]
+    covered = [
+        (span.topic, span.partition, offset)
+        for span in found
+        for offset in range(span.start, span.end)
+    ]
+    every = [
+        (name, number, n)
+        for name, sizes in ends.items()
+        for number, end in enumerate(sizes)
+        for n in range(end)
+    ]
     assert covered == every
     assert len(found) <= max(least + sum(map(len, ends.values())), 1)
 
@@ -74,7 +95,9 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, str], says: s
         reading(options)
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "file:///etc/passwd", "a b", "", ".hidden", "a" * 128])
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "file:///etc/passwd", "a b", "", ".hidden", "a" * 128]
+)
 def test_names_that_are_none_are_refused(name: str) -> None:
     with pytest.raises((LocalProtocolError, ConfigError)):
         reading(URL | {"topic": name})
@@ -97,7 +120,13 @@ def test_offsets_that_a_topic_does_not_have_are_refused(given: dict[str, str], s
 
 
 @pytest.mark.parametrize(
-    "options", [{"topic": "orders"}, TOPIC | {"idempotency_key": " "}, TOPIC | {"mode": "x"}, URL | {"topic": "a/b"}]
+    "options",
+    [
+        {"topic": "orders"},
+        TOPIC | {"idempotency_key": " "},
+        TOPIC | {"mode": "x"},
+        URL | {"topic": "a/b"},
+    ],
 )
 def test_a_write_with_other_options_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, LocalProtocolError)):

@@ -28,7 +28,11 @@ class Case:
 
 CASES = [
     Case(Class.REPLAY_ALONE, "nothing"),
-    Case(Class.REPLAY_ALONE, "nothing", {"applied": False, "token": Token.COMMITTED, "business_row": True}),
+    Case(
+        Class.REPLAY_ALONE,
+        "nothing",
+        {"applied": False, "token": Token.COMMITTED, "business_row": True},
+    ),
     Case(Class.REPLAY_ALONE, "nothing", {"version": 3, "current_version": 3}),
     Case(Class.REPLAY_ALONE, "nothing", {"version": 3}),
     Case(Class.REPLAY_CHAIN, "wait behind", {"parked": 4}),
@@ -48,7 +52,11 @@ CASES = [
     Case(Class.POISON, "replayed 2 times", {"replays": 2}),
     Case(Class.POISON, "BadOrder", {"error_type": "BadOrder"}),
     Case(Class.POISON, "f00", {"fingerprint": "f00"}),
-    Case(Class.REPLAY_ALONE, "nothing", {"deaths": 2, "replays": 1, "error_type": "Timeout", "fingerprint": "f01"}),
+    Case(
+        Class.REPLAY_ALONE,
+        "nothing",
+        {"deaths": 2, "replays": 1, "error_type": "Timeout", "fingerprint": "f01"},
+    ),
 ]
 RULES = Rules(error_types=frozenset({"BadOrder"}), fingerprints=frozenset({"f00"}))
 
@@ -76,12 +84,18 @@ def test_safe_letters_of_one_key_are_a_chain_in_order() -> None:
 
 @pytest.mark.parametrize("first", [{"busy": True}, {"deaths": 3}])
 def test_nothing_overtakes_a_letter_of_its_key_that_stays(first: dict[str, Any]) -> None:
-    found = plan([letter(1, "k", **first), letter(2, "k"), letter(3, "k"), letter(4, "other")], Rules())
+    found = plan(
+        [letter(1, "k", **first), letter(2, "k"), letter(3, "k"), letter(4, "other")], Rules()
+    )
     assert [item.letter.offset for item in found if item.chunk is not None] == [4]
-    assert all("behind 0/1 of its key" in item.reason for item in found if item.letter.offset in (2, 3))
+    assert all(
+        "behind 0/1 of its key" in item.reason for item in found if item.letter.offset in (2, 3)
+    )
 
 
-@pytest.mark.parametrize("first", [{"applied": True}, {"token": Token.ABSENT}, {"later_applied": 2}])
+@pytest.mark.parametrize(
+    "first", [{"applied": True}, {"token": Token.ABSENT}, {"later_applied": 2}]
+)
 def test_a_letter_without_an_effect_to_come_holds_up_nothing(first: dict[str, Any]) -> None:
     found, _left = plan([letter(1, "k", **first), letter(2, "k")], Rules())
     assert (found.letter.offset, found.chunk, found.cls) == (2, 0, Class.REPLAY_ALONE)
@@ -89,7 +103,9 @@ def test_a_letter_without_an_effect_to_come_holds_up_nothing(first: dict[str, An
 
 def test_classes_are_taken_only_where_asked_for() -> None:
     poison = letter(1, "k", deaths=3)
-    wanted = plan([poison, letter(2, "k")], Rules(include=frozenset({Class.POISON, Class.REPLAY_ALONE})))
+    wanted = plan(
+        [poison, letter(2, "k")], Rules(include=frozenset({Class.POISON, Class.REPLAY_ALONE}))
+    )
     assert [item.chunk for item in wanted] == [0, 0]
 
 
@@ -101,7 +117,9 @@ def test_a_key_that_moved_when_its_topic_grew_goes_in_the_order_of_its_partition
 
 
 def test_offsets_count_more_than_times_within_a_partition() -> None:
-    """A transaction is stored when it is sent and gets its offsets when it is published."""
+    """A transaction is stored when it is sent and gets its offsets when it is
+    published.
+    """
     found = plan([letter(2, "k", stored_at=10), letter(1, "k", stored_at=20)], Rules())
     assert [item.letter.offset for item in found] == [1, 2]
 
@@ -134,7 +152,9 @@ RULE = st.builds(Rules, chunk=st.integers(1, 6), include=st.frozensets(st.sample
 
 
 @given(LETTERS, RULE, st.randoms(use_true_random=False))
-def test_the_plan_does_not_depend_on_the_order_of_letters(letters: list[Letter], rules: Rules, chance: Random) -> None:
+def test_the_plan_does_not_depend_on_the_order_of_letters(
+    letters: list[Letter], rules: Rules, chance: Random
+) -> None:
     shuffled = list(letters)
     chance.shuffle(shuffled)
     assert plan(shuffled, rules) == plan(letters, rules)
@@ -150,15 +170,22 @@ def test_every_letter_is_planned_once_and_each_key_stays_whole_and_in_order(
     assert found[: len(taken)] == taken
     assert {item.chunk for item in taken} == set(range(len({item.chunk for item in taken})))
     by_key = [item for item in taken if item.letter.key]
-    for _key, same in groupby(sorted(by_key, key=lambda item: item.letter.key or ""), key=lambda item: item.letter.key):
+    for _key, same in groupby(
+        sorted(by_key, key=lambda item: item.letter.key or ""), key=lambda item: item.letter.key
+    ):
         in_order(list(same), found)
 
 
 def in_order(chain: list[Planned], found: list[Planned]) -> None:
-    """One chunk; by offset within a partition; nothing left behind that others overtake."""
+    """One chunk; by offset within a partition; nothing left behind that others
+    overtake.
+    """
     assert len({item.chunk for item in chain}) == 1
     for one, other in pairwise(chain):
-        assert one.letter.partition != other.letter.partition or one.letter.offset < other.letter.offset
+        assert (
+            one.letter.partition != other.letter.partition
+            or one.letter.offset < other.letter.offset
+        )
     for item in chain:
         earlier = [
             left
@@ -172,7 +199,9 @@ def in_order(chain: list[Planned], found: list[Planned]) -> None:
 
 
 @given(LETTERS, RULE)
-def test_a_chunk_is_longer_than_asked_for_only_for_the_sake_of_one_key(letters: list[Letter], rules: Rules) -> None:
+def test_a_chunk_is_longer_than_asked_for_only_for_the_sake_of_one_key(
+    letters: list[Letter], rules: Rules
+) -> None:
     chunks: dict[int, list[Letter]] = {}
     for item in plan(letters, rules):
         if item.chunk is not None:

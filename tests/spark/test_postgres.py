@@ -11,8 +11,8 @@ from psycopg2.sql import SQL, Identifier
 
 from txmq.errors import ConfigError, DatabaseError, SchemaMissing
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.folding import fold
 from txmq.tx.postgres.inbox import Position, claim
+from txmq.tx.postgres.inbox_compaction import fold
 from txmq.tx.postgres.session import Connection, connect, transaction
 from txmq_spark import postgres
 from txmq_spark.postgres import Snapshot, copied, exists, snapshot, table_frame
@@ -24,7 +24,18 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)  # a JVM starts, on a machine that others use
 LOG = "00000000-0000-4000-8000-000000000001"
 GROUP = Group("billing", 0, LOG)
-HOSTILE = ["", None, "a,b", 'say "hi"', "two\nlines", "\\N", "NULL", "'; DROP TABLE orders;--", "ключ💥", " "]
+HOSTILE = [
+    "",
+    None,
+    "a,b",
+    'say "hi"',
+    "two\nlines",
+    "\\N",
+    "NULL",
+    "'; DROP TABLE orders;--",
+    "ключ💥",
+    " ",
+]
 
 
 @pytest.fixture
@@ -69,9 +80,13 @@ def test_texts_come_as_they_are(connection: Connection, database: str) -> None:
             cursor.execute("INSERT INTO texts VALUES (%s, %s, %s)", (number, text, number % 2 == 0))
     with snapshot(database) as taken:
         query = "SELECT number, name, flag FROM texts ORDER BY number"
-        [batch] = copied(database, taken.exported, query, "number bigint, name string, flag boolean")
+        [batch] = copied(
+            database, taken.exported, query, "number bigint, name string, flag boolean"
+        )
         assert batch.column("name").to_pylist() == HOSTILE
-        assert batch.column("flag").to_pylist() == [number % 2 == 0 for number in range(len(HOSTILE))]
+        assert batch.column("flag").to_pylist() == [
+            number % 2 == 0 for number in range(len(HOSTILE))
+        ]
         assert list(copied(database, taken.exported, "SELECT 1 WHERE false", "n bigint")) == []
 
 
@@ -83,23 +98,34 @@ def test_a_snapshot_that_has_ended_is_an_error(database: str) -> None:
 
 
 def test_a_missing_table_is_named(spark: SparkSession, taken: Snapshot) -> None:
-    assert (exists(taken, "orders"), exists(taken, "public.orders"), exists(taken, "order")) == (True, True, False)
+    assert (exists(taken, "orders"), exists(taken, "public.orders"), exists(taken, "order")) == (
+        True,
+        True,
+        False,
+    )
     with pytest.raises(SchemaMissing, match="no table order"):
         table_frame(spark, taken, "order", COLUMNS, SCHEMA, None)
 
 
-def test_a_table_keeps_its_shape_while_it_is_read(spark: SparkSession, connection: Connection, taken: Snapshot) -> None:
+def test_a_table_keeps_its_shape_while_it_is_read(
+    spark: SparkSession, connection: Connection, taken: Snapshot
+) -> None:
     table_frame(spark, taken, "orders", COLUMNS, SCHEMA, None)
     with connection.cursor() as cursor, pytest.raises(Exception, match="lock timeout"):
         cursor.execute("SET lock_timeout = '20ms'; DROP TABLE orders")
 
 
-def test_the_inbox_is_its_rows_and_its_ranges(spark: SparkSession, database: str, connection: Connection) -> None:
+def test_the_inbox_is_its_rows_and_its_ranges(
+    spark: SparkSession, database: str, connection: Connection
+) -> None:
     here, other = Position("billing", "orders", 1), Position("refunds", "orders", 1)
     for position, offsets in ((here, range(10)), (other, [77])):
         with transaction(connection) as cursor:
             claim(cursor, {position: offsets})
-    wait_until(lambda: fold(connection, "billing").moved or not recent(connection), what="no old snapshot holds rows")
+    wait_until(
+        lambda: fold(connection, "billing").moved or not recent(connection),
+        what="no old snapshot holds rows",
+    )
     with transaction(connection) as cursor:
         claim(cursor, {here: [12, 20]})
     with snapshot(database) as taken:
@@ -114,7 +140,9 @@ def recent(connection: Connection) -> int:
     return int(count)
 
 
-def test_tokens_are_those_of_this_log(spark: SparkSession, database: str, connection: Connection) -> None:
+def test_tokens_are_those_of_this_log(
+    spark: SparkSession, database: str, connection: Connection
+) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT (extract(epoch FROM now()) * 1000)::int8")
         [(now,)] = cursor.fetchall()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from txmq.message import Message
+from txmq.model.message import Message
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -24,12 +24,19 @@ def source(spark: SparkSession, broker: str, topic: str) -> DataFrameReader:
 
 
 def bodies(frame: DataFrame) -> list[bytes]:
-    return [bytes(row.body) for row in frame.orderBy("topic", "partition", "offset").select("body").collect()]
+    return [
+        bytes(row.body)
+        for row in frame.orderBy("topic", "partition", "offset").select("body").collect()
+    ]
 
 
-def test_messages_come_as_they_were_sent(spark: SparkSession, broker: str, topic: str, client: txmq.Client) -> None:
+def test_messages_come_as_they_were_sent(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
     client.call("topic.create", name=topic, partitions=2)
-    sent = [Message(b"%d" % n, key=f"k{n % 3}", tag="even" if n % 2 == 0 else None) for n in range(500)]
+    sent = [
+        Message(b"%d" % n, key=f"k{n % 3}", tag="even" if n % 2 == 0 else None) for n in range(500)
+    ]
     receipts = client.send_batch(topic, sent)
     single = client.send(topic, b"\x00\xff", key="ключ", headers={"trace": "1", "": "empty"})
     rows = source(spark, broker, topic).load().collect()
@@ -43,15 +50,24 @@ def test_messages_come_as_they_were_sent(spark: SparkSession, broker: str, topic
             None,
         )
     last = found[single.partition, single.offset]
-    assert (last.topic, last.key, last.headers, last.attempt) == (topic, "ключ", {"trace": "1", "": "empty"}, 1)
+    assert (last.topic, last.key, last.headers, last.attempt) == (
+        topic,
+        "ключ",
+        {"trace": "1", "": "empty"},
+        1,
+    )
     assert last.born_at.year >= 2024
 
 
-def test_an_action_reads_a_fixed_set(spark: SparkSession, broker: str, topic: str, client: txmq.Client) -> None:
+def test_an_action_reads_a_fixed_set(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
     client.call("topic.create", name=topic, partitions=1)
     client.send_many(topic, [b"%d" % n for n in range(100)])
     ends = json.dumps({topic: {"0": 100}})
-    frozen = source(spark, broker, topic).option("endingOffsets", ends).option("minPartitions", 3).load()
+    frozen = (
+        source(spark, broker, topic).option("endingOffsets", ends).option("minPartitions", 3).load()
+    )
     client.send_many(topic, [b"later"] * 10)
     assert bodies(frozen) == [b"%d" % n for n in range(100)]
     assert frozen.rdd.getNumPartitions() == 3
@@ -59,14 +75,20 @@ def test_an_action_reads_a_fixed_set(spark: SparkSession, broker: str, topic: st
     assert source(spark, broker, topic).option("startingOffsets", starts).load().count() == 15
 
 
-def test_columns_are_chosen_by_a_schema(spark: SparkSession, broker: str, topic: str, client: txmq.Client) -> None:
+def test_columns_are_chosen_by_a_schema(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
     client.send(topic, b"x", key="k")
-    assert source(spark, broker, topic).schema("key string, offset bigint").load().collect() == [("k", 0)]
+    assert source(spark, broker, topic).schema("key string, offset bigint").load().collect() == [
+        ("k", 0)
+    ]
     with pytest.raises(PySparkException, match="there is no column key int"):
         source(spark, broker, topic).schema("key int").load().collect()
 
 
-def test_an_empty_topic_has_no_rows(spark: SparkSession, broker: str, topic: str, client: txmq.Client) -> None:
+def test_an_empty_topic_has_no_rows(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
     client.call("topic.create", name=topic, partitions=3)
     assert source(spark, broker, topic).load().collect() == []
 

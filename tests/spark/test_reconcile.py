@@ -1,4 +1,6 @@
-"""Reconciling a broker with a database: every class of letter, rows without messages, and the plan run to its end."""
+"""Reconciling a broker with a database: every class of letter, rows without messages,
+and the plan run to its end.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ import pytest
 
 import txmq
 from tests.spark.consuming import drain
-from txmq.client.transactions.tokens import new_token
-from txmq.message import ReceivedMessage
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.message import ReceivedMessage
 from txmq.testing.broker import OwnBroker
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.inbox import Position, claim
@@ -54,8 +56,13 @@ class Shop(NamedTuple):
 
 @pytest.fixture
 def shop(tmp_path: Path, database: str) -> Iterator[Shop]:
-    with OwnBroker(tmp_path / "broker", SETTINGS.format(dsn=database.replace("\\", "\\\\"))) as broker:
-        with closing(connect(database, application_name="tests")) as connection, connection.cursor() as cursor:
+    with OwnBroker(
+        tmp_path / "broker", SETTINGS.format(dsn=database.replace("\\", "\\\\"))
+    ) as broker:
+        with (
+            closing(connect(database, application_name="tests")) as connection,
+            connection.cursor() as cursor,
+        ):
             cursor.execute("CREATE TABLE orders (id text PRIMARY KEY, version int8 NOT NULL)")
         with txmq.connect(broker.url, service="shop") as client:
             yield Shop(broker.url, database, client)
@@ -63,7 +70,10 @@ def shop(tmp_path: Path, database: str) -> Iterator[Shop]:
 
 def order(shop: Shop, key: str, version: int = 1) -> None:
     """An order is written and told of in one transaction, as the service does it."""
-    with closing(psycopg2.connect(shop.dsn)) as connection, shop.client.transaction(connection) as tx:
+    with (
+        closing(psycopg2.connect(shop.dsn)) as connection,
+        shop.client.transaction(connection) as tx,
+    ):
         with connection.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO orders VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET version = excluded.version",
@@ -74,13 +84,19 @@ def order(shop: Shop, key: str, version: int = 1) -> None:
 
 
 def execute(shop: Shop, statement: str, *values: object) -> None:
-    with closing(connect(shop.dsn, application_name="tests")) as connection, connection.cursor() as cursor:
+    with (
+        closing(connect(shop.dsn, application_name="tests")) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(statement, values)
 
 
 def apply(shop: Shop, message: ReceivedMessage) -> None:
     """The effect of a message, once."""
-    with closing(connect(shop.dsn, application_name="tests")) as connection, transaction(connection) as cursor:
+    with (
+        closing(connect(shop.dsn, application_name="tests")) as connection,
+        transaction(connection) as cursor,
+    ):
         epoch = shop.client.call("group.show", group=GROUP)["epoch"]
         position = Position(GROUP, message.topic, message.partition, epoch)
         if claim(cursor, {position: [message.offset]}):
@@ -88,13 +104,18 @@ def apply(shop: Shop, message: ReceivedMessage) -> None:
 
 
 def effects(shop: Shop) -> list[str]:
-    with closing(connect(shop.dsn, application_name="tests")) as connection, connection.cursor() as cursor:
+    with (
+        closing(connect(shop.dsn, application_name="tests")) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute("SELECT body FROM effects")
         return sorted(body for (body,) in cursor.fetchall())
 
 
 def consume(shop: Shop, dead: frozenset[str], lost: frozenset[str] = frozenset()) -> None:
-    """A consumer with an inbox: `dead` fail, and of those `lost` after their effect was committed."""
+    """A consumer with an inbox: `dead` fail, and of those `lost` after their effect was
+    committed.
+    """
 
     def good(message: ReceivedMessage) -> bool:
         body = message.body.decode()
@@ -113,7 +134,9 @@ def question(shop: Shop, **fields: object) -> Question:
     return asked._replace(**fields)  # type: ignore[arg-type] # fields of a question
 
 
-DEAD = frozenset({"fine 1", "chain 1", "chain 2", "applied 1", "old 1", "gone 1", "ghost 1", "busy 1", "bad 1"})
+DEAD = frozenset(
+    {"fine 1", "chain 1", "chain 2", "applied 1", "old 1", "gone 1", "ghost 1", "busy 1", "bad 1"}
+)
 CLASSES = {
     "fine": Class.REPLAY_ALONE,
     "chain": Class.REPLAY_CHAIN,
@@ -160,12 +183,23 @@ def reserve(shop: Shop, key: str) -> UUID:
 
 
 def store(shop: Shop, token: UUID, description: Description) -> None:
-    part = Part(token.bytes, 0, 0, sealed=True, commit=False, digest=NO_DIGEST, description=description, batches=())
+    part = Part(
+        token.bytes,
+        0,
+        0,
+        sealed=True,
+        commit=False,
+        digest=NO_DIGEST,
+        description=description,
+        batches=(),
+    )
     with Link(shop.url) as link:
         link.store(part._replace(digest=group_digest([part])))
 
 
-def test_every_letter_gets_its_class_and_what_is_safe_is_replayed_once(spark: SparkSession, failed: Shop) -> None:
+def test_every_letter_gets_its_class_and_what_is_safe_is_replayed_once(
+    spark: SparkSession, failed: Shop
+) -> None:
     shop = failed
     rules = Rules(fingerprints=frozenset({str(letter(shop, "bad")["fingerprint"])}))
     prints = {str(letter(shop, key)["fingerprint"]) for key in ("bad", "fine")}
@@ -193,7 +227,9 @@ def test_a_plan_is_a_function_of_what_was_there(spark: SparkSession, failed: Sho
     one, other = (reconcile(spark, question(failed)) for _ in range(2))
     assert one.data.split(b"\n")[1:] == other.data.split(b"\n")[1:]
     headers = [found.manifest.header.model_copy(update={"digest": ""}) for found in (one, other)]
-    moments = [header.facts.model_copy(update={"snapshot_at": 0, "snapshot": ""}) for header in headers]
+    moments = [
+        header.facts.model_copy(update={"snapshot_at": 0, "snapshot": ""}) for header in headers
+    ]
     assert moments[0] == moments[1]
     assert thaw(one.data).entries == one.manifest.entries
 
@@ -213,8 +249,17 @@ def test_rows_without_messages_are_found(spark: SparkSession, shop: Shop) -> Non
         tx.send("other", b"x")
     for token in (lost, waiting, tx.token):
         execute(shop, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), log_id)
-    execute(shop, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(elsewhere), str(new_token()))
-    execute(shop, "ALTER TABLE orders ADD writer uuid; UPDATE orders SET writer = %s WHERE id = 'told'", str(OLD))
+    execute(
+        shop,
+        "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)",
+        str(elsewhere),
+        str(new_token()),
+    )
+    execute(
+        shop,
+        "ALTER TABLE orders ADD writer uuid; UPDATE orders SET writer = %s WHERE id = 'told'",
+        str(OLD),
+    )
     found = reconcile(spark, question(shop, business=Business("orders", "id", token="writer")))
     assert {(row.what, row.name, row.state) for row in found.missing} == {
         ("transaction", lost.hex, "missing"),
@@ -244,10 +289,15 @@ def test_versions_and_queries_speak_too(spark: SparkSession, shop: Shop) -> None
     assert {item.cls for item in unread.planned} == {Class.POISON}
 
 
-def test_without_a_database_the_letters_speak_for_themselves(spark: SparkSession, failed: Shop) -> None:
+def test_without_a_database_the_letters_speak_for_themselves(
+    spark: SparkSession, failed: Shop
+) -> None:
     found = reconcile(spark, Question(failed.url, GROUP))
     classes = {item.letter.key: item.cls for item in found.planned}
-    assert classes == dict.fromkeys(CLASSES, Class.REPLAY_ALONE) | {"chain": Class.REPLAY_CHAIN, "busy": Class.PENDING}
+    assert classes == dict.fromkeys(CLASSES, Class.REPLAY_ALONE) | {
+        "chain": Class.REPLAY_CHAIN,
+        "busy": Class.PENDING,
+    }
     assert (found.missing, found.manifest.header.facts.evidence) == ((), ())
 
 
@@ -264,9 +314,17 @@ def test_the_jobs_run_from_the_command_line(
 
     monkeypatch.setattr(commands, "session", lambda: nullcontext(spark))
     monkeypatch.setenv("TXMQ_DSN", failed.dsn)
-    plan, report, outcomes = (tmp_path / name for name in ("plan.jsonl", "report.html", "outcomes.jsonl"))
+    plan, report, outcomes = (
+        tmp_path / name for name in ("plan.jsonl", "report.html", "outcomes.jsonl")
+    )
     asked = [f"--url={failed.url}", f"--plan={plan}"]
-    told = [f"--group={GROUP}", "--business=orders", "--business-key=id", f"--report={report}", "--include=applied"]
+    told = [
+        f"--group={GROUP}",
+        "--business=orders",
+        "--business-key=id",
+        f"--report={report}",
+        "--include=applied",
+    ]
     assert reconcile_main([*asked, *told]) == 0
     assert "Dead letters of billing" in capsys.readouterr().out
     assert report.read_text().startswith("<!doctype html>")

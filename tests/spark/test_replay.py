@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from tests.spark.consuming import drain, let_die
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted
 from txmq_spark import replay as module
 from txmq_spark.jobs import current, token_of
@@ -30,7 +30,9 @@ KEYS = 4
 
 @pytest.fixture
 def dead(broker: str, topic: str, client: txmq.Client) -> str:
-    """A topic and group of that name: of each key's five messages the second is a letter and three wait behind it."""
+    """A topic and group of that name: of each key's five messages the second is a
+    letter and three wait behind it.
+    """
     client.call("topic.create", name=topic, partitions=2)
     for n in range(5 * KEYS):
         client.send(topic, b"%d-%d" % (n % KEYS, n // KEYS), key=f"k{n % KEYS}")
@@ -43,7 +45,10 @@ def planned(broker: str, group: str, rules: Rules | None = None) -> Manifest:
     with Link(broker) as link:
         facts = Facts(group=group, log_id=link.log_id, ends={group: (0,)})
         letters = [
-            Letter(**{name: told[name] for name in Letter._fields if name in told} | {"parked": told["parked_behind"]})
+            Letter(
+                **{name: told[name] for name in Letter._fields if name in told}
+                | {"parked": told["parked_behind"]}
+            )
             for told in link.letters(group, bodies=False)
         ]
     return thaw(freeze(facts, rules, plan(letters, rules)))
@@ -105,7 +110,9 @@ def test_letters_that_die_again_are_replayed_by_another_plan_only(
     assert in_order(drain(client, dead, dead)) == REST
 
 
-def test_a_dry_run_changes_nothing(spark: SparkSession, broker: str, dead: str, client: txmq.Client) -> None:
+def test_a_dry_run_changes_nothing(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client
+) -> None:
     done = replay(spark, broker, planned(broker, dead), dry_run=True)
     assert (done.job, [one.outcome for one in done.outcomes]) == (None, ["planned"] * KEYS)
     assert drain(client, dead, dead) == []
@@ -121,7 +128,9 @@ def test_a_canary_goes_first_and_the_rest_follows(
     assert in_order(drain(client, dead, dead)) == {key: REST[key]}
     rest = replay(spark, broker, manifest)
     assert sorted(one.outcome for one in rest.outcomes) == ["done"] * (KEYS - 1) + ["refused"]
-    assert in_order(drain(client, dead, dead)) == {other: left for other, left in REST.items() if other != key}
+    assert in_order(drain(client, dead, dead)) == {
+        other: left for other, left in REST.items() if other != key
+    }
 
 
 def test_a_run_that_died_is_given_up_and_run_again(
@@ -137,12 +146,19 @@ def test_a_run_that_died_is_given_up_and_run_again(
     assert in_order(drain(client, dead, dead)) == REST
 
 
-def test_a_task_that_is_tried_again_stores_the_same_once(broker: str, dead: str, client: txmq.Client) -> None:
+def test_a_task_that_is_tried_again_stores_the_same_once(
+    broker: str, dead: str, client: txmq.Client
+) -> None:
     manifest = planned(broker, dead)
-    places = json.dumps([(entry.topic, entry.partition, entry.offset) for entry in manifest.replays])
+    places = json.dumps(
+        [(entry.topic, entry.partition, entry.offset) for entry in manifest.replays]
+    )
     job, token = new_token(), new_token()
     with Link(broker) as link:
-        assert [module._refusal(link, dead, job, token.hex, places) for _ in range(2)] == [None, None]
+        assert [module._refusal(link, dead, job, token.hex, places) for _ in range(2)] == [
+            None,
+            None,
+        ]
         other = module._refusal(link, dead, job, new_token().hex, places)
     assert "an undecided transaction replays it" in str(other)
     assert len(client.call("job.show", token=job.hex)["groups"]) == 1
@@ -151,9 +167,15 @@ def test_a_task_that_is_tried_again_stores_the_same_once(broker: str, dead: str,
 
 
 def test_of_two_runs_at_once_one_replays(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    broker: str,
+    dead: str,
+    client: txmq.Client,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The other run begins when this one has stored everything and not yet decided: it takes over."""
+    """The other run begins when this one has stored everything and not yet decided: it
+    takes over.
+    """
     manifest, others = planned(broker, dead), list[Replay]()
     store = module._store
 
@@ -170,7 +192,11 @@ def test_of_two_runs_at_once_one_replays(
 
 
 def test_a_letter_that_vanishes_while_it_is_stored_is_left_out_of_another_try(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    broker: str,
+    dead: str,
+    client: txmq.Client,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     manifest = planned(broker, dead)
     gone = manifest.replays[2]
@@ -189,7 +215,11 @@ def test_a_letter_that_vanishes_while_it_is_stored_is_left_out_of_another_try(
 
 
 def test_a_run_among_others_gives_up_in_the_end(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    broker: str,
+    dead: str,
+    client: txmq.Client,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_store", lambda *_: None)
     with pytest.raises(TransactionAborted, match="run it again"):
@@ -201,7 +231,9 @@ def test_a_plan_whose_letters_are_all_in_use_can_be_run_later(
     spark: SparkSession, broker: str, dead: str, client: txmq.Client
 ) -> None:
     manifest = planned(broker, dead)
-    places = json.dumps([(entry.topic, entry.partition, entry.offset) for entry in manifest.replays])
+    places = json.dumps(
+        [(entry.topic, entry.partition, entry.offset) for entry in manifest.replays]
+    )
     others = new_token()
     with Link(broker) as link:
         assert module._refusal(link, dead, others, new_token().hex, places) is None
@@ -220,7 +252,9 @@ def test_a_plan_of_another_log_is_refused(spark: SparkSession, broker: str, dead
         replay(spark, broker, strange)
 
 
-def test_an_empty_plan_is_done_at_once(spark: SparkSession, broker: str, topic: str, client: txmq.Client) -> None:
+def test_an_empty_plan_is_done_at_once(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
     client.send(topic, b"x")
     let_die(client, topic, topic, [])
     assert replay(spark, broker, planned(broker, topic)).outcomes == ()
@@ -247,12 +281,27 @@ def entry(offset: int, key: str | None = None, chunk: int = 0) -> Entry:
 
 
 def told(offset: int, **fields: Any) -> tuple[tuple[str, int, int], dict[str, Any]]:
-    return ("t", 0, offset), {"message_id": f"m-{offset}", "reserved_by": None, "dead_at": 7} | fields
+    return ("t", 0, offset), {
+        "message_id": f"m-{offset}",
+        "reserved_by": None,
+        "dead_at": 7,
+    } | fields
 
 
 def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() -> None:
-    entries = [entry(1, "a"), entry(2, "a"), entry(3, "b"), entry(4), entry(5), entry(6, "b"), entry(7, "a"), entry(8)]
-    letters = dict([told(1), told(2, reserved_by="ff"), told(4, message_id="other"), told(5), told(6), told(7)])
+    entries = [
+        entry(1, "a"),
+        entry(2, "a"),
+        entry(3, "b"),
+        entry(4),
+        entry(5),
+        entry(6, "b"),
+        entry(7, "a"),
+        entry(8),
+    ]
+    letters = dict(
+        [told(1), told(2, reserved_by="ff"), told(4, message_id="other"), told(5), told(6), told(7)]
+    )
     letters |= [told(8, dead_at=9)]
     found = list(foresee(entries, letters, "done"))
     assert [(one.entry.offset, one.outcome) for one in found] == [
@@ -277,7 +326,11 @@ def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() ->
 def test_an_earlier_run_has_done_all_but_what_is_still_as_it_was() -> None:
     letters = dict([told(1), told(2, dead_at=9)])
     found = recall([entry(1), entry(2), entry(3)], letters)
-    assert [(one.entry.offset, one.outcome) for one in found] == [(1, "refused"), (2, "done"), (3, "done")]
+    assert [(one.entry.offset, one.outcome) for one in found] == [
+        (1, "refused"),
+        (2, "done"),
+        (3, "done"),
+    ]
 
 
 def test_a_canary_ends_with_a_whole_key() -> None:
@@ -288,7 +341,9 @@ def test_a_canary_ends_with_a_whole_key() -> None:
 
 
 class Jobs:
-    """A broker's jobs, by generation: the outcome, None where there is none yet, and how many groups are stored."""
+    """A broker's jobs, by generation: the outcome, None where there is none yet, and
+    how many groups are stored.
+    """
 
     def __init__(self, *generations: tuple[str | None, int]) -> None:
         self._jobs = {token_of("n", number).hex: job for number, job in enumerate(generations)}
@@ -302,7 +357,10 @@ class Jobs:
 
 def test_the_current_generation_is_the_first_that_is_not_rolled_back() -> None:
     assert current(Jobs((None, 0)), "n") == (token_of("n", 0), False)
-    assert current(Jobs(("ROLLBACK", 0), ("ROLLBACK", 0), ("COMMIT", 0)), "n") == (token_of("n", 2), True)
+    assert current(Jobs(("ROLLBACK", 0), ("ROLLBACK", 0), ("COMMIT", 0)), "n") == (
+        token_of("n", 2),
+        True,
+    )
     assert current(Jobs((None, 3), (None, 0)), "n") == (token_of("n", 0), False)
 
 
@@ -314,7 +372,9 @@ def test_what_a_run_left_behind_is_rolled_back_where_it_is_taken_over() -> None:
 
 
 def test_tokens_of_jobs_differ_by_name_and_generation() -> None:
-    tokens = {token_of(name, generation) for name in ("a", "b", "a 1", "") for generation in range(3)}
+    tokens = {
+        token_of(name, generation) for name in ("a", "b", "a 1", "") for generation in range(3)
+    }
     assert len(tokens) == 12
     assert {token.version for token in tokens} == {8}
     assert token_of("a") == token_of("a", 0)

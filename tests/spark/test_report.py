@@ -36,9 +36,16 @@ HOSTILE = [
 ]
 
 
-def found(letters: Sequence[Letter], missing: Sequence[Missing] = (), unlisted: int = 0) -> Reconciliation:
+def found(
+    letters: Sequence[Letter], missing: Sequence[Missing] = (), unlisted: int = 0
+) -> Reconciliation:
     facts = Facts(
-        group="billing", log_id="l", ends={"orders": (9,)}, evidence=("applied",), database="7/shop", snapshot_at=NOW
+        group="billing",
+        log_id="l",
+        ends={"orders": (9,)},
+        evidence=("applied",),
+        database="7/shop",
+        snapshot_at=NOW,
     )
     planned = plan(letters, Rules())
     data = freeze(facts, Rules(), planned)
@@ -65,7 +72,12 @@ class Seen(HTMLParser):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_page_shows_hostile_texts_and_obeys_none(text: str) -> None:
-    fields: dict[str, Any] = {"error_type": text, "error_text": text, "fingerprint": text, "dead_at": NOW}
+    fields: dict[str, Any] = {
+        "error_type": text,
+        "error_text": text,
+        "fingerprint": text,
+        "dead_at": NOW,
+    }
     html = page(found([letter(1, text, **fields)], [Missing("key", text, "missing", None)]))
     plain = page(found([letter(1, "k", dead_at=NOW)], [Missing("key", "k", "missing", None)]))
     seen, known = Seen(html), Seen(plain)
@@ -74,7 +86,9 @@ def test_a_page_shows_hostile_texts_and_obeys_none(text: str) -> None:
     shown = "".join(seen.texts)
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert len(html) < len(plain) + 10_000
-    visible = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    visible = "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
     assert visible[:30] in shown
 
 
@@ -82,7 +96,9 @@ def test_a_page_needs_nothing_else_and_forbids_scripts() -> None:
     html = page(found([letter(n, f"k{n}", dead_at=NOW) for n in range(3)]))
     seen = Seen(html)
     assert not {"script", "link", "iframe", "object", "img", "base", "form"} & set(seen.tags)
-    assert not {"href", "src", "srcset", "action", "onload"} & {name for name, _value in seen.attributes}
+    assert not {"href", "src", "srcset", "action", "onload"} & {
+        name for name, _value in seen.attributes
+    }
     assert re.findall(r"url\(|@import|https?:", html) == []
     policy = dict(seen.attributes).get("content", "") or ""
     assert "default-src 'none'" in html
@@ -93,8 +109,17 @@ def test_a_page_counts_classes_failures_and_ages() -> None:
     letters = [
         letter(1, "a", error_type="Timeout", fingerprint="f1", dead_at=NOW - HOUR // 2),
         letter(2, "b", error_type="Timeout", fingerprint="f1", dead_at=NOW - 5 * HOUR),
-        letter(3, "c", error_type="BadOrder", fingerprint="f2", dead_at=NOW - 100 * HOUR, applied=True),
-        letter(4, "d", error_type="BadOrder", fingerprint="f2", dead_at=NOW - 1_000 * HOUR, token=Token.ABSENT),
+        letter(
+            3, "c", error_type="BadOrder", fingerprint="f2", dead_at=NOW - 100 * HOUR, applied=True
+        ),
+        letter(
+            4,
+            "d",
+            error_type="BadOrder",
+            fingerprint="f2",
+            dead_at=NOW - 1_000 * HOUR,
+            token=Token.ABSENT,
+        ),
     ]
     html = page(found(letters))
     titles = re.findall(r"<title>([^<]*): (\d+)</title>", html)
@@ -124,14 +149,22 @@ def test_long_lists_are_cut_and_say_so() -> None:
 
 
 def test_the_same_findings_make_the_same_page() -> None:
-    letters = [letter(n, f"k{n % 2}", dead_at=NOW - n * HOUR, fingerprint=f"f{n}") for n in range(9)]
+    letters = [
+        letter(n, f"k{n % 2}", dead_at=NOW - n * HOUR, fingerprint=f"f{n}") for n in range(9)
+    ]
     assert page(found(letters)) == page(found(letters[::-1]))
 
 
 def test_the_terminal_shows_counts_and_no_markup_of_strangers() -> None:
     out = Console(file=io.StringIO(), width=120, force_terminal=False)
     missing = [Missing("key", "k", "missing", None), Missing("transaction", "t", "pending", NOW)]
-    out.print(terminal(found([letter(1, "[bold]k[/]", deaths=9, dead_at=NOW), letter(2, dead_at=NOW)], missing, 3)))
+    out.print(
+        terminal(
+            found(
+                [letter(1, "[bold]k[/]", deaths=9, dead_at=NOW), letter(2, dead_at=NOW)], missing, 3
+            )
+        )
+    )
     text = out.file.getvalue()  # type: ignore[attr-defined] # a StringIO
     assert re.search(r"poison\s+│\s+1 │", text)
     assert re.search(r"replay_alone\s+│\s+1 │", text)
@@ -140,8 +173,15 @@ def test_the_terminal_shows_counts_and_no_markup_of_strangers() -> None:
 
 
 def test_bars_are_in_proportion_and_something_is_never_nothing() -> None:
-    svg = bars("t", [Bar("a", 100_000, "x"), Bar("b", 50_000, "x"), Bar("c", 1, "x"), Bar("d", 0, "x")])
-    assert [int(width) for width in re.findall(r'<rect [^>]*width="(\d+)"', svg)] == [640, 320, 2, 0]
+    svg = bars(
+        "t", [Bar("a", 100_000, "x"), Bar("b", 50_000, "x"), Bar("c", 1, "x"), Bar("d", 0, "x")]
+    )
+    assert [int(width) for width in re.findall(r'<rect [^>]*width="(\d+)"', svg)] == [
+        640,
+        320,
+        2,
+        0,
+    ]
     assert "none" in bars("t", [])
 
 

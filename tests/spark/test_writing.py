@@ -15,8 +15,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from txmq.batch import BatchView
 from txmq.errors import ConfigError, TransactionAborted
-from txmq.keys import partition_of
-from txmq.message import Message
+from txmq.model.keys import partition_of
+from txmq.model.message import Message
 from txmq_spark import TxmqDataSource
 from txmq_spark.columns import Span
 from txmq_spark.link import Link
@@ -41,7 +41,10 @@ def sent(broker: str, topic: str) -> list[tuple[int, Message]]:
             for chunk in link.chunks(Span(topic, partition, 0, end)) if end else ():
                 view = BatchView(chunk.batch)
                 rows = zip(view.bodies, view.keys, view.tags, view.headers, strict=True)
-                found += [(partition, Message(body, key, tag, dict(pairs) or None)) for body, key, tag, pairs in rows]
+                found += [
+                    (partition, Message(body, key, tag, dict(pairs) or None))
+                    for body, key, tag, pairs in rows
+                ]
     return found
 
 
@@ -61,7 +64,9 @@ def driver(broker: str, topic: str, key: str | None) -> JobWriter:
 
 
 def task(writer: JobWriter, *texts: str) -> Stored:
-    return writer.write(iter([pa.record_batch({"body": [text.encode() for text in texts], "key": list(texts)})]))
+    return writer.write(
+        iter([pa.record_batch({"body": [text.encode() for text in texts], "key": list(texts)})])
+    )
 
 
 @pytest.fixture
@@ -79,8 +84,12 @@ def test_nothing_is_seen_before_the_driver_decides(broker: str, made: str) -> No
     assert bodies(broker, made) == Counter([b"a", b"b", b"c"])
 
 
-def test_attempts_that_the_driver_does_not_name_are_dropped(broker: str, made: str, client: txmq.Client) -> None:
-    """A task that was tried again after it had stored its group, and one that ran twice at once."""
+def test_attempts_that_the_driver_does_not_name_are_dropped(
+    broker: str, made: str, client: txmq.Client
+) -> None:
+    """A task that was tried again after it had stored its group, and one that ran twice
+    at once.
+    """
     writer = driver(broker, made, None)
     before = undecided(client)
     died, winner, copy = task(writer, "a"), task(writer, "a"), task(writer, "a")
@@ -109,7 +118,9 @@ def test_a_key_names_a_job_of_one_topic(broker: str, made: str, client: txmq.Cli
     assert (bodies(broker, made), bodies(broker, f"{made}-2")) == (Counter([b"a"]), Counter([b"a"]))
 
 
-def test_a_job_whose_driver_died_is_run_again_and_sends_once(broker: str, made: str, client: txmq.Client) -> None:
+def test_a_job_whose_driver_died_is_run_again_and_sends_once(
+    broker: str, made: str, client: txmq.Client
+) -> None:
     before = undecided(client)
     task(driver(broker, made, "died"), "a")
     again = driver(broker, made, "died")
@@ -128,7 +139,9 @@ def test_a_driver_that_died_after_its_decision_changes_nothing(broker: str, made
     assert bodies(broker, made) == Counter([b"a"])
 
 
-def test_a_job_that_was_given_up_can_be_run_again(broker: str, made: str, client: txmq.Client) -> None:
+def test_a_job_that_was_given_up_can_be_run_again(
+    broker: str, made: str, client: txmq.Client
+) -> None:
     before = undecided(client)
     for _ in range(2):
         failed = driver(broker, made, "failing")
@@ -162,16 +175,25 @@ def test_rows_say_their_own_topics(broker: str, made: str, client: txmq.Client) 
     client.call("topic.create", name=f"{made}-2", partitions=1)
     schema = StructType([*ROWS, StructField("topic", StringType())])
     writer = JobWriter.planned(Writing(broker, None, None), schema, overwrite=False)
-    rows = pa.record_batch({"body": [b"a", b"b", b"c"], "key": ["k", "k", "k"], "topic": [made, f"{made}-2", made]})
+    rows = pa.record_batch(
+        {"body": [b"a", b"b", b"c"], "key": ["k", "k", "k"], "topic": [made, f"{made}-2", made]}
+    )
     writer.commit([writer.write(iter([rows]))])
-    assert (bodies(broker, made), bodies(broker, f"{made}-2")) == (Counter([b"a", b"c"]), Counter([b"b"]))
+    assert (bodies(broker, made), bodies(broker, f"{made}-2")) == (
+        Counter([b"a", b"c"]),
+        Counter([b"b"]),
+    )
 
 
 @pytest.mark.parametrize(("column", "name"), [([None], "body"), ([b"x"], "topic")])
-def test_rows_without_a_body_or_a_topic_are_refused(broker: str, made: str, column: list[Any], name: str) -> None:
+def test_rows_without_a_body_or_a_topic_are_refused(
+    broker: str, made: str, column: list[Any], name: str
+) -> None:
     writer = JobWriter(Writing(broker, None, None), driver(broker, made, None)._job)
     topics = [None] if name == "topic" else [made]
-    rows = pa.record_batch({"body": pa.array(column, pa.binary()), "topic": pa.array(topics, pa.string())})
+    rows = pa.record_batch(
+        {"body": pa.array(column, pa.binary()), "topic": pa.array(topics, pa.string())}
+    )
     with pytest.raises(ConfigError, match=f"no {name}"):
         writer.write(iter([rows]))
 
@@ -189,7 +211,9 @@ def test_rows_without_a_body_or_a_topic_are_refused(broker: str, made: str, colu
         ("body binary, topic string", "t", "where to send"),
     ],
 )
-def test_columns_that_are_no_message_are_refused(spark: SparkSession, ddl: str, topic: str | None, says: str) -> None:
+def test_columns_that_are_no_message_are_refused(
+    spark: SparkSession, ddl: str, topic: str | None, says: str
+) -> None:
     schema = StructType(StructType.fromDDL(ddl).fields)  # type: ignore[attr-defined] # it is one, by its other name
     with pytest.raises(ConfigError, match=says):
         check_columns(schema, topic)
@@ -199,13 +223,15 @@ def test_columns_that_are_no_message_are_refused(spark: SparkSession, ddl: str, 
 
 
 class FlakySource(TxmqDataSource):
-    """Its tasks fail once, after they have stored their group; its driver fails to commit where asked to."""
+    """Its tasks fail once, after they have stored their group; its driver fails to
+    commit where asked to.
+    """
 
     @classmethod
     def name(cls) -> str:
         return "flaky"
 
-    def writer(self, schema: StructType, overwrite: bool) -> JobWriter:  # noqa: FBT001  # Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> JobWriter:  # Spark's signature
         broken = self.options.pop("broken", None)
         wanted = TxmqDataSource(self.options).writer(schema, overwrite)
         assert isinstance(wanted, JobWriter)
@@ -245,10 +271,14 @@ def to(frame: DataFrame, broker: str, topic: str, source: str = "txmq") -> DataF
     return frame.write.format(source).option("url", broker).option("topic", topic).mode("append")
 
 
-def test_rows_become_messages_in_the_order_of_their_keys(spark: SparkSession, broker: str, made: str) -> None:
+def test_rows_become_messages_in_the_order_of_their_keys(
+    spark: SparkSession, broker: str, made: str
+) -> None:
     to(rows(spark, 1_000).coalesce(1), broker, made).save()
     found = sent(broker, made)
-    assert Counter(message.body for _partition, message in found) == Counter(b"%d" % n for n in range(1_000))
+    assert Counter(message.body for _partition, message in found) == Counter(
+        b"%d" % n for n in range(1_000)
+    )
     last: dict[str | None, int] = {}
     for partition, (body, key, tag, headers, *_times) in found:
         n = int(body)
@@ -260,7 +290,9 @@ def test_rows_become_messages_in_the_order_of_their_keys(spark: SparkSession, br
             last[key] = n
 
 
-def test_tasks_that_are_tried_again_send_once(spark: SparkSession, broker: str, made: str, client: txmq.Client) -> None:
+def test_tasks_that_are_tried_again_send_once(
+    spark: SparkSession, broker: str, made: str, client: txmq.Client
+) -> None:
     spark.dataSource.register(FlakySource)
     before = undecided(client)
     to(rows(spark, 1_000), broker, made, "flaky").save()
@@ -274,7 +306,9 @@ def test_a_write_that_failed_sends_nothing_and_one_that_is_repeated_sends_once(
     spark.dataSource.register(FlakySource)
     before = undecided(client)
     with pytest.raises(PySparkException, match="failed to commit"):
-        to(rows(spark, 100), broker, made, "flaky").option("broken", "1").option("idempotency_key", "k").save()
+        to(rows(spark, 100), broker, made, "flaky").option("broken", "1").option(
+            "idempotency_key", "k"
+        ).save()
     assert (bodies(broker, made), undecided(client)) == (Counter(), before)
     for _ in range(2):
         to(rows(spark, 100), broker, made).option("idempotency_key", "k").save()

@@ -1,7 +1,8 @@
 """A workload on a log, what it was promised, and the check that the promises were kept.
 
-The promises: what was acknowledged, or served after a recovery, is there; nothing is there that was not appended, in
-its place and order; recovery succeeds, and run again finds the same; a snapshot once written is there, or a newer one.
+The promises: what was acknowledged, or served after a recovery, is there; nothing is
+there that was not appended, in its place and order; recovery succeeds, and run again
+finds the same; a snapshot once written is there, or a newer one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Entry(NamedTuple):
 
 @dataclass
 class History:
-    """What was appended, in order; up to where it was acknowledged; the newest snapshot; what retention may take."""
+    """What was appended, in order; up to where it was acknowledged; the newest
+    snapshot; what retention may take.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     acknowledged: int = 0
@@ -65,7 +68,9 @@ def known(fs: FileSystem, directory: str = DIRECTORY) -> Known:
     return Known(snapshot.position, snapshot.position) if snapshot else Known()
 
 
-def open_log(fs: FileSystem, directory: str = DIRECTORY, what: Known | None = None) -> tuple[Log, RecoveryReport]:
+def open_log(
+    fs: FileSystem, directory: str = DIRECTORY, what: Known | None = None
+) -> tuple[Log, RecoveryReport]:
     return Log.open(
         fs,
         directory,
@@ -165,7 +170,9 @@ def refuse(fs: SimFS, what: Known | None = None) -> CorruptRecord:
 
 
 def work(fs: SimFS, history: History, *, seed: int = 1, steps: int = 14) -> None:
-    """One life of a broker: appends, flushes of every sort, rolls of segments, snapshots, retention."""
+    """One life of a broker: appends, flushes of every sort, rolls of segments,
+    snapshots, retention.
+    """
     rng = Random(seed)
     log, _ = open_log(fs)
     for _ in range(steps):
@@ -208,7 +215,9 @@ def snapshot_rows(position: int) -> list[tuple[str, bytes, bytes]]:
 
 
 def recovered(fs: SimFS) -> tuple[list[Entry], RecoveryReport, int]:
-    """The entries of a log after opening it, what recovery said, and the position it claims to be durable."""
+    """The entries of a log after opening it, what recovery said, and the position it
+    claims to be durable.
+    """
     try:
         what = known(fs)
         log, report = open_log(fs, what=what)
@@ -220,7 +229,9 @@ def recovered(fs: SimFS) -> tuple[list[Entry], RecoveryReport, int]:
 
 
 def check(fs: SimFS, history: History) -> None:
-    """Open the log that a crash left, compare it with the history, and go on with what is there as the history."""
+    """Open the log that a crash left, compare it with the history, and go on with what
+    is there as the history.
+    """
     entries, report, durable = recovered(fs)
     expected = [entry for entry in history.entries if entry.position >= report.first]
     assert entries == expected[: len(entries)], "invented"
@@ -241,7 +252,8 @@ def check_snapshot(fs: SimFS, history: History) -> None:
 
 
 def survive(run: Callable[[SimFS, History], None], *, images: int) -> int:
-    """Cut the power at every call of `run`, and check several of the disks that may be left; returns how many.
+    """Cut the power at every call of `run`, and check several of the disks that may be
+    left; returns how many.
 
     Then let only the process die, recover and serve, and cut the power after that.
     """

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from txmq.broker.core.tables import DUE, ENTRIES, PRODUCERS, Row, Tables
 from txmq.store.index import LmdbTables
+from txmq.store.tables import DUE, ENTRIES, PRODUCERS, Row, Tables
 
 LOG = UUID("0190b5a0-0000-7000-8000-000000000001")
 OTHER_LOG = UUID("0190b5a0-0000-7000-8000-000000000002")
@@ -50,7 +50,9 @@ def fill(path: Path, position: int = 10) -> None:
     tables.close()
 
 
-def reopened(path: Path, *, log_id: UUID = LOG, log_end: int | None = None) -> tuple[int, str, Contents]:
+def reopened(
+    path: Path, *, log_id: UUID = LOG, log_end: int | None = None
+) -> tuple[int, str, Contents]:
     tables = LmdbTables.open(path, log_id=log_id, log_end=log_end)
     try:
         assert tables.rebuilt == bool(tables.reason)

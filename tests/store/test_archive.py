@@ -1,4 +1,6 @@
-"""Segments that go to the archive: whole there before they leave the log, whatever fails."""
+"""Segments that go to the archive: whole there before they leave the log, whatever
+fails.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_a_power_cut_at_any_change_leaves_the_segment_in_one_place_at_least() ->
     places = set()
     for number, (fs, _) in enumerate(crash_points(before, move, list)):
         for image in (fs.crash(Random(number)), fs.restart()):
-            found = [s.path for s in (*list_segments(image, DIRECTORY), *list_segments(image, ARCHIVE))]
+            found = [
+                s.path for s in (*list_segments(image, DIRECTORY), *list_segments(image, ARCHIVE))
+            ]
             of_first = [path for path in found if path.endswith(first.path.rpartition("/")[2])]
             assert of_first, "lost"
             assert {contents(image, path) for path in of_first} == {whole}
@@ -55,7 +59,9 @@ def test_a_power_cut_at_any_change_leaves_the_segment_in_one_place_at_least() ->
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_an_error_at_any_call_leaves_the_log_as_it_was_and_the_next_try_succeeds(number: int) -> None:
+def test_an_error_at_any_call_leaves_the_log_as_it_was_and_the_next_try_succeeds(
+    number: int,
+) -> None:
     before = disk()
     whole = contents(before, oldest(before).path)
     for call in count(1):

@@ -42,7 +42,11 @@ def test_the_golden_file_is_understood() -> None:
     assert list(catalogue.ranges()) == list(catalogue.ranges(7)) == RANGES
     assert list(catalogue.ranges(6)) == []
     assert list(catalogue.places(KEY, 0)) == [place_of(2, 100)]
-    assert list(catalogue.places(KEY, place_of(2, 101))) == list(catalogue.places(bytes(HASH), 0)) == []
+    assert (
+        list(catalogue.places(KEY, place_of(2, 101)))
+        == list(catalogue.places(bytes(HASH), 0))
+        == []
+    )
     [hashed] = hashes_of_id(7, PRODUCER, 43, catalogue.about.levels)
     assert list(catalogue.places(hashed, 0)) == [place_of(2, 100)]
     [other] = hashes_of_id(7, PRODUCER, 48, catalogue.about.levels)

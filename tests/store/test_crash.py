@@ -1,6 +1,8 @@
-"""Power cuts at every change: nothing acknowledged is lost, nothing is invented, recovery repeats itself.
+"""Power cuts at every change: nothing acknowledged is lost, nothing is invented,
+recovery repeats itself.
 
-The same check must find the bugs that are planted at the end: a check that stays green on those would prove nothing.
+The same check must find the bugs that are planted at the end: a check that stays green
+on those would prove nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def test_the_workload_meets_what_it_is_there_for() -> None:
             seen["torn"] += report.torn is not None
             seen["unfinished segment"] += report.unfinished is not None
             seen["segments dropped"] += report.first > 0
-            seen["read from a snapshot on"] += report.scanned_from > report.first + segment.HEADER_SIZE
+            seen["read from a snapshot on"] += (
+                report.scanned_from > report.first + segment.HEADER_SIZE
+            )
             seen["kept, not acknowledged"] += report.end > history.acknowledged
     assert min(seen.values()) > 0, seen
 
@@ -103,7 +107,9 @@ def segments_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(self: writer.LogWriter, run: writer.Run) -> None:
         fsync = SimFile.fsync
         with monkeypatch.context() as context:
-            context.setattr(SimFile, "fsync", lambda file: None if file is self._file else fsync(file))
+            context.setattr(
+                SimFile, "fsync", lambda file: None if file is self._file else fsync(file)
+            )
             roll(self, run)
 
     monkeypatch.setattr(writer.LogWriter, "_roll", careless)
@@ -119,7 +125,9 @@ def torn_tails_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def snapshots_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     fsync = SimFile.fsync
-    monkeypatch.setattr(SimFile, "fsync", lambda self: None if self.path.endswith(".tmp") else fsync(self))
+    monkeypatch.setattr(
+        SimFile, "fsync", lambda self: None if self.path.endswith(".tmp") else fsync(self)
+    )
 
 
 def retention_takes_the_last_snapshots_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,25 +33,36 @@ from txmq.testing.simfs import SimFS
 
 
 def refused_or_last_flush(fs: SimFS, history: History) -> None:
-    """Every byte of every record is durable: damage to it must be refused, unless nothing later proves that it was."""
+    """Every byte of every record is durable: damage to it must be refused, unless
+    nothing later proves that it was.
+    """
     last_flush = {kept.position for kept in history.entries[-2:]}
     for victim in history.entries:
         for position in range(victim.position, victim.end, 7):
             image = fs.copy()
             flip(image, position, 1 << position % 8)
             if victim.position in last_flush:
-                assert opened(image, Known())[0] == [k for k in history.entries if k.position < victim.position]
-                assert refuse(image, Known(durable=history.acknowledged)).position == victim.position
+                assert opened(image, Known())[0] == [
+                    k for k in history.entries if k.position < victim.position
+                ]
+                assert (
+                    refuse(image, Known(durable=history.acknowledged)).position == victim.position
+                )
             elif position < victim.end - 7:  # else it may be the padding, which holds nothing
                 error = refuse(image, Known())
-                assert (error.position, error.path) == (victim.position, segment_of(image, victim.position).path)
+                assert (error.position, error.path) == (
+                    victim.position,
+                    segment_of(image, victim.position).path,
+                )
 
 
 def test_a_flipped_bit_in_durable_data_is_refused() -> None:
     refused_or_last_flush(*closed_log())
 
 
-def test_the_check_finds_a_recovery_that_cuts_the_damaged_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_a_recovery_that_cuts_the_damaged_middle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(survey.Surveyor, "_was_durable", lambda *_: False)
     fs, history = closed_log()
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
@@ -68,7 +79,9 @@ def test_damage_below_the_newest_snapshot_is_quarantined_and_the_rest_served() -
     spans = [(victim.position, victim.end) for victim in victims]
     assert [(damage.position, damage.end) for damage in report.quarantined] == spans
     assert log.quarantined == report.quarantined
-    assert [entry(record) for record in log.scan(0)] == [kept for kept in history.entries if kept not in victims]
+    assert [entry(record) for record in log.scan(0)] == [
+        kept for kept in history.entries if kept not in victims
+    ]
     with pytest.raises(CorruptRecord):
         log.record_at(victims[0].position)
 
@@ -85,7 +98,11 @@ def test_damage_before_the_position_to_read_from_is_not_looked_for() -> None:
     flip(fs, history.entries[2].position + 9)
     begin = history.entries[30].position
     report = opened_report(fs, Known(begin, begin, begin))
-    assert (report.scanned_from, report.records, report.quarantined) == (begin, len(history.entries) - 30, ())
+    assert (report.scanned_from, report.records, report.quarantined) == (
+        begin,
+        len(history.entries) - 30,
+        (),
+    )
 
 
 def test_a_sealed_segment_cut_short_is_refused() -> None:
@@ -106,7 +123,9 @@ def test_a_segment_that_is_missing_is_refused() -> None:
         image = fs.copy()
         image.remove(missing.path)
         assert refuse(image, Known()).position == missing.first
-        assert refuse(image, Known(scan_from=history.entries[-1].position)).position == missing.first
+        assert (
+            refuse(image, Known(scan_from=history.entries[-1].position)).position == missing.first
+        )
 
 
 def test_a_segment_missing_below_the_snapshot_is_quarantined() -> None:
@@ -138,7 +157,9 @@ def test_a_log_that_lost_its_end_is_refused_if_anybody_knows(what: str) -> None:
         lambda image: image.remove(last.path),
         lambda image: image.open(last.path, write=True).truncate(0),
         lambda image: image.open(last.path, write=True).truncate(64),
-        lambda image: image.open(last.path, write=True).truncate(history.entries[-1].position - last.first),
+        lambda image: image.open(last.path, write=True).truncate(
+            history.entries[-1].position - last.first
+        ),
         lambda image: overwrite(image, history.entries[-1].position, bytes(2_000)),
     ]
     for lose in losses:
@@ -175,7 +196,9 @@ def test_a_damaged_segment_header_is_refused_or_below_the_snapshot_reported() ->
         begin = history.entries[-1].position
         if segment.first + 64 <= begin:
             entries, report = opened(image, Known(begin, begin, begin))
-            assert [damage[1:3] for damage in report.quarantined] == [(segment.first, segment.first + 64)]
+            assert [damage[1:3] for damage in report.quarantined] == [
+                (segment.first, segment.first + 64)
+            ]
             assert entries == history.entries
 
 
@@ -185,7 +208,9 @@ def test_another_versions_segment_is_refused_and_left_alone() -> None:
         image = fs.copy()
         image.open(segment.path, write=True).pwrite([b"\2"], 12)
         before = log_files(image)
-        with pytest.raises(UnsupportedFormat, match="format version 2, this txmq knows 1") as raised:
+        with pytest.raises(
+            UnsupportedFormat, match="format version 2, this txmq knows 1"
+        ) as raised:
             open_log(image)
         assert raised.value.path == segment.path
         assert log_files(image) == before
@@ -196,7 +221,11 @@ def test_another_versions_record_is_refused_and_left_alone() -> None:
     for victim in (history.entries[3], history.entries[-1]):
         image = fs.copy()
         segment = segment_of(image, victim.position)
-        data = bytearray(image.open(segment.path).pread(victim.end - victim.position, victim.position - segment.first))
+        data = bytearray(
+            image.open(segment.path).pread(
+                victim.end - victim.position, victim.position - segment.first
+            )
+        )
         data[8] = 2
         length = int.from_bytes(data[12:16], "little")
         data[4:8] = value(bytes(data[8 : HEADER_SIZE + length])).to_bytes(4, "little")

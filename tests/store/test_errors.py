@@ -1,4 +1,6 @@
-"""Errors of the disk at every call: the log stops or waits for space, and what was acknowledged is there afterwards."""
+"""Errors of the disk at every call: the log stops or waits for space, and what was
+acknowledged is there afterwards.
+"""
 
 from __future__ import annotations
 
@@ -204,6 +206,8 @@ def test_a_failed_snapshot_leaves_what_was_there(number: int) -> None:
         except StoreError:
             failed += 1
         fs.errors = {}
-        assert [name for name in fs.listdir(f"{DIRECTORY}/snapshot") if not name.endswith(".snap")] == []
+        assert [
+            name for name in fs.listdir(f"{DIRECTORY}/snapshot") if not name.endswith(".snap")
+        ] == []
         check(fs.crash(rng), history)
     assert failed > 10

@@ -1,4 +1,6 @@
-"""One contract for the file system in use and the one in memory; and how the real one speaks to the kernel."""
+"""One contract for the file system in use and the one in memory; and how the real one
+speaks to the kernel.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,12 @@ def test_neither_link_nor_pipe_nor_device_is_taken_for_a_file(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("number", "error"),
-    [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, StoreError), (errno.EMFILE, StoreError)],
+    [
+        (errno.ENOSPC, DiskFull),
+        (errno.EDQUOT, DiskFull),
+        (errno.EIO, StoreError),
+        (errno.EMFILE, StoreError),
+    ],
 )
 def test_errors_of_the_system_are_translated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[StoreError]
@@ -196,9 +203,13 @@ def test_errors_of_the_system_are_translated(
     assert raised.value.hint
 
 
-def test_a_write_that_the_kernel_cuts_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_the_kernel_cuts_short_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pwritev, pwrite = os.pwritev, os.pwrite
-    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: pwritev(fd, [b"".join(buffers)[:5]], offset))
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, buffers, offset: pwritev(fd, [b"".join(buffers)[:5]], offset)
+    )
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:3], offset))
     file = RealFileSystem().create(f"{tmp_path}/a")
     file.pwrite([b"0123456", b"789", b"abcdef"], 2)
@@ -206,7 +217,9 @@ def test_a_write_that_the_kernel_cuts_short_is_finished(tmp_path: Path, monkeypa
     assert contents(file) == b"\0\0" + b"0123456789abcdef" + bytes(19)
 
 
-def test_a_read_that_the_kernel_cuts_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_the_kernel_cuts_short_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = RealFileSystem().create(f"{tmp_path}/a")
     file.pwrite([b"0123456789"], 0)
     pread = os.pread

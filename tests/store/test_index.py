@@ -12,16 +12,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.store.tables import EMPTY, LOG, USED, Contents, contents, path, settle, tables
-from txmq.broker.core.tables import ENTRIES, Entry, MemoryTables, Row
 from txmq.store.index import Frozen, LmdbTables
+from txmq.store.tables import ENTRIES, Entry, MemoryTables, Row
 
 __all__ = ["path", "tables"]
 
 
-keys = st.text("\x00\x01a", min_size=1, max_size=2).map(str.encode) | st.binary(min_size=1, max_size=511)
+keys = st.text("\x00\x01a", min_size=1, max_size=2).map(str.encode) | st.binary(
+    min_size=1, max_size=511
+)
 bounds = keys | st.just(b"")
 values = st.recursive(
-    st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5) | st.binary(max_size=5) | st.none() | st.booleans(),
+    st.integers(-(2**63), 2**64 - 1)
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st.none()
+    | st.booleans(),
     lambda inner: st.lists(inner, max_size=3).map(tuple),
     max_leaves=4,
 )
@@ -29,7 +35,9 @@ rows = st.lists(values, max_size=4).map(tuple)
 
 
 class Beside(RuleBasedStateMachine):
-    """LmdbTables and MemoryTables are given the same and must answer the same, also after a fall back to a commit."""
+    """LmdbTables and MemoryTables are given the same and must answer the same, also
+    after a fall back to a commit.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +168,14 @@ def test_thousands_of_rows_are_in_order_in_every_mixture_of_layers(tables: LmdbT
 
 
 def test_a_row_read_from_disk_equals_the_named_tuple_that_was_put(tables: LmdbTables) -> None:
-    entry = Entry(position=64, length=200, count=3, stored_at=1_700_000_000_000_000, tag_filter=2**63, visible_at=64)
+    entry = Entry(
+        position=64,
+        length=200,
+        count=3,
+        stored_at=1_700_000_000_000_000,
+        tag_filter=2**63,
+        visible_at=64,
+    )
     tables[ENTRIES].put(b"key", entry)
     settle(tables, 1)
     found = tables[ENTRIES].get(b"key")

@@ -1,4 +1,6 @@
-"""The state tables on their way to LMDB: what is frozen, committed, released, dumped and loaded."""
+"""The state tables on their way to LMDB: what is frozen, committed, released, dumped
+and loaded.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.store.tables import LOG, ONE_ROW, USED, contents, fill, path, reopened, settle, tables
-from txmq.broker.core.tables import DUE, ENTRIES, META
 from txmq.errors import DiskFull, StoreError
 from txmq.store import index
 from txmq.store.index import LmdbTables
+from txmq.store.tables import DUE, ENTRIES, META
 
 __all__ = ["path", "tables"]
 
@@ -77,7 +79,9 @@ def test_a_commit_that_finds_no_space_leaves_everything_as_it_was(path: Path) ->
     assert reopened(path) == (10, "", ONE_ROW)
 
 
-def test_a_reader_sees_the_same_rows_all_through_a_commit(tables: LmdbTables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_sees_the_same_rows_all_through_a_commit(
+    tables: LmdbTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
     numbers = [number.to_bytes(4, "big") for number in range(2000)]
     for key in numbers:
         tables[ENTRIES].put(key, (1,))
@@ -126,7 +130,9 @@ def test_a_dump_stands_for_one_position_whatever_is_committed_meanwhile(tables: 
     assert tables.position == 2
 
 
-def test_what_was_dumped_can_be_loaded(tables: LmdbTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_dumped_can_be_loaded(
+    tables: LmdbTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index, "LOADED_AT_ONCE", 100)
     for name in (*USED, META):
         for number in range(150):

@@ -1,4 +1,6 @@
-"""What opening makes of the state tables that a killed process, another log or version, or damage has left."""
+"""What opening makes of the state tables that a killed process, another log or version,
+or damage has left.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,21 @@ import lmdb
 import msgpack
 import pytest
 
-from tests.store.tables import EMPTY, LOG, ONE_ROW, OTHER_LOG, Contents, fill, path, reopened, tables
-from txmq.broker.core.tables import DUE, NAMES
+from tests.store.tables import (
+    EMPTY,
+    LOG,
+    ONE_ROW,
+    OTHER_LOG,
+    Contents,
+    fill,
+    path,
+    reopened,
+    tables,
+)
 from txmq.errors import StoreError, UnsupportedFormat
 from txmq.store import environment
 from txmq.store.index import DumpRow, LmdbTables
+from txmq.store.tables import DUE, NAMES
 
 __all__ = ["path", "tables"]
 
@@ -45,7 +57,9 @@ def test_on_disk_rows_are_message_pack_arrays_and_meta_says_what_they_stand_for(
         ([(DUE, b"a", b"\x90"), ("nonsense", b"a", b"\x90")], "unknown table 'nonsense'"),
     ],
 )
-def test_a_load_that_fails_leaves_a_cache_that_is_discarded(path: Path, dumped: list[DumpRow], error: str) -> None:
+def test_a_load_that_fails_leaves_a_cache_that_is_discarded(
+    path: Path, dumped: list[DumpRow], error: str
+) -> None:
     fill(path)
     tables = LmdbTables.open(path, log_id=LOG)
     with pytest.raises(StoreError, match=error):
@@ -95,11 +109,15 @@ DEATHS = {
         ("within a load", (0, "it was never finished", EMPTY)),
     ],
 )
-def test_a_killed_process_leaves_the_last_commit(path: Path, death: str, left: tuple[int, str, Contents]) -> None:
+def test_a_killed_process_leaves_the_last_commit(
+    path: Path, death: str, left: tuple[int, str, Contents]
+) -> None:
     fill(path)
     names = {"path": str(path), "log": str(LOG)}
     script = CHILD.format(**names, end=DEATHS[death].format(**names))
-    child = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, timeout=60, check=False
+    )
     assert (child.returncode, child.stderr) == (-signal.SIGKILL, b"")
     assert reopened(path) == left
 
@@ -113,7 +131,11 @@ def test_the_cache_of_another_log_is_discarded(path: Path) -> None:
 def test_a_cache_from_the_future_is_discarded(path: Path) -> None:
     fill(path)
     assert reopened(path, log_end=10) == (10, "", ONE_ROW)
-    assert reopened(path, log_end=9) == (0, "it stands for position 10, and the log ends at 9", EMPTY)
+    assert reopened(path, log_end=9) == (
+        0,
+        "it stands for position 10, and the log ends at 9",
+        EMPTY,
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +149,9 @@ def test_a_cache_from_the_future_is_discarded(path: Path) -> None:
     ],
     ids=["empty", "zeros", "garbage", "cut", "cut in the header"],
 )  # fmt: skip
-def test_a_damaged_file_is_discarded(path: Path, damage: Callable[[bytes], bytes], reason: str) -> None:
+def test_a_damaged_file_is_discarded(
+    path: Path, damage: Callable[[bytes], bytes], reason: str
+) -> None:
     fill(path)
     data = path / environment.DATA
     data.write_bytes(damage(data.read_bytes()))
@@ -176,7 +200,9 @@ def test_what_the_system_refuses_is_a_store_error_and_costs_nothing(path: Path) 
     assert reopened(path) == (10, "", ONE_ROW)
 
 
-def test_a_file_whose_last_pages_lmdb_left_unwritten_is_not_taken_for_a_damaged_one(path: Path) -> None:
+def test_a_file_whose_last_pages_lmdb_left_unwritten_is_not_taken_for_a_damaged_one(
+    path: Path,
+) -> None:
     fill(path)
     tables = LmdbTables.open(path, log_id=LOG)
     with environment.writing(tables._env) as txn:

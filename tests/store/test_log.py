@@ -29,7 +29,12 @@ from txmq.store.segment import HEADER_SIZE, segment_path
 
 
 def put(
-    log: Log, head: bytes = b"head", attachment: bytes | memoryview = b"", *, stored_at: int = 5, boot_epoch: int = 1
+    log: Log,
+    head: bytes = b"head",
+    attachment: bytes | memoryview = b"",
+    *,
+    stored_at: int = 5,
+    boot_epoch: int = 1,
 ) -> Appended:
     """Append a record of kind 7."""
     return log.append(7, head, attachment, stored_at=stored_at, boot_epoch=boot_epoch)
@@ -43,7 +48,11 @@ def test_a_record_comes_back_as_it_was_appended() -> None:
     record = log.record_at(at.position)
     assert record[:5] == (7, 64, 3, 64, 17)
     assert entry(record) == Entry(64, at.end, 7, b"head", b"attached")
-    assert log.read(at.attachment_position, 8) == log.read_cached(at.attachment_position, 8) == b"attached"
+    assert (
+        log.read(at.attachment_position, 8)
+        == log.read_cached(at.attachment_position, 8)
+        == b"attached"
+    )
     assert (log.end, log.durable) == (at.end, at.end)
 
 
@@ -64,7 +73,9 @@ def test_an_attachment_may_be_a_view_and_of_any_length() -> None:
     log, _ = open_log(new_disk())
     places = [put(log, b"h", memoryview(bytes(range(20)))[:length]) for length in range(20)]
     flush(log)
-    assert [entry(record).attachment for record in log.scan(0)] == [bytes(range(length)) for length in range(20)]
+    assert [entry(record).attachment for record in log.scan(0)] == [
+        bytes(range(length)) for length in range(20)
+    ]
     assert {place.attachment_position % 8 for place in places} == {0}
 
 
@@ -120,7 +131,10 @@ def test_a_record_that_does_not_fit_begins_a_segment() -> None:
     assert exactly.end == SEGMENT
     assert small.position == SEGMENT + HEADER_SIZE
     flush(log)
-    assert [(s.first, s.end, s.created_at) for s in log.segments()] == [(0, SEGMENT, 1_000), (SEGMENT, small.end, 5)]
+    assert [(s.first, s.end, s.created_at) for s in log.segments()] == [
+        (0, SEGMENT, 1_000),
+        (SEGMENT, small.end, 5),
+    ]
     assert [record.position for record in log.scan(0)] == [64, SEGMENT + HEADER_SIZE]
 
 
@@ -143,7 +157,9 @@ def test_a_log_opened_again_goes_on_where_it_ended() -> None:
     again, report = open_log(fs)
     assert (report.created, report.log_id, report.end) == (False, log.log_id, log.end)
     assert (report.records, report.boot_epoch, report.torn) == (len(history.entries), 1, None)
-    assert [segment.created_at for segment in again.segments()] == [segment.created_at for segment in log.segments()]
+    assert [segment.created_at for segment in again.segments()] == [
+        segment.created_at for segment in log.segments()
+    ]
     append(again, history, Random(1))
     flush(again)
     assert [entry(record) for record in again.scan(0)] == history.entries

@@ -1,4 +1,6 @@
-"""Sorted rows in pages: every row is found from anywhere, and no damaged page is believed."""
+"""Sorted rows in pages: every row is found from anywhere, and no damaged page is
+believed.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,23 @@ def written(rows: list[bytes], width: int) -> tuple[SimFS, Tree]:
 @pytest.mark.parametrize("count", [0, 1, 254, 255, 256, 511, 70_000])
 def test_rows_are_found_from_any_place_on(count: int) -> None:
     rng = Random(count)
-    rows = sorted({rng.randbytes(2) + rng.randrange(1 << 40).to_bytes(14, "big") for _ in range(count)})
+    rows = sorted(
+        {rng.randbytes(2) + rng.randrange(1 << 40).to_bytes(14, "big") for _ in range(count)}
+    )
     fs, tree = written(rows, 16)
     assert tree.rows == len(rows)
     found = SortedRows(fs.open("/rows"), tree)
-    starts = [b"", b"\xff" * 16, *rng.sample(rows, min(40, len(rows))), *(rng.randbytes(9) for _ in range(40))]
+    starts = [
+        b"",
+        b"\xff" * 16,
+        *rng.sample(rows, min(40, len(rows))),
+        *(rng.randbytes(9) for _ in range(40)),
+    ]
     for start in starts:
         at = bisect_left(rows, start)
-        assert [row for row, _ in zip(found.walk(start), range(600), strict=False)] == rows[at : at + 600]
+        assert [row for row, _ in zip(found.walk(start), range(600), strict=False)] == rows[
+            at : at + 600
+        ]
     assert list(found.walk(b"")) == rows
 
 

@@ -13,7 +13,9 @@ from txmq.store.scrub import scrub, spans
 
 
 @pytest.mark.parametrize("chunk", [128, 512, 1000, 1 << 20])
-def test_records_are_read_whole_wherever_a_chunk_ends(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_read_whole_wherever_a_chunk_ends(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, history = filled(new_disk())
     monkeypatch.setattr(scan, "CHUNK", chunk // 8 * 8)
     assert [entry(record) for record in log.scan(0)] == history.entries
@@ -34,7 +36,11 @@ def test_reading_stops_at_what_is_written() -> None:
     end = log.end
     appended = log.append(7, b"head", stored_at=5, boot_epoch=1)
     assert [entry(record) for record in log.scan(0)] == history.entries
-    for read in (lambda: log.record_at(end), lambda: log.read(end - 8, 16), lambda: list(log.scan(appended.end))):
+    for read in (
+        lambda: log.record_at(end),
+        lambda: log.read(end - 8, 16),
+        lambda: list(log.scan(appended.end)),
+    ):
         with pytest.raises(StoreError, match="not in the log"):
             read()
 
@@ -45,7 +51,9 @@ def test_a_span_over_several_segments_is_read_in_one() -> None:
     segments = log.segments()
     whole = b"".join(fs.open(s.path).pread(s.end - s.first, 0) for s in segments)
     start, length = segments[1].first - 100, segments[3].first - segments[1].first + 120
-    assert log.read(start, length) == log.read_cached(start, length) == whole[start : start + length]
+    assert (
+        log.read(start, length) == log.read_cached(start, length) == whole[start : start + length]
+    )
     assert log.read(0, log.end) == whole
 
 
@@ -55,7 +63,9 @@ def test_retention_removes_whole_segments_below_a_position() -> None:
     segments = log.segments()
     assert drop_before(log, segments[2].end - 8) == segments[:2]
     assert (log.first, log.segments()) == (segments[2].first, segments[2:])
-    assert fs.listdir(f"{DIRECTORY}/log") == [segment.path.rpartition("/")[2] for segment in segments[2:]]
+    assert fs.listdir(f"{DIRECTORY}/log") == [
+        segment.path.rpartition("/")[2] for segment in segments[2:]
+    ]
     kept = [kept for kept in history.entries if kept.position > log.first]
     assert [entry(record) for record in log.scan(log.first)] == kept
     with pytest.raises(StoreError, match="not in the log"):
@@ -91,7 +101,9 @@ def test_a_scrub_in_parts_finds_the_same() -> None:
     for place in (3, 9, 14):
         flip(fs, history.entries[place].position + 50)
     parts = scrubbed(log, 100)
-    assert [damage.position for damage in parts] == [history.entries[place].position for place in (3, 9, 14)]
+    assert [damage.position for damage in parts] == [
+        history.entries[place].position for place in (3, 9, 14)
+    ]
 
 
 def test_a_scrub_names_and_quarantines_what_has_rotted() -> None:
@@ -101,11 +113,15 @@ def test_a_scrub_names_and_quarantines_what_has_rotted() -> None:
     for victim in rotten:
         flip(fs, victim.position + 50)
     found = scrubbed(log)
-    assert [(damage.position, damage.end) for damage in found] == [(victim.position, victim.end) for victim in rotten]
+    assert [(damage.position, damage.end) for damage in found] == [
+        (victim.position, victim.end) for victim in rotten
+    ]
     assert [damage.reason for damage in found] == ["checksum mismatch"] * 2
     assert log.quarantined == tuple(found)
     assert scrubbed(log) == []
-    assert [entry(record) for record in log.scan(0)] == [kept for kept in history.entries if kept not in rotten]
+    assert [entry(record) for record in log.scan(0)] == [
+        kept for kept in history.entries if kept not in rotten
+    ]
     for read in (log.record_at, lambda position: log.read(position, 10)):
         with pytest.raises(CorruptRecord, match=str(rotten[0].position)):
             read(rotten[0].position)

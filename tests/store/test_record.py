@@ -52,7 +52,13 @@ def resealed(data: bytes) -> bytes:
     attachment=st.binary(max_size=40),
 )
 def test_every_field_comes_back(
-    kind: int, position: int, epoch: int, durable_before: int, stored_at: int, head: bytes, attachment: bytes
+    kind: int,
+    position: int,
+    epoch: int,
+    durable_before: int,
+    stored_at: int,
+    head: bytes,
+    attachment: bytes,
 ) -> None:
     start = encode_start(kind, position, epoch, durable_before, stored_at, head, attachment)
     data = b"before" + start + attachment + bytes(-len(attachment) % 8) + b"after"
@@ -78,7 +84,11 @@ def test_the_format_is_the_one_in_the_golden_file() -> None:
     assert isinstance(record, Record)
     assert record[:5] == (7, POSITION, 3, 4064, 1_700_000_000_000_001)
     body = split_body(record)
-    assert (bytes(body.head), bytes(body.attachment), body.attachment_position) == (b"head", b"attachment", 4216)
+    assert (bytes(body.head), bytes(body.attachment), body.attachment_position) == (
+        b"head",
+        b"attachment",
+        4216,
+    )
     assert encode(POSITION, b"head", b"attachment") == data
 
 
@@ -130,6 +140,6 @@ def test_a_head_longer_than_its_body_is_an_error() -> None:
 
 
 def test_the_kind_of_lost_spans_is_no_event() -> None:
-    from txmq.broker.core.events import EVENTS
+    from txmq.core.events.base import EVENTS
 
     assert LOST not in EVENTS

@@ -59,7 +59,9 @@ LOSSES = [rot, lose_page, cut_segment, lose_segment, lose_end, lose_header]
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-def test_a_log_that_refused_to_open_opens_and_names_what_is_lost(lose: Callable[[SimFS, History], None]) -> None:
+def test_a_log_that_refused_to_open_opens_and_names_what_is_lost(
+    lose: Callable[[SimFS, History], None],
+) -> None:
     fs, history = closed_log()
     lose(fs, history)
     known = Known(durable=history.acknowledged)
@@ -111,7 +113,9 @@ def test_what_was_damaged_is_kept_in_a_copy() -> None:
     victim = history.entries[2]
     flip(fs, victim.position + 9)
     segment = segment_of(fs, victim.position)
-    damaged = fs.open(segment.path).pread(victim.end - victim.position, victim.position - segment.first)
+    damaged = fs.open(segment.path).pread(
+        victim.end - victim.position, victim.position - segment.first
+    )
     (damage,) = repair(fs, DIRECTORY)
     assert damage[:4] == (segment.path, victim.position, victim.end, "checksum mismatch")
     assert fs.open(f"{segment.path}.lost-{victim.position}").pread(10_000, 0) == damaged
@@ -141,7 +145,11 @@ def test_nothing_is_done_to_a_log_that_is_whole_or_in_use_and_none_is_made() -> 
     fs, _ = closed_log()
     before = fs.trace.copy()
     assert repair(fs, DIRECTORY) == []
-    assert not [call for call in fs.trace[len(before) :] if call.startswith(("pwrite", "create", "truncate"))]
+    assert not [
+        call
+        for call in fs.trace[len(before) :]
+        if call.startswith(("pwrite", "create", "truncate"))
+    ]
     empty = new_disk()
     with pytest.raises(StoreError, match="there is no log"):
         repair(empty, DIRECTORY)

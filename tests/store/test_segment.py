@@ -45,7 +45,9 @@ def test_a_damaged_header_is_none_and_a_later_version_is_refused() -> None:
 
 def test_a_header_cut_off_is_none() -> None:
     data = encode_segment_header(HEADER)
-    assert [decode_segment_header(data[:length], "x") for length in range(HEADER_SIZE)] == [None] * HEADER_SIZE
+    assert [decode_segment_header(data[:length], "x") for length in range(HEADER_SIZE)] == [
+        None
+    ] * HEADER_SIZE
 
 
 def test_segments_are_listed_first_to_last_and_other_files_left_alone() -> None:
@@ -57,7 +59,9 @@ def test_segments_are_listed_first_to_last_and_other_files_left_alone() -> None:
         fs.create(f"/d/log/{name}")
     segments = list_segments(fs, "/d")
     assert [segment.first for segment in segments] == [0, 1 << 30, 3 << 30]
-    assert [segment.path for segment in segments] == [segment_path("/d", first) for first in (0, 1 << 30, 3 << 30)]
+    assert [segment.path for segment in segments] == [
+        segment_path("/d", first) for first in (0, 1 << 30, 3 << 30)
+    ]
     assert {segment.size for segment in segments} == {HEADER_SIZE}
     assert read_log_id(fs, "/d") == HEADER.log_id
 

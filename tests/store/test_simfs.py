@@ -66,7 +66,12 @@ def test_names_need_a_sync_of_their_directory() -> None:
     file.pwrite([b"y"], 0)
     file.fsync()
     fs.rename("/a", "/b")
-    assert {tuple(image.listdir("/")) for image in images(fs)} == {("a",), ("a", "new"), ("b",), ("b", "new")}
+    assert {tuple(image.listdir("/")) for image in images(fs)} == {
+        ("a",),
+        ("a", "new"),
+        ("b",),
+        ("b", "new"),
+    }
     fs.sync_directory("/")
     assert {tuple(image.listdir("/")) for image in images(fs)} == {("b", "new")}
 

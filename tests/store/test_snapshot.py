@@ -22,7 +22,11 @@ ROWS = [("topics", b"\0\1", b"first"), ("topics", b"\0\2", b""), ("groups", b"g"
 
 def bad_snapshots(fs: FileSystem, directory: str) -> list[str]:
     """Those that were set aside because they are damaged."""
-    return [f"{directory}/snapshot/{name}" for name in fs.listdir(f"{directory}/snapshot") if name.endswith(".bad")]
+    return [
+        f"{directory}/snapshot/{name}"
+        for name in fs.listdir(f"{directory}/snapshot")
+        if name.endswith(".bad")
+    ]
 
 
 def disk() -> SimFS:
@@ -45,14 +49,25 @@ def test_rows_come_back_in_order() -> None:
     path = write_snapshot(fs, DIRECTORY, LOG_ID, 4_160, iter(ROWS))
     snapshot = newest_snapshot(fs, DIRECTORY, LOG_ID)
     assert snapshot is not None
-    assert (snapshot.path, snapshot.position, snapshot.log_id, snapshot.rows) == (path, 4_160, LOG_ID, 3)
+    assert (snapshot.path, snapshot.position, snapshot.log_id, snapshot.rows) == (
+        path,
+        4_160,
+        LOG_ID,
+        3,
+    )
     assert list(read_rows(fs, snapshot)) == ROWS
 
 
-def test_a_state_of_many_blocks_or_of_nothing_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_of_many_blocks_or_of_nothing_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_BLOCK_SIZE", 100)
     rng = Random(1)
-    many = [(table, rng.randbytes(9), rng.randbytes(rng.randrange(300))) for table in "abc" for _ in range(50)]
+    many = [
+        (table, rng.randbytes(9), rng.randbytes(rng.randrange(300)))
+        for table in "abc"
+        for _ in range(50)
+    ]
     fs = RealFileSystem()
     for position, rows in ((64, many), (128, [])):
         write_snapshot(fs, str(tmp_path), LOG_ID, position, rows)
@@ -111,7 +126,9 @@ def test_a_damaged_one_is_set_aside_and_the_older_one_used() -> None:
             assert len(names(fs)) == 2
         else:
             assert rows_of(fs) == [("t", b"k", b"older")]
-            assert bad_snapshots(fs, DIRECTORY) == [f"{DIRECTORY}/snapshot/{GOLDEN_POSITION:020}.snap.bad"]
+            assert bad_snapshots(fs, DIRECTORY) == [
+                f"{DIRECTORY}/snapshot/{GOLDEN_POSITION:020}.snap.bad"
+            ]
 
 
 def test_one_cut_anywhere_zeroed_or_too_long_is_set_aside() -> None:

@@ -1,4 +1,6 @@
-"""Where a log ends: torn tails are cut, zeros written ahead are no record, unfinished segments are taken away."""
+"""Where a log ends: torn tails are cut, zeros written ahead are no record, unfinished
+segments are taken away.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def test_a_log_cut_at_any_byte_of_its_last_kilobytes_keeps_all_records_before() 
         torn = size not in ends
         entries, report = opened(image)
         assert entries == [kept for kept in history.entries if kept.end <= size]
-        assert (report.torn is not None, report.end) == (torn, max(end for end in ends if end <= size))
+        assert (report.torn is not None, report.end) == (
+            torn,
+            max(end for end in ends if end <= size),
+        )
         assert opened_report(image, Known()) == replace(report, torn=None)
 
 
@@ -142,7 +147,11 @@ def test_a_segment_that_was_never_finished_is_taken_away_but_proves_the_one_befo
     begun = segment_path(DIRECTORY, history.acknowledged)
     last = list_segments(fs, DIRECTORY)[-1]
     fs.open(last.path, write=True).truncate(history.acknowledged - last.first)
-    for content, torn in ((b"", False), (bytes(64), False), (b"TXSEG\0\0\1 and then nothing", True)):
+    for content, torn in (
+        (b"", False),
+        (bytes(64), False),
+        (b"TXSEG\0\0\1 and then nothing", True),
+    ):
         image = fs.copy()
         image.create(begun).pwrite([content], 0)
         entries, report = opened(image)

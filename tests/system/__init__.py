@@ -1,1 +1,3 @@
-"""The whole, as real processes: brokers, services and database servers that are killed while they work."""
+"""The whole, as real processes: brokers, services and database servers that are killed
+while they work.
+"""

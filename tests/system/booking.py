@@ -1,4 +1,6 @@
-"""A worker that places each order in two databases and a topic, by two-phase commit, until it dies or is to stop."""
+"""A worker that places each order in two databases and a topic, by two-phase commit,
+until it dies or is to stop.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 from tests.system.farm import Job, Lane
 from tests.system.orders import Order
@@ -18,11 +20,14 @@ from txmq import connect
 from txmq.client import Client
 
 CHECK_AFTER_S = 5.0
-IMPATIENCE = "SET lock_timeout = '5s'"  # with prepared transactions nobody sees a deadlock over two databases
+# with prepared transactions nobody sees a deadlock over two databases
+IMPATIENCE = "SET lock_timeout = '5s'"
 
 
 def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
-    """Places orders. The first argument of the lane is the DSN of the second database, the others are keys."""
+    """Places orders. The first argument of the lane is the DSN of the second database,
+    the others are keys.
+    """
     other, *keys = lane.arguments
     journal, random, turns = Journal(Path(job.directory)), Random(), cycle(keys)
     with connect(job.url, service="orders", timeout=PATIENCE_S, retries=20) as client:
@@ -38,14 +43,25 @@ def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
 
 
 def _place(
-    client: Client, pair: tuple[Connection, Connection], topic: str, key: str, journal: Journal, random: Random
+    client: Client,
+    pair: tuple[Connection, Connection],
+    topic: str,
+    key: str,
+    journal: Journal,
+    random: Random,
 ) -> None:
     """One order, and what the caller was told of it."""
     transaction = client.xa(*pair, timeout=PATIENCE_S, check_after=CHECK_AFTER_S)
     token = transaction.token.hex
     with journal.kept(token), transaction:
-        first, second = (Order(token, key, write_order(connection, token, key)) for connection in pair)
-        if first != second:  # others came in between where the first server has crashed, and with it this transaction
+        first, second = (
+            Order(token, key, write_order(connection, token, key)) for connection in pair
+        )
+        if (
+            first != second
+            # others came in between where the first server has crashed, and with it this
+            # transaction
+        ):
             pair[0].cursor().execute("SELECT")
         assert first == second, "both databases count the same orders"
         transaction.send(topic, first.encode(), key=key)

@@ -1,4 +1,6 @@
-"""A shop with two books: each order is a row in both databases and a message, or nothing anywhere."""
+"""A shop with two books: each order is a row in both databases and a message, or
+nothing anywhere.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from threading import Event, Thread
 from tests.system.orders import Outcome, faults
 from tests.system.placing import TABLES, told
 from tests.system.shop import Shop
-from txmq.client.recovery.recoverer import XaRecoverer
-from txmq.config import Xa, XaDatabase
+from txmq.config.broker import Xa, XaDatabase
+from txmq.recover.recoverer import XaRecoverer
 from txmq.testing.wait import wait_until
 
 EVERY_S = 0.5
@@ -49,7 +51,9 @@ class Books:
         return sum(outcome is Outcome.COMMITTED for outcome in told(self.shop.journals).values())
 
     def judge(self) -> dict[str, int]:
-        """Fails where the databases and the topic do not have the same orders. A COMMIT may have come too late."""
+        """Fails where the databases and the topic do not have the same orders. A COMMIT
+        may have come too late.
+        """
         wait_until(lambda: not self.prepared(), PATIENCE_S, what="nothing is prepared")
         counts = self.shop.judge(timed=True)
         rows, there = self.shop.rows(), self.there.rows()

@@ -1,4 +1,6 @@
-"""A worker that charges orders: one effect for each message, in the transaction of its inbox, until it dies."""
+"""A worker that charges orders: one effect for each message, in the transaction of its
+inbox, until it dies.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from threading import Event, Thread
 from typing import Any
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 from tests.system.farm import Job, Lane
 from tests.system.orders import Order

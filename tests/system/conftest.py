@@ -12,7 +12,9 @@ LOG_TAIL = 4_000  # characters
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Function,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     for value in item.funcargs.values():
         broker = getattr(value, "broker", value)

@@ -17,7 +17,9 @@ def run(flag: str, *arguments: str) -> None:
 
     def cramped(file: RealFile, offset: int, length: int) -> None:
         if Path(flag).exists():
-            raise store_error("writing", "the log", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            raise store_error(
+                "writing", "the log", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            )
         write_zeros(file, offset, length)
 
     with patch.object(RealFile, "write_zeros", cramped):  # the one call that makes room

@@ -1,4 +1,6 @@
-"""Workers around a relay: services that place orders and emit them, and relays that die."""
+"""Workers around a relay: services that place orders and emit them, and relays that
+die.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 from tests.system.farm import Job, Lane
 from tests.system.orders import Order, Outcome
 from tests.system.placing import NEVER, Journal, connected, write_order
 from txmq import connect, emit
-from txmq.client.relaying.relay import Relay, RelayPolicy
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import TxmqError
+from txmq.relay.relay import Relay, RelayPolicy
 from txmq.testing.wait import wait_until
 
 RELAY = "relay"  # in a lane's arguments, instead of keys
@@ -61,7 +63,7 @@ def relaying(url: str, dsn: str, policy: RelayPolicy = POLICY) -> Iterator[Relay
     def run() -> None:
         try:
             relay.run(stop)
-        except BaseException as error:  # noqa: BLE001  # raised below
+        except BaseException as error:  # raised below
             troubles.append(error)
         finally:
             ended.set()

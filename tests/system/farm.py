@@ -1,7 +1,8 @@
-"""Services that die: a process (`run_farm`) that forks workers, and a new one in the place of each that is killed.
+"""Services that die: a process (`run_farm`) that forks workers, and a new one in the
+place of each that is killed.
 
-Forked, because a start of Python with all imports takes longer than the work between two deaths; each worker is a
-process with connections of its own all the same.
+Forked, because a start of Python with all imports takes longer than the work between
+two deaths; each worker is a process with connections of its own all the same.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ MOST_PASSES = 3  # of a crash point, before the death there
 
 
 class Lane(NamedTuple):
-    """The workers that follow one another in one place. They die at `point`, or when somebody kills them.
+    """The workers that follow one another in one place. They die at `point`, or when
+    somebody kills them.
 
-    `point` is a crash point, or one with how often it is passed, and how it ends (`txmq.crashpoints`). `deaths` is how
-    many die before no other follows; 0 = until the end. `arguments` are for the work.
+    `point` is a crash point, or one with how often it is passed, and how it ends
+    (`txmq.crashpoints`). `deaths` is how many die before no other follows; 0 = until
+    the end. `arguments` are for the work.
     """
 
     name: str
@@ -36,9 +39,11 @@ class Lane(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What a farm is for. `work` is a module of this package; its `work` gets job, lane and when to go on.
+    """What a farm is for. `work` is a module of this package; its `work` gets job, lane
+    and when to go on.
 
-    Workers keep journals in `directory`; `deaths` in it gets a line for each that was killed, and `stop` ends the farm.
+    Workers keep journals in `directory`; `deaths` in it gets a line for each that was
+    killed, and `stop` ends the farm.
     """
 
     work: str
@@ -71,7 +76,10 @@ class Job(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Job:
         fields = json.loads(text)
-        lanes = (Lane(name, point, deaths, tuple(rest)) for name, point, deaths, rest in fields.pop("lanes"))
+        lanes = (
+            Lane(name, point, deaths, tuple(rest))
+            for name, point, deaths, rest in fields.pop("lanes")
+        )
         return cls(**fields, lanes=tuple(lanes))
 
 
@@ -87,7 +95,9 @@ class Farm:
         self._workers: dict[int, Lane] = {}
 
     def run(self) -> None:
-        """Returns once all lanes are done. Exits with an error where a worker fails by itself."""
+        """Returns once all lanes are done. Exits with an error where a worker fails by
+        itself.
+        """
         for lane in self._job.lanes:
             self._start(lane)
         try:
@@ -107,10 +117,14 @@ class Farm:
         try:
             if lane.point:
                 exact = ":" in lane.point
-                os.environ[VARIABLE] = lane.point if exact else f"{lane.point}:{Random().randint(1, MOST_PASSES)}"
-            self._work(self._job, lane, lambda: os.getppid() == parent and not self._job.stop.exists())
+                os.environ[VARIABLE] = (
+                    lane.point if exact else f"{lane.point}:{Random().randint(1, MOST_PASSES)}"
+                )
+            self._work(
+                self._job, lane, lambda: os.getppid() == parent and not self._job.stop.exists()
+            )
             status = 0
-        except BaseException:  # noqa: BLE001  # the parent's stack is not this process's to unwind
+        except BaseException:  # the parent's stack is not this process's to unwind
             traceback.print_exc()
         finally:
             sys.stderr.flush()

@@ -1,4 +1,6 @@
-"""A worker that follows a topic: a member of an ordered group that writes down what it has processed, until it dies."""
+"""A worker that follows a topic: a member of an ordered group that writes down what it
+has processed, until it dies.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Stumbled(Exception):
 
 
 def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
-    """Appends "key version" for each message, in the one file of all workers: a line is one write."""
+    """Appends "key version" for each message, in the one file of all workers: a line is
+    one write.
+    """
     directory, stop = Path(job.directory), Event()
     (directory / f"{lane.name}.{os.getpid()}.pid").touch()
     effects = os.open(effects_of(directory), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
@@ -44,7 +48,9 @@ def work(job: Job, lane: Lane, go_on: Callable[[], bool]) -> None:
     retry = RetryPolicy.table(0.05, attempts=10_000)
     with (
         connect(job.url, timeout=RESTART_S) as client,
-        client.consumer(GROUP, topics=[job.topic], mode="ordered", retry=retry, prefetch_messages=256) as consumer,
+        client.consumer(
+            GROUP, topics=[job.topic], mode="ordered", retry=retry, prefetch_messages=256
+        ) as consumer,
     ):
         consumer.run(handle, threads=THREADS, stop=stop)
 

@@ -1,4 +1,6 @@
-"""A member that is frozen while it has a message in hand, and does not know it when it goes on."""
+"""A member that is frozen while it has a message in hand, and does not know it when it
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,14 @@ def say(*words: object) -> None:
 
 
 def member(url: str, group: str, topic: str, mode: str) -> None:
-    """Takes one message and stops itself; when it goes on, it acks, and prints what the broker says to that."""
+    """Takes one message and stops itself; when it goes on, it acks, and prints what the
+    broker says to that.
+    """
     options: Any = {"mode": mode, "session_s": SESSION_S}
-    with connect(url, timeout=PATIENCE_S) as client, client.consumer(group, [topic], **options) as consumer:
+    with (
+        connect(url, timeout=PATIENCE_S) as client,
+        client.consumer(group, [topic], **options) as consumer,
+    ):
         message = consumer.receive(PATIENCE_S)
         assert message is not None
         say(message.offset, message.attempt)
@@ -38,11 +45,15 @@ def member(url: str, group: str, topic: str, mode: str) -> None:
 
 
 def charging(url: str, group: str, topic: str, dsn: str) -> None:
-    """Has an effect for one message, in the transaction of its inbox, and stops itself before it ends."""
+    """Has an effect for one message, in the transaction of its inbox, and stops itself
+    before it ends.
+    """
 
     def handle(message: Any, connection: Any) -> None:
         with connection.cursor() as cursor:
-            cursor.execute("INSERT INTO effects VALUES (%s, %s)", (str(message.offset), os.getpid()))
+            cursor.execute(
+                "INSERT INTO effects VALUES (%s, %s)", (str(message.offset), os.getpid())
+            )
         say(message.offset, message.attempt)
         os.kill(os.getpid(), signal.SIGSTOP)
 

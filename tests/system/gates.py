@@ -1,8 +1,9 @@
-"""Places in a COMMIT where transactions can be held, so that a kill is sure to meet them there.
+"""Places in a COMMIT where transactions can be held, so that a kill is sure to meet
+them there.
 
-`BeforeTheRecord`: a deferred trigger waits for a lock; whoever is killed there has not committed, unless the server
-goes on without its client. `AfterTheRecord`: COMMIT is in the log and waits for a standby that does not exist; it
-stands, whoever is killed.
+`BeforeTheRecord`: a deferred trigger waits for a lock; whoever is killed there has not
+committed, unless the server goes on without its client. `AfterTheRecord`: COMMIT is in
+the log and waits for a standby that does not exist; it stands, whoever is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ PATIENCE_S: Final = 60.0
 
 
 class Gate(ABC):
-    """Closed, it holds every COMMIT of an order. On the database named `dbname`, with TRIGGER on its orders."""
+    """Closed, it holds every COMMIT of an order. On the database named `dbname`, with
+    TRIGGER on its orders.
+    """
 
     wait_event: str
     stands: bool  # what it holds is committed, whatever happens to its backend
@@ -54,9 +57,13 @@ class Gate(ABC):
         wait_until(lambda: not self.held(), PATIENCE_S, what="nobody at the gate")
 
     def hold(self, number: int) -> dict[int, int]:
-        """Closes, and returns once so many are held: the pid of each worker and of its backend."""
+        """Closes, and returns once so many are held: the pid of each worker and of its
+        backend.
+        """
         self.close()
-        wait_until(lambda: len(self.held()) >= number, PATIENCE_S, what=f"{number} commits at the gate")
+        wait_until(
+            lambda: len(self.held()) >= number, PATIENCE_S, what=f"{number} commits at the gate"
+        )
         return self.held()
 
     def held(self) -> dict[int, int]:

@@ -1,6 +1,8 @@
-"""What producers did, what stands in the topic, and whether the two agree. Knows nothing of brokers or clients.
+"""What producers did, what stands in the topic, and whether the two agree. Knows
+nothing of brokers or clients.
 
-Bodies are unique texts `<key>/<number>`: the numbers of a key rise in the order of their sends.
+Bodies are unique texts `<key>/<number>`: the numbers of a key rise in the order of
+their sends.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ class Row(NamedTuple):
 class History:
     """What happened. Filled by any number of threads: each step is one assignment.
 
-    `acknowledged` maps bodies to their places, None where the receipt names none; `refused` were said not to be done;
-    `groups` are bodies that were to appear together; `observed` is what readers saw meanwhile.
+    `acknowledged` maps bodies to their places, None where the receipt names none;
+    `refused` were said not to be done; `groups` are bodies that were to appear
+    together; `observed` is what readers saw meanwhile.
     """
 
     attempted: set[str] = field(default_factory=set)
@@ -45,7 +48,9 @@ class History:
     duplicates: int = 0
 
     def see(self, row: Row) -> None:
-        """A reader saw a message: it must be the one that was seen there before, if any."""
+        """A reader saw a message: it must be the one that was seen there before, if
+        any.
+        """
         before = self.observed.setdefault(row.place, row.body)
         if before != row.body:
             self.changed.append(f"{row.place} was {before} and became {row.body}")
@@ -64,7 +69,9 @@ class History:
 
 
 def faults(history: History, topic: Sequence[Row]) -> list[str]:
-    """What is wrong with the topic at the end; nothing, if all invariants hold. The rows may be in any order."""
+    """What is wrong with the topic at the end; nothing, if all invariants hold. The
+    rows may be in any order.
+    """
     rows = sorted(topic)
     return [
         *history.changed,

@@ -1,7 +1,9 @@
-"""Producers of every kind, each a thread with a client of its own, that go on sending whatever happens to the broker.
+"""Producers of every kind, each a thread with a client of its own, that go on sending
+whatever happens to the broker.
 
-Half of them are patient: they send again through any outage, and fail if that does not help. The others give up soon,
-do not know what became of their messages, and go on with the next ones.
+Half of them are patient: they send again through any outage, and fail if that does not
+help. The others give up soon, do not know what became of their messages, and go on with
+the next ones.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import NamedTuple
 from tests.system.history import History
 from txmq import Message, Receipt, connect
 from txmq.client import Client
-from txmq.client.settings import Options
+from txmq.client.protocol.settings import Options
 from txmq.errors import TxmqError
 
 LONG_S, SHORT_S = 90.0, 0.3
@@ -35,7 +37,9 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """What all kinds of producers need: a client, messages that nobody else sends, and the history to write down."""
+    """What all kinds of producers need: a client, messages that nobody else sends, and
+    the history to write down.
+    """
 
     client: Client
     topic: str
@@ -57,7 +61,9 @@ class Sender:
     def failed(self, sent: Sent, error: TxmqError) -> None:
         """Patience must help; without it, the error says what is known."""
         assert not self.patient, f"{sent.body} was not sent: {error!r}"
-        (self.history.refused if error.outcome == "not done" else self.history.unknown).add(sent.body)
+        (self.history.refused if error.outcome == "not done" else self.history.unknown).add(
+            sent.body
+        )
 
 
 def one_by_one(sender: Sender) -> None:
@@ -74,7 +80,9 @@ def without_waiting(sender: Sender) -> None:
     under_way: list[tuple[Sent, Future[Receipt]]] = []
     for sent in sender.take(AT_ONCE):
         try:  # the first of all asks for the topic's shape
-            under_way.append((sent, sender.client.send_async(sender.topic, sent.body.encode(), key=sent.key)))
+            under_way.append(
+                (sent, sender.client.send_async(sender.topic, sent.body.encode(), key=sent.key))
+            )
         except TxmqError as error:
             sender.failed(sent, error)
     for sent, future in under_way:
@@ -88,7 +96,9 @@ def without_waiting(sender: Sender) -> None:
 
 def in_batches(sender: Sender) -> None:
     taken = sender.take(AT_ONCE)
-    receipts = sender.client.send_batch(sender.topic, [Message(sent.body.encode(), key=sent.key) for sent in taken])
+    receipts = sender.client.send_batch(
+        sender.topic, [Message(sent.body.encode(), key=sent.key) for sent in taken]
+    )
     for sent, receipt in zip(taken, receipts, strict=True):
         sender.stored(sent, receipt)
 
@@ -135,19 +145,25 @@ KINDS = (
 
 @contextmanager
 def load(url: str, topic: str, history: History) -> Iterator[None]:
-    """Producers of all kinds for the block; the broker must serve at its end. Raises what a producer met."""
+    """Producers of all kinds for the block; the broker must serve at its end. Raises
+    what a producer met.
+    """
     stop, troubles = Event(), list[BaseException]()
 
     def run(kind: Kind, name: str) -> None:
         try:
             with connect(url, **(PATIENT if kind.patient else HASTY)) as client:
-                sender = Sender(client, topic, history, _messages(f"{name}a", f"{name}b"), kind.patient)
+                sender = Sender(
+                    client, topic, history, _messages(f"{name}a", f"{name}b"), kind.patient
+                )
                 while not stop.is_set():
                     kind.step(sender)
-        except BaseException as error:  # noqa: BLE001  # raised below, in the test's own thread
+        except BaseException as error:  # raised below, in the test's own thread
             troubles.append(error)
 
-    producers = [Thread(target=run, args=(kind, f"p{at}"), daemon=True) for at, kind in enumerate(KINDS)]
+    producers = [
+        Thread(target=run, args=(kind, f"p{at}"), daemon=True) for at, kind in enumerate(KINDS)
+    ]
     for producer in producers:
         producer.start()
     try:

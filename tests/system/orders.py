@@ -1,4 +1,5 @@
-"""Orders: each is a row in a database and a message in a topic, or neither. What must hold of them at the end.
+"""Orders: each is a row in a database and a message in a topic, or neither. What must
+hold of them at the end.
 
 Knows nothing of brokers, clients or databases.
 """
@@ -15,7 +16,9 @@ Token = str  # 32 hex digits
 
 
 class Order(NamedTuple):
-    """An order; `version` counts the orders of its key, in the order of their commits, from 1."""
+    """An order; `version` counts the orders of its key, in the order of their commits,
+    from 1.
+    """
 
     token: Token
     key: str
@@ -43,11 +46,17 @@ Told = Mapping[Token, Outcome]
 
 
 def faults(told: Told, rows: Sequence[Order], messages: Sequence[Order]) -> list[str]:
-    """What is wrong; nothing, if rows and messages are the same orders. `messages` as they stand in the topic."""
+    """What is wrong; nothing, if rows and messages are the same orders. `messages` as
+    they stand in the topic.
+    """
     return [
         *(f"{order} has a row and no message" for order in sorted({*rows} - {*messages})),
         *(f"{order} has a message and no row" for order in sorted({*messages} - {*rows})),
-        *(f"{order} has {times} messages" for order, times in Counter(messages).items() if times > 1),
+        *(
+            f"{order} has {times} messages"
+            for order, times in Counter(messages).items()
+            if times > 1
+        ),
         *_against_what_was_told(told, rows),
         *_disorder(rows, messages),
     ]
@@ -64,8 +73,13 @@ def _against_what_was_told(told: Told, rows: Sequence[Order]) -> Iterator[str]:
 
 
 def _disorder(rows: Sequence[Order], messages: Sequence[Order]) -> Iterator[str]:
-    """Per key the versions count up from 1, among the rows and, in this order, in the topic."""
-    for name, orders in (("rows", sorted(rows, key=lambda order: order.version)), ("messages", messages)):
+    """Per key the versions count up from 1, among the rows and, in this order, in the
+    topic.
+    """
+    for name, orders in (
+        ("rows", sorted(rows, key=lambda order: order.version)),
+        ("messages", messages),
+    ):
         by_key: dict[str, list[int]] = {}
         for order in orders:
             by_key.setdefault(order.key, []).append(order.version)
@@ -75,15 +89,21 @@ def _disorder(rows: Sequence[Order], messages: Sequence[Order]) -> Iterator[str]
 
 
 def misjudged(hits: Mapping[Token, bool], rows: Sequence[Order]) -> list[str]:
-    """Transactions that ended otherwise than the place of the kill says; `hits` maps each to whether it committed."""
+    """Transactions that ended otherwise than the place of the kill says; `hits` maps
+    each to whether it committed.
+    """
     there = {order.token for order in rows}
     return [
-        f"{token} {'has' if token in there else 'lacks'} a row" for token in hits if hits[token] != (token in there)
+        f"{token} {'has' if token in there else 'lacks'} a row"
+        for token in hits
+        if hits[token] != (token in there)
     ]
 
 
 def wrong_effects(sent: Sequence[Order], effects: Sequence[Order], *, in_order: bool) -> list[str]:
-    """What is wrong with the effects that orders had, in the order of their commits; each is to have one."""
+    """What is wrong with the effects that orders had, in the order of their commits;
+    each is to have one.
+    """
     return [
         *(f"{order} had no effect" for order in sorted({*sent} - {*effects})),
         *(f"{order} had an effect and was not sent" for order in sorted({*effects} - {*sent})),

@@ -1,4 +1,6 @@
-"""A worker that places orders: a row and a message in one transaction, over and over, until it dies or is to stop."""
+"""A worker that places orders: a row and a message in one transaction, over and over,
+until it dies or is to stop.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from pathlib import Path
 from random import Random
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 from tests.system.farm import Job, Lane
 from tests.system.orders import Order, Outcome, Token
 from txmq import connect
 from txmq.client import Client
-from txmq.client.transactions.transaction import Transaction
+from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import TxmqError
 from txmq.testing.wait import wait_until
 
@@ -27,7 +29,9 @@ CREATE TABLE placed (token uuid PRIMARY KEY, key text NOT NULL, version int NOT 
 RAISE_VERSION = """
 INSERT INTO account VALUES (%s, 1) ON CONFLICT (key) DO UPDATE SET version = account.version + 1 RETURNING version
 """
-CHECK_AFTER_S = 0.3  # longer than a transaction takes as a rule; where one takes longer it may be fenced
+CHECK_AFTER_S = (
+    0.3  # longer than a transaction takes as a rule; where one takes longer it may be fenced
+)
 RESTART_S = 60.0
 PATIENCE_S = 20.0  # to have the messages stored, over a restart of the broker
 NEVER = 0  # the version in messages that must not come out
@@ -38,10 +42,14 @@ class ChangedMind(Exception):
 
 
 class Journal:
-    """What a worker was told, a line at a time: what is written is safe from the death of the writer."""
+    """What a worker was told, a line at a time: what is written is safe from the death
+    of the writer.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._file = os.open(directory / f"{os.getpid()}.journal", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        self._file = os.open(
+            directory / f"{os.getpid()}.journal", os.O_CREAT | os.O_APPEND | os.O_WRONLY
+        )
 
     def note(self, token: Token, outcome: Outcome, why: str = "") -> None:
         os.write(self._file, f"{token} {outcome} {why}\n".encode())
@@ -55,7 +63,11 @@ class Journal:
         except (ChangedMind, psycopg2.Error) as error:
             self.note(token, Outcome.ABORTED, repr(error))
         except TxmqError as error:
-            self.note(token, Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.ABORTED, repr(error))
+            self.note(
+                token,
+                Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.ABORTED,
+                repr(error),
+            )
         else:
             self.note(token, Outcome.COMMITTED)
 
@@ -71,7 +83,9 @@ def told(directory: Path) -> Mapping[Token, Outcome]:
 
 
 def last_begun(directory: Path, pid: int) -> Token:
-    """The transaction that a worker is, or was, in. Raises where it has ended, as far as its journal knows."""
+    """The transaction that a worker is, or was, in. Raises where it has ended, as far
+    as its journal knows.
+    """
     token, outcome, *_ = (directory / f"{pid}.journal").read_text().splitlines()[-1].split(" ", 2)
     assert outcome == Outcome.BEGAN, f"{pid} has ended {token}: {outcome}"
     return token
@@ -105,7 +119,9 @@ def connected(dsn: str) -> Connection:
     return found[0]
 
 
-def _place(client: Client, connection: Connection, topic: str, key: str, journal: Journal, random: Random) -> None:
+def _place(
+    client: Client, connection: Connection, topic: str, key: str, journal: Journal, random: Random
+) -> None:
     """One order, and what the caller was told of it."""
     transaction = client.transaction(connection, timeout=PATIENCE_S, check_after=CHECK_AFTER_S)
     token = transaction.token.hex
@@ -128,17 +144,23 @@ def _nothing(transaction: Transaction, connection: Connection, topic: str, never
     """The transaction commits."""
 
 
-def _change_mind(transaction: Transaction, connection: Connection, topic: str, never: Order) -> None:
+def _change_mind(
+    transaction: Transaction, connection: Connection, topic: str, never: Order
+) -> None:
     raise ChangedMind
 
 
-def _swallow_an_error(transaction: Transaction, connection: Connection, topic: str, never: Order) -> None:
+def _swallow_an_error(
+    transaction: Transaction, connection: Connection, topic: str, never: Order
+) -> None:
     """The transaction has failed, and nobody minds."""
     with suppress(psycopg2.DataError), connection.cursor() as cursor:
         cursor.execute("SELECT 1 / 0")
 
 
-def _go_back_to_a_savepoint(transaction: Transaction, connection: Connection, topic: str, never: Order) -> None:
+def _go_back_to_a_savepoint(
+    transaction: Transaction, connection: Connection, topic: str, never: Order
+) -> None:
     """A part is withdrawn, the rest commits."""
     with suppress(ChangedMind), transaction.savepoint():
         transaction.send(topic, never.encode(), key=never.key)

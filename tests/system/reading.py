@@ -1,4 +1,6 @@
-"""Topics read back: all of one at the end, or as it grows, over any number of outages."""
+"""Topics read back: all of one at the end, or as it grows, over any number of
+outages.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from threading import Event, Thread
 
 from tests.system.history import Row
 from txmq import ReceivedMessage, connect
-from txmq.cli.tail import Reader, read
+from txmq.cli.commands.tail import Reader, read
 from txmq.client import Client
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
 
@@ -29,14 +31,18 @@ def row(message: ReceivedMessage) -> Row:
     return Row(message.partition, message.offset, message.key, message.body.decode())
 
 
-def _span(url: str, topic: str, starts: dict[int, int], ends: dict[int, int]) -> Iterator[ReceivedMessage]:
+def _span(
+    url: str, topic: str, starts: dict[int, int], ends: dict[int, int]
+) -> Iterator[ReceivedMessage]:
     with closing(Reader(url, topic)) as reader:
         yield from read(reader, starts, ends)
 
 
 @contextmanager
 def watched(url: str, topic: str, see: Callable[[Row], None]) -> Iterator[None]:
-    """For the block, a reader in a thread of its own sees each message once, soon after it is published."""
+    """For the block, a reader in a thread of its own sees each message once, soon after
+    it is published.
+    """
     stop = Event()
     thread = Thread(target=_watch, args=(url, topic, see, stop), name="reader")
     thread.start()
@@ -53,7 +59,9 @@ def _watch(url: str, topic: str, see: Callable[[Row], None], stop: Event) -> Non
         while not stop.wait(0.02):
             try:
                 ends = dict(enumerate(client.call("topic.show", name=topic)["ends"]))
-                for message in _span(url, topic, {part: starts.get(part, 0) for part in ends}, ends):
+                for message in _span(
+                    url, topic, {part: starts.get(part, 0) for part in ends}, ends
+                ):
                     see(row(message))
                     starts[message.partition] = message.offset + 1
             except AWAY:

@@ -1,4 +1,6 @@
-"""A shop: a database, a broker that has it for a resolver, and a farm of services that place orders."""
+"""A shop: a database, a broker that has it for a resolver, and a farm of services that
+place orders.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from tests.system.placing import TABLES, told
 from tests.system.reading import whole_topic
 from txmq import connect
 from txmq.client import Client
+from txmq.model.bundle import GroupState
 from txmq.testing.broker import OwnBroker
 from txmq.testing.processes import Running, running
 from txmq.testing.wait import wait_until
-from txmq.tx.group import GroupState
 
 TOPIC = "orders"
 PATIENCE_S = 60.0
@@ -49,7 +51,9 @@ class Farm(NamedTuple):
     process: Running
 
     def dead(self) -> Mapping[str, list[int]]:
-        """The pids of each lane's dead so far. Raises ProcessEnded where a service failed by itself."""
+        """The pids of each lane's dead so far. Raises ProcessEnded where a service
+        failed by itself.
+        """
         if not self.process.alive and self.process.status():
             raise self.process.ended()
         return self.job.dead()
@@ -60,7 +64,9 @@ class Farm(NamedTuple):
 
 
 class Shop(NamedTuple):
-    """Where services place orders. `journals` is where they write down what they were told."""
+    """Where services place orders. `journals` is where they write down what they were
+    told.
+    """
 
     directory: Path
     dsn: str
@@ -97,31 +103,45 @@ class Shop(NamedTuple):
     def messages(self) -> list[Order]:
         """The orders in the topic, partition by partition."""
         found = whole_topic(self.client, self.broker.url, TOPIC)
-        return [Order.decode(message.body) for message in sorted(found, key=lambda m: (m.partition, m.offset))]
+        return [
+            Order.decode(message.body)
+            for message in sorted(found, key=lambda m: (m.partition, m.offset))
+        ]
 
     def listed(self, state: str) -> list[dict[str, object]]:
         """The transactions that the broker lists under this state."""
-        found: list[dict[str, object]] = self.client.call("tx.list", state=state, limit=100)["transactions"]
+        found: list[dict[str, object]] = self.client.call("tx.list", state=state, limit=100)[
+            "transactions"
+        ]
         return found
 
     def settle(self) -> None:
         """Returns once the broker knows the end of every transaction."""
         for state in ("undecided", "waiting"):
-            wait_until(lambda: not self.listed(state), PATIENCE_S, what=f"nothing is {state}")  # noqa: B023
+            wait_until(lambda: not self.listed(state), PATIENCE_S, what=f"nothing is {state}")
 
     def decided(self, tokens: Iterable[Token]) -> bool:
         """Whether the broker knows the end of these transactions, which it has."""
         shown = (self.client.call("tx.show", token=token) for token in tokens)
-        return all(GroupState[row["state"]] in (GroupState.PUBLISHED, GroupState.ROLLED_BACK) for row in shown)
+        return all(
+            GroupState[row["state"]] in (GroupState.PUBLISHED, GroupState.ROLLED_BACK)
+            for row in shown
+        )
 
-    def judge(self, hits: Mapping[Token, bool] = {}, *, timed: bool = False) -> dict[str, int]:  # read only
-        """Fails where rows and messages are not the same orders, or a hit ended otherwise; returns figures.
+    def judge(
+        self, hits: Mapping[Token, bool] = {}, *, timed: bool = False
+    ) -> dict[str, int]:  # read only
+        """Fails where rows and messages are not the same orders, or a hit ended
+        otherwise; returns figures.
 
-        `timed`: the broker may roll transactions back after a time, so that a COMMIT may come too late.
+        `timed`: the broker may roll transactions back after a time, so that a COMMIT
+        may come too late.
         """
         self.settle()
         said, rows, messages = told(self.journals), self.rows(), self.messages()
-        conflicts = [one for one in self.listed("conflicts") if not (timed and one["asked"] == "COMMIT")]
+        conflicts = [
+            one for one in self.listed("conflicts") if not (timed and one["asked"] == "COMMIT")
+        ]
         found = [*faults(said, rows, messages), *misjudged(hits, rows), *map(str, conflicts)]
         assert found == [], "\n".join(found[:20])
         outcomes = Counter(str(outcome) for outcome in said.values())
@@ -131,7 +151,10 @@ class Shop(NamedTuple):
 @contextmanager
 def opened(directory: Path, dsn: str) -> Iterator[Shop]:
     """A shop that has just opened; `dsn` leads to a database with txmq's tables."""
-    with OwnBroker(directory / "broker", SETTINGS.format(dsn=json.dumps(dsn))) as broker, connect(broker.url) as client:
+    with (
+        OwnBroker(directory / "broker", SETTINGS.format(dsn=json.dumps(dsn))) as broker,
+        connect(broker.url) as client,
+    ):
         client.call("topic.create", name=TOPIC, partitions=4)
         shop = Shop(directory, dsn, broker, client)
         shop.query(TABLES)
@@ -139,5 +162,7 @@ def opened(directory: Path, dsn: str) -> Iterator[Shop]:
 
 
 def tills(number: int, *keys: str) -> Sequence[Lane]:
-    """So many lanes that go on until the end: each with a key of its own where `keys` names none."""
+    """So many lanes that go on until the end: each with a key of its own where `keys`
+    names none.
+    """
     return [Lane(f"till-{at}", arguments=keys or (f"customer-{at}",)) for at in range(number)]

@@ -1,4 +1,6 @@
-"""Faults of a broker's process by their numbers (FAULTS 40, 41): it stands still, or has no file handles left."""
+"""Faults of a broker's process by their numbers (FAULTS 40, 41): it stands still, or
+has no file handles left.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from txmq import connect
-from txmq.broker.reactor.handles import RESERVED
+from txmq.broker.reactor.file_limits import RESERVED
 from txmq.client import Client
 from txmq.testing.broker import OwnBroker
 from txmq.testing.wait import wait_until
@@ -36,7 +38,9 @@ def client(broker: OwnBroker) -> Iterator[Client]:
         yield client
 
 
-def test_fault_40_a_broker_that_stood_still_gives_no_member_up(broker: OwnBroker, client: Client) -> None:
+def test_fault_40_a_broker_that_stood_still_gives_no_member_up(
+    broker: OwnBroker, client: Client
+) -> None:
     topic, group, pid = f"t-{uuid4().hex[:8]}", "g", broker.process.process.pid
     client.send(topic, b"x")
     with client.consumer(group, [topic], start="first", session_s=SESSION_S) as consumer:
@@ -46,7 +50,9 @@ def test_fault_40_a_broker_that_stood_still_gives_no_member_up(broker: OwnBroker
         os.kill(pid, signal.SIGSTOP)
         until = time.monotonic() + 3 * SESSION_S
         try:
-            wait_until(lambda: time.monotonic() > until, PATIENCE_S, what="its session would be over")
+            wait_until(
+                lambda: time.monotonic() > until, PATIENCE_S, what="its session would be over"
+            )
         finally:
             os.kill(pid, signal.SIGCONT)
         consumer.ack(message, wait=True)
@@ -56,7 +62,9 @@ def test_fault_40_a_broker_that_stood_still_gives_no_member_up(broker: OwnBroker
     assert "member.lost" not in broker.log
 
 
-def test_fault_41_without_file_handles_left_those_who_are_connected_go_on(broker: OwnBroker, client: Client) -> None:
+def test_fault_41_without_file_handles_left_those_who_are_connected_go_on(
+    broker: OwnBroker, client: Client
+) -> None:
     topic, pid = f"t-{uuid4().hex[:8]}", broker.process.process.pid
     client.send(topic, b"before")
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -65,9 +73,15 @@ def test_fault_41_without_file_handles_left_those_who_are_connected_go_on(broker
     with ExitStack() as opened:
         for _ in range(20):
             opened.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
-        wait_until(lambda: "connection.refused" in broker.log, PATIENCE_S, what="a connection is refused")
+        wait_until(
+            lambda: "connection.refused" in broker.log, PATIENCE_S, what="a connection is refused"
+        )
         client.send(topic, b"meanwhile")
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     with connect(broker.url, timeout=PATIENCE_S) as other:
         other.send(topic, b"after")
-        assert {message.body for message in other.find(topic)} == {b"before", b"meanwhile", b"after"}
+        assert {message.body for message in other.find(topic)} == {
+            b"before",
+            b"meanwhile",
+            b"after",
+        }

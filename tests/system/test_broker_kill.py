@@ -1,4 +1,6 @@
-"""A broker that is killed, restarted, drained while producers of all kinds send: the topic is what they were told."""
+"""A broker that is killed, restarted, drained while producers of all kinds send: the
+topic is what they were told.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ pytestmark = pytest.mark.timeout(300)  # where the machine is busy, a start take
 TOPIC = "orders"
 KILLS = 10
 RECOVERIES_CUT = 5
-# Small, so that a run goes over the ends of segments, snapshots and writes of the tables.
+# Small, so that a run goes over the ends of segments, snapshots and writes of the
+# tables.
 SETTINGS = """
 [broker]
 partitions = 4
@@ -96,7 +99,11 @@ def test_sigterm_under_load_drains(broker: OwnBroker, report: Report) -> None:
         for _ in range(2):
             wait_for_receipts(history, 200)
             assert broker.stop() == 0
-            lives = [event["state"] for event in broker.process.events() if event["event"] == "broker.life"]
+            lives = [
+                event["state"]
+                for event in broker.process.events()
+                if event["event"] == "broker.life"
+            ]
             assert lives[-2:] == ["DRAINING", "CLOSED"]
             broker.start()
         wait_for_receipts(history, 200)
@@ -105,7 +112,9 @@ def test_sigterm_under_load_drains(broker: OwnBroker, report: Report) -> None:
     report(history.counts())
 
 
-def test_a_second_broker_is_refused_and_the_first_serves_on(broker: OwnBroker, tmp_path: Path) -> None:
+def test_a_second_broker_is_refused_and_the_first_serves_on(
+    broker: OwnBroker, tmp_path: Path
+) -> None:
     broker.restart()
     arguments = ("broker", "--data", str(broker.data), "--listen", "127.0.0.1:0")
     with running(tmp_path / "second", *arguments) as second, connect(broker.url) as client:

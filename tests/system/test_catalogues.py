@@ -27,8 +27,14 @@ def test_keys_and_ids_are_found_in_what_another_process_made(tmp_path: Path) -> 
         with txmq.connect(broker.url, service="s") as client:
             for first in range(0, SENT, 2_000):
                 numbers = range(first, first + 2_000)
-                client.send_many("t", [b"x"] * len(numbers), keys=[f"k{number}" for number in numbers])
-            wait_until(lambda: client.call("broker.stats")["log"]["uncatalogued"] < 50_000, 60, what="catalogues")
+                client.send_many(
+                    "t", [b"x"] * len(numbers), keys=[f"k{number}" for number in numbers]
+                )
+            wait_until(
+                lambda: client.call("broker.stats")["log"]["uncatalogued"] < 50_000,
+                60,
+                what="catalogues",
+            )
             before = {number: find(client, number) for number in (0, 777, SENT - 1)}
             assert [len(found) for found in before.values()] == [1, 1, 1]
             for [(key, name)] in before.values():

@@ -1,4 +1,6 @@
-"""Faults of consumers by their numbers (FAULTS 74, 76, 78, 82), with processes that are frozen and killed."""
+"""Faults of consumers by their numbers (FAULTS 74, 76, 78, 82), with processes that are
+frozen and killed.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def start(tmp_path: Path, broker: OwnBroker) -> Iterator[Start]:
     started: list[Running] = []
 
     def begin(main: Callable[..., None], *arguments: str) -> Running:
-        running = Running(tmp_path / f"consumer-{len(started)}", broker.url, *arguments, command=main)
+        running = Running(
+            tmp_path / f"consumer-{len(started)}", broker.url, *arguments, command=main
+        )
         started.append(running)
         return running
 
@@ -73,7 +77,11 @@ def frozen(running: Running) -> str:
     """What it has in hand, once it stands still."""
     line = running.first_line()
     stat = Path(f"/proc/{running.process.pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", PATIENCE_S, what="it is stopped")
+    wait_until(
+        lambda: stat.read_text().rpartition(")")[2].split()[0] == "T",
+        PATIENCE_S,
+        what="it is stopped",
+    )
     return line
 
 
@@ -86,7 +94,9 @@ def shown(client: Client, group: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["concurrent", "ordered"])
-def test_fault_74_an_ack_of_a_frozen_member_settles_nothing(client: Client, start: Start, mode: Any) -> None:
+def test_fault_74_an_ack_of_a_frozen_member_settles_nothing(
+    client: Client, start: Start, mode: Any
+) -> None:
     topic, group = made(client)
     client.send(topic, b"x", key="k")
     slow = start(member, group, topic, mode)
@@ -94,7 +104,9 @@ def test_fault_74_an_ack_of_a_frozen_member_settles_nothing(client: Client, star
     with client.consumer(group, [topic], mode=mode, session_s=SESSION_S) as other:
         message = other.receive(PATIENCE_S)
         assert message is not None
-        assert shown(client, group)["members"] == 1, "its session is over, another member has the message"
+        assert shown(client, group)["members"] == 1, (
+            "its session is over, another member has the message"
+        )
         os.kill(slow.process.pid, signal.SIGCONT)
         assert slow.status() == 0
         assert said(slow) == ["0 1", "NotLeased", "1 1"], "its ack is refused, and it is told so"
@@ -117,7 +129,9 @@ def test_fault_74_a_frozen_handler_and_the_one_that_takes_over_have_one_effect(
         second = start(charging, group, topic, database)
         waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         wait_until(
-            lambda: count(cursor, waits), PATIENCE_S, what="the second one waits for the first one's transaction"
+            lambda: count(cursor, waits),
+            PATIENCE_S,
+            what="the second one waits for the first one's transaction",
         )
         assert count(cursor, "SELECT count(*) FROM effects") == 0
         os.kill(slow.process.pid, signal.SIGCONT)
@@ -137,7 +151,9 @@ def count(cursor: Any, query: str) -> int:
 JOINS, KEYS, EACH = 24, 8, 60
 
 
-def test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_order(client: Client) -> None:
+def test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_order(
+    client: Client,
+) -> None:
     topic, group = made(client, 16)
     done: dict[str | None, list[int]] = {f"k{key}": [] for key in range(KEYS)}
 
@@ -166,7 +182,9 @@ def test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_orde
     assert shown(client, group)["lag"] == 0
 
 
-def test_fault_78_acks_that_were_lost_with_the_broker_are_only_redelivered(broker: OwnBroker, client: Client) -> None:
+def test_fault_78_acks_that_were_lost_with_the_broker_are_only_redelivered(
+    broker: OwnBroker, client: Client
+) -> None:
     topic, group = made(client)
     client.send_batch(topic, [Message(b"%d" % number) for number in range(60)])
     lives, confirmed, last = broker.lives, set[int](), list[ReceivedMessage]()
@@ -203,7 +221,9 @@ def test_fault_78_a_position_beyond_the_end_is_refused(client: Client) -> None:
     with client.consumer(group, [topic]) as consumer:
         message = consumer.receive(PATIENCE_S)
         assert message is not None
-        ahead = Ack(shown(client, group)["generation"], group, consumer.member, (Acked(topic, 0, 1, 5),))
+        ahead = Ack(
+            shown(client, group)["generation"], group, consumer.member, (Acked(topic, 0, 1, 5),)
+        )
         assert unpack_refused(client.core.request(Opcode.ACK, pack_ack(ahead))) == ahead.ranges
         with pytest.raises(OffsetOutOfRange):
             client.call("group.reset", group=group, topic=topic, to={"0": 5})
@@ -212,7 +232,9 @@ def test_fault_78_a_position_beyond_the_end_is_refused(client: Client) -> None:
     assert shown(client, group)["positions"][0]["floor"] == 1
 
 
-def test_fault_82_a_group_behind_retention_is_told_what_it_missed(broker: OwnBroker, client: Client) -> None:
+def test_fault_82_a_group_behind_retention_is_told_what_it_missed(
+    broker: OwnBroker, client: Client
+) -> None:
     topic, group = made(client)
     client.send_batch(topic, [Message(b"%d" % number) for number in range(10)])
     with client.consumer(group, [topic], prefetch_messages=1) as slow:
@@ -220,12 +242,20 @@ def test_fault_82_a_group_behind_retention_is_told_what_it_missed(broker: OwnBro
         assert message is not None
         slow.ack(message, wait=True)
     client.call("topic.alter", name=topic, retention_ms=1)
-    wait_until(lambda: client.call("topic.show", name=topic)["firsts"] == [10], PATIENCE_S, what="all is too old")
+    wait_until(
+        lambda: client.call("topic.show", name=topic)["firsts"] == [10],
+        PATIENCE_S,
+        what="all is too old",
+    )
     client.call("topic.alter", name=topic, retention_ms=0)
     client.send(topic, b"10")
     [position] = shown(client, group)["positions"]
     assert (position["passed"], position["floor"], position["lag"]) == (9, 10, 1)
-    [alarm] = [one for one in client.call("broker.alarms")["alarms"] if one["name"] == "retention.passed_group"]
+    [alarm] = [
+        one
+        for one in client.call("broker.alarms")["alarms"]
+        if one["name"] == "retention.passed_group"
+    ]
     assert alarm["severity"] == "critical"
     assert "retention.passed_group" in broker.log
     with client.consumer(group, [topic]) as consumer:
@@ -254,12 +284,22 @@ def test_a_database_restored_to_before_what_is_retained_is_an_alarm_and_the_rest
     client.send_batch(topic, [Message(b"old") for _ in range(10)])
     run()
     client.call("topic.alter", name=topic, retention_ms=1)
-    wait_until(lambda: client.call("topic.show", name=topic)["firsts"] == [10], PATIENCE_S, what="all is too old")
+    wait_until(
+        lambda: client.call("topic.show", name=topic)["firsts"] == [10],
+        PATIENCE_S,
+        what="all is too old",
+    )
     client.call("topic.alter", name=topic, retention_ms=0)
     client.send_batch(topic, [Message(b"new") for _ in range(3)])
     run()
-    with closing(psycopg2.connect(database)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE public.txmq_inbox SET applied = applied * '{[0,4)}' WHERE grp = %s", (group,))
+    with (
+        closing(psycopg2.connect(database)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(
+            "UPDATE public.txmq_inbox SET applied = applied * '{[0,4)}' WHERE grp = %s", (group,)
+        )
         cursor.execute("DELETE FROM public.txmq_inbox_recent WHERE grp = %s", (group,))
     run()
     assert took == [*range(10), *range(10, 13), *range(10, 13)]

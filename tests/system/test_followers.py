@@ -1,4 +1,6 @@
-"""Consumers of an ordered group that are killed again and again: every key comes whole, in its order."""
+"""Consumers of an ordered group that are killed again and again: every key comes whole,
+in its order.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ KILLS, SOAK_KILLS, SOAK_EVERY_S = 16, 60, 1.0
 
 
 class Versions:
-    """Messages of many keys, each with the next version of its key; and what became of them."""
+    """Messages of many keys, each with the next version of its key; and what became of
+    them.
+    """
 
     def __init__(self, client: Client, job: Job) -> None:
         self._client, self.job = client, job
@@ -58,12 +62,20 @@ class Versions:
         wait_until(lambda: len(self.effects()) >= least, PATIENCE_S, what=f"{least} effects")
 
     def judge(self) -> dict[str, int]:
-        """Fails where a version is missing, or came before the one before it; returns counts."""
-        wait_until(lambda: set(self.effects()) >= self._all(), PATIENCE_S, what="every version of every key")
+        """Fails where a version is missing, or came before the one before it; returns
+        counts.
+        """
+        wait_until(
+            lambda: set(self.effects()) >= self._all(),
+            PATIENCE_S,
+            what="every version of every key",
+        )
         wait_until(lambda: self._left() == 0, PATIENCE_S, what="nothing is left to do")
         reached: Counter[str] = Counter()
         for key, version in self.effects():
-            assert version <= reached[key] + 1, f"version {version} of {key} before {reached[key] + 1}"
+            assert version <= reached[key] + 1, (
+                f"version {version} of {key} before {reached[key] + 1}"
+            )
             reached[key] = max(reached[key], version)
         assert reached == self.sent
         return {"messages": sum(self.sent.values()), "effects": len(self.effects())}
@@ -73,13 +85,19 @@ class Versions:
 
     def _left(self) -> int:
         shown = self._client.call("group.show", group=GROUP)
-        return sum(int(shown[name]) for name in ("lag", "leased", "retrying", "parked", "fences", "letters"))
+        return sum(
+            int(shown[name])
+            for name in ("lag", "leased", "retrying", "parked", "fences", "letters")
+        )
 
 
 @contextmanager
 def following(directory: Path) -> Iterator[tuple[OwnBroker, Farm, Versions]]:
     """A broker, eight consumers of one ordered group, and what they follow."""
-    with OwnBroker(directory / "broker", SETTINGS) as broker, connect(broker.url, timeout=PATIENCE_S) as client:
+    with (
+        OwnBroker(directory / "broker", SETTINGS) as broker,
+        connect(broker.url, timeout=PATIENCE_S) as client,
+    ):
         client.call("topic.create", name=TOPIC, partitions=PARTITIONS)
         (directory / "journals").mkdir()
         lanes = tuple(Lane(f"lane-{number}") for number in range(WORKERS))
@@ -99,7 +117,9 @@ def kill_one(farm: Farm, random: Random) -> None:
     wait_until(lambda: pid in farm.dead()[lane], PATIENCE_S, what=f"{pid} is dead")
 
 
-def test_each_key_keeps_its_order_while_consumers_are_killed(tmp_path: Path, report: Report) -> None:
+def test_each_key_keeps_its_order_while_consumers_are_killed(
+    tmp_path: Path, report: Report
+) -> None:
     random = Random(5)
     with following(tmp_path) as (broker, farm, versions):
         for number in range(KILLS):

@@ -1,4 +1,6 @@
-"""A broker whose disk is full ends within its time when it is told to, and says that it owes answers."""
+"""A broker whose disk is full ends within its time when it is told to, and says that it
+owes answers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ SETTINGS = "[broker]\npreallocate_bytes = 4096\ndrain_s = 0.5\n"
 def test_a_full_disk_does_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
     flag, config = tmp_path / "full", tmp_path / "broker.toml"
     config.write_text(SETTINGS, "utf-8")
-    where = ("broker", "--config", str(config), "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    where = (
+        "broker",
+        "--config",
+        str(config),
+        "--data",
+        str(tmp_path / "data"),
+        "--listen",
+        "127.0.0.1:0",
+    )
     with running(tmp_path, str(flag), *where, command=cramped.run) as process:
         url = process.first_line().removeprefix("ready ")
         client = txmq.connect(url, service="s", delivery_timeout=1.0)
@@ -35,9 +45,15 @@ def test_a_full_disk_does_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
             owed.result(10)
         client.close()
     assert "broker.not_drained" in process.err.read_text()
-    assert process.err.read_text().splitlines()[-1].startswith("txmq: the broker ended before all was on disk")
+    assert (
+        process.err.read_text()
+        .splitlines()[-1]
+        .startswith("txmq: the broker ended before all was on disk")
+    )
     flag.unlink()
     with running(tmp_path, *where) as process:
-        found = reply("tail", "t", "--no-follow", broker=process.first_line().removeprefix("ready "))
+        found = reply(
+            "tail", "t", "--no-follow", broker=process.first_line().removeprefix("ready ")
+        )
         assert found["body"] == "first"
         assert process.end() == 0

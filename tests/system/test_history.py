@@ -1,4 +1,6 @@
-"""The judge of a broker's kills finds what it is there to find: damage of each kind planted in a sound history."""
+"""The judge of a broker's kills finds what it is there to find: damage of each kind
+planted in a sound history.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,16 @@ from tests.system.history import History, Row, faults
 
 
 def good() -> tuple[History, list[Row]]:
-    """Two keys in two partitions, a group over both; one send without an answer that arrived, and one that did not."""
+    """Two keys in two partitions, a group over both; one send without an answer that
+    arrived, and one that did not.
+    """
     history = History()
-    topic = [Row(0, 0, "a", "a/0"), Row(0, 1, "a", "a/1"), Row(0, 2, "a", "a/3"), Row(1, 0, "b", "b/0")]
+    topic = [
+        Row(0, 0, "a", "a/0"),
+        Row(0, 1, "a", "a/1"),
+        Row(0, 2, "a", "a/3"),
+        Row(1, 0, "b", "b/0"),
+    ]
     for row in topic:
         history.attempted.add(row.body)
         history.acknowledged[row.body] = row.place
@@ -27,7 +36,10 @@ def good() -> tuple[History, list[Row]]:
 def without(place: tuple[int, int], topic: list[Row]) -> list[Row]:
     """The topic without the row at `place`; those behind it move up."""
     partition, offset = place
-    moved = [row._replace(offset=row.offset - (row.partition == partition and row.offset > offset)) for row in topic]
+    moved = [
+        row._replace(offset=row.offset - (row.partition == partition and row.offset > offset))
+        for row in topic
+    ]
     return [new for new, old in zip(moved, topic, strict=True) if old.place != place]
 
 
@@ -84,7 +96,9 @@ def test_messages_of_a_key_in_another_order_are_found() -> None:
 def test_a_key_in_two_partitions_is_found() -> None:
     history, topic = good()
     history.attempted.add("a/4")
-    assert faults(history, [*topic, Row(1, 1, "a", "a/4")]) == ["the messages of a are in several partitions"]
+    assert faults(history, [*topic, Row(1, 1, "a", "a/4")]) == [
+        "the messages of a are in several partitions"
+    ]
 
 
 def test_an_offset_that_was_used_again_is_found() -> None:
@@ -103,4 +117,6 @@ def test_an_offset_that_is_missing_is_found() -> None:
     history, topic = good()
     topic.append(Row(1, 2, "b", "b/2"))
     topic.append(Row(1, 3, "b", "b/3"))
-    assert faults(history, topic) == ["b/2 is at offset 2 of partition 1, not next to its neighbour"]
+    assert faults(history, topic) == [
+        "b/2 is at offset 2 of partition 1, not next to its neighbour"
+    ]

@@ -1,4 +1,6 @@
-"""Consumers killed in the middle of their work: each message has its effect exactly once."""
+"""Consumers killed in the middle of their work: each message has its effect exactly
+once.
+"""
 
 from __future__ import annotations
 
@@ -61,5 +63,7 @@ def effects(shop: Shop) -> int:
 
 def charges(shop: Shop) -> list[Order]:
     """In the order in which their handlers ran."""
-    found = shop.query("SELECT replace(token::text, '-', ''), key, version FROM charge ORDER BY seq")
+    found = shop.query(
+        "SELECT replace(token::text, '-', ''), key, version FROM charge ORDER BY seq"
+    )
     return [Order(str(token), str(key), int(str(version))) for token, key, version in found]

@@ -1,4 +1,6 @@
-"""The judge of transactions finds what it is there to find: damage of each kind planted among sound orders."""
+"""The judge of transactions finds what it is there to find: damage of each kind planted
+among sound orders.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_sound_orders_have_no_faults() -> None:
         ([ROWS[2], ROWS[0], *ROWS[1:2], ROWS[3]], "the messages of a are [2, 1, 3]"),
     ],
 )
-def test_a_message_that_is_lost_invented_doubled_or_out_of_order_is_found(messages: list[Order], fault: str) -> None:
+def test_a_message_that_is_lost_invented_doubled_or_out_of_order_is_found(
+    messages: list[Order], fault: str
+) -> None:
     assert fault in faults(TOLD, ROWS, messages)
 
 
@@ -52,7 +56,11 @@ def test_a_producer_that_was_told_wrong_is_found(token: str, outcome: Outcome, f
 
 def test_a_row_of_nobody_and_a_version_that_is_missing_are_found() -> None:
     more = [*ROWS, Order("9", "c", 2)]
-    assert faults(TOLD, more, more) == ["9 was never begun", "the rows of c are [2]", "the messages of c are [2]"]
+    assert faults(TOLD, more, more) == [
+        "9 was never begun",
+        "the rows of c are [2]",
+        "the messages of c are [2]",
+    ]
 
 
 def test_a_hit_that_ended_otherwise_than_it_must_is_found() -> None:
@@ -73,7 +81,9 @@ def test_sound_effects_are_left_alone() -> None:
         ([*ROWS, ROWS[2]], f"{ROWS[2]} had 2 effects"),
     ],
 )
-def test_an_effect_that_is_missing_invented_or_doubled_is_found(effects: list[Order], fault: str) -> None:
+def test_an_effect_that_is_missing_invented_or_doubled_is_found(
+    effects: list[Order], fault: str
+) -> None:
     assert wrong_effects(ROWS, effects, in_order=False) == [fault]
 
 

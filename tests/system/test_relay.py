@@ -1,4 +1,6 @@
-"""Relays, brokers and databases killed under a load of emitted messages: each committed one once, in order."""
+"""Relays, brokers and databases killed under a load of emitted messages: each committed
+one once, in order.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from tests.system.farm import Lane
 from tests.system.reading import whole_topic
 from tests.system.shop import TOPIC, Shop, opened
 from txmq import emit
+from txmq.relay import slot
 from txmq.testing.postgres import OwnServer
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres import slot
 from txmq.tx.postgres.session import connect
 
 POINTS = ("relay.after_store", "relay.after_feedback")
@@ -48,7 +50,9 @@ def sent(shop: Shop) -> int:
 
 
 def judged(shop: Shop) -> dict[str, int]:
-    """A relay that lives brings what is left; then rows and messages are the same orders."""
+    """A relay that lives brings what is left; then rows and messages are the same
+    orders.
+    """
     rows = len(shop.rows())
     with relaying(shop.broker.url, shop.dsn):
         wait_until(lambda: sent(shop) >= rows, PATIENCE_S, what=f"{rows} messages")
@@ -63,7 +67,11 @@ def wait_for_messages(shop: Shop, more: int) -> None:
 def test_relays_killed_between_store_and_confirmation(shop: Shop, report: Report) -> None:
     dying = [Lane(point, point, DEATHS, (RELAY,)) for point in POINTS]
     with shop.farm(*dying, *writers("a", "b", "c"), work="emitting") as farm:
-        wait_until(lambda: all(farm.hits()[point] == DEATHS for point in POINTS), PATIENCE_S, what="all deaths")
+        wait_until(
+            lambda: all(farm.hits()[point] == DEATHS for point in POINTS),
+            PATIENCE_S,
+            what="all deaths",
+        )
     report(dict.fromkeys(POINTS, DEATHS) | judged(shop))
 
 
@@ -77,7 +85,9 @@ def test_brokers_killed_under_a_relay(shop: Shop, report: Report) -> None:
     report({"kills": RESTARTS} | judged(shop))
 
 
-def test_databases_that_crash_under_a_relay(shop: Shop, logical_postgres: OwnServer, report: Report) -> None:
+def test_databases_that_crash_under_a_relay(
+    shop: Shop, logical_postgres: OwnServer, report: Report
+) -> None:
     with shop.farm(RELAYING, *writers("a", "b"), work="emitting"):
         for _ in range(RESTARTS):
             wait_for_messages(shop, 50)
@@ -87,7 +97,10 @@ def test_databases_that_crash_under_a_relay(shop: Shop, logical_postgres: OwnSer
 
 
 def test_a_large_transaction_comes_whole_and_in_one(shop: Shop) -> None:
-    with closing(connect(shop.dsn, application_name="test")) as connection, connection.cursor() as cursor:
+    with (
+        closing(connect(shop.dsn, application_name="test")) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute("BEGIN")
         for number in range(LARGE):
             emit(connection, "large", b"%d" % number, key=f"k{number % 7}")
@@ -100,7 +113,9 @@ def test_a_large_transaction_comes_whole_and_in_one(shop: Shop) -> None:
             assert topics(shop)["large"] == LARGE
     judged(shop)
     by_key: dict[str | None, list[int]] = {}
-    for message in sorted(whole_topic(shop.client, shop.broker.url, "large"), key=lambda m: (m.partition, m.offset)):
+    for message in sorted(
+        whole_topic(shop.client, shop.broker.url, "large"), key=lambda m: (m.partition, m.offset)
+    ):
         by_key.setdefault(message.key, []).append(int(message.body))
     assert by_key == {f"k{key}": list(range(key, LARGE, 7)) for key in range(7)}
 

@@ -1,4 +1,6 @@
-"""Retention as an operator sees it: messages go by their time, segments to the archive, and a killed broker goes on."""
+"""Retention as an operator sees it: messages go by their time, segments to the archive,
+and a killed broker goes on.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,18 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
 
             wait_until(lambda: firsts() == SENT, what="all messages to be too old")
             assert client.call("topic.show", name="kept")["firsts"] == [0]
-            assert not list(archive.glob("log/*.seg")), "a message that is kept keeps all that comes after it"
+            assert not list(archive.glob("log/*.seg")), (
+                "a message that is kept keeps all that comes after it"
+            )
             client.call("topic.alter", name="kept", retention_ms=1)
             for number in range(SENT):
                 client.send("t", bytes([number]) * LARGE, partition=0)
-            wait_until(lambda: len(list(archive.glob("log/*.seg"))) > 5, what="segments in the archive")
-            client.call("topic.alter", name="t", retention_ms=0)  # what is read below stays while it is
+            wait_until(
+                lambda: len(list(archive.glob("log/*.seg"))) > 5, what="segments in the archive"
+            )
+            client.call(
+                "topic.alter", name="t", retention_ms=0
+            )  # what is read below stays while it is
         broker.restart()
         with txmq.connect(broker.url, service="s") as client:
             shown = client.call("topic.show", name="t")
@@ -80,12 +88,18 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
 def test_a_reader_from_the_beginning_is_told_that_it_is_gone(tmp_path: Path) -> None:
     from contextlib import closing
 
-    from txmq.cli.tail import Reader, read
+    from txmq.cli.commands.tail import Reader, read
 
-    with OwnBroker(tmp_path / "own", SETTINGS) as broker, txmq.connect(broker.url, service="s") as client:
+    with (
+        OwnBroker(tmp_path / "own", SETTINGS) as broker,
+        txmq.connect(broker.url, service="s") as client,
+    ):
         client.call("topic.create", name="t", partitions=1)
         client.send("t", b"old", partition=0)
-        wait_until(lambda: client.call("topic.show", name="t")["firsts"] == [1], what="the message to be too old")
+        wait_until(
+            lambda: client.call("topic.show", name="t")["firsts"] == [1],
+            what="the message to be too old",
+        )
         with closing(Reader(broker.url, "t")) as reader, pytest.raises(OffsetOutOfRange) as raised:
             next(iter(read(reader, {0: 0}, {0: 1})))
         assert raised.value.detail == {"first": 1, "end": 1}

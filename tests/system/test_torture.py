@@ -1,4 +1,6 @@
-"""Torture: everything dies again and again under load, and rows and messages agree at the end (`make soak`)."""
+"""Torture: everything dies again and again under load, and rows and messages agree at
+the end (`make soak`).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,19 @@ BEGUN = 28_000  # transactions: some die, or change their minds, before their ha
 XA_TRANSACTIONS, XA_BEGUN = 2_000, 3_000
 SAFETY_S = 3.0  # for branches whose server has just crashed
 KEYS = tuple(f"customer-{number}" for number in range(24))
-DEATHS = ("tx.after_group", "tx.after_token", "tx.before_commit", "tx.after_commit")  # where services die, too
-XA_DEATHS = ("xa.after_group", "xa.after_prepares", "xa.before_decision", "xa.after_decision", "xa.after_commits")
+DEATHS = (
+    "tx.after_group",
+    "tx.after_token",
+    "tx.before_commit",
+    "tx.after_commit",
+)  # where services die, too
+XA_DEATHS = (
+    "xa.after_group",
+    "xa.after_prepares",
+    "xa.before_decision",
+    "xa.after_decision",
+    "xa.after_commits",
+)
 
 
 @pytest.mark.soak
@@ -52,7 +65,10 @@ def test_two_thousand_xa_transactions_under_fifty_crashes(
     with temporary_server(fsync=False) as other, opened(tmp_path, crashable_database) as shop:
         books = Books(shop, other.dsn(with_tables(other)))
         points = [*[""] * 8, *XA_DEATHS]
-        lanes = [Lane(point or f"desk-{n}", point, 0, (books.there.dsn, *_keys(n))) for n, point in enumerate(points)]
+        lanes = [
+            Lane(point or f"desk-{n}", point, 0, (books.there.dsn, *_keys(n)))
+            for n, point in enumerate(points)
+        ]
         with shop.farm(*lanes, work="booking") as farm, books.recovering(SAFETY_S):
             _kill(shop, farm, XA_BEGUN, crashable_postgres, other)
             _wait_for_transactions(shop, farm, XA_BEGUN + len(lanes))
@@ -79,7 +95,9 @@ def _is_stored(shop: Shop, token: Token) -> bool:
 
 
 def _kill(shop: Shop, farm: Farm, begun: int, *servers: OwnServer) -> None:
-    """Servers in turn, and the broker now and then, while so many transactions are begun."""
+    """Servers in turn, and the broker now and then, while so many transactions are
+    begun.
+    """
     for round_ in range(1, SERVER_CRASHES + 1):
         _wait_for_transactions(shop, farm, begun * round_ // SERVER_CRASHES)
         server = servers[round_ % len(servers)]

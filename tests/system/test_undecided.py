@@ -1,4 +1,6 @@
-"""A crash leaves thousands of transactions undecided: each of them ends as its row in the database says."""
+"""A crash leaves thousands of transactions undecided: each of them ends as its row in
+the database says.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import psycopg2
 import txmq
 from tests.bench.clients.halves import ROWS, store
 from tests.client.real import RealBroker
-from txmq.client.transactions.tokens import new_token
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.identity import read_server
 from txmq.wire.group import Description
@@ -19,7 +21,9 @@ COUNT = 3_000
 DECIDED_WITHIN_S = 60.0
 
 
-def test_what_a_crash_left_undecided_is_published_or_dropped_by_its_rows(database: str, tmp_path: Path) -> None:
+def test_what_a_crash_left_undecided_is_published_or_dropped_by_its_rows(
+    database: str, tmp_path: Path
+) -> None:
     tokens = [new_token() for _ in range(COUNT)]
     broker = RealBroker(tmp_path / "broker", [database])
     with txmq.connect(broker.url) as client, closing(psycopg2.connect(database)) as connection:

@@ -1,4 +1,6 @@
-"""Kills in every window of a transaction: row and message exist together or not at all, and the broker finds out."""
+"""Kills in every window of a transaction: row and message exist together or not at all,
+and the broker finds out.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,11 @@ AT_ONCE = 10  # transactions in a window
 PATIENCE_S = 60.0
 BROKER_KILLS = 10
 Kill = Callable[[OwnServer, Mapping[int, int]], None]
-ROLES = {  # who dies there; PostgreSQL's backends and servers have no crash points but gates (`gates`)
-    "tx", "half", "local", "xa", "relay", "inbox",  # clients: producers, coordinators, relays, consumers
+# who dies there; PostgreSQL's backends and servers have no crash points but gates
+# (`gates`)
+ROLES = {
+    # clients: producers, coordinators, relays, consumers
+    "tx", "half", "local", "xa", "relay", "inbox",
     "checker", "resolver", "outbox", "recovery",  # who finds out for them
     "log",  # a broker, at each record
 }  # fmt: skip
@@ -51,14 +56,22 @@ def shop(tmp_path: Path, crashable_database: str) -> Iterator[Shop]:
 
 
 def test_no_crash_point_is_left_out() -> None:
-    """Those that are not tested here are named by another test; nobody's name is put together at run time."""
+    """Those that are not tested here are named by another test; nobody's name is put
+    together at run time.
+    """
     found = Counter(
         call.removeprefix('"').removesuffix('")')
         for source in Path(txmq.__file__).parent.rglob("*.py")
         for call in re.findall(r"(?<!def )\bcrashpoint\((.*)", source.read_text("utf-8"))
     )
-    assert [name for name, places in found.items() if places > 1 or not re.fullmatch(r"[a-z]+\.[a-z_]+", name)] == []
-    tests = "".join(path.read_text("utf-8") for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert [
+        name
+        for name, places in found.items()
+        if places > 1 or not re.fullmatch(r"[a-z]+\.[a-z_]+", name)
+    ] == []
+    tests = "".join(
+        path.read_text("utf-8") for path in Path(__file__).parents[1].rglob("test_*.py")
+    )
     assert CRASHPOINTS.keys() <= found.keys()
     assert [name for name in sorted(found) if not re.search(rf'"{name}(:\d+)?"', tests)] == []
     assert {name.partition(".")[0] for name in found} == ROLES
@@ -69,7 +82,11 @@ def test_services_killed_at_every_crash_point(shop: Shop, report: Report) -> Non
     with shop.farm(*(Lane(point, point, HITS, keys) for point in CRASHPOINTS)) as farm:
         wait_until(lambda: farm.hits() == dict.fromkeys(CRASHPOINTS, HITS), 200, what="all deaths")
     dead = farm.dead()
-    hits = {last_begun(shop.journals, pid): CRASHPOINTS[point] for point, pids in dead.items() for pid in pids}
+    hits = {
+        last_begun(shop.journals, pid): CRASHPOINTS[point]
+        for point, pids in dead.items()
+        for pid in pids
+    }
     report(farm.hits() | shop.judge(hits))
 
 
@@ -104,7 +121,9 @@ KILLS: tuple[Kill, ...] = (kill_clients, terminate_backends, kill_a_backend, kil
 
 
 def hit(shop: Shop, server: OwnServer, gate: Gate, kill: Kill) -> Mapping[Token, bool]:
-    """Kills whoever is held at the gate; gives their transactions, and whether each has to be committed in the end."""
+    """Kills whoever is held at the gate; gives their transactions, and whether each has
+    to be committed in the end.
+    """
     held = gate.hold(AT_ONCE)
     tokens = [last_begun(shop.journals, worker) for worker in held]
     kill(server, held)
@@ -152,9 +171,13 @@ def wait_for_commits(shop: Shop, more: int) -> None:
 
 @contextmanager
 def frozen(shop: Shop, point: str) -> Iterator[dict[int, Token]]:
-    """Services that are stopped at a crash point during the block, by their pids, and the transaction of each."""
+    """Services that are stopped at a crash point during the block, by their pids, and
+    the transaction of each.
+    """
     with shop.farm(*(till._replace(point=f"{point}:2:STOP") for till in tills(AT_ONCE))):
-        wait_until(lambda: len(stopped(shop)) == AT_ONCE, PATIENCE_S, what="all services are stopped")
+        wait_until(
+            lambda: len(stopped(shop)) == AT_ONCE, PATIENCE_S, what="all services are stopped"
+        )
         pids = stopped(shop)
         try:
             yield {pid: last_begun(shop.journals, pid) for pid in pids}
@@ -165,19 +188,29 @@ def frozen(shop: Shop, point: str) -> Iterator[dict[int, Token]]:
 
 def stopped(shop: Shop) -> list[int]:
     pids = [int(journal.stem) for journal in shop.journals.glob("*.journal")]
-    return [pid for pid in pids if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")]
+    return [
+        pid
+        for pid in pids
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    ]
 
 
 def test_a_service_frozen_before_its_token_is_rolled_back(shop: Shop, report: Report) -> None:
     with frozen(shop, "tx.after_group") as services:
-        wait_until(lambda: shop.decided(services.values()), PATIENCE_S, what="the broker has found out")
+        wait_until(
+            lambda: shop.decided(services.values()), PATIENCE_S, what="the broker has found out"
+        )
     report({"frozen": len(services)} | shop.judge(dict.fromkeys(services.values(), False)))
     assert {told(shop.journals)[token] for token in services.values()} == {Outcome.ABORTED}
 
 
 def test_a_service_frozen_before_its_commit_is_waited_for(shop: Shop, report: Report) -> None:
     with frozen(shop, "tx.before_commit") as services:
-        wait_until(lambda: all(checked(shop, token) for token in services.values()), PATIENCE_S, what="three checks")
+        wait_until(
+            lambda: all(checked(shop, token) for token in services.values()),
+            PATIENCE_S,
+            what="three checks",
+        )
         assert {row["token"] for row in shop.listed("undecided")} == {*services.values()}
     report({"frozen": len(services)} | shop.judge(dict.fromkeys(services.values(), True)))
     assert {told(shop.journals)[token] for token in services.values()} == {Outcome.COMMITTED}
@@ -192,7 +225,9 @@ def test_a_service_frozen_before_its_commit_loses_its_backend(
                 "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = %s",
                 application(pid),
             )
-        wait_until(lambda: shop.decided(services.values()), PATIENCE_S, what="the broker has found out")
+        wait_until(
+            lambda: shop.decided(services.values()), PATIENCE_S, what="the broker has found out"
+        )
     report({"frozen": len(services)} | shop.judge(dict.fromkeys(services.values(), False)))
     assert Outcome.COMMITTED not in {told(shop.journals)[token] for token in services.values()}
 

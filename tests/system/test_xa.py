@@ -1,4 +1,6 @@
-"""Two-phase commits while coordinators, brokers and servers die: the same orders in both databases and the topic."""
+"""Two-phase commits while coordinators, brokers and servers die: the same orders in
+both databases and the topic.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def test_coordinators_brokers_and_servers_die_and_both_databases_and_the_topic_a
                 crashable_postgres.kill_server()
                 crashable_postgres.start()
             wait_for_commits(books, farm)
-            wait_until(lambda: all(farm.hits()[point] >= DIE for point in DEATHS), PATIENCE_S, what="all deaths")
+            wait_until(
+                lambda: all(farm.hits()[point] >= DIE for point in DEATHS),
+                PATIENCE_S,
+                what="all deaths",
+            )
         deaths = {point: farm.hits()[point] for point in DEATHS}
         report({"broker kills": ROUNDS, "server kills": ROUNDS} | deaths | books.judge())
 

@@ -1,4 +1,6 @@
-"""The coordinator in a world of its own: whatever fails and whoever interferes, nothing ends otherwise than decided."""
+"""The coordinator in a world of its own: whatever fails and whoever interferes, nothing
+ends otherwise than decided.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from txmq.message import COMMIT, ROLLBACK, UNKNOWN, Decision
+from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Decision
 from txmq.tx.coordinator import HOME, Coordinator, Result, Stored, Vote, needs_two_phases
 
 MOST = 1_000  # scenarios
@@ -24,7 +26,9 @@ class Rival(Enum):
 
 
 class Branch(NamedTuple):
-    """What happens to one database. `prepared`: what PREPARE did, whatever the vote says of it."""
+    """What happens to one database. `prepared`: what PREPARE did, whatever the vote
+    says of it.
+    """
 
     vote: Vote | None
     prepared: bool
@@ -50,22 +54,32 @@ class Scenario(NamedTuple):
     vetoed: bool
 
 
-def _branch(vote: Vote | None, prepared: bool, reachable: bool, by_hand: Decision | None) -> Branch:  # noqa: FBT001
-    truth = {Vote.PREPARED: True, Vote.READ_ONLY: False, Vote.NO: False, None: False}.get(vote, prepared)
+def _branch(vote: Vote | None, prepared: bool, reachable: bool, by_hand: Decision | None) -> Branch:
+    truth = {Vote.PREPARED: True, Vote.READ_ONLY: False, Vote.NO: False, None: False}.get(
+        vote, prepared
+    )
     return Branch(vote, truth, reachable, by_hand if truth else None)
 
 
-def _group(known: Stored | None, stored: bool) -> Group:  # noqa: FBT001
+def _group(known: Stored | None, stored: bool) -> Group:
     return Group(known, {Stored.YES: True, Stored.NO: False, None: False}.get(known, stored))
 
 
-most_yes = st.sampled_from([Vote.PREPARED, Vote.PREPARED, Vote.PREPARED, Vote.READ_ONLY, Vote.NO, Vote.UNCLEAR, None])
+most_yes = st.sampled_from(
+    [Vote.PREPARED, Vote.PREPARED, Vote.PREPARED, Vote.READ_ONLY, Vote.NO, Vote.UNCLEAR, None]
+)
 hands = st.sampled_from([None, None, None, COMMIT, ROLLBACK])
 scenarios = st.builds(
     Scenario,
-    st.lists(st.builds(_branch, most_yes, st.booleans(), st.booleans(), hands), max_size=4).map(tuple),
+    st.lists(st.builds(_branch, most_yes, st.booleans(), st.booleans(), hands), max_size=4).map(
+        tuple
+    ),
     st.lists(
-        st.builds(_group, st.sampled_from([Stored.YES, Stored.YES, Stored.UNCLEAR, Stored.NO, None]), st.booleans()),
+        st.builds(
+            _group,
+            st.sampled_from([Stored.YES, Stored.YES, Stored.UNCLEAR, Stored.NO, None]),
+            st.booleans(),
+        ),
         min_size=1,
         max_size=3,
     ).map(tuple),
@@ -77,7 +91,9 @@ scenarios = st.builds(
 
 
 class World:
-    """The home broker's log and the databases, as they are and not as they are known."""
+    """The home broker's log and the databases, as they are and not as they are
+    known.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -92,7 +108,9 @@ class World:
                 self.ended[n] = branch.by_hand
 
     def ask(self, question: Decision) -> Decision:
-        """Compare-and-set. A commit needs the group, a rollback writes a tombstone where there is none."""
+        """Compare-and-set. A commit needs the group, a rollback writes a tombstone
+        where there is none.
+        """
         heard = self.scenario.heard or self.scenario.answered
         if heard and self.home is None and (question is ROLLBACK or self.scenario.groups[0].stored):
             self.home = question
@@ -107,7 +125,9 @@ class World:
         return self.ended.setdefault(n, decision) is decision
 
     def recover(self) -> None:
-        """As PROTOCOLS 3 has it: the home broker decides, and what is prepared follows."""
+        """As PROTOCOLS 3 has it: the home broker decides, and what is prepared
+        follows.
+        """
         if self.home is None:
             self.home = ROLLBACK
         for n, branch in enumerate(self.scenario.branches):
@@ -148,16 +168,29 @@ def told(coordinator: Coordinator, scenario: Scenario) -> None:
 def unfounded(question: Decision | None, scenario: Scenario) -> list[str]:
     """COMMIT is asked for if everybody has said yes, and only then."""
     votes = {branch.vote for branch in scenario.branches}
-    everybody = votes <= {Vote.PREPARED, Vote.READ_ONLY} and {group.known for group in scenario.groups} == {Stored.YES}
-    return [] if (question is COMMIT) == (everybody and not scenario.vetoed) else [f"asked for {question}"]
+    everybody = votes <= {Vote.PREPARED, Vote.READ_ONLY} and {
+        group.known for group in scenario.groups
+    } == {Stored.YES}
+    return (
+        []
+        if (question is COMMIT) == (everybody and not scenario.vetoed)
+        else [f"asked for {question}"]
+    )
 
 
 def carried_out(world: World, result: Result) -> list[str]:
-    """What the coordinator has ended, it ended as the home broker decided, and it knows what it has left."""
+    """What the coordinator has ended, it ended as the home broker decided, and it knows
+    what it has left.
+    """
     faults = []
     for n, branch in enumerate(world.scenario.branches):
         ended = world.ended.get(n)
-        if ended is not None and branch.by_hand is None and ended is not world.home and branch.prepared:
+        if (
+            ended is not None
+            and branch.by_hand is None
+            and ended is not world.home
+            and branch.prepared
+        ):
             faults.append(f"branch {n} ended as {ended.name}, which nobody had decided")
         if branch.prepared and ended is None and n not in result.unfinished:
             faults.append(f"branch {n} is left and not told")
@@ -171,11 +204,15 @@ def carried_out(world: World, result: Result) -> list[str]:
 
 
 def settled(world: World, result: Result) -> list[str]:
-    """After recovery everything is as decided, but for what somebody's hand did, and the answer was true."""
+    """After recovery everything is as decided, but for what somebody's hand did, and
+    the answer was true.
+    """
     faults = []
     for n, branch in enumerate(world.scenario.branches):
         if branch.prepared and branch.by_hand is None and world.ended[n] is not world.home:
-            faults.append(f"branch {n} ended as {world.ended[n].name} against the home broker's decision")
+            faults.append(
+                f"branch {n} ended as {world.ended[n].name} against the home broker's decision"
+            )
         missing = not branch.prepared and branch.vote is not Vote.READ_ONLY
         if result.decision is COMMIT and missing and n not in (*result.mixed, *result.unfinished):
             faults.append(f"committed without branch {n}, and not told")
@@ -231,16 +268,26 @@ class ForgetsWhatIsUnclear(Coordinator):
 class CallsWhatIsGoneDone(Coordinator):
     """Takes a branch that is not there for one that ended as decided."""
 
-    def ended(self, branch: int, agrees: bool | None) -> None:  # noqa: FBT001
+    def ended(self, branch: int, agrees: bool | None) -> None:
         super().ended(branch, agrees is not None)
 
 
 @pytest.mark.parametrize(
     "planted",
-    [CommitsWithoutAVote, RollsBackFromAbsence, TakesSilenceForAYes, ForgetsWhatIsUnclear, CallsWhatIsGoneDone],
+    [
+        CommitsWithoutAVote,
+        RollsBackFromAbsence,
+        TakesSilenceForAYes,
+        ForgetsWhatIsUnclear,
+        CallsWhatIsGoneDone,
+    ],
 )
 def test_a_planted_bug_is_found(planted: type[Coordinator]) -> None:
-    scenario = find(scenarios, lambda scenario: bool(play(planted, scenario)), settings=settings(max_examples=MOST))
+    scenario = find(
+        scenarios,
+        lambda scenario: bool(play(planted, scenario)),
+        settings=settings(max_examples=MOST),
+    )
     assert play(planted, scenario) != []
     assert play(Coordinator, scenario) == []
 
@@ -275,7 +322,12 @@ def test_silence_touches_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("writing", "speaking", "needed"), [(0, False, False), (1, False, False), (2, False, True), (0, True, True)]
+    ("writing", "speaking", "needed"),
+    [(0, False, False), (1, False, False), (2, False, True), (0, True, True)],
 )
-def test_one_commit_does_where_there_is_one_thing_to_commit(writing: int, speaking: bool, needed: bool) -> None:  # noqa: FBT001
+def test_one_commit_does_where_there_is_one_thing_to_commit(
+    writing: int,
+    speaking: bool,
+    needed: bool,
+) -> None:
     assert needs_two_phases(writing, speaking=speaking) is needed

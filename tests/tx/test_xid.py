@@ -1,4 +1,6 @@
-"""Names of branches: as psycopg2 writes them, and never another coordinator's taken for ours."""
+"""Names of branches: as psycopg2 writes them, and never another coordinator's taken for
+ours.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ parts = st.binary(max_size=64)
 
 
 def gid(format_id: object, gtrid: bytes | str, bqual: bytes | str) -> str:
-    text = [b64encode(part if isinstance(part, bytes) else part.encode()).decode() for part in (gtrid, bqual)]
+    text = [
+        b64encode(part if isinstance(part, bytes) else part.encode()).decode()
+        for part in (gtrid, bqual)
+    ]
     return f"{format_id}_{text[0]}_{text[1]}"
 
 
@@ -44,12 +49,17 @@ def test_every_xid_comes_back_from_its_gid(format_id: int, gtrid: bytes, bqual: 
 
 
 @given(nodes, st.uuids(), tokens, st.integers(1, 200))
-def test_every_branch_comes_back_and_psycopg2_reads_it(node: str, log: UUID, token: UUID, count: int) -> None:
+def test_every_branch_comes_back_and_psycopg2_reads_it(
+    node: str, log: UUID, token: UUID, count: int
+) -> None:
     branch = branches(node, log, token, count)[-1]
     assert Branch.parse(branch.gid) == branch
     assert branch.log == log_digits(log) != log_digits(UUID(int=log.int ^ 1 << 127))
     theirs = TheirXid.from_string(branch.gid)
-    assert (theirs.format_id, theirs.gtrid, theirs.bqual) == (FORMAT, *(p.decode() for p in branch.xid[1:]))
+    assert (theirs.format_id, theirs.gtrid, theirs.bqual) == (
+        FORMAT,
+        *(p.decode() for p in branch.xid[1:]),
+    )
 
 
 @pytest.mark.parametrize(

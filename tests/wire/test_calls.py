@@ -1,4 +1,6 @@
-"""Control calls: docs/FORMATS.md tells of each, and of all that it takes; wrong arguments are told in plain words."""
+"""Control calls: docs/FORMATS.md tells of each, and of all that it takes; wrong
+arguments are told in plain words.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from txmq.errors import RemoteProtocolError
 from txmq.wire.calls import CALLS, decode_call, encode_call
 
 FORMATS = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8")
-ROWS = [line.split("|")[1:3] for line in FORMATS.splitlines() if re.match(r"\| `[a-z]+\.[a-z]+`", line)]
+ROWS = [
+    line.split("|")[1:3] for line in FORMATS.splitlines() if re.match(r"\| `[a-z]+\.[a-z]+`", line)
+]
 OF_EACH_MEMBER = {"instance"}  # told once, of all calls of a member
 TOPIC = set(CALLS["topic.alter"].model_fields)
 
@@ -27,7 +31,9 @@ def test_each_argument_is_told_of() -> None:
         for names, args in ROWS
         if len(found := re.findall(r"`([a-z]+\.[a-z]+)`", names)) == 1
         for name in found
-        for field in set(CALLS[name].model_fields) - OF_EACH_MEMBER - (TOPIC if name == "topic.create" else set())
+        for field in set(CALLS[name].model_fields)
+        - OF_EACH_MEMBER
+        - (TOPIC if name == "topic.create" else set())
         if not re.search(rf"\b{field}\b", args)
     }
     assert left_out == set()
@@ -48,7 +54,9 @@ def test_each_argument_is_told_of() -> None:
         ("tx.list", {"limit": 0}, "tx.list: limit: Input should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_argument_is_told_in_plain_words(name: str, args: dict[str, object], told: str) -> None:
+def test_a_wrong_argument_is_told_in_plain_words(
+    name: str, args: dict[str, object], told: str
+) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         decode_call(encode_call(name, args))
     assert caught.value.message.startswith(told)

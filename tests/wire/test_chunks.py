@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests import strategies as our
 from txmq.batch import encode_columns, verify
-from txmq.client.consuming.parcels import view_of
+from txmq.client.protocol.consumer.fetched import view_of
 from txmq.errors import RemoteProtocolError
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks, unpack_chunks
 
@@ -100,7 +100,9 @@ def test_batches_that_do_not_come_are_missed() -> None:
         unpack_chunks(bytes(whole))
 
 
-RUN = CHUNK._replace(rows=5, batch=BATCH * 3, further=((len(BATCH), 2, 6_000), (len(BATCH), 2, 7_000)))
+RUN = CHUNK._replace(
+    rows=5, batch=BATCH * 3, further=((len(BATCH), 2, 6_000), (len(BATCH), 2, 7_000))
+)
 
 
 def test_a_run_has_the_bytes_of_the_format() -> None:

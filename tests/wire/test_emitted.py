@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq import limits
 from txmq.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError
-from txmq.message import Message
+from txmq.model import limits
+from txmq.model.message import Message
 from txmq.wire.emitted import HEADER, Emitted, pack_emitted, unpack_emitted
 
 BORN = 1_795_255_200_000_000
@@ -20,8 +20,12 @@ BARE = Emitted("orders", Message(b""), None, BORN)
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
 
-@given(st.binary(max_size=200), st.none() | texts, st.none() | texts, st.none() | st.integers(0, 4_095))
-def test_what_is_packed_is_unpacked(body: bytes, key: str | None, tag: str | None, partition: int | None) -> None:
+@given(
+    st.binary(max_size=200), st.none() | texts, st.none() | texts, st.none() | st.integers(0, 4_095)
+)
+def test_what_is_packed_is_unpacked(
+    body: bytes, key: str | None, tag: str | None, partition: int | None
+) -> None:
     emitted = Emitted("t.1", Message(body, key, tag), partition, BORN)
     assert unpack_emitted(pack_emitted(emitted)) == emitted
 

@@ -11,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import strategies as our
-from txmq import limits
 from txmq.errors import LocalProtocolError, RemoteProtocolError
+from txmq.model import limits
 from txmq.wire import frames as module
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_pieces
 
-FRAMES = [Frame(2, 0, 1, b""), Frame(16, 0, 2, b"payload"), Frame(16, 7, 0xFFFFFFFF, bytes(range(40)))]
+FRAMES = [
+    Frame(2, 0, 1, b""),
+    Frame(16, 0, 2, b"payload"),
+    Frame(16, 7, 0xFFFFFFFF, bytes(range(40))),
+]
 STREAM = b"".join(encode_frame(f.opcode, f.correlation, f.payload, status=f.status) for f in FRAMES)
 LEAST = 12
 
@@ -32,7 +36,9 @@ def frame_of_length(length: int) -> bytes:
 
 @given(st.lists(our.frames))
 def test_frames_are_read_back(frames: list[Frame]) -> None:
-    stream = b"".join(encode_frame(f.opcode, f.correlation, f.payload, status=f.status) for f in frames)
+    stream = b"".join(
+        encode_frame(f.opcode, f.correlation, f.payload, status=f.status) for f in frames
+    )
     assert decode(stream) == frames
 
 
@@ -58,7 +64,9 @@ def test_every_split_in_three_gives_the_same_frames() -> None:
 
 @given(st.lists(our.frames, max_size=8), st.lists(st.integers(1, 50), min_size=1))
 def test_any_pieces_give_the_same_frames(frames: list[Frame], sizes: list[int]) -> None:
-    stream = b"".join(encode_frame(f.opcode, f.correlation, f.payload, status=f.status) for f in frames)
+    stream = b"".join(
+        encode_frame(f.opcode, f.correlation, f.payload, status=f.status) for f in frames
+    )
     pieces: list[bytes] = []
     at = 0
     while at < len(stream):
@@ -88,7 +96,9 @@ def test_every_flipped_bit_is_noticed_or_waits_for_more() -> None:
             frames = decoder.feed(bytes(damaged))
         except RemoteProtocolError:
             continue
-        assert frames == []  # the length grew: then it ends with the connection, or with a wrong checksum
+        assert (
+            frames == []
+        )  # the length grew: then it ends with the connection, or with a wrong checksum
         (length,) = struct.unpack_from("<I", damaged)
         assert bit < 32
         assert length > len(data) - 4
@@ -117,13 +127,19 @@ class Counting(bytearray):
         return self
 
 
-def test_a_frame_that_drips_in_is_copied_once_however_small_the_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_drips_in_is_copied_once_however_small_the_drops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "bytearray", Counting, raising=False)
     payload = bytes(range(256)) * 512
     data = encode_frame(16, 1, payload)
     for size, copied in ((1, len(data)), (7, len(data)), (1_000, len(data)), (100_000, 16)):
         decoder, Counting.added = FrameDecoder(limits.FRAME), 0
-        found = [frame for at in range(0, len(data), size) for frame in decoder.feed(data[at : at + size])]
+        found = [
+            frame
+            for at in range(0, len(data), size)
+            for frame in decoder.feed(data[at : at + size])
+        ]
         assert found == [Frame(16, 0, 1, payload)]
         assert Counting.added == copied
         assert decoder.pending == 0
@@ -182,7 +198,9 @@ def test_another_version_is_named() -> None:
 )
 def test_other_protocols_are_called_by_their_names(start: bytes, protocol: str) -> None:
     for pieces in ([start], [start[:2], start[2:]], [start[i : i + 1] for i in range(len(start))]):
-        with pytest.raises(RemoteProtocolError, match=f"wrong protocol on the port: the peer speaks {protocol}"):
+        with pytest.raises(
+            RemoteProtocolError, match=f"wrong protocol on the port: the peer speaks {protocol}"
+        ):
             decode(*pieces, limit=limits.FRAME_BEFORE_HELLO)
 
 

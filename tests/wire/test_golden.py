@@ -1,4 +1,6 @@
-"""The formats as they were once written: these files never change; a new version of a format has new files."""
+"""The formats as they were once written: these files never change; a new version of a
+format has new files.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from txmq import limits
 from txmq.batch import BatchView, encode, verify
 from txmq.errors import UnknownTopic
-from txmq.message import COMMIT, Message
+from txmq.model import limits
+from txmq.model.message import COMMIT, Message
 from txmq.wire import headers as h
 from txmq.wire.chunks import MOVED, Chunk, Chunks, pack_chunks, unpack_chunks
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
@@ -33,7 +35,9 @@ TOKEN = bytes.fromhex("01890a5dac96774bbcceb302099a8057")
 BORN = 1_795_255_200_000_000
 
 MESSAGES = [
-    Message(b"first", "order-1", "created", {"trace": "a-1", "tenant": "Zürich"}, BORN + 5, BORN + 10),
+    Message(
+        b"first", "order-1", "created", {"trace": "a-1", "tenant": "Zürich"}, BORN + 5, BORN + 10
+    ),
     Message(b""),
     Message(b"third, same key", "order-1", "paid", None, None, BORN + 20),
 ]
@@ -41,7 +45,13 @@ REPEATING = [Message(b"the same again and again " * 20, f"order-{n}") for n in r
 
 
 def batch_of(messages: list[Message]) -> bytes:
-    return encode(messages, producer_id=TOKEN, epoch=7, sequence=40, born_at=[BORN + n for n in range(len(messages))])
+    return encode(
+        messages,
+        producer_id=TOKEN,
+        epoch=7,
+        sequence=40,
+        born_at=[BORN + n for n in range(len(messages))],
+    )
 
 
 PLAIN = batch_of([Message(b"one"), Message(b"two")])
@@ -57,15 +67,38 @@ BRANCHES = (
     ("postgres", 7_000_000_000_000_000_002, 5, "stock", "stock", "1954049393_b25l_Mg==", 742),
     ("broker", bytes(range(16))),
 )
-HOME = Part(TOKEN, 0, 7, True, False, b"h" * 32, Description(("home", b"l" * 16, TOKEN), "orders", (), 0, BRANCHES), ())
-ONE_PHASE = HOME._replace(commit=True, description=Description(("foreign", 4_660, b"gtrid", b"bqual"), "orders"))
-INSTANCE = Hello(versions=(1, 1), client="txmq-python/0.1.0", service="orders", instance="orders-1", incarnation=3)
-LAST = Part(TOKEN, 1, 7, True, False, group_digest([PART]), None, (PartBatch("audit", 1, 1, PLAIN),))
+HOME = Part(
+    TOKEN,
+    0,
+    7,
+    True,
+    False,
+    b"h" * 32,
+    Description(("home", b"l" * 16, TOKEN), "orders", (), 0, BRANCHES),
+    (),
+)
+ONE_PHASE = HOME._replace(
+    commit=True, description=Description(("foreign", 4_660, b"gtrid", b"bqual"), "orders")
+)
+INSTANCE = Hello(
+    versions=(1, 1),
+    client="txmq-python/0.1.0",
+    service="orders",
+    instance="orders-1",
+    incarnation=3,
+)
+LAST = Part(
+    TOKEN, 1, 7, True, False, group_digest([PART]), None, (PartBatch("audit", 1, 1, PLAIN),)
+)
 CHUNK = Chunk("orders", 3, 100, BORN, 4_096, 2, MOVED, 9, 1, 1, PLAIN)
 REFUSED = reply_for(UnknownTopic("there is no topic x", hint="create it", detail={"topic": "x"}))
 
 CONVERSATION = [
-    (Opcode.HELLO, 0, Hello(versions=(1, 1), client="txmq-python/0.1.0", service="orders").encode()),
+    (
+        Opcode.HELLO,
+        0,
+        Hello(versions=(1, 1), client="txmq-python/0.1.0", service="orders").encode(),
+    ),
     (Opcode.PING, 0, b""),
     (Opcode.SEND, 0, h.send_header("orders", 3, 2) + PLAIN),
     (Opcode.SEND, 0, h.pack_send_receipt(h.SendReceipt(-1, BORN, duplicate=True))),
@@ -80,7 +113,9 @@ CONVERSATION = [
     (
         Opcode.ACK,
         0,
-        h.pack_ack(h.Ack(5, "billing", "b-1", (h.Acked("orders", 3, 100, 102), h.Acked("audit", 0, 7, 8)))),
+        h.pack_ack(
+            h.Ack(5, "billing", "b-1", (h.Acked("orders", 3, 100, 102), h.Acked("audit", 0, 7, 8)))
+        ),
     ),
     (Opcode.READ, 0, h.pack_read(h.Read(3, 100, 1_000, 1 << 20, "orders"))),
     (Opcode.HELLO, 0, INSTANCE.encode()),
@@ -96,7 +131,8 @@ def written(name: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "messages"), [("batch-v1.bin", MESSAGES), ("batch-v1-plain.bin", [Message(b"one"), Message(b"two")])]
+    ("name", "messages"),
+    [("batch-v1.bin", MESSAGES), ("batch-v1-plain.bin", [Message(b"one"), Message(b"two")])],
 )
 def test_batches_are_written_as_ever(name: str, messages: list[Message]) -> None:
     assert batch_of(messages) == written(name)
@@ -138,7 +174,10 @@ def test_a_fetch_with_all_its_fields_is_written_and_read_as_ever() -> None:
 
 def test_frames_of_version_1_are_read() -> None:
     frames = FrameDecoder(limits.FRAME).feed(written("frame-v1.bin"))
-    expected = [Frame(opcode, status, n, payload) for n, (opcode, status, payload) in enumerate(CONVERSATION)]
+    expected = [
+        Frame(opcode, status, n, payload)
+        for n, (opcode, status, payload) in enumerate(CONVERSATION)
+    ]
     assert frames == expected
     payloads = [frame.payload for frame in frames]
     assert Hello.parse(frames[0]).service == "orders"
@@ -151,7 +190,10 @@ def test_frames_of_version_1_are_read() -> None:
     assert h.unpack_decide_receipt(payloads[9]) == h.DecideReceipt(3, repeated=True)
     assert h.unpack_fetch(payloads[10]) == h.Fetch(5, 20_000, 1 << 20, 500, "billing@b-1", "b-1")
     assert unpack_chunks(payloads[11]) == Chunks(5, -1, (CHUNK, CHUNK))
-    assert h.unpack_ack(payloads[12]).ranges == (h.Acked("orders", 3, 100, 102), h.Acked("audit", 0, 7, 8))
+    assert h.unpack_ack(payloads[12]).ranges == (
+        h.Acked("orders", 3, 100, 102),
+        h.Acked("audit", 0, 7, 8),
+    )
     assert Hello.parse(frames[14]) == INSTANCE
     assert [unpack_part(payloads[15]), unpack_part(payloads[16])] == [HOME, ONE_PHASE]
     assert h.unpack_read(payloads[13]) == h.Read(3, 100, 1_000, 1 << 20, "orders")

@@ -1,4 +1,6 @@
-"""Parts of groups: read back, digested, and refused where they contradict themselves."""
+"""Parts of groups: read back, digested, and refused where they contradict
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ TOKEN = bytes(range(16))
 DIGEST = b"\x01" * 32
 BATCH = encode_columns([b"body"], ["key"], producer_id=TOKEN, epoch=0, sequence=0, born_at=0)
 POSTGRES = ("postgres", 7_000_000_000_000_000_001, 1, 16_384, 742)
-PART = Part(TOKEN, 0, 1, True, False, DIGEST, Description(POSTGRES, "orders"), (PartBatch("orders", 3, 1, BATCH),))
+PART = Part(
+    TOKEN,
+    0,
+    1,
+    True,
+    False,
+    DIGEST,
+    Description(POSTGRES, "orders"),
+    (PartBatch("orders", 3, 1, BATCH),),
+)
 
 
 def payload_of(part: Part) -> bytes:
@@ -29,7 +40,13 @@ def payload_of(part: Part) -> bytes:
 
 
 def payload(
-    head: object, *, flags: int = 1, part: int = 0, digest: bytes = DIGEST, batches: bytes = BATCH, more: bytes = b""
+    head: object,
+    *,
+    flags: int = 1,
+    part: int = 0,
+    digest: bytes = DIGEST,
+    batches: bytes = BATCH,
+    more: bytes = b"",
 ) -> bytes:
     packed = bytes(msgpack.packb(head)) + more
     return struct.pack("<HH16sI32sI", flags, part, TOKEN, 1, digest, len(packed)) + packed + batches
@@ -48,7 +65,13 @@ def head(**changed: object) -> list[object]:
 
 
 def branch(**changed: object) -> list[object]:
-    fields: dict[str, object] = {"kind": "postgres", "system_id": 1, "oid": 5, "database": "shop", "owner": "orders"}
+    fields: dict[str, object] = {
+        "kind": "postgres",
+        "system_id": 1,
+        "oid": 5,
+        "database": "shop",
+        "owner": "orders",
+    }
     return list((fields | {"gid": "1_YQ==_Yg==", "xid": 742} | changed).values())
 
 
@@ -58,7 +81,9 @@ def test_parts_are_read_back(part: Part) -> None:
 
 
 def test_a_part_has_the_bytes_of_the_format() -> None:
-    assert payload_of(PART._replace(description=PART.description._replace(check_after=6_000_000))) == payload(head())  # type: ignore[union-attr]
+    assert PART.description is not None
+    description = PART.description._replace(check_after=6_000_000)
+    assert payload_of(PART._replace(description=description)) == payload(head())
 
 
 def test_every_truncation_is_refused() -> None:
@@ -81,17 +106,24 @@ def test_every_flipped_bit_is_refused_or_another_part() -> None:
 
 @given(st.binary(max_size=200), st.binary(max_size=100))
 def test_noise_is_refused(noise: bytes, tail: bytes) -> None:
-    for stuff in (noise, struct.pack("<HH16sI32sI", 1, 0, TOKEN, 1, DIGEST, len(noise)) + noise + tail):
+    for stuff in (
+        noise,
+        struct.pack("<HH16sI32sI", 1, 0, TOKEN, 1, DIGEST, len(noise)) + noise + tail,
+    ):
         with pytest.raises(RemoteProtocolError):
             unpack_part(stuff)
 
 
 def test_the_digest_is_that_of_the_bodies_of_all_parts() -> None:
-    first = Part(TOKEN, 0, 1, False, False, bytes(32), Description(POSTGRES), (PartBatch("a", 0, 0, BATCH),))
+    first = Part(
+        TOKEN, 0, 1, False, False, bytes(32), Description(POSTGRES), (PartBatch("a", 0, 0, BATCH),)
+    )
     last = Part(TOKEN, 1, 1, True, False, DIGEST, None, (PartBatch("b", 0, 0, BATCH),))
     bodies = b"".join(payload_of(part)[struct.calcsize("<HH16sI32s") :] for part in (first, last))
     assert group_digest([first, last]) == hashlib.sha256(bodies).digest()
-    assert group_digest([first, last._replace(digest=bytes(32), epoch=9)]) == group_digest([first, last])
+    assert group_digest([first, last._replace(digest=bytes(32), epoch=9)]) == group_digest(
+        [first, last]
+    )
     assert group_digest([last, first]) != group_digest([first, last])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests import strategies as our
 from txmq.errors import RemoteProtocolError
-from txmq.message import COMMIT, ROLLBACK
+from txmq.model.message import COMMIT, ROLLBACK
 from txmq.wire import headers as h
 from txmq.wire.group import GroupReceipt, pack_group_receipt, unpack_group_receipt
 
@@ -23,7 +23,9 @@ def pack_send(send: h.Send) -> bytes:
     return h.send_header(send.topic, send.partition, send.topic_epoch) + send.batch
 
 
-FORMATS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], object], st.SearchStrategy[Any], object]] = {
+FORMATS: dict[
+    str, tuple[Callable[[Any], bytes], Callable[[bytes], object], st.SearchStrategy[Any], object]
+] = {
     "send": (pack_send, h.unpack_send, our.sends, h.Send("orders", 3, 1, b"")),
     "send receipt": (
         h.pack_send_receipt,
@@ -38,8 +40,18 @@ FORMATS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], object], st.S
         GroupReceipt(1, 4_096),
     ),
     "decide": (h.pack_decide, h.unpack_decide, our.decides, h.Decide(COMMIT, TOKEN, 1, "orders")),
-    "decide receipt": (h.pack_decide_receipt, h.unpack_decide_receipt, our.decide_receipts, h.DecideReceipt(3, False)),
-    "fetch": (h.pack_fetch, h.unpack_fetch, our.fetches, h.Fetch(1, 20_000, 1 << 20, 500, "billing", "billing-1")),
+    "decide receipt": (
+        h.pack_decide_receipt,
+        h.unpack_decide_receipt,
+        our.decide_receipts,
+        h.DecideReceipt(3, False),
+    ),
+    "fetch": (
+        h.pack_fetch,
+        h.unpack_fetch,
+        our.fetches,
+        h.Fetch(1, 20_000, 1 << 20, 500, "billing", "billing-1"),
+    ),
     "ack": (
         h.pack_ack,
         h.unpack_ack,
@@ -109,7 +121,11 @@ def test_requests_have_the_bytes_of_the_format() -> None:
     without = fetch + struct.pack("<QIH", 0, 6, 2) + b"\x01a\x01b"
     assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m", 0, 6, ("a", "b"))) == without
     ack = struct.pack("<I", 9) + b"\x01g\x01m" + struct.pack("<I", 2)
-    ack += struct.pack("<HHIqq", 0, 0, 4, 5, 6) + struct.pack("<HHIqq", 1, 0, 7, 8, 9) + b"\x02\x00\x01a\x01b"
+    ack += (
+        struct.pack("<HHIqq", 0, 0, 4, 5, 6)
+        + struct.pack("<HHIqq", 1, 0, 7, 8, 9)
+        + b"\x02\x00\x01a\x01b"
+    )
     assert h.pack_ack(h.Ack(9, "g", "m", (h.Acked("a", 4, 5, 6), h.Acked("b", 7, 8, 9)))) == ack
     decide = b"\x02" + TOKEN + struct.pack("<I", 5) + b"\x03ops"
     assert h.pack_decide(h.Decide(ROLLBACK, TOKEN, 5, "ops")) == decide
@@ -131,7 +147,21 @@ def test_acks_of_one_topic_name_it_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "topic", [b"", b".", b"..", b"../x", b"/etc", b"a b", b"a\n", b"a\0", b"\xff", b"a" * 128, b"g@m", "ü".encode()]
+    "topic",
+    [
+        b"",
+        b".",
+        b"..",
+        b"../x",
+        b"/etc",
+        b"a b",
+        b"a\n",
+        b"a\0",
+        b"\xff",
+        b"a" * 128,
+        b"g@m",
+        "ü".encode(),
+    ],
 )
 def test_a_topic_must_be_a_name(topic: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="name"):
@@ -140,7 +170,9 @@ def test_a_topic_must_be_a_name(topic: bytes) -> None:
         h.unpack_read(struct.pack("<IqII", 0, 0, 0, 0) + bytes([len(topic)]) + topic)
 
 
-@pytest.mark.parametrize("group", [b"", b"@", b"g@", b"@m", b"g@m@n", b"g@.m", b".g@m", b"a/b", b"g@\n"])
+@pytest.mark.parametrize(
+    "group", [b"", b"@", b"g@", b"@m", b"g@m@n", b"g@.m", b".g@m", b"a/b", b"g@\n"]
+)
 def test_a_group_must_be_a_name_or_that_of_a_member(group: bytes) -> None:
     payload = struct.pack("<IIII", 0, 0, 0, 0) + bytes([len(group)]) + group + b"\x01m"
     with pytest.raises(RemoteProtocolError, match="group"):
@@ -188,7 +220,9 @@ def test_a_decision_is_commit_or_rollback(outcome: int) -> None:
         h.unpack_decide(bytes([outcome]) + TOKEN + bytes(4) + b"\x02me")
 
 
-@pytest.mark.parametrize("by", [b"a\nfake log line", b"\x1b[31m", b"\xff", "a\u202eb".encode(), b"a\0"])
+@pytest.mark.parametrize(
+    "by", [b"a\nfake log line", b"\x1b[31m", b"\xff", "a\u202eb".encode(), b"a\0"]
+)
 def test_who_decides_is_a_text_fit_for_a_log(by: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="text"):
         h.unpack_decide(b"\x01" + TOKEN + bytes(4) + bytes([len(by)]) + by)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq import limits
 from txmq.errors import RemoteProtocolError, Throttled, TxmqError
+from txmq.model import limits
 from txmq.wire.frames import Frame
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Hello, Limits, Welcome, negotiate
@@ -129,13 +129,22 @@ def test_a_refused_hello_raises_what_the_broker_said() -> None:
     ("client", "broker", "version"),
     [((1, 1), (1, 1), 1), ((1, 3), (1, 2), 2), ((2, 5), (1, 3), 3), ((1, 9), (4, 4), 4)],
 )
-def test_the_newest_common_version_is_spoken(client: tuple[int, int], broker: tuple[int, int], version: int) -> None:
+def test_the_newest_common_version_is_spoken(
+    client: tuple[int, int], broker: tuple[int, int], version: int
+) -> None:
     assert negotiate(Hello(versions=client, client="c"), broker) == version
 
 
-@pytest.mark.parametrize(("client", "broker"), [((2, 3), (1, 1)), ((1, 1), (2, 3)), ((3, 1), (1, 3))])
-def test_without_a_common_version_both_ranges_are_named(client: tuple[int, int], broker: tuple[int, int]) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"{broker[0]} to {broker[1]}, the client {client[0]} to {client[1]}"):
+@pytest.mark.parametrize(
+    ("client", "broker"), [((2, 3), (1, 1)), ((1, 1), (2, 3)), ((3, 1), (1, 3))]
+)
+def test_without_a_common_version_both_ranges_are_named(
+    client: tuple[int, int], broker: tuple[int, int]
+) -> None:
+    with pytest.raises(
+        RemoteProtocolError,
+        match=f"{broker[0]} to {broker[1]}, the client {client[0]} to {client[1]}",
+    ):
         negotiate(Hello(versions=client, client="c"), broker)
 
 

@@ -1,4 +1,6 @@
-"""Refusals on the wire: each error has a number of its own, and comes out as what went in."""
+"""Refusals on the wire: each error has a number of its own, and comes out as what went
+in.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from txmq import errors, limits
+from txmq import errors
 from txmq.errors import RequestRejected, TxmqError
+from txmq.model import limits
 from txmq.wire import status
 from txmq.wire.frames import LEAST
 from txmq.wire.json import dump, parse
@@ -26,7 +29,10 @@ def test_every_refusal_has_a_status() -> None:
 
 
 def test_a_status_or_an_error_twice_fails_at_import() -> None:
-    for rows in ([(1, errors.BadRequest), (1, errors.Conflict)], [(1, errors.BadRequest), (2, errors.BadRequest)]):
+    for rows in (
+        [(1, errors.BadRequest), (1, errors.Conflict)],
+        [(1, errors.BadRequest), (2, errors.BadRequest)],
+    ):
         with pytest.raises(ValueError, match="twice"):
             status._table(*rows)
     with pytest.raises(ValueError, match="twice"):
@@ -35,11 +41,17 @@ def test_a_status_or_an_error_twice_fails_at_import() -> None:
 
 @pytest.mark.parametrize("error", status.STATUSES.values())
 def test_a_refusal_comes_out_as_it_went_in(error: type[RequestRejected]) -> None:
-    code, payload = status.reply_for(error("it cannot be", hint="wait", detail={"size": 7, "why": ["a", None]}))
+    code, payload = status.reply_for(
+        error("it cannot be", hint="wait", detail={"size": 7, "why": ["a", None]})
+    )
     found = status.to_error(code, payload)
     assert type(found) is error
     assert isinstance(found, RequestRejected)
-    assert (found.message, found.hint, str(found)) == ("it cannot be", "wait", "it cannot be (wait)")
+    assert (found.message, found.hint, str(found)) == (
+        "it cannot be",
+        "wait",
+        "it cannot be (wait)",
+    )
     assert found.detail == {"size": 7, "why": ["a", None]}
     assert (found.retriable, found.outcome) == (error.retriable, error.outcome)
 
@@ -55,7 +67,9 @@ def test_the_reply_is_the_json_of_the_format() -> None:
     }
 
 
-@pytest.mark.parametrize("error", [errors.RemoteProtocolError("a bad frame"), errors.LocalProtocolError("a bad name")])
+@pytest.mark.parametrize(
+    "error", [errors.RemoteProtocolError("a bad frame"), errors.LocalProtocolError("a bad name")]
+)
 def test_a_broken_rule_of_the_protocol_is_a_bad_request(error: TxmqError) -> None:
     found = status.to_error(*status.reply_for(error))
     assert type(found) is errors.BadRequest
@@ -76,7 +90,9 @@ def test_a_status_of_a_newer_broker_is_still_a_refusal() -> None:
     assert "TooTired (status 9999): later" in str(found)
 
 
-@pytest.mark.parametrize("payload", [b"", b"{}", b"[]", b"no json", dump(TEXT | {"message": 7}), dump(TEXT | {"x": 1})])
+@pytest.mark.parametrize(
+    "payload", [b"", b"{}", b"[]", b"no json", dump(TEXT | {"message": 7}), dump(TEXT | {"x": 1})]
+)
 def test_a_damaged_refusal_is_an_error_of_the_protocol(payload: bytes) -> None:
     assert isinstance(status.to_error(1, payload), errors.RemoteProtocolError)
 

@@ -1,4 +1,6 @@
-"""Several requests in one frame: they are taken apart as they were put together, or not at all."""
+"""Several requests in one frame: they are taken apart as they were put together, or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wire.test_golden import BORN, HOME, PART, PLAIN, SEND, TOKEN
-from txmq import limits
 from txmq.errors import RemoteProtocolError, UnknownTransaction
-from txmq.message import COMMIT, ROLLBACK
+from txmq.model import limits
+from txmq.model.message import COMMIT, ROLLBACK
 from txmq.wire import headers as h
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.group import GroupReceipt, pack_group_receipt, pack_part, unpack_part
 from txmq.wire.headers import Opcode
 from txmq.wire.status import reply_for, to_error
-from txmq.wire.together import MOST, Answer, pack_answers, pack_requests, unpack_answers, unpack_requests
+from txmq.wire.together import (
+    MOST,
+    Answer,
+    pack_answers,
+    pack_requests,
+    unpack_answers,
+    unpack_requests,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAYLOADS = st.lists(st.binary(max_size=60), min_size=1, max_size=20)
@@ -29,18 +38,28 @@ CONVERSATION = [
     (Opcode.GROUPS, pack_requests(GROUPS)),
     (Opcode.GROUPS, pack_answers([Answer(0, pack_group_receipt(GroupReceipt(1, 4_096))), NO])),
     (Opcode.DECISIONS, pack_requests(DECISIONS)),
-    (Opcode.DECISIONS, pack_answers([NO, Answer(0, h.pack_decide_receipt(h.DecideReceipt(3, repeated=True)))])),
+    (
+        Opcode.DECISIONS,
+        pack_answers([NO, Answer(0, h.pack_decide_receipt(h.DecideReceipt(3, repeated=True)))]),
+    ),
 ]
 OTHER = h.Send("audit", 0, 0, PLAIN)
 SENDING = [
-    (Opcode.SENDS, pack_requests([h.send_header(*send[:3]) + send.batch for send in (SEND, OTHER)])),
+    (
+        Opcode.SENDS,
+        pack_requests([h.send_header(*send[:3]) + send.batch for send in (SEND, OTHER)]),
+    ),
     (Opcode.SENDS, pack_answers([Answer(0, h.pack_send_receipt(h.SendReceipt(7, BORN))), NO])),
 ]
 
 
-@pytest.mark.parametrize(("name", "frames"), [("together-v1.bin", CONVERSATION), ("sends-v1.bin", SENDING)])
+@pytest.mark.parametrize(
+    ("name", "frames"), [("together-v1.bin", CONVERSATION), ("sends-v1.bin", SENDING)]
+)
 def test_they_are_written_as_ever(name: str, frames: list[tuple[Opcode, list[bytes]]]) -> None:
-    written = [encode_frame(opcode, number, payload) for number, (opcode, payload) in enumerate(frames)]
+    written = [
+        encode_frame(opcode, number, payload) for number, (opcode, payload) in enumerate(frames)
+    ]
     assert b"".join(written) == (GOLDEN / name).read_bytes()
 
 
@@ -74,11 +93,16 @@ def test_as_many_answers_are_read_as_there_were_requests() -> None:
 
 def test_those_of_version_1_are_read() -> None:
     frames = FrameDecoder(limits.FRAME).feed((GOLDEN / "together-v1.bin").read_bytes())
-    assert frames == [Frame(op, 0, number, b"".join(pieces)) for number, (op, pieces) in enumerate(CONVERSATION)]
+    assert frames == [
+        Frame(op, 0, number, b"".join(pieces)) for number, (op, pieces) in enumerate(CONVERSATION)
+    ]
     groups, receipts, decisions, answers = [frame.payload for frame in frames]
     assert [unpack_part(payload) for payload in unpack_requests(groups)] == [HOME, PART]
     assert unpack_answers(receipts)[0].payload == pack_group_receipt(GroupReceipt(1, 4_096))
-    assert [h.unpack_decide(payload).outcome for payload in unpack_requests(decisions)] == [COMMIT, ROLLBACK]
+    assert [h.unpack_decide(payload).outcome for payload in unpack_requests(decisions)] == [
+        COMMIT,
+        ROLLBACK,
+    ]
     no, yes = unpack_answers(answers)
     assert type(to_error(*no)) is UnknownTransaction
     assert h.unpack_decide_receipt(yes.payload) == h.DecideReceipt(3, repeated=True)
@@ -89,7 +113,11 @@ def test_requests_come_out_as_they_went_in(payloads: list[bytes]) -> None:
     assert unpack_requests(b"".join(pack_requests(payloads))) == payloads
 
 
-@given(st.lists(st.builds(Answer, st.integers(0, 65_535), st.binary(max_size=60)), min_size=1, max_size=20))
+@given(
+    st.lists(
+        st.builds(Answer, st.integers(0, 65_535), st.binary(max_size=60)), min_size=1, max_size=20
+    )
+)
 def test_answers_come_out_as_they_went_in(answers: list[Answer]) -> None:
     assert unpack_answers(b"".join(pack_answers(answers))) == answers
 

@@ -1,8 +1,10 @@
-"""HTTP as the admin pages need it: GET and HEAD from this machine, small requests, and no patience with slow ones.
+"""HTTP as the admin pages need it: GET and HEAD from this machine, small requests, and
+no patience with slow ones.
 
-Whoever opens the console also has pages of strangers open in the same browser. So a request must name this machine as
-its host, because a stranger's name that was made to lead here (DNS rebinding) does not; it must not come from another
-origin; and no request changes anything.
+Whoever opens the console also has pages of strangers open in the same browser. So a
+request must name this machine as its host, because a stranger's name that was made to
+lead here (DNS rebinding) does not; it must not come from another origin; and no request
+changes anything.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel, HTTPFactory, Request, datetimeToString
 
-from txmq.listen import is_loopback
+from txmq.config.listen import is_loopback
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
-REQUEST_S = 20.0  # from one answer to the end of the next request, however its bytes trickle in; and to take the last
-BODY_BYTES = 4_096  # no request needs one; this much is read over, so that its sender gets a proper answer
+# from one answer to the end of the next request, however its bytes trickle in; and to
+# take the last
+REQUEST_S = 20.0
+BODY_BYTES = (
+    4_096  # no request needs one; this much is read over, so that its sender gets a proper answer
+)
 HEADER_BYTES = 8_192
 HEADER_LINES = 64
 MOST_CONNECTIONS = 64  # a browser takes six
@@ -39,7 +45,9 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
+HOST = re.compile(
+    r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?"
+)
 TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 Query = Mapping[bytes, Sequence[bytes]]
@@ -73,7 +81,9 @@ class Exchange(Request):
     _gone = False
 
     def gotLength(self, length: int | None) -> None:
-        """Twisted has the headers; without a known length the body has no end either."""
+        """Twisted has the headers; without a known length the body has no end
+        either.
+        """
         if length is None or length > BODY_BYTES:
             self.channel.write(TOO_LARGE)
             self.channel.loseConnection()
@@ -92,12 +102,22 @@ class Exchange(Request):
     def _refusal(self) -> Reply | None:
         hosts = self.requestHeaders.getRawHeaders("Host", [])
         if len(hosts) != 1 or not names_this_machine(hosts[0]):
-            return refused(421, "WrongHost", "this is no host of that name", "use 127.0.0.1 or localhost")
-        if any(origin != f"http://{hosts[0]}" for origin in self.requestHeaders.getRawHeaders("Origin", [])):
+            return refused(
+                421, "WrongHost", "this is no host of that name", "use 127.0.0.1 or localhost"
+            )
+        if any(
+            origin != f"http://{hosts[0]}"
+            for origin in self.requestHeaders.getRawHeaders("Origin", [])
+        ):
             return refused(403, "WrongOrigin", "pages of other origins get nothing here")
         if self.method not in (b"GET", b"HEAD"):
             self.responseHeaders.setRawHeaders("Allow", ["GET, HEAD"])
-            return refused(405, "ReadOnly", "nothing can be changed over HTTP", "use the command line: txmq --help")
+            return refused(
+                405,
+                "ReadOnly",
+                "nothing can be changed over HTTP",
+                "use the command line: txmq --help",
+            )
         return None
 
     def _respond(self, reply: Reply) -> None:
@@ -138,13 +158,17 @@ class Channel(HTTPChannel):
         HTTPChannel.connectionMade(self)
 
     def resetTimeout(self) -> None:
-        """Called for each piece of data; the time runs on, so that a byte now and then keeps nobody here."""
+        """Called for each piece of data; the time runs on, so that a byte now and then
+        keeps nobody here.
+        """
 
     def requestDone(self, request: Request) -> None:
         HTTPChannel.requestDone(self, request)
         if not self.persistent:
             factory: Any = self.factory
-            HTTPChannel.setTimeout(self, factory.timeOut)  # whoever does not read the answer would stay for ever
+            HTTPChannel.setTimeout(
+                self, factory.timeOut
+            )  # whoever does not read the answer would stay for ever
 
     def timeoutConnection(self) -> None:
         _abort(self)
@@ -166,12 +190,12 @@ class AdminFactory(HTTPFactory):
     protocol = Channel  # type: ignore[assignment]  # the base class's would speak HTTP/2, too
     noisy = False
 
-    def __init__(self, handle: Handle, reactor: Any, *, request_s: float = REQUEST_S) -> None:  # noqa: ANN401  # Twisted's
+    def __init__(self, handle: Handle, reactor: Any, *, request_s: float = REQUEST_S) -> None:  # Twisted's
         super().__init__(timeout=request_s, reactor=reactor)
         self.handle = handle
         self.channels: set[Channel] = set()
 
-    def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: ANN401  # a Channel, whatever the base class says
+    def buildProtocol(self, addr: IAddress | None) -> Any:  # a Channel, whatever the base class says
         return super().buildProtocol(addr) if len(self.channels) < MOST_CONNECTIONS else None
 
     def stopFactory(self) -> None:

@@ -1,4 +1,6 @@
-"""Which path of `/api/v1/` is which control call. Calls that are not here cannot be made over HTTP: these only read."""
+"""Which path of `/api/v1/` is which control call. Calls that are not here cannot be
+made over HTTP: these only read.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ MOST_ROWS = 500  # of one answer: each dead letter is read from the log, on the 
 
 
 class Route(NamedTuple):
-    """A call; `argument` is what a name in the path stands for, `parameters` read those of the query, `fixed` are
-    always the same.
+    """A call; `argument` is what a name in the path stands for, `parameters` read those
+    of the query, `fixed` are always the same.
     """
 
     call: str
@@ -55,17 +57,23 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("groups",): Route("group.list"),
     ("groups", NAME): Route("group.show", "group"),
     ("transactions",): Route("tx.list", "", {"state": str, "limit": _limit}),
-    ("transactions", NAME): Route("tx.show", "token", {"after": _number, "limit": _limit}, {"detail": True}),
+    ("transactions", NAME): Route(
+        "tx.show", "token", {"after": _number, "limit": _limit}, {"detail": True}
+    ),
     ("letters", NAME): Route("dlq.list", "group", {"after": _number, "limit": _limit}),
     ("letters", NAME, "stats"): Route("dlq.stats", "group"),
 }
 
 
 def call_of(path: str, query: Query) -> Asked | None:
-    """The call that a path stands for, None = none. Raises RemoteProtocolError for parameters that are not its."""
+    """The call that a path stands for, None = none. Raises RemoteProtocolError for
+    parameters that are not its.
+    """
     parts = path.removeprefix(PREFIX).split("/")
     for pattern, route in ROUTES.items():
-        if len(pattern) == len(parts) and all(p in (NAME, part) for p, part in zip(pattern, parts, strict=True)):
+        if len(pattern) == len(parts) and all(
+            p in (NAME, part) for p, part in zip(pattern, parts, strict=True)
+        ):
             name = {route.argument: unquote(parts[1])} if route.argument else {}
             return Asked(route.call, {**route.fixed, **name, **_arguments(route, query)})
     return None
@@ -78,7 +86,9 @@ def _arguments(route: Route, query: Query) -> dict[str, object]:
         read = route.parameters.get(name)
         if read is None or len(values) != 1:
             known = ", ".join(route.parameters) or "none"
-            raise RemoteProtocolError(f"no parameter {name[:64]!r} here, or twice", hint=f"there are: {known}")
+            raise RemoteProtocolError(
+                f"no parameter {name[:64]!r} here, or twice", hint=f"there are: {known}"
+            )
         try:
             arguments[name] = read(values[0].decode())
         except ValueError as error:

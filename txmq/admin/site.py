@@ -1,4 +1,6 @@
-"""What each path gives. The files of the console are a fixed table, read once: no path of a request reaches a disk."""
+"""What each path gives. The files of the console are a fixed table, read once: no path
+of a request reaches a disk.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 from txmq.admin.http import Query, Reply, Respond, as_json, refused
 from txmq.admin.metrics import CONTENT_TYPE, Metrics
 from txmq.admin.routes import PREFIX, call_of
-from txmq.broker.core.state import Rejected
+from txmq.core.state.state import Rejected
 from txmq.errors import RemoteProtocolError, TxmqError
 
 if TYPE_CHECKING:
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 FILES = {
     "/": ("console.html", "text/html; charset=utf-8"),
     "/transactions": ("transactions.html", "text/html; charset=utf-8"),
-    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in ("common.js", "console.js", "transactions.js")},
+    **{
+        f"/{name}": (name, "text/javascript; charset=utf-8")
+        for name in ("common.js", "console.js", "transactions.js")
+    },
     "/console.css": ("console.css", "text/css; charset=utf-8"),
 }
 
@@ -56,7 +61,14 @@ class Site:
     def _call(self, path: str, query: Query, respond: Respond) -> None:
         asked = call_of(path, query) if path.startswith(PREFIX) else None
         if asked is None:
-            respond(refused(404, "NotFound", "there is nothing here", f"the console is at /, JSON under {PREFIX}"))
+            respond(
+                refused(
+                    404,
+                    "NotFound",
+                    "there is nothing here",
+                    f"the console is at /, JSON under {PREFIX}",
+                )
+            )
             return
 
         def answer(reply: object) -> None:

@@ -1,4 +1,5 @@
-"""Metrics of transactions: gauges read from the state when they are asked for, and counters of what has happened.
+"""Metrics of transactions: gauges read from the state when they are asked for, and
+counters of what has happened.
 
 Counters begin at 0 with the process, as Prometheus expects them to.
 """
@@ -13,17 +14,30 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from txmq.broker.alarms.alarms import RULES
-from txmq.broker.core.transactions import undecided
-from txmq.broker.core.transactions.listed import Kind
-from txmq.broker.core.transactions.transactions import get
+from txmq.core.transactions import undecided
+from txmq.core.transactions.listed import Kind
+from txmq.core.transactions.model import get
 from txmq.wire.calls_alarms import REPORTED_NAMES
 
 if TYPE_CHECKING:
     from txmq.broker.service import Parts
-    from txmq.message import Decision
+    from txmq.model.message import Decision
 
 SECOND = 1_000_000
-LATENCIES = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0)  # seconds
+LATENCIES = (
+    0.001,
+    0.005,
+    0.02,
+    0.1,
+    0.5,
+    2.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    1_800.0,
+    7_200.0,
+)  # seconds
 DECIDERS = frozenset(
     {"producer", "checker", "resolver", "operator", "job", "timeout", "xa-recovery"}
 )  # the rest is "other"
@@ -31,11 +45,16 @@ COMMITTED, ROLLED_BACK = "COMMIT", "ROLLBACK"
 
 
 class Tallies:
-    """Counts what becomes of transactions (a `Watcher` of `broker.deciding`). No name from a message is a label."""
+    """Counts what becomes of transactions (a `Watcher` of `broker.deciding`). No name
+    from a message is a label.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._checks = Counter(
-            "txmq_checks", "Answers to check-backs, by the kind of decider", ("kind", "answer"), registry=registry
+            "txmq_checks",
+            "Answers to check-backs, by the kind of decider",
+            ("kind", "answer"),
+            registry=registry,
         )
         self._decisions = Counter(
             "txmq_decisions",
@@ -44,11 +63,18 @@ class Tallies:
             registry=registry,
         )
         self._latency = Histogram(
-            "txmq_decision_seconds", "From storing a transaction to its decision", buckets=LATENCIES, registry=registry
+            "txmq_decision_seconds",
+            "From storing a transaction to its decision",
+            buckets=LATENCIES,
+            registry=registry,
         )
-        self._conflicts = Counter("txmq_conflicts", "Decisions that contradicted an earlier one", registry=registry)
+        self._conflicts = Counter(
+            "txmq_conflicts", "Decisions that contradicted an earlier one", registry=registry
+        )
         self._unresolvable = Counter(
-            "txmq_no_resolver", "Transactions refused: no resolver leads to their database", registry=registry
+            "txmq_no_resolver",
+            "Transactions refused: no resolver leads to their database",
+            registry=registry,
         )
 
     def checked(self, kind: str, answer: Decision) -> None:
@@ -91,17 +117,30 @@ class Standing(Collector):
         state = self._engine.state
         gauges = {
             "undecided": ("without a decision", state.undecided),
-            "in_doubt": ("undecided though asked about again and again", state.listed[Kind.IN_DOUBT]),
-            "waiting": ("committed, behind earlier tickets of their keys", state.listed[Kind.WAITING]),
+            "in_doubt": (
+                "undecided though asked about again and again",
+                state.listed[Kind.IN_DOUBT],
+            ),
+            "waiting": (
+                "committed, behind earlier tickets of their keys",
+                state.listed[Kind.WAITING],
+            ),
             "open": ("whose last part is missing", state.listed[Kind.OPEN]),
-            "heuristic": ("decided by hand or found mixed, and not dealt with", state.listed[Kind.HEURISTIC]),
+            "heuristic": (
+                "decided by hand or found mixed, and not dealt with",
+                state.listed[Kind.HEURISTIC],
+            ),
         }
         for name, (meaning, value) in gauges.items():
             yield GaugeMetricFamily(f"txmq_transactions_{name}", f"Transactions {meaning}", value)
         age = "Age of the oldest undecided transaction, 0 = there is none"
-        yield GaugeMetricFamily("txmq_transactions_oldest_undecided_seconds", age, self._oldest_age())
+        yield GaugeMetricFamily(
+            "txmq_transactions_oldest_undecided_seconds", age, self._oldest_age()
+        )
         held = sum(state.holds.values())
-        yield GaugeMetricFamily("txmq_order_tickets", "Batches that keep or await their place in a key's order", held)
+        yield GaugeMetricFamily(
+            "txmq_order_tickets", "Batches that keep or await their place in a key's order", held
+        )
 
     def _oldest_age(self) -> float:
         token = next(undecided.tokens(self._engine.state), None)
@@ -109,9 +148,13 @@ class Standing(Collector):
         return 0.0 if row is None else (self._engine.now() - row.stored_at) / SECOND
 
     def _resolvers(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("txmq_resolver_up", "Whether the database could be asked", labels=("resolver",))
+        up = GaugeMetricFamily(
+            "txmq_resolver_up", "Whether the database could be asked", labels=("resolver",)
+        )
         seen = GaugeMetricFamily(
-            "txmq_resolver_seen_timestamp_seconds", "When the database was last asked, 0 = never", labels=("resolver",)
+            "txmq_resolver_seen_timestamp_seconds",
+            "When the database was last asked, 0 = never",
+            labels=("resolver",),
         )
         for one in self._resolving.status():
             up.add_metric((one.name,), int(one.seen_at > 0 and not one.failing_since))

@@ -1,10 +1,19 @@
-"""Batches: messages laid out by column, encoded once by their producer, stored and served as the same bytes.
+"""Batches: messages laid out by column, encoded once by their producer, stored and
+served as the same bytes.
 
-docs/FORMATS.md 3 is the format. `encode` and its kin make batches, `verify` judges received ones, `BatchView` reads.
+docs/FORMATS.md 3 is the format. `encode` and its kin make batches, `verify` judges
+received ones, `BatchView` reads.
 """
 
 from txmq.batch.codecs import PLAIN, Compression, library
-from txmq.batch.decode import BatchView, key_hash_at, key_hashes, largest_body, rows_tagged, single_row
+from txmq.batch.decode import (
+    BatchView,
+    key_hash_at,
+    key_hashes,
+    largest_body,
+    rows_tagged,
+    single_row,
+)
 from txmq.batch.encode import encode, encode_columns, encode_one
 from txmq.batch.header import BatchHeader, Codec, expires, read_header, with_producer
 from txmq.batch.layout import Column, Layout, locate

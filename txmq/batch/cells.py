@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgpack
 
-from txmq import limits
 from txmq.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError
-from txmq.message import NO_HEADERS
+from txmq.model import limits
+from txmq.model.message import NO_HEADERS
 
 BODY_HINT = "encode text with .encode(), values with json or msgpack"
 SMALLER = "split it, or put the data elsewhere and send its address"
@@ -21,7 +21,9 @@ def too_large(what: str, size: int, limit: int) -> MessageTooLarge:
 
 
 def text_cell(text: str, what: str, limit: int) -> bytes:
-    """The cell of a key or tag: its UTF-8 bytes. LocalProtocolError where it is no text, or too long."""
+    """The cell of a key or tag: its UTF-8 bytes. LocalProtocolError where it is no
+    text, or too long.
+    """
     try:
         cell = text.encode()
     except (AttributeError, UnicodeEncodeError) as error:
@@ -34,7 +36,9 @@ def text_cell(text: str, what: str, limit: int) -> bytes:
 
 
 def body_cell(body: bytes) -> bytes:
-    """The cell of a body. LocalProtocolError where it is no bytes, MessageTooLarge beyond the limit."""
+    """The cell of a body. LocalProtocolError where it is no bytes, MessageTooLarge
+    beyond the limit.
+    """
     if not isinstance(body, bytes):
         if not isinstance(body, bytearray | memoryview):
             raise LocalProtocolError(f"a body is bytes, not {type(body).__name__}", hint=BODY_HINT)
@@ -45,10 +49,14 @@ def body_cell(body: bytes) -> bytes:
 
 
 def header_cell(headers: Mapping[str, str] | None) -> bytes:
-    """The cell of a message's headers. LocalProtocolError where they are not text to text, or too many."""
+    """The cell of a message's headers. LocalProtocolError where they are not text to
+    text, or too many.
+    """
     if not headers:
         return b""
-    strings = isinstance(headers, Mapping) and all(type(text) is str for pair in headers.items() for text in pair)
+    strings = isinstance(headers, Mapping) and all(
+        type(text) is str for pair in headers.items() for text in pair
+    )
     if not strings or len(headers) > limits.HEADER_PAIRS:
         hint = f"a dict of at most {limits.HEADER_PAIRS} texts to texts is needed"
         raise LocalProtocolError(f"{headers!r:.80} cannot be headers", hint=hint)
@@ -57,12 +65,16 @@ def header_cell(headers: Mapping[str, str] | None) -> bytes:
     except UnicodeEncodeError as error:
         raise LocalProtocolError("headers must be text that UTF-8 can hold") from error
     if len(cell) > limits.HEADERS:
-        raise LocalProtocolError(f"headers of {len(cell)} bytes", hint=f"the limit is {limits.HEADERS}")
+        raise LocalProtocolError(
+            f"headers of {len(cell)} bytes", hint=f"the limit is {limits.HEADERS}"
+        )
     return cell
 
 
 def headers_of(cell: bytes) -> Mapping[str, str]:
-    """The headers in a cell. RemoteProtocolError for any that `header_cell` could not have made."""
+    """The headers in a cell. RemoteProtocolError for any that `header_cell` could not
+    have made.
+    """
     if not cell:
         return NO_HEADERS
     try:
@@ -76,7 +88,9 @@ def headers_of(cell: bytes) -> Mapping[str, str]:
         )
     except ValueError as error:
         raise RemoteProtocolError(f"damaged headers: {error}") from error
-    if type(headers) is not dict or not all(type(text) is str for pair in headers.items() for text in pair):
+    if type(headers) is not dict or not all(
+        type(text) is str for pair in headers.items() for text in pair
+    ):
         raise RemoteProtocolError("headers that are not a map of text to text")
     return headers
 

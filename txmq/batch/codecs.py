@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 from txmq.batch.header import Codec
 from txmq.errors import ConfigError, RemoteProtocolError
 
-PACKAGES = {Codec.ZSTD: ("zstandard", "zstandard"), Codec.LZ4: ("lz4.frame", "lz4")}  # module, distribution
+PACKAGES = {
+    Codec.ZSTD: ("zstandard", "zstandard"),
+    Codec.LZ4: ("lz4.frame", "lz4"),
+}  # module, distribution
 
 
 class Compression(NamedTuple):
-    """What a client does with the bodies of a batch that have together more than `over` bytes."""
+    """What a client does with the bodies of a batch that have together more than `over`
+    bytes.
+    """
 
     codec: Codec = Codec.NONE
     over: int = 0
@@ -27,14 +32,16 @@ PLAIN = Compression()
 
 
 @cache
-def library(codec: int) -> Any:  # noqa: ANN401  # one of two modules, which have nothing in common
+def library(codec: int) -> Any:  # one of two modules, which have nothing in common
     """The module behind a codec. Raises ConfigError where it is not installed."""
     module, package = PACKAGES[Codec(codec)]
     try:
         return import_module(module)
     except ImportError as error:
         hint = f"pip install {package}, wherever messages are sent, stored or consumed that are compressed so"
-        raise ConfigError("compression", f"the package {package} is not installed", hint=hint) from error
+        raise ConfigError(
+            "compression", f"the package {package} is not installed", hint=hint
+        ) from error
 
 
 def compress(codec: int, data: bytes) -> bytes:
@@ -49,7 +56,8 @@ def compress(codec: int, data: bytes) -> bytes:
 def decompress(codec: int, data: bytes, size: int) -> bytes:
     """The `size` bytes that were compressed to `data`; never more.
 
-    RemoteProtocolError where it holds anything else, ConfigError where the library is missing.
+    RemoteProtocolError where it holds anything else, ConfigError where the library is
+    missing.
     """
     if codec == Codec.ZSTD:
         plain = _from_zstd(data, size)
@@ -65,12 +73,17 @@ def decompress(codec: int, data: bytes, size: int) -> bytes:
 def _from_zstd(data: bytes, size: int) -> bytes:
     zstandard = library(Codec.ZSTD)
     try:
-        # The library believes a size in the frame before any limit it is given, so that one is compared first.
+        # The library believes a size in the frame before any limit it is given, so that
+        # one is compared first.
         if zstandard.get_frame_parameters(data).content_size != size:
-            raise RemoteProtocolError("the compressed bodies of a batch are of another size than it says")
+            raise RemoteProtocolError(
+                "the compressed bodies of a batch are of another size than it says"
+            )
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
     except zstandard.ZstdError as error:
-        raise RemoteProtocolError(f"the compressed bodies of a batch are damaged: {error}") from error
+        raise RemoteProtocolError(
+            f"the compressed bodies of a batch are damaged: {error}"
+        ) from error
 
 
 def _from_lz4(data: bytes, size: int) -> bytes:
@@ -78,7 +91,9 @@ def _from_lz4(data: bytes, size: int) -> bytes:
     try:
         plain = bytes(decompressor.decompress(data, max_length=size + 1))
     except RuntimeError as error:
-        raise RemoteProtocolError(f"the compressed bodies of a batch are damaged: {error}") from error
+        raise RemoteProtocolError(
+            f"the compressed bodies of a batch are damaged: {error}"
+        ) from error
     if not decompressor.eof or decompressor.unused_data:
         raise RemoteProtocolError(f"the compressed bodies of a batch do not end after {size} bytes")
     return plain

@@ -1,4 +1,6 @@
-"""Reading verified batches: column by column, when asked for; and one row of them as a batch of its own."""
+"""Reading verified batches: column by column, when asked for; and one row of them as a
+batch of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,16 @@ from txmq.batch.codecs import decompress
 from txmq.batch.encode import TIME, pack_row
 from txmq.batch.header import FIELDS, KEY, LENGTH, PREFIX, BatchHeader, read_header
 from txmq.batch.layout import Column, locate, padded
-from txmq.keys import key_hash, tag_bit, tag_filter
-from txmq.message import NO_HEADERS, message_ids
+from txmq.model.keys import key_hash, tag_bit, tag_filter
+from txmq.model.message import NO_HEADERS, message_ids
 
 BOUNDS = struct.Struct("<ii")  # of one cell, within the joined bytes
 
 
 def offsets_of(buffer: bytes, column: Column, count: int) -> tuple[int, ...]:
-    """Where the cells of a column begin within its joined bytes, and where the last one ends."""
+    """Where the cells of a column begin within its joined bytes, and where the last one
+    ends.
+    """
     return struct.unpack_from(f"<{count + 1}i", buffer, column.offsets)
 
 
@@ -31,11 +35,15 @@ def cells_of(buffer: bytes, column: Column, count: int) -> list[bytes]:
 
 
 def texts_of(buffer: bytes, column: Column, count: int) -> list[str | None]:
-    """The texts of a column, None for empty ones. Raises UnicodeDecodeError where one is not UTF-8."""
+    """The texts of a column, None for empty ones. Raises UnicodeDecodeError where one
+    is not UTF-8.
+    """
     data = buffer[column.start : column.end]
     if data.isascii():  # then places in the bytes are places in the text, which is decoded once
         text = data.decode()
-        return [text[start:end] or None for start, end in pairwise(offsets_of(buffer, column, count))]
+        return [
+            text[start:end] or None for start, end in pairwise(offsets_of(buffer, column, count))
+        ]
     return [cell.decode() or None for cell in cells_of(buffer, column, count)]
 
 
@@ -48,7 +56,9 @@ def largest_body(buffer: bytes, header: BatchHeader) -> int:
 
 
 class BatchView:
-    """The rows of a verified batch as columns: lists with an element for each row, decoded at first use."""
+    """The rows of a verified batch as columns: lists with an element for each row,
+    decoded at first use.
+    """
 
     def __init__(self, buffer: bytes, header: BatchHeader | None = None) -> None:
         self.buffer = buffer
@@ -73,7 +83,9 @@ class BatchView:
         """Raises RemoteProtocolError where they cannot be decompressed."""
         body = self._layout.body
         data = decompress(self.header.codec, self.buffer[body.start : body.end], self.header.size)
-        return [data[start:end] for start, end in pairwise(offsets_of(self.buffer, body, self._count))]
+        return [
+            data[start:end] for start, end in pairwise(offsets_of(self.buffer, body, self._count))
+        ]
 
     @cached_property
     def keys(self) -> list[str | None]:
@@ -110,10 +122,16 @@ class BatchView:
         return message_ids(self.header.producer_id, range(first, first + self._count))
 
     def _texts(self, column: Column | None) -> list[str | None]:
-        return [None] * self._count if column is None else texts_of(self.buffer, column, self._count)
+        return (
+            [None] * self._count if column is None else texts_of(self.buffer, column, self._count)
+        )
 
     def _times(self, at: int) -> list[int]:
-        return list(struct.unpack_from(f"<{self._count}q", self.buffer, at)) if at else [0] * self._count
+        return (
+            list(struct.unpack_from(f"<{self._count}q", self.buffer, at))
+            if at
+            else [0] * self._count
+        )
 
 
 class Tagged(Protocol):
@@ -129,14 +147,18 @@ class Tagged(Protocol):
 
 
 def rows_tagged(view: Tagged, tags: Collection[str]) -> list[int]:
-    """The rows with one of these tags, in order. The filter in the header only says where there is none for certain."""
+    """The rows with one of these tags, in order. The filter in the header only says
+    where there is none for certain.
+    """
     if not view.tag_filter & tag_filter(tags):
         return []
     return [row for row, tag in enumerate(view.tags) if tag in tags]
 
 
 def key_hashes(buffer: bytes, header: BatchHeader | None = None) -> list[int | None]:
-    """The hash of each row's key, None where it has none. Nothing but the keys is decoded; the header, if known."""
+    """The hash of each row's key, None where it has none. Nothing but the keys is
+    decoded; the header, if known.
+    """
     return [key_hash(cell) if cell else None for cell in key_cells(buffer, header)]
 
 
@@ -154,8 +176,8 @@ def key_cells(buffer: bytes, header: BatchHeader | None = None) -> list[bytes]:
 
 
 def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:
-    """The hash of one row's key, None where it has none. `read(at, length)` gives bytes of the verified batch: of a
-    large one no more is needed than these few.
+    """The hash of one row's key, None where it has none. `read(at, length)` gives bytes
+    of the verified batch: of a large one no more is needed than these few.
     """
     _version, _codec, columns, count, *_ = FIELDS.unpack_from(read(0, LENGTH), PREFIX.size)
     if not columns & KEY:
@@ -166,17 +188,22 @@ def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:
 
 
 def single_row(buffer: bytes, row: int, view: BatchView | None = None) -> bytes:
-    """That row of a verified batch as a batch of its own, uncompressed: same producer and epoch, its own sequence.
+    """That row of a verified batch as a batch of its own, uncompressed: same producer
+    and epoch, its own sequence.
 
     `view` of the batch, where several rows are taken: it is decompressed once.
     """
     view = view or BatchView(buffer)
     header = view.header
     layout = locate(buffer, header)
-    key, tag, headers = (_cell(buffer, column, row) for column in (layout.key, layout.tag, layout.headers))
+    key, tag, headers = (
+        _cell(buffer, column, row) for column in (layout.key, layout.tag, layout.headers)
+    )
     body = view.bodies[row] if header.codec else _cell(buffer, layout.body, row)
     starts = (layout.born_at, layout.deliver_at, layout.expire_at)
-    born_at, deliver_at, expire_at = (TIME.unpack_from(buffer, at + 8 * row)[0] if at else 0 for at in starts)
+    born_at, deliver_at, expire_at = (
+        TIME.unpack_from(buffer, at + 8 * row)[0] if at else 0 for at in starts
+    )
     bits = tag_bit(tag.decode()) if tag else 0
     origin = (header.producer_id, header.epoch, header.sequence + row)
     return pack_row((key, tag, headers, body), (born_at, deliver_at, expire_at), bits, origin)

@@ -1,7 +1,9 @@
-"""Making batches: from messages, from columns (the fast path for volumes), and of a single message.
+"""Making batches: from messages, from columns (the fast path for volumes), and of a
+single message.
 
-All give the same bytes for the same messages. A column is one `pack` of its offsets and one `join` of its cells; for a
-single message that would cost more than the rest of a send, so that is packed by one struct.
+All give the same bytes for the same messages. A column is one `pack` of its offsets and
+one `join` of its cells; for a single message that would cost more than the rest of a
+send, so that is packed by one struct.
 """
 
 from __future__ import annotations
@@ -15,22 +17,14 @@ from typing import NamedTuple
 
 from google_crc32c import extend, value
 
-from txmq import limits
 from txmq.batch.cells import BODY_HINT, body_cell, header_cell, text_cell, too_large
 from txmq.batch.codecs import compress
-from txmq.batch.header import (
-    FIELDS,
-    LENGTH,
-    MAGIC,
-    OPTIONAL,
-    PREFIX,
-    VERSION,
-    Codec,
-)
+from txmq.batch.header import FIELDS, LENGTH, MAGIC, OPTIONAL, PREFIX, VERSION, Codec
 from txmq.batch.layout import COMPRESSED, padded
 from txmq.errors import LocalProtocolError
-from txmq.keys import tag_bit, tag_filter
-from txmq.message import Message, micros, time_or_span
+from txmq.model import limits
+from txmq.model.keys import tag_bit, tag_filter
+from txmq.model.message import Message, micros, time_or_span
 
 ZEROS = tuple(bytes(n) for n in range(8))
 TIME = struct.Struct("<q")
@@ -38,7 +32,9 @@ PRODUCER_ID = 16
 NO_CODEC = int(Codec.NONE)  # as an int once: this module is where a microsecond counts
 
 Pieces = tuple[bytes, ...]  # of one column, in order; empty = the column is absent
-Origin = tuple[bytes, int, int]  # producer id (in a group: the token), its epoch, sequence of the first row
+Origin = tuple[
+    bytes, int, int
+]  # producer id (in a group: the token), its epoch, sequence of the first row
 
 
 class _Rows(NamedTuple):
@@ -65,12 +61,15 @@ def encode(
 ) -> bytes:
     """The batch of these messages; `born_at` is one time for all, or one for each.
 
-    Raises LocalProtocolError for what no batch can hold, MessageTooLarge for a body or a batch beyond the limit.
+    Raises LocalProtocolError for what no batch can hold, MessageTooLarge for a body or
+    a batch beyond the limit.
     """
     try:
         rows = _Rows(*zip(*messages, strict=True)) if messages else _Rows(())
     except (TypeError, ValueError) as error:
-        raise LocalProtocolError("not a sequence of messages", hint="make them with txmq.Message(body, ...)") from error
+        raise LocalProtocolError(
+            "not a sequence of messages", hint="make them with txmq.Message(body, ...)"
+        ) from error
     return _encode(rows, (producer_id, epoch, sequence), born_at, codec)
 
 
@@ -85,11 +84,15 @@ def encode_columns(
     born_at: int | Sequence[int],
     codec: int = Codec.NONE,
 ) -> bytes:
-    """The batch of messages given column by column, a key and a tag for each body. Raises as `encode` does."""
+    """The batch of messages given column by column, a key and a tag for each body.
+    Raises as `encode` does.
+    """
     return _encode(_Rows(bodies, keys, tags), (producer_id, epoch, sequence), born_at, codec)
 
 
-def encode_one(message: Message, *, producer_id: bytes, epoch: int, sequence: int, born_at: int) -> bytes:
+def encode_one(
+    message: Message, *, producer_id: bytes, epoch: int, sequence: int, born_at: int
+) -> bytes:
     """The batch of one message, uncompressed. Raises as `encode` does."""
     body, key, tag, headers, deliver_at, expire_at, delay, ttl = message
     cells = (
@@ -105,18 +108,41 @@ def encode_one(message: Message, *, producer_id: bytes, epoch: int, sequence: in
 
 
 def pack_row(
-    cells: tuple[bytes, bytes, bytes, bytes], times: tuple[int, int, int], tag_bits: int, origin: Origin
+    cells: tuple[bytes, bytes, bytes, bytes],
+    times: tuple[int, int, int],
+    tag_bits: int,
+    origin: Origin,
 ) -> bytes:
-    """The batch of one row: key, tag, headers and body; born_at, deliver_at, expire_at. Empty and 0 are no values."""
+    """The batch of one row: key, tag, headers and body; born_at, deliver_at, expire_at.
+    Empty and 0 are no values.
+    """
     key, tag, headers, body = cells
     born_at, deliver_at, expire_at = times
     size = len(body)
     shape, length, columns = _shape(
-        padded(len(key)), padded(len(tag)), padded(len(headers)), padded(size), deliver_at > 0, expire_at > 0
+        padded(len(key)),
+        padded(len(tag)),
+        padded(len(headers)),
+        padded(size),
+        deliver_at > 0,
+        expire_at > 0,
     )
     producer_id, epoch, sequence = _checked(origin)
     packed = shape.pack(
-        *(VERSION, NO_CODEC, columns, 1, length, size, born_at, tag_bits, producer_id, epoch, 0, sequence),
+        *(
+            VERSION,
+            NO_CODEC,
+            columns,
+            1,
+            length,
+            size,
+            born_at,
+            tag_bits,
+            producer_id,
+            epoch,
+            0,
+            sequence,
+        ),
         *((0, len(key), key) if key else ()),
         *((0, len(tag), tag) if tag else ()),
         *((0, len(headers), headers) if headers else ()),
@@ -131,8 +157,8 @@ def pack_row(
 def _shape(*sizes: int) -> tuple[struct.Struct, int, int]:
     """The struct after the prefix, the length and the columns of a batch of one row.
 
-    `sizes` are those of key, tag, headers and body, padded (packing fills them up with zeros), then whether it has
-    deliver_at and expire_at.
+    `sizes` are those of key, tag, headers and body, padded (packing fills them up with
+    zeros), then whether it has deliver_at and expire_at.
     """
     *optional, body, deliver_at, expire_at = sizes
     there = (*optional, deliver_at, expire_at)
@@ -145,7 +171,9 @@ def _shape(*sizes: int) -> tuple[struct.Struct, int, int]:
 def _encode(rows: _Rows, origin: Origin, born_at: int | Sequence[int], codec: int) -> bytes:
     producer_id, epoch, sequence = _checked(origin)
     count = len(rows.bodies)
-    if not 0 < count <= limits.BATCH_ROWS or any(column is not None and len(column) != count for column in rows):
+    if not 0 < count <= limits.BATCH_ROWS or any(
+        column is not None and len(column) != count for column in rows
+    ):
         lengths = [len(column) for column in rows if column is not None]
         hint = f"give each body its key and tag; at most {limits.BATCH_ROWS} rows"
         raise LocalProtocolError(f"a batch of columns with {lengths} rows", hint=hint)
@@ -165,14 +193,29 @@ def _encode(rows: _Rows, origin: Origin, born_at: int | Sequence[int], codec: in
     if length > limits.BATCH:
         raise too_large("batch", length, limits.BATCH)
     tags = tag_filter(text for text in rows.tags if text) if tag and rows.tags else 0
-    fields = FIELDS.pack(VERSION, codec, columns, count, length, size, youngest, tags, producer_id, epoch, 0, sequence)
+    fields = FIELDS.pack(
+        VERSION,
+        codec,
+        columns,
+        count,
+        length,
+        size,
+        youngest,
+        tags,
+        producer_id,
+        epoch,
+        0,
+        sequence,
+    )
     checksum = reduce(extend, pieces, value(fields))
     return b"".join((PREFIX.pack(MAGIC, checksum), fields, *pieces))
 
 
 def _checked(origin: Origin) -> Origin:
     if len(origin[0]) != PRODUCER_ID:
-        raise LocalProtocolError(f"a producer id or token of {len(origin[0])} bytes, not {PRODUCER_ID}")
+        raise LocalProtocolError(
+            f"a producer id or token of {len(origin[0])} bytes, not {PRODUCER_ID}"
+        )
     return origin
 
 
@@ -214,7 +257,11 @@ def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Pieces]:
     packed = compress(codec, data)
     if len(packed) + COMPRESSED.size >= len(data):
         return Codec.NONE, len(data), (offsets, pad, *plain)
-    return codec, len(data), (offsets, pad, COMPRESSED.pack(len(packed), 0), packed, ZEROS[-len(packed) % 8])
+    return (
+        codec,
+        len(data),
+        (offsets, pad, COMPRESSED.pack(len(packed), 0), packed, ZEROS[-len(packed) % 8]),
+    )
 
 
 def _column(lengths: list[int], data: bytes) -> Pieces:
@@ -236,7 +283,9 @@ def _births(born_at: int | Sequence[int], count: int) -> tuple[bytes, int]:
         raise LocalProtocolError(f"times of birth are ints of microseconds: {error}") from error
 
 
-def _times(times: Sequence[int | datetime | None] | None, spans: Sequence[float | timedelta | None] | None) -> Pieces:
+def _times(
+    times: Sequence[int | datetime | None] | None, spans: Sequence[float | timedelta | None] | None
+) -> Pieces:
     if times is None or spans is None or not (any(times) or any(spans)):
         return ()
     values = [time_or_span(time, span) for time, span in zip(times, spans, strict=True)]

@@ -12,22 +12,27 @@ from typing import NamedTuple
 
 from google_crc32c import extend, value
 
-from txmq import limits
 from txmq.errors import RemoteProtocolError
+from txmq.model import limits
 
 MAGIC = b"TXB1"
 VERSION = 1
 LENGTH = 72
 PRODUCER_AT = 40
 
-# The columns that a batch may have or not; not an enum, whose members are slow to combine.
+# The columns that a batch may have or not; not an enum, whose members are slow to
+# combine.
 OPTIONAL = KEY, TAG, HEADERS, DELIVER_AT, EXPIRE_AT = 1, 2, 4, 8, 16
 
 PREFIX = Struct("<4sI")
 COLUMNS_AT = 10
 ONES = 0xFFFFFFFF
-TABLE = tuple(extend(ONES, bytes((byte,))) ^ ONES for byte in range(256))  # one step of CRC32C, by what is shifted out
-STEPS = {entry >> 24: byte for byte, entry in enumerate(TABLE)}  # which one it was, by the result's highest byte
+TABLE = tuple(
+    extend(ONES, bytes((byte,))) ^ ONES for byte in range(256)
+)  # one step of CRC32C, by what is shifted out
+STEPS = {
+    entry >> 24: byte for byte, entry in enumerate(TABLE)
+}  # which one it was, by the result's highest byte
 WORTH_UNWINDING = 1 << 15  # bytes that take longer to copy than the few steps back
 FIELDS = Struct("<BBHIIIqQ16sIIQ")  # after the prefix; what the checksum covers begins here
 
@@ -41,7 +46,9 @@ class Codec(IntEnum):
 
 
 class BatchHeader(NamedTuple):
-    """What is known of a batch before its columns are read; in a group the token stands in for the producer id."""
+    """What is known of a batch before its columns are read; in a group the token stands
+    in for the producer id.
+    """
 
     checksum: int
     codec: int
@@ -57,37 +64,50 @@ class BatchHeader(NamedTuple):
 
 
 def expires(buffer: bytes) -> bool:
-    """Whether a batch that was verified before has times of expiry. For each batch that is delivered, so quick."""
+    """Whether a batch that was verified before has times of expiry. For each batch that
+    is delivered, so quick.
+    """
     return bool(buffer[COLUMNS_AT] & EXPIRE_AT)
 
 
 def read_header(buffer: bytes) -> BatchHeader:
-    """The header of the batch that `buffer` begins with. RemoteProtocolError where it cannot be one of this version."""
+    """The header of the batch that `buffer` begins with. RemoteProtocolError where it
+    cannot be one of this version.
+    """
     if len(buffer) < LENGTH:
         raise RemoteProtocolError(f"a batch of {len(buffer)} bytes has no room for its header")
     magic, checksum = PREFIX.unpack_from(buffer)
-    version, codec, columns, count, length, size, born_at, tags, producer, epoch, zero, sequence = FIELDS.unpack_from(
-        buffer, PREFIX.size
+    version, codec, columns, count, length, size, born_at, tags, producer, epoch, zero, sequence = (
+        FIELDS.unpack_from(buffer, PREFIX.size)
     )
     if magic != MAGIC or version != VERSION:
         hint = "client and broker must speak a common version"
-        raise RemoteProtocolError(f"not a batch of version {VERSION}: {magic!r}, version {version}", hint=hint)
-    header = BatchHeader(checksum, codec, columns, count, length, size, born_at, tags, producer, epoch, sequence)
+        raise RemoteProtocolError(
+            f"not a batch of version {VERSION}: {magic!r}, version {version}", hint=hint
+        )
+    header = BatchHeader(
+        checksum, codec, columns, count, length, size, born_at, tags, producer, epoch, sequence
+    )
     if zero or columns >= 2 * EXPIRE_AT or codec > Codec.LZ4:
-        raise RemoteProtocolError(f"batch with unknown features: codec {codec}, columns {columns}, reserved {zero}")
+        raise RemoteProtocolError(
+            f"batch with unknown features: codec {codec}, columns {columns}, reserved {zero}"
+        )
     if not 0 < count <= limits.BATCH_ROWS or sequence + count - 1 > limits.SEQUENCE:
         raise RemoteProtocolError(f"batch of {count} messages from sequence {sequence}")
     if not 0 <= born_at <= limits.TIME:
         raise RemoteProtocolError(f"batch born at {born_at}")
     if length % 8 or not LENGTH < length <= min(limits.BATCH, len(buffer)) or size > limits.BATCH:
-        raise RemoteProtocolError(f"batch of {length} bytes, {size} uncompressed, in a buffer of {len(buffer)}")
+        raise RemoteProtocolError(
+            f"batch of {length} bytes, {size} uncompressed, in a buffer of {len(buffer)}"
+        )
     return header
 
 
 def checksum(buffer: bytes) -> int:
     """The checksum that a batch should have: over all that follows it.
 
-    A large one is not copied for that: the sum is begun with what its first bytes turn into the beginning of one.
+    A large one is not copied for that: the sum is begun with what its first bytes turn
+    into the beginning of one.
     """
     if len(buffer) < WORTH_UNWINDING:
         return int(value(buffer[PREFIX.size :]))
@@ -99,7 +119,9 @@ def checksum(buffer: bytes) -> int:
 
 
 def with_producer(batch: bytes, producer_id: bytes) -> bytes:
-    """The same batch as one of another producer, or of another transaction, whose token stands for that."""
+    """The same batch as one of another producer, or of another transaction, whose token
+    stands for that.
+    """
     covered = bytearray(batch[PREFIX.size :])
     start = PRODUCER_AT - PREFIX.size
     covered[start : start + 16] = producer_id

@@ -1,9 +1,10 @@
 """Bounds of a whole column of numbers in a handful of operations.
 
-The column is read as one big integer, of which each number is a lane. All numbers are non-negative, so the top bit of
-every lane is free; set in the minuend, it takes the borrow that would run into the next lane, and is gone after the
-subtraction exactly where the subtrahend was larger. A thousand numbers take 10 µs so, against 60 µs one by one: the
-broker checks every batch that it is sent.
+The column is read as one big integer, of which each number is a lane. All numbers are
+non-negative, so the top bit of every lane is free; set in the minuend, it takes the
+borrow that would run into the next lane, and is gone after the subtraction exactly
+where the subtrahend was larger. A thousand numbers take 10 µs so, against 60 µs one by
+one: the broker checks every batch that it is sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ ORDER: Literal["little"] = "little"
 
 
 def rises(numbers: bytes, most: int) -> bool:
-    """Whether these int32 begin at 0, never fall, and rise by at most `most` from one to the next."""
+    """Whether these int32 begin at 0, never fall, and rise by at most `most` from one
+    to the next.
+    """
     signs = int.from_bytes(SIGN_32 * (len(numbers) // 4 - 1), ORDER)
     later, earlier = int.from_bytes(numbers[4:], ORDER), int.from_bytes(numbers[:-4], ORDER)
     if any(numbers[:4]) or later & signs:

@@ -1,8 +1,9 @@
 """Where the columns of a batch stand.
 
-In this order, absent ones left out: key, tag, headers and body, each `count + 1` int32 offsets, padded to 8 bytes, then
-the joined bytes, padded to 8; then born_at, deliver_at and expire_at, int64 each. Compressed bodies have 8 bytes more
-before the joined bytes: their compressed length, and zero.
+In this order, absent ones left out: key, tag, headers and body, each `count + 1` int32
+offsets, padded to 8 bytes, then the joined bytes, padded to 8; then born_at, deliver_at
+and expire_at, int64 each. Compressed bodies have 8 bytes more before the joined bytes:
+their compressed length, and zero.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ OFFSET = struct.Struct("<i")
 
 
 class Column(NamedTuple):
-    """A column of cells of any length: where its offsets begin, and where its joined bytes begin and end."""
+    """A column of cells of any length: where its offsets begin, and where its joined
+    bytes begin and end.
+    """
 
     offsets: int
     start: int
@@ -26,7 +29,9 @@ class Column(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The columns of one batch, None for an absent one; of the times, where they begin, 0 for absent ones."""
+    """The columns of one batch, None for an absent one; of the times, where they begin,
+    0 for absent ones.
+    """
 
     key: Column | None
     tag: Column | None
@@ -43,11 +48,15 @@ def padded(size: int) -> int:
 
 
 def locate(buffer: bytes, header: BatchHeader) -> Layout:
-    """The layout of the batch with that header. RemoteProtocolError where its columns do not fill it exactly."""
+    """The layout of the batch with that header. RemoteProtocolError where its columns
+    do not fill it exactly.
+    """
     try:
         layout, end = _walk(buffer, header)
     except struct.error as error:
-        raise RemoteProtocolError(f"the columns of a batch run past its {header.length} bytes") from error
+        raise RemoteProtocolError(
+            f"the columns of a batch run past its {header.length} bytes"
+        ) from error
     if end != header.length:
         raise RemoteProtocolError(f"the columns of a batch of {header.length} bytes end at {end}")
     return layout
@@ -81,7 +90,9 @@ def _column(buffer: bytes, count: int, at: int) -> Column:
 def _body(buffer: bytes, header: BatchHeader, at: int) -> Column:
     plain = _column(buffer, header.count, at)
     if plain.end - plain.start != header.size:
-        raise RemoteProtocolError(f"bodies of {plain.end - plain.start} bytes in a batch that says {header.size}")
+        raise RemoteProtocolError(
+            f"bodies of {plain.end - plain.start} bytes in a batch that says {header.size}"
+        )
     if header.codec == Codec.NONE:
         return plain
     size, zero = COMPRESSED.unpack_from(buffer, plain.start)

@@ -1,7 +1,8 @@
-"""Neighbouring batches, back to back, read as one: many messages that were stored one by one are a run.
+"""Neighbouring batches, back to back, read as one: many messages that were stored one
+by one are a run.
 
-Most batches of a run are of one plain row, which is found without a walk through its columns: behind its body stand
-only times.
+Most batches of a run are of one plain row, which is found without a walk through its
+columns: behind its body stand only times.
 """
 
 from __future__ import annotations
@@ -15,23 +16,34 @@ from typing import TypeVar
 from txmq.batch.decode import BatchView, key_cells
 from txmq.batch.header import EXPIRE_AT, HEADERS, KEY, LENGTH, MAGIC, TAG, VERSION, Codec
 from txmq.errors import RemoteProtocolError
-from txmq.keys import key_hash
-from txmq.message import NO_HEADERS, message_ids
+from txmq.model.keys import key_hash
+from txmq.model.message import NO_HEADERS, message_ids
 
-HEAD = struct.Struct("<4s4xBBHIII")  # magic, version, codec, columns, count, length, size of the bodies
+HEAD = struct.Struct(
+    "<4s4xBBHIII"
+)  # magic, version, codec, columns, count, length, size of the bodies
 FILTER = struct.Struct("<32xQ")
 ORIGIN = struct.Struct("<40x16s8xQ")  # producer id, sequence
 KEY_END = struct.Struct(f"<{LENGTH + 4}xI")  # of the key of a batch of one row that has one
 KEY_AT = LENGTH + 8
-TIMES = (8, 16, 16, 24)  # bytes behind the body of one row: born_at; with deliver_at, with expire_at, with both
+TIMES = (
+    8,
+    16,
+    16,
+    24,
+)  # bytes behind the body of one row: born_at; with deliver_at, with expire_at, with both
 T = TypeVar("T")
 
 
 class RunView:
     """The rows of verified batches as columns, as `BatchView` has those of one."""
 
-    def __init__(self, buffer: bytes, rows: Sequence[int], lengths: Sequence[int], times: Sequence[int]) -> None:
-        """Rows and bytes of each batch, and when it was stored. RemoteProtocolError where they are others than that."""
+    def __init__(
+        self, buffer: bytes, rows: Sequence[int], lengths: Sequence[int], times: Sequence[int]
+    ) -> None:
+        """Rows and bytes of each batch, and when it was stored. RemoteProtocolError
+        where they are others than that.
+        """
         self._buffer, self._rows, self._times = buffer, rows, times
         self._starts = list(accumulate(lengths, initial=0))[:-1]
         try:
@@ -40,7 +52,12 @@ class RunView:
             raise RemoteProtocolError("a run of batches ends too early") from error
         magics, versions, codecs, columns, counts, found, _sizes = zip(*self._heads, strict=True)
         known = set(magics) == {MAGIC} and set(versions) == {VERSION} and max(codecs) <= Codec.LZ4
-        if not known or max(columns) >= 2 * EXPIRE_AT or counts != tuple(rows) or found != tuple(lengths):
+        if (
+            not known
+            or max(columns) >= 2 * EXPIRE_AT
+            or counts != tuple(rows)
+            or found != tuple(lengths)
+        ):
             raise RemoteProtocolError("a run of batches holds others than it says")
 
     def __len__(self) -> int:
@@ -83,7 +100,9 @@ class RunView:
     @cached_property
     def born_at(self) -> list[int]:
         born = list[int]()
-        for start, (*_, columns, count, length, _size) in zip(self._starts, self._heads, strict=True):
+        for start, (*_, columns, count, length, _size) in zip(
+            self._starts, self._heads, strict=True
+        ):
             at = start + length - TIMES[columns >> 3] * count
             born += struct.unpack_from(f"<{count}q", self._buffer, at)
         return born
@@ -108,11 +127,15 @@ class RunView:
     @cached_property
     def _key_cells(self) -> list[bytes]:
         buffer, cells = self._buffer, list[bytes]()
-        for start, (*_, columns, count, length, _size) in zip(self._starts, self._heads, strict=True):
+        for start, (*_, columns, count, length, _size) in zip(
+            self._starts, self._heads, strict=True
+        ):
             if not columns & KEY:
                 cells += repeat(b"", count)
             elif count == 1:
-                cells.append(buffer[start + KEY_AT : start + KEY_AT + KEY_END.unpack_from(buffer, start)[0]])
+                cells.append(
+                    buffer[start + KEY_AT : start + KEY_AT + KEY_END.unpack_from(buffer, start)[0]]
+                )
             else:
                 cells += key_cells(buffer[start : start + length])
         return cells
@@ -120,7 +143,11 @@ class RunView:
     def _column(self, flag: int, absent: T, of: Callable[[BatchView], list[T]]) -> list[T]:
         return list(chain.from_iterable(self._cells(flag, absent, of)))
 
-    def _cells(self, flag: int, absent: T, of: Callable[[BatchView], list[T]]) -> Iterator[Sequence[T]]:
-        for start, (*_, columns, count, length, _size) in zip(self._starts, self._heads, strict=True):
+    def _cells(
+        self, flag: int, absent: T, of: Callable[[BatchView], list[T]]
+    ) -> Iterator[Sequence[T]]:
+        for start, (*_, columns, count, length, _size) in zip(
+            self._starts, self._heads, strict=True
+        ):
             here = columns & flag
             yield of(BatchView(self._buffer[start : start + length])) if here else [absent] * count

@@ -1,4 +1,6 @@
-"""A batch taken apart: each row as a batch of its own, for messages that do not go on together."""
+"""A batch taken apart: each row as a batch of its own, for messages that do not go on
+together.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,12 @@ from txmq.batch.decode import BatchView, cells_of
 from txmq.batch.encode import pack_row
 from txmq.batch.header import DELIVER_AT, BatchHeader, Codec
 from txmq.batch.layout import Column, locate
-from txmq.keys import key_hash, tag_bit
+from txmq.model.keys import key_hash, tag_bit
 
 
 class Single(NamedTuple):
-    """A row as a batch of its own, uncompressed, with its own sequence; and what its columns say that a broker needs.
+    """A row as a batch of its own, uncompressed, with its own sequence; and what its
+    columns say that a broker needs.
 
     `deliver_at` is as the sender wrote it, 0 = at once.
     """
@@ -26,12 +29,18 @@ class Single(NamedTuple):
 
 
 def split(buffer: bytes, header: BatchHeader) -> list[Single]:
-    """The rows of a verified batch, in order. One that is a single row already is not copied, unless compressed."""
+    """The rows of a verified batch, in order. One that is a single row already is not
+    copied, unless compressed.
+    """
     layout = locate(buffer, header)
     count = header.count
-    keys, tags, headers = (_cells(buffer, column, count) for column in (layout.key, layout.tag, layout.headers))
+    keys, tags, headers = (
+        _cells(buffer, column, count) for column in (layout.key, layout.tag, layout.headers)
+    )
     starts = (layout.born_at, layout.deliver_at, layout.expire_at)
-    births, dues, ends = (struct.unpack_from(f"<{count}q", buffer, at) if at else (0,) * count for at in starts)
+    births, dues, ends = (
+        struct.unpack_from(f"<{count}q", buffer, at) if at else (0,) * count for at in starts
+    )
     whole = count == 1 and header.codec == Codec.NONE
     bodies = [b""] if whole else BatchView(buffer, header).bodies
     singles = []

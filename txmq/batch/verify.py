@@ -1,13 +1,13 @@
 """Whether received bytes are a batch.
 
-The broker asks before it stores: what it has let in decodes in consumers, in Spark, and when a single row moves.
+The broker asks before it stores: what it has let in decodes in consumers, in Spark, and
+when a single row moves.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from txmq import limits
 from txmq.batch.cells import headers_of, too_large
 from txmq.batch.codecs import decompress
 from txmq.batch.decode import BOUNDS, cells_of, offsets_of, texts_of
@@ -16,13 +16,15 @@ from txmq.batch.header import KEY, LENGTH, BatchHeader, checksum, read_header
 from txmq.batch.lanes import rises, within
 from txmq.batch.layout import Column, Layout, locate, padded
 from txmq.errors import RemoteProtocolError
-from txmq.keys import tag_filter
+from txmq.model import limits
+from txmq.model.keys import tag_filter
 
 
 def verify(buffer: bytes) -> BatchHeader:
     """The header of the batch that `buffer` is, after all of it was checked.
 
-    Raises MessageTooLarge where one body is beyond the limit, RemoteProtocolError for everything else.
+    Raises MessageTooLarge where one body is beyond the limit, RemoteProtocolError for
+    everything else.
     """
     header = read_header(buffer)
     if header.length != len(buffer):
@@ -43,12 +45,19 @@ def verify(buffer: bytes) -> BatchHeader:
 
 
 def _is_simple_row(buffer: bytes, header: BatchHeader) -> bool:
-    """Whether it is one row of a plain body and perhaps an ASCII key, and nothing is wrong with it.
+    """Whether it is one row of a plain body and perhaps an ASCII key, and nothing is
+    wrong with it.
 
-    Most sends are, and the general way through the columns would take as long as the rest of the broker's work on one.
-    Where this says no, that way finds out why.
+    Most sends are, and the general way through the columns would take as long as the
+    rest of the broker's work on one. Where this says no, that way finds out why.
     """
-    if header.count != 1 or header.codec or header.tag_filter or header.columns > KEY or header.size > limits.MESSAGE:
+    if (
+        header.count != 1
+        or header.codec
+        or header.tag_filter
+        or header.columns > KEY
+        or header.size > limits.MESSAGE
+    ):
         return False
     body = LENGTH
     if header.columns:
@@ -67,16 +76,22 @@ def _is_simple_row(buffer: bytes, header: BatchHeader) -> bool:
 def _check_bodies(buffer: bytes, header: BatchHeader, body: Column) -> None:
     _check_offsets(buffer, header, body, "body", header.size)
     if header.size > limits.MESSAGE:
-        largest = max(end - start for start, end in pairwise(offsets_of(buffer, body, header.count)))
+        largest = max(
+            end - start for start, end in pairwise(offsets_of(buffer, body, header.count))
+        )
         if largest > limits.MESSAGE:
             raise too_large("message", largest, limits.MESSAGE)
     if header.codec:
         decompress(header.codec, buffer[body.start : body.end], header.size)
 
 
-def _check_offsets(buffer: bytes, header: BatchHeader, column: Column, what: str, most: int) -> None:
+def _check_offsets(
+    buffer: bytes, header: BatchHeader, column: Column, what: str, most: int
+) -> None:
     if not rises(buffer[column.offsets : column.offsets + 4 * (header.count + 1)], most):
-        raise RemoteProtocolError(f"a batch with a {what} that ends before it begins, or longer than {most} bytes")
+        raise RemoteProtocolError(
+            f"a batch with a {what} that ends before it begins, or longer than {most} bytes"
+        )
 
 
 def _check_texts(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
@@ -96,7 +111,13 @@ def _check_texts(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
 
 
 def _check_times(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
-    columns = ((layout.born_at, header.born_at), (layout.deliver_at, limits.TIME), (layout.expire_at, limits.TIME))
+    columns = (
+        (layout.born_at, header.born_at),
+        (layout.deliver_at, limits.TIME),
+        (layout.expire_at, limits.TIME),
+    )
     for at, latest in columns:
         if at and not within(buffer[at : at + 8 * header.count], latest):
-            raise RemoteProtocolError(f"a batch with a time out of range: 0 to {latest} is possible")
+            raise RemoteProtocolError(
+                f"a batch with a time out of range: 0 to {latest} is possible"
+            )

@@ -1,1 +1,3 @@
-"""The broker: a pure core (`core`), the engine that makes it durable, and the protocol that lets clients in."""
+"""The broker: a pure core (`core`), the engine that makes it durable, and the protocol
+that lets clients in.
+"""

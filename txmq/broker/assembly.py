@@ -1,4 +1,6 @@
-"""The parts of a broker, put together around an engine: the same for the process that serves and for the simulation."""
+"""The parts of a broker, put together around an engine: the same for the process that
+serves and for the simulation.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.task import LoopingCall
 
-from txmq import limits
 from txmq.broker.alarms.alarms import Alarms
-from txmq.broker.backlog import Backlog
 from txmq.broker.calls.consumers import ConsumerCalls, LetterCalls
 from txmq.broker.calls.control import Calls, TopicCalls
 from txmq.broker.calls.messages import MessageCalls
 from txmq.broker.calls.transactions import TransactionCalls
 from txmq.broker.calls.xa import XaCalls
-from txmq.broker.core.consumers.commands import ExpireLeases, TidyGroups
-from txmq.broker.core.consumers.tidying import TidyReply
-from txmq.broker.core.transactions.instances import key_of
-from txmq.broker.core.transactions.sweeping import Sweep
-from txmq.broker.deciding.checks import CheckBacks
-from txmq.broker.deciding.doubts import Doubts
-from txmq.broker.deciding.watching import Watching
-from txmq.broker.delays import LOOK_S, Delays
-from txmq.broker.fetching import Fetching
-from txmq.broker.keeping.cataloguing import Cataloguing
-from txmq.broker.keeping.retaining import Retaining
-from txmq.broker.membership import Membership
+from txmq.broker.catalogues.catalogue_service import Cataloguing
+from txmq.broker.checkback.checkback_service import CheckBacks
+from txmq.broker.checkback.in_doubt_service import Doubts
+from txmq.broker.checkback.listeners import Watching
+from txmq.broker.data_directory.retention_service import Retaining
+from txmq.broker.delay_service import LOOK_S, Delays
+from txmq.broker.fetch_service import Fetching
 from txmq.broker.protocol import SessionFactory
-from txmq.broker.reprieve import Reprieve
+from txmq.broker.publication_service import Backlog
+from txmq.broker.reactor.stall_guard import Reprieve
 from txmq.broker.requests import Requests
+from txmq.broker.session_service import Membership
 from txmq.broker.statistics import Statistics
+from txmq.core.consumers.background_work import TidyReply
+from txmq.core.consumers.commands import ExpireLeases, TidyGroups
+from txmq.core.retention.outcome_expiry import Sweep
+from txmq.core.transactions.instances import key_of
+from txmq.model import limits
 from txmq.tx.checkback import CheckSchedule
 from txmq.wire.hello import Limits, Welcome
 from txmq.wire.together import FEATURE, SENDS
@@ -40,10 +42,10 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
-    from txmq.broker.deciding.resolving import Resolves
+    from txmq.broker.checkback.resolver_service import Resolves
     from txmq.broker.engine import Engine
-    from txmq.broker.reactor.seams import Clock, Timer
-    from txmq.config import Checks, Settings
+    from txmq.broker.reactor.protocols import Clock, Timer
+    from txmq.config.broker import Checks, Settings
 
 TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
 SWEEP_S = 600.0
@@ -53,16 +55,21 @@ ALARMS_S = 1.0
 class Assembly:
     """Everything between the engine and the connections.
 
-    `sessions` makes the protocols, `calls` are the control calls, `watching` tells what becomes of transactions,
-    `alarms` what an operator has to know; `start` begins the timers.
+    `sessions` makes the protocols, `calls` are the control calls, `watching` tells what
+    becomes of transactions, `alarms` what an operator has to know; `start` begins the
+    timers.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, clock: Clock, resolving: Resolves, chance: Random) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, clock: Clock, resolving: Resolves, chance: Random
+    ) -> None:
         self._engine, self._settings, self._clock = engine, settings, clock
         self.watching = Watching(engine)
         checks = CheckBacks(engine, _schedule(settings.checks), resolving, chance, self.watching)
         fetching = Fetching(engine, clock)
-        self._membership = membership = Membership(engine, clock, grace_s=settings.consumers.lost_connection_grace_s)
+        self._membership = membership = Membership(
+            engine, clock, grace_s=settings.consumers.lost_connection_grace_s
+        )
         self.retaining = Retaining(engine, settings.retention, clock)
         self.alarms = Alarms(engine, settings.alarms, resolving, self.watching, self.retaining)
         self.cataloguing = Cataloguing(engine, settings.catalogue, clock)
@@ -75,15 +82,24 @@ class Assembly:
             XaCalls(engine),
             MessageCalls(engine, self.cataloguing),
         )
-        self.calls = Calls({name: handler for part in parts for name, handler in part.handlers.items()})
+        self.calls = Calls(
+            {name: handler for part in parts for name, handler in part.handlers.items()}
+        )
         requests = Requests(
-            engine, fetching, self.calls, resolving, self.watching, message_bytes=settings.broker.message_bytes
+            engine,
+            fetching,
+            self.calls,
+            resolving,
+            self.watching,
+            message_bytes=settings.broker.message_bytes,
         )
         self.sessions = SessionFactory(requests.handle, self._welcome, clock)
         self._backlog = Backlog(engine, clock)
         self._delays = Delays(engine, clock)
         engine.before_answers.append(self.sessions.gather)
-        engine.on_durable.append(self.sessions.flush)  # the last to hear of it: readers have been answered by then
+        engine.on_durable.append(
+            self.sessions.flush
+        )  # the last to hear of it: readers have been answered by then
         self._reprieve = Reprieve(clock, membership.tick, self._expire)
         self._timers: list[tuple[float, Callable[[], None]]] = [
             (TICK_S, self._reprieve.tick),
@@ -109,7 +125,9 @@ class Assembly:
         self._timers.append((seconds, function))
 
     def start(self, failed: Callable[[Failure], None]) -> None:
-        """Begin the timers; one that fails has met a bug, and ends the broker through `failed`."""
+        """Begin the timers; one that fails has met a bug, and ends the broker through
+        `failed`.
+        """
         self._membership.adopt()
         self._reprieve.tick()  # the first, by which the next one is late or not
         self._delays.tick()  # what was due meanwhile comes before whatever is sent now
@@ -141,7 +159,9 @@ class Assembly:
             self._engine.submit(TidyGroups(), self._tidied)
 
     def _tidied(self, reply: object) -> None:
-        """The next slice at once, when this one is durable: others have had their turn."""
+        """The next slice at once, when this one is durable: others have had their
+        turn.
+        """
         self._tidying = False
         if isinstance(reply, TidyReply) and reply.more:
             self._tidy()
@@ -180,5 +200,5 @@ def _schedule(settings: Checks) -> CheckSchedule:
     )
 
 
-def _ignore(reply: Any) -> None:  # noqa: ANN401  # whatever the core says
+def _ignore(reply: Any) -> None:  # whatever the core says
     """A timer's command is told by the state."""

@@ -3,11 +3,13 @@
     command ─► decide ─► append ─► apply          at once, in memory
     tick:  cut what is pending ─► write and fdatasync ─► replies go out, readers are woken
 
-One write is under way at a time; what arrives meanwhile goes with the next one (group commit). It happens inline when
-exactly one reply waits for it or the disk is quick, else in a thread, which costs 140 µs of work for each hand-over.
+One write is under way at a time; what arrives meanwhile goes with the next one (group
+commit). It happens inline when exactly one reply waits for it or the disk is quick,
+else in a thread, which costs 140 µs of work for each hand-over.
 
-A full disk is no failure: the write that found it full is kept, with all replies that wait for it, and made again until
-there is space; meanwhile new writes are refused, and reads go on.
+A full disk is no failure: the write that found it full is kept, with all replies that
+wait for it, and made again until there is space; meanwhile new writes are refused, and
+reads go on.
 """
 
 from __future__ import annotations
@@ -20,28 +22,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 from twisted.python.failure import Failure
 
-from txmq.broker.core import machine
-from txmq.broker.core.events import KINDS, Booted, Place, encode
-from txmq.broker.core.state import Outcome, Rejected
-from txmq.broker.core.transactions import together
-from txmq.broker.keeping.disk import Disk
-from txmq.broker.reactor.pacing import NEVER, Pace
-from txmq.broker.reactor.timed import Timed
+from txmq.broker.data_directory.disk_space import Disk
+from txmq.broker.reactor.disk_latency import Timed
+from txmq.broker.reactor.flush_policy import NEVER, Pace
+from txmq.core import machine
+from txmq.core.events.base import KINDS, Booted, Place, encode
+from txmq.core.state.state import Outcome, Rejected
+from txmq.core.transactions import batched
 from txmq.errors import DiskFull, ReadOnly
 from txmq.store.writer import Flush
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.broker.core.state import State
-    from txmq.broker.reactor.seams import Clock, InThread
-    from txmq.config_storage import FlushEvery
+    from txmq.broker.reactor.protocols import Clock, InThread
+    from txmq.config.storage import FlushEvery
+    from txmq.core.state.state import State
     from txmq.store.log import Log
 
     Deliver = Callable[[Any], None]
 
 log = structlog.get_logger()
-INLINE_BYTES = 256 * 1024  # a larger write keeps the reactor busy for longer than a thread hand-off takes
+INLINE_BYTES = (
+    256 * 1024
+)  # a larger write keeps the reactor busy for longer than a thread hand-off takes
 FULL_DISK_S = 0.2  # between attempts to write while there is no space
 
 
@@ -66,18 +70,23 @@ class Engine:
         soon: Callable[[Callable[[], object]], object] | None = None,
         quick_s: float = 0.0,
     ) -> None:
-        """`now` gives microseconds since the epoch; `flush` None = every reply waits for the disk. `soon` calls a
-        function when all that has come is received; without it, the clock does. No thread where writes take `quick_s`.
+        """`now` gives microseconds since the epoch; `flush` None = every reply waits
+        for the disk. `soon` calls a function when all that has come is received;
+        without it, the clock does. No thread where writes take `quick_s`.
         """
         self.store, self.state = store, state
         self._clock, self._now, self._in_thread, self._pace = clock, now, in_thread, Pace(flush)
         self._soon, self._timed = soon or partial(clock.callLater, 0), Timed(clock, quick_s)
         self._waiting: deque[_Waiting] = deque()
-        self._written: list[_Waiting] = []  # early replies: they wait for the write, not for the disk
+        self._written: list[
+            _Waiting
+        ] = []  # early replies: they wait for the write, not for the disk
         self._ticking = self._writing = False
         self._sync_at = NEVER  # by the clock
         self._kept: Flush | None = None  # there was no space to write it
-        self.reader_waits = False  # somebody waits at the tail: an asynchronous flush is brought forward
+        self.reader_waits = (
+            False  # somebody waits at the tail: an asynchronous flush is brought forward
+        )
         self.failed: Failure | None = None
         self.disk = Disk()
         self.before_answers: list[Callable[[], None]] = []
@@ -91,19 +100,32 @@ class Engine:
         return self._pace.policy
 
     def now(self) -> int:
-        """The broker's time: the wall clock's, but never earlier than what the log says already."""
+        """The broker's time: the wall clock's, but never earlier than what the log says
+        already.
+        """
         return max(self._now(), self.state.stored_at)
 
     def boot(self, name: str) -> None:
-        """Record the start: a new boot epoch. Nothing is served before it is durable."""
+        """Record the start: a new boot epoch. Nothing is served before it is
+        durable.
+        """
         self.state.boot_epoch += 1
         self._record(Outcome((Booted(self.state.boot_epoch, name),)), self.now())
         self.flush_now()
 
-    def submit(self, command: object, deliver: Deliver, *, early: FlushEvery | None = None, messages: int = 1) -> None:
-        """Decide a command; `deliver` gets the reply (or a Rejected) once all that it rests on is durable.
+    def submit(
+        self,
+        command: object,
+        deliver: Deliver,
+        *,
+        early: FlushEvery | None = None,
+        messages: int = 1,
+    ) -> None:
+        """Decide a command; `deliver` gets the reply (or a Rejected) once all that it
+        rests on is durable.
 
-        `early`: the reply, to sends and acks only, need not wait for the disk, which follows by this policy.
+        `early`: the reply, to sends and acks only, need not wait for the disk, which
+        follows by this policy.
         """
         now = self.now()
         outcome = machine.decide(self.state, command, now)
@@ -116,7 +138,13 @@ class Engine:
         try:
             self._record(outcome, now)
         except DiskFull:  # not told later: nothing moves, perhaps for hours
-            deliver(Rejected(ReadOnly, "the broker's disk is full: it only serves reads", "free space on its disk"))
+            deliver(
+                Rejected(
+                    ReadOnly,
+                    "the broker's disk is full: it only serves reads",
+                    "free space on its disk",
+                )
+            )
             return
         if outcome.early:
             deliver(outcome.reply)
@@ -129,27 +157,41 @@ class Engine:
             self._answer_later(deliver, outcome.reply)
 
     def tell(self, deliver: Deliver, reply: object) -> None:
-        """Give an answer that was read from the state, once everything decided so far is durable."""
+        """Give an answer that was read from the state, once everything decided so far
+        is durable.
+        """
         self._answer_later(deliver, reply)
 
     def listen(self, event: type, listener: Callable[[Any, Place], None]) -> None:
-        """Have every event of that type told as it is applied; it may not be durable yet."""
+        """Have every event of that type told as it is applied; it may not be durable
+        yet.
+        """
         self._listeners.setdefault(event, []).append(listener)
 
     def _record(self, outcome: Outcome, now: int) -> None:
         """All events or none. Raises DiskFull, and nothing was recorded."""
         epoch = self.state.boot_epoch
         for nth, event in enumerate(outcome.events):
-            kind, head, attachment = KINDS[type(event)], encode(event), b"" if nth else outcome.attachment
-            at = self.store.append(kind, head, attachment, stored_at=now, boot_epoch=epoch, more=nth > 0)
+            kind, head, attachment = (
+                KINDS[type(event)],
+                encode(event),
+                b"" if nth else outcome.attachment,
+            )
+            at = self.store.append(
+                kind, head, attachment, stored_at=now, boot_epoch=epoch, more=nth > 0
+            )
             place = Place(*at, now, epoch)
             machine.apply(self.state, event, place)
-            listeners = self._listeners.get(together.MEMBERS.get(type(event), type(event)), ())
-            for (one, its_place), listener in product(together.members(event, place) if listeners else (), listeners):
+            listeners = self._listeners.get(batched.MEMBERS.get(type(event), type(event)), ())
+            for (one, its_place), listener in product(
+                batched.members(event, place) if listeners else (), listeners
+            ):
                 listener(one, its_place)
 
     def _answer_later(self, deliver: Deliver, reply: object) -> None:
-        """A refusal or a repeated receipt may rest on what is not yet on disk, so it waits like any other reply."""
+        """A refusal or a repeated receipt may rest on what is not yet on disk, so it
+        waits like any other reply.
+        """
         if self.store.end == self.store.durable:
             deliver(reply)
             return
@@ -179,7 +221,9 @@ class Engine:
         return Flush(kept.runs + fresh.runs, fresh.end)
 
     def _keep(self, flush: Flush) -> None:
-        """There is no space for it: try again soon, with whatever has come until then."""
+        """There is no space for it: try again soon, with whatever has come until
+        then.
+        """
         log.error("engine.disk_full", bytes=flush.size)
         self._kept, self._ticking = flush, True
         self._clock.callLater(FULL_DISK_S, self._tick)
@@ -209,13 +253,24 @@ class Engine:
                 self._done(flush, early)
             return
         self._writing = True
-        work = self._in_thread(self._timed, *((self.store.sync,) if flush is None else (self.store.write, flush)))
-        work.addCallbacks(lambda _: self._thread_done(flush, early), lambda why: self._thread_failed(why, flush, early))
+        work = self._in_thread(
+            self._timed, *((self.store.sync,) if flush is None else (self.store.write, flush))
+        )
+        work.addCallbacks(
+            lambda _: self._thread_done(flush, early),
+            lambda why: self._thread_failed(why, flush, early),
+        )
         work.addErrback(self.fail)  # an answer that could not be given is a bug
 
     def _is_quick(self, flush: Flush) -> bool:
-        """Whether nobody gains by a thread. Where one makes room ahead, a write would wait for that."""
-        return (len(self._waiting) == 1 or self._timed.quick) and flush.size <= INLINE_BYTES and not self.store.busy
+        """Whether nobody gains by a thread. Where one makes room ahead, a write would
+        wait for that.
+        """
+        return (
+            (len(self._waiting) == 1 or self._timed.quick)
+            and flush.size <= INLINE_BYTES
+            and not self.store.busy
+        )
 
     def _thread_done(self, flush: Flush | None, early: list[_Waiting]) -> None:
         self._writing = False
@@ -260,13 +315,19 @@ class Engine:
             listener()
 
     def settle(self) -> bool:
-        """Whether everything decided is durable and answered; if not, it is brought forward."""
+        """Whether everything decided is durable and answered; if not, it is brought
+        forward.
+        """
         if self.store.end > self.store.durable:
-            self.tell(lambda _: None, None)  # somebody waits for the disk, so that an asynchronous flush does not wait
+            self.tell(
+                lambda _: None, None
+            )  # somebody waits for the disk, so that an asynchronous flush does not wait
         return self.store.end == self.store.durable
 
     def flush_now(self) -> None:
-        """Write and sync everything, blocking: at the start only. Raises what `Log.write` raises."""
+        """Write and sync everything, blocking: at the start only. Raises what
+        `Log.write` raises.
+        """
         flush = self._cut()
         if flush is not None:
             self.disk.insist(self.store.write, flush)
@@ -291,7 +352,9 @@ class Engine:
         return isinstance(error, DiskFull) and self.store.read_only
 
     def fail(self, failure: Failure) -> None:
-        """The broker cannot go on, as after a failed write: no reply is sent, nothing is tried again (PROTOCOLS 8)."""
+        """The broker cannot go on, as after a failed write: no reply is sent, nothing
+        is tried again (PROTOCOLS 8).
+        """
         self.failed = failure
         self.on_failure(failure)
 

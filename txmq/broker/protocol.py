@@ -1,5 +1,5 @@
-"""The broker's end of a connection: bytes to requests, replies to bytes. What requests mean is in `requests` and
-`calls`.
+"""The broker's end of a connection: bytes to requests, replies to bytes. What requests
+mean is in `requests` and `calls`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from zope.interface import implementer
 
-from txmq import limits
-from txmq.broker.reactor import handles
+from txmq.broker.reactor import file_limits
 from txmq.errors import ProtocolError, TxmqError
+from txmq.model import limits
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_pieces
 from txmq.wire.headers import Opcode
 from txmq.wire.hello import Hello, Welcome, negotiate
@@ -27,51 +27,71 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
-    from txmq.broker.core.state import Rejected
-    from txmq.broker.reactor.seams import Clock, Timer, Transport
+    from txmq.broker.reactor.protocols import Clock, Timer, Transport
+    from txmq.core.state.state import Rejected
 
     Handle = Callable[["Session", Frame], None]
 
 HELLO_SECONDS = 10  # a connection that has not said hello by then is closed
-STUCK_SECONDS = 30  # a connection that does not read its replies for so long is cut (ARCHITECTURE 3)
-RECEIVE_BYTES = 120 << 10  # Twisted's 64 KiB are not enough for 64 messages of 1 KiB; malloc maps 128 KiB each time
+STUCK_SECONDS = (
+    30  # a connection that does not read its replies for so long is cut (ARCHITECTURE 3)
+)
+RECEIVE_BYTES = (
+    120 << 10
+)  # Twisted's 64 KiB are not enough for 64 messages of 1 KiB; malloc maps 128 KiB each time
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Gathering:
-    """While it is `on`, replies are kept back, to be sent by the flush that ends it: all of a session's at once."""
+    """While it is `on`, replies are kept back, to be sent by the flush that ends it:
+    all of a session's at once.
+    """
 
     on: bool = False
     sessions: dict[Session, None] = field(default_factory=dict)
 
 
 class Session(Protocol):
-    """One client connection. `reply` and `refuse` answer a request by its frame; late answers to a lost connection
-    are dropped.
+    """One client connection. `reply` and `refuse` answer a request by its frame; late
+    answers to a lost connection are dropped.
     """
 
     transport: Any  # Twisted's, without types
 
-    def __init__(self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, gathering: Gathering) -> None:
-        self._handle, self._welcome, self._clock, self._gathering = handle, welcome, clock, gathering
+    def __init__(
+        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, gathering: Gathering
+    ) -> None:
+        self._handle, self._welcome, self._clock, self._gathering = (
+            handle,
+            welcome,
+            clock,
+            gathering,
+        )
         self._unsent: list[bytes] = []
         self._decoder = FrameDecoder(limits.FRAME_BEFORE_HELLO)
         self._deadline: Timer | None = None
         self._deaf = False
         self.hello: Hello | None = None
-        self.instance: tuple[str, str] | None = None  # service and name, where the client is an instance's process
+        self.instance: tuple[str, str] | None = (
+            None  # service and name, where the client is an instance's process
+        )
         self.incarnation = 0
         self.origin = b""  # the client's process, where it has told it
-        self.lost: dict[object, Callable[[], None]] = {}  # called when the connection is gone, by who wants to know
+        self.lost: dict[
+            object, Callable[[], None]
+        ] = {}  # called when the connection is gone, by who wants to know
         self.log = log.bind()
 
     def connectionMade(self) -> None:
         self._wire: Transport = self.transport
-        self._send: Callable[[bytes], object] | None = getattr(self.transport, "writeSomeData", None)  # not all can
+        self._send: Callable[[bytes], object] | None = getattr(
+            self.transport, "writeSomeData", None
+        )  # not all can
         self._wire.setTcpNoDelay(True)
         self.transport.bufferSize = RECEIVE_BYTES
-        # A client that does not read its replies is asked nothing more of, until it does.
+        # A client that does not read its replies is asked nothing more of, until it
+        # does.
         self._wire.registerProducer(_Brake(self), streaming=True)
         self.log = log.bind(peer=str(self._wire.getPeer()))
         self._deadline = self._clock.callLater(HELLO_SECONDS, self._cut, "no hello")
@@ -119,20 +139,27 @@ class Session(Protocol):
             self._wire.writeSequence(pieces)
 
     def flush(self) -> None:
-        """Hand the kernel what was gathered, without waiting for the reactor's next turn; the reactor gets the rest.
+        """Hand the kernel what was gathered, without waiting for the reactor's next
+        turn; the reactor gets the rest.
 
-        So it need not be told to look whether the socket takes something, and then not to look any more, which are two
-        system calls. Not while the connection is being closed, nor before what it has: an error is for it to meet.
+        So it need not be told to look whether the socket takes something, and then not
+        to look any more, which are two system calls. Not while the connection is being
+        closed, nor before what it has: an error is for it to meet.
         """
         data, self._unsent = b"".join(self._unsent), []
         sent = None
-        if self._send is not None and self._wire.connected and not self._wire.disconnecting and self._is_drained():
+        if (
+            self._send is not None
+            and self._wire.connected
+            and not self._wire.disconnecting
+            and self._is_drained()
+        ):
             sent = self._send(data)
         if sent != len(data):
             self._wire.write(data[sent:] if isinstance(sent, int) else data)
 
     def _is_drained(self) -> bool:
-        return not (self.transport.dataBuffer or self.transport._tempDataBuffer)  # noqa: SLF001  # it has no other word
+        return not (self.transport.dataBuffer or self.transport._tempDataBuffer)  # it has no other word
 
     def refuse(self, frame: Frame, error: TxmqError) -> None:
         """Answer a request with a no."""
@@ -142,13 +169,19 @@ class Session(Protocol):
 
     def reject(self, frame: Frame, rejected: Rejected) -> None:
         """Answer a request with the core's no."""
-        self.refuse(frame, rejected.error(rejected.message, hint=rejected.hint, detail=rejected.detail))
+        self.refuse(
+            frame, rejected.error(rejected.message, hint=rejected.hint, detail=rejected.detail)
+        )
 
     def pause(self) -> None:
-        """The client does not read: take no more requests from it, and cut it if it goes on."""
+        """The client does not read: take no more requests from it, and cut it if it
+        goes on.
+        """
         self._wire.pauseProducing()
         if self._deadline is None:
-            self._deadline = self._clock.callLater(STUCK_SECONDS, self._cut, "does not read its replies")
+            self._deadline = self._clock.callLater(
+                STUCK_SECONDS, self._cut, "does not read its replies"
+            )
 
     def resume(self) -> None:
         """The client has read what was waiting for it."""
@@ -156,8 +189,9 @@ class Session(Protocol):
         self._wire.resumeProducing()
 
     def deafen(self) -> None:
-        """Take no more requests. They are read all the same: what is left unread makes the kernel reset the connection,
-        and the replies under way would be lost with it.
+        """Take no more requests. They are read all the same: what is left unread makes
+        the kernel reset the connection, and the replies under way would be lost with
+        it.
         """
         self._deaf = True
 
@@ -181,7 +215,9 @@ class Session(Protocol):
 
 @implementer(IPushProducer)
 class _Brake:
-    """What the transport calls when its send buffer is full, and when it is empty again."""
+    """What the transport calls when its send buffer is full, and when it is empty
+    again.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -202,9 +238,15 @@ class SessionFactory(Factory):
     noisy = False
 
     def __init__(
-        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, room: Callable[[], int] = handles.room
+        self,
+        handle: Handle,
+        welcome: Callable[[int], Welcome],
+        clock: Clock,
+        room: Callable[[], int] = file_limits.room,
     ) -> None:
-        """`room`: how many connections there may be at the moment; one more is closed as soon as it is there."""
+        """`room`: how many connections there may be at the moment; one more is closed
+        as soon as it is there.
+        """
         self._gathering = Gathering()
         self._make = partial(Session, handle, welcome, clock, self._gathering)
         self._room = room
@@ -246,7 +288,9 @@ class SessionFactory(Factory):
         self._gathering.on = True
 
     def flush(self) -> None:
-        """Send the replies given since `gather`, all of a session's at once. Saves a turn of the reactor."""
+        """Send the replies given since `gather`, all of a session's at once. Saves a
+        turn of the reactor.
+        """
         sessions = list(self._gathering.sessions)
         self._gathering.sessions.clear()
         self._gathering.on = False

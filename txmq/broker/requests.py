@@ -1,20 +1,20 @@
-"""Data requests: what arrives in binary headers, turned into commands, and what the core replies, turned back into
-bytes.
+"""Data requests: what arrives in binary headers, turned into commands, and what the
+core replies, turned back into bytes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq import limits
-from txmq.broker.core.consumers import commands as consumer_commands
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics import admission, topics
-from txmq.broker.core.topics.topics import find
-from txmq.broker.deciding.grouping import Grouping
-from txmq.broker.reading import Found, before_damage, end_of, published
-from txmq.broker.sending import Sending
+from txmq.broker.bundle_requests import Grouping
+from txmq.broker.log_reader import Found, before_damage, end_of, published
+from txmq.broker.send_requests import Sending
+from txmq.core.consumers import commands as consumer_commands
+from txmq.core.state.state import Rejected
+from txmq.core.topics import admission, topics
+from txmq.core.topics.topics import find
 from txmq.errors import BadRequest, MessagesDamaged, OffsetOutOfRange, TxmqError
+from txmq.model import limits
 from txmq.wire import headers
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
 from txmq.wire.headers import Opcode
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from txmq.broker.calls.control import Calls
-    from txmq.broker.core.consumers.acks import AckReply
-    from txmq.broker.deciding.resolving import Resolves
-    from txmq.broker.deciding.watching import Watching
+    from txmq.broker.checkback.listeners import Watching
+    from txmq.broker.checkback.resolver_service import Resolves
     from txmq.broker.engine import Engine
-    from txmq.broker.fetching import Fetching
+    from txmq.broker.fetch_service import Fetching
     from txmq.broker.protocol import Session
+    from txmq.core.consumers.acks import AckReply
     from txmq.wire.frames import Frame
 
 
 class Requests:
-    """Answers the frames of all sessions. All methods belong to the reactor's thread."""
+    """Answers the frames of all sessions. All methods belong to the reactor's
+    thread.
+    """
 
     def __init__(
         self,
@@ -46,7 +48,10 @@ class Requests:
         message_bytes: int = limits.MESSAGE,
     ) -> None:
         self._engine, self._fetching, self._calls = engine, fetching, calls
-        sending, grouping = Sending(engine, message_bytes), Grouping(engine, resolving, watching, message_bytes)
+        sending, grouping = (
+            Sending(engine, message_bytes),
+            Grouping(engine, resolving, watching, message_bytes),
+        )
         self._handlers: dict[int, Callable[[Session, Frame], None]] = {
             Opcode.SEND: sending.send,
             Opcode.SENDS: sending.sends,
@@ -65,20 +70,24 @@ class Requests:
         """Answer one request; ProtocolErrors are the session's to handle."""
         handler = self._handlers.get(frame.opcode)
         if handler is None or frame.status:
-            session.refuse(frame, BadRequest(f"unknown request {frame.opcode}, flags {frame.status}"))
+            session.refuse(
+                frame, BadRequest(f"unknown request {frame.opcode}, flags {frame.status}")
+            )
             return
         try:
             handler(session, frame)
         except TxmqError as error:
-            # What is wrong inside a frame whose checksum is right is the request's fault alone: the next one may be
-            # fine.
+            # What is wrong inside a frame whose checksum is right is the request's
+            # fault alone: the next one may be fine.
             session.refuse(frame, error)
 
     def _ack(self, session: Session, frame: Frame) -> None:
         request = headers.unpack_ack(frame.payload)
-        command = consumer_commands.Ack(request.group, request.member, request.generation, request.ranges)
+        command = consumer_commands.Ack(
+            request.group, request.member, request.generation, request.ranges
+        )
 
-        def deliver(reply: Any) -> None:  # noqa: ANN401  # a Rejected, or an AckReply
+        def deliver(reply: Any) -> None:  # a Rejected, or an AckReply
             if isinstance(reply, Rejected):
                 session.reject(frame, reply)
             else:
@@ -133,7 +142,10 @@ class Requests:
             detail: dict[str, object] = {"first": topic.firsts[request.partition], "end": end}
             session.refuse(frame, OffsetOutOfRange(message, detail=detail))
             return None
-        wanted = [((topic.topic_id, request.partition), (p.entry.position, p.entry.length)) for p in places]
+        wanted = [
+            ((topic.topic_id, request.partition), (p.entry.position, p.entry.length))
+            for p in places
+        ]
         batches, _damage = before_damage(self._engine.store, wanted)
         if places and batches[0] is None:
             session.refuse(frame, _damaged(topic.name, request.partition, places[0]))
@@ -159,10 +171,16 @@ class Requests:
 
 def _damaged(topic: str, partition: int, place: Found) -> MessagesDamaged:
     first, end = place.base, place.base + place.entry.count
-    message = f"messages {first} to {end - 1} of {topic}/{partition} are damaged on the broker's disk"
+    message = (
+        f"messages {first} to {end - 1} of {topic}/{partition} are damaged on the broker's disk"
+    )
     hint = "the broker's alarms name the file: restore it from a backup, or go on behind them"
     return MessagesDamaged(message, hint=hint, detail={"first": first, "next": end})
 
 
 def _refused_acks(reply: AckReply) -> bytes:
-    return headers.pack_refused([headers.Acked(*place) for place in reply.refused]) if reply.refused else b""
+    return (
+        headers.pack_refused([headers.Acked(*place) for place in reply.refused])
+        if reply.refused
+        else b""
+    )

@@ -19,19 +19,19 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import deferLater
 
 from txmq.broker.assembly import Assembly
-from txmq.broker.core.transactions import undecided
-from txmq.broker.deciding.publishing import Publisher
-from txmq.broker.deciding.resolving import Resolving
+from txmq.broker.catalogues.catalogue_service import catalogue_beside
+from txmq.broker.checkback.outbox_publisher import Publisher
+from txmq.broker.checkback.resolver_service import Resolving
+from txmq.broker.data_directory.disk_space import DiskWatch
+from txmq.broker.data_directory.scrub_service import Scrubbing
+from txmq.broker.data_directory.storage import Keeper, Opened, open_directory
 from txmq.broker.engine import Engine
-from txmq.broker.keeping.cataloguing import catalogue_beside
-from txmq.broker.keeping.disk import DiskWatch
-from txmq.broker.keeping.scrubbing import Scrubbing
-from txmq.broker.keeping.storage import Keeper, Opened, open_directory
-from txmq.broker.reactor.handles import raise_limit
+from txmq.broker.reactor.file_limits import raise_limit
 from txmq.broker.reactor.memory import keep_freed
-from txmq.broker.reactor.steady import SteadyClock
+from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.reactor.threads import Threads
-from txmq.listen import ListenAddress, listen_address
+from txmq.config.listen import ListenAddress, listen_address
+from txmq.core.transactions import undecided
 from txmq.store.fs import RealFileSystem
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from txmq.broker.alarms.alarms import Alarms
     from txmq.broker.calls.control import Calls
-    from txmq.broker.deciding.resolving import Resolves
-    from txmq.broker.deciding.watching import Watching
-    from txmq.config import Settings
+    from txmq.broker.checkback.listeners import Watching
+    from txmq.broker.checkback.resolver_service import Resolves
+    from txmq.config.broker import Settings
 
     Edge = Callable[["Parts"], Awaitable[Any]]  # begins to listen, and gives an IListeningPort
 
@@ -85,21 +85,30 @@ class Parts(NamedTuple):
 
 
 class BrokerService:
-    """One broker in one process. `start` and `stop` are called once each, in the reactor's thread.
+    """One broker in one process. `start` and `stop` are called once each, in the
+    reactor's thread.
 
-    `edges` begin to listen once the broker serves, and are the first that is closed when it drains.
+    `edges` begin to listen once the broker serves, and are the first that is closed
+    when it drains.
     """
 
-    def __init__(self, settings: Settings, reactor: Any, edges: Iterable[Edge] = ()) -> None:  # noqa: ANN401  # as above
+    def __init__(self, settings: Settings, reactor: Any, edges: Iterable[Edge] = ()) -> None:  # as above
         self._settings, self._reactor, self._edges = settings, reactor, tuple(edges)
         self.life = Life.OPENING
         self.drained = True  # but where it ended with records that never got to the disk
         self._ports: list[Any] = []  # IListeningPorts, the broker's own first
-        self._threads = {name: Threads(reactor, f"txmq-{name}") for name in ("log", "index", "scrub", "catalogue")}
-        self._threads["resolver"] = Threads(reactor, "txmq-resolver", max(1, len(settings.resolver)))
+        self._threads = {
+            name: Threads(reactor, f"txmq-{name}")
+            for name in ("log", "index", "scrub", "catalogue")
+        }
+        self._threads["resolver"] = Threads(
+            reactor, "txmq-resolver", max(1, len(settings.resolver))
+        )
 
     def open(self) -> None:
-        """Open the data directory and recover; blocks. Raises StoreError, and starts nothing then."""
+        """Open the data directory and recover; blocks. Raises StoreError, and starts
+        nothing then.
+        """
         settings = self._settings.broker
         self._to(Life.RECOVERING)
         began, fs = time.monotonic(), RealFileSystem()
@@ -125,7 +134,7 @@ class BrokerService:
             name=settings.name,
             publish=Publisher(engine, settings, self._reactor),
         )
-        self._assembly = Assembly(engine, self._settings, self._reactor, self._resolving, Random())  # noqa: S311  # jitter
+        self._assembly = Assembly(engine, self._settings, self._reactor, self._resolving, Random())  # jitter
         archive = self._settings.retention.archive or settings.data / "archive"
         self._keeper.remove_for(self._assembly.retaining, str(archive))
         self._assembly.every(CLOCK_S, clock.look)
@@ -133,7 +142,9 @@ class BrokerService:
         self._making = catalogue_beside(
             fs, str(settings.data), opened, self._assembly.cataloguing, self._threads["catalogue"]
         )
-        self._scrubbing = Scrubbing(engine, self._settings.scrub, self._reactor, self._threads["scrub"])
+        self._scrubbing = Scrubbing(
+            engine, self._settings.scrub, self._reactor, self._threads["scrub"]
+        )
         self._assembly.every(DISK_S, watch.tick)
         self._assembly.every(TOKENS_S, self._look_after_tokens)
         self._assembly.every(PROBE_S, self._probe)
@@ -150,7 +161,9 @@ class BrokerService:
     async def start(self) -> str:
         """Begin to serve; returns the address. `open` must have succeeded."""
         host, port = listen_address(self._settings.broker.listen)
-        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host)  # an IPv6 address does, too
+        endpoint = TCP4ServerEndpoint(
+            self._reactor, port, backlog=BACKLOG, interface=host
+        )  # an IPv6 address does, too
         main: Any = await endpoint.listen(self._assembly.sessions)
         self._ports.append(main)
         self._assembly.start(self._failed)
@@ -168,7 +181,7 @@ class BrokerService:
         return f"txmq://{ListenAddress(address.host, address.port)}"
 
     @inlineCallbacks
-    def stop(self) -> Any:  # noqa: ANN401  # a Deferred, called by the reactor's shutdown
+    def stop(self) -> Any:  # a Deferred, called by the reactor's shutdown
         """Drain: take nothing new, bring everything to disk, answer it, close."""
         if self.life >= Life.DRAINING:
             return
@@ -181,7 +194,7 @@ class BrokerService:
         self._to(Life.CLOSED)
 
     @inlineCallbacks
-    def _drain(self) -> Any:  # noqa: ANN401  # a Deferred
+    def _drain(self) -> Any:  # a Deferred
         sessions = self._assembly.sessions
         for port in reversed(self._ports):
             yield port.stopListening()
@@ -198,23 +211,32 @@ class BrokerService:
             self._keeper.close()
         elif self._engine.failed is None:
             self.drained = self._engine.settle()
-            log.error("broker.not_drained", durable=self._engine.store.durable, end=self._engine.store.end)
+            log.error(
+                "broker.not_drained", durable=self._engine.store.durable, end=self._engine.store.end
+            )
 
     def _settled(self) -> bool:
         return self._engine.settle() and not self._keeper.busy
 
     @inlineCallbacks
-    def _until(self, condition: Callable[[], bool], deadline: float) -> Any:  # noqa: ANN401  # a Deferred
-        """Looks now and then until it holds, the time is up, or the engine has failed: then nothing settles any more.
+    def _until(self, condition: Callable[[], bool], deadline: float) -> Any:  # a Deferred
+        """Looks now and then until it holds, the time is up, or the engine has failed:
+        then nothing settles any more.
 
         The caller goes on in the same turn of the reactor that saw it hold.
         """
-        while self._engine.failed is None and not condition() and self._reactor.seconds() < deadline:
+        while (
+            self._engine.failed is None and not condition() and self._reactor.seconds() < deadline
+        ):
             yield deferLater(self._reactor, LOOK_EVERY_S)
 
     def _failed(self, failure: Failure) -> None:
-        """Without its disk, or with a bug in its heart, the broker is of no use: what it knows is in the log."""
-        log.critical("broker.failed", error=failure.getErrorMessage(), traceback=failure.getTraceback())
+        """Without its disk, or with a bug in its heart, the broker is of no use: what
+        it knows is in the log.
+        """
+        log.critical(
+            "broker.failed", error=failure.getErrorMessage(), traceback=failure.getTraceback()
+        )
         self._engine.failed = self._engine.failed or failure
         if self.life < Life.DRAINING and self._reactor.running:
             self._reactor.stop()
@@ -231,17 +253,21 @@ class BrokerService:
 
 
 def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edge] = ()) -> None:
-    """Run a broker until SIGTERM or SIGINT; `ready` gets its address once it and its `edges` serve.
+    """Run a broker until SIGTERM or SIGINT; `ready` gets its address once it and its
+    `edges` serve.
 
-    Raises what opening the data directory or listening raises, and StoreError where the broker had to stop.
+    Raises what opening the data directory or listening raises, and StoreError where the
+    broker had to stop.
     """
-    from txmq.errors import StoreClosed  # noqa: PLC0415
+    from txmq.errors import StoreClosed
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed()
     raise_limit()
     the_reactor = _reactor()
-    the_reactor.seconds = time.monotonic  # Twisted's timers go by the wall clock: put back, they would all stand still
+    the_reactor.seconds = (
+        time.monotonic
+    )  # Twisted's timers go by the wall clock: put back, they would all stand still
     service = BrokerService(settings, the_reactor, edges)
     service.open()
     trouble: list[BaseException] = []
@@ -261,21 +287,23 @@ def run(settings: Settings, *, ready: Callable[[str], None], edges: Iterable[Edg
         raise trouble[0]
     if service.failed:
         raise StoreClosed(
-            "the broker stopped because its disk failed", hint="see its log; mend the disk and start it again"
+            "the broker stopped because its disk failed",
+            hint="see its log; mend the disk and start it again",
         )
     if not service.drained:
         raise StoreClosed(
-            "the broker ended before all was on disk; what was not has had no answer", hint="free space on its disk"
+            "the broker ended before all was on disk; what was not has had no answer",
+            hint="free space on its disk",
         )
 
 
-def _reactor() -> Any:  # noqa: ANN401  # several interfaces of Twisted's
+def _reactor() -> Any:  # several interfaces of Twisted's
     """A composition root: here the one reactor is chosen."""
     if hasattr(select, "epoll"):
-        from txmq.broker.reactor.turns import install  # noqa: PLC0415  # not everywhere
+        from txmq.broker.reactor.epoll_reactor import install  # not everywhere
 
         return install()
-    from twisted.internet import reactor  # noqa: PLC0415  # makes one
+    from twisted.internet import reactor  # makes one
 
     return reactor
 
@@ -290,7 +318,11 @@ def _log_recovery(opened: Opened, seconds: float) -> None:
         log.warning("recover.torn_tail", **report.torn._asdict())
     for damage in report.quarantined:
         log.error(
-            "recover.quarantined", path=damage.path, position=damage.position, end=damage.end, reason=damage.reason
+            "recover.quarantined",
+            path=damage.path,
+            position=damage.position,
+            end=damage.end,
+            reason=damage.reason,
         )
     if opened.tables.rebuilt:
         log.warning("recover.index_rebuilt", reason=opened.tables.reason)

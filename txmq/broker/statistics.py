@@ -1,6 +1,8 @@
-"""Rates and sizes of topics and groups, and how long flushes take: sampled from the state, so that no send pays for it.
+"""Rates and sizes of topics and groups, and how long flushes take: sampled from the
+state, so that no send pays for it.
 
-A few thousand topics and groups are looked at in one turn of the reactor; each has the rate between its last two looks.
+A few thousand topics and groups are looked at in one turn of the reactor; each has the
+rate between its last two looks.
 """
 
 from __future__ import annotations
@@ -10,16 +12,16 @@ from heapq import nlargest
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.core.consumers import queries
-from txmq.broker.core.state import Topic
+from txmq.core.consumers import queries
+from txmq.core.state.state import Topic
 from txmq.store.latency import BOUNDS_US
 
 if TYPE_CHECKING:
-    from txmq.broker.core.consumers.consumers import Group
+    from txmq.broker.catalogues.catalogue_service import Cataloguing
+    from txmq.broker.data_directory.retention_service import Retaining
     from txmq.broker.engine import Engine
-    from txmq.broker.keeping.cataloguing import Cataloguing
-    from txmq.broker.keeping.retaining import Retaining
-    from txmq.broker.reactor.seams import Clock
+    from txmq.broker.reactor.protocols import Clock
+    from txmq.core.state.consumer_groups import Group
 
 EVERY_S = 5.0  # between two looks at one of them
 AT_ONCE = 2_000  # in one turn of the reactor: about 2 ms
@@ -37,15 +39,24 @@ class Rate:
         """A later look. What went back, such as a group that was reset, has no rate."""
         passed = at - self.at
         if passed > 0:
-            first, second = (max(0, now - before) / passed for now, before in zip(seen, self.seen, strict=True))
+            first, second = (
+                max(0, now - before) / passed for now, before in zip(seen, self.seen, strict=True)
+            )
             self.at, self.seen, self.per_s = at, seen, (round(first, 1), round(second, 1))
 
 
 class Statistics:
     """See above. All methods belong to the reactor's thread."""
 
-    def __init__(self, engine: Engine, clock: Clock, retaining: Retaining, cataloguing: Cataloguing) -> None:
-        self._engine, self._clock, self._retaining, self._cataloguing = engine, clock, retaining, cataloguing
+    def __init__(
+        self, engine: Engine, clock: Clock, retaining: Retaining, cataloguing: Cataloguing
+    ) -> None:
+        self._engine, self._clock, self._retaining, self._cataloguing = (
+            engine,
+            clock,
+            retaining,
+            cataloguing,
+        )
         self._topics: dict[int, Rate] = {}
         self._groups: dict[int, Rate] = {}
         self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
@@ -73,7 +84,9 @@ class Statistics:
         if isinstance(one, Topic):
             self._look(self._topics, one.topic_id, (sum(one.ends), one.stored))
         else:
-            done = sum(position.floor + position.settled.total for position in one.positions.values())
+            done = sum(
+                position.floor + position.settled.total for position in one.positions.values()
+            )
             self._look(self._groups, one.group_id, (done, 0))
 
     def _look(self, rates: dict[int, Rate], key: int, seen: tuple[int, int]) -> None:
@@ -84,7 +97,9 @@ class Statistics:
             rate.look(now, seen)
 
     def flushes(self) -> dict[str, Any]:
-        """How long writes took until they were on disk, since the start; `buckets` are counts of not more than that."""
+        """How long writes took until they were on disk, since the start; `buckets` are
+        counts of not more than that.
+        """
         latencies = self._engine.store.latencies
         buckets = zip(BOUNDS_US, accumulate(latencies.counts), strict=False)
         return {
@@ -99,7 +114,10 @@ class Statistics:
     def tell(self, limit: int) -> dict[str, Any]:
         """All of it: of the topics and groups those with the highest rates."""
         store = self._engine.store
-        topics, groups = self._engine.state.topics.values(), self._engine.state.consumers.by_id.values()
+        topics, groups = (
+            self._engine.state.topics.values(),
+            self._engine.state.consumers.by_id.values(),
+        )
         bytes_per_s, flushes_per_s = self._log.per_s
         return {
             "every_s": EVERY_S,
@@ -119,14 +137,23 @@ class Statistics:
         }
 
     def _rate(self, one: Topic | Group) -> float:
-        rate = self._topics.get(one.topic_id) if isinstance(one, Topic) else self._groups.get(one.group_id)
+        rate = (
+            self._topics.get(one.topic_id)
+            if isinstance(one, Topic)
+            else self._groups.get(one.group_id)
+        )
         return 0.0 if rate is None else rate.per_s[0]
 
     def _topic(self, topic: Topic) -> dict[str, Any]:
         rate = self._topics.get(topic.topic_id)
         messages_per_s, bytes_per_s = (0.0, 0.0) if rate is None else rate.per_s
         kept = sum(topic.ends) - sum(topic.firsts)
-        told = {"topic": topic.name, "partitions": len(topic.ends), "messages": kept, "bytes": sum(topic.sizes)}
+        told = {
+            "topic": topic.name,
+            "partitions": len(topic.ends),
+            "messages": kept,
+            "bytes": sum(topic.sizes),
+        }
         return told | {"messages_per_s": messages_per_s, "bytes_per_s": bytes_per_s}
 
     def _group(self, group: Group) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """The `txmq` command: its parts, put together.
 
-Every command imports what it needs only when it runs, so that `txmq --help` and the completion of a shell stay quick.
+Every command imports what it needs only when it runs, so that `txmq --help` and the
+completion of a shell stay quick.
 """
 
 from __future__ import annotations
 
 import typer
 
-from txmq.cli import (
+from txmq.cli.commands import (
     alarms,
     broker,
     dev,

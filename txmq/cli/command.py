@@ -1,4 +1,6 @@
-"""How a function becomes a command: with the options that all of them share, and with errors told the same way."""
+"""How a function becomes a command: with the options that all of them share, and with
+errors told the same way.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import typer
 
 from txmq.cli.options import DEFAULT_BROKER, AsJson, BrokerUrl
 from txmq.cli.output import Output
-from txmq.message import Receipt
+from txmq.model.message import Receipt
 
 P = ParamSpec("P")
 SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
@@ -49,22 +51,26 @@ class Session:
     url: str
 
     def show(self, call: str, *, columns: Sequence[str] = (), **args: object) -> None:
-        """Make a call and print its reply; of the rows in it, tables show only these columns where any are named."""
+        """Make a call and print its reply; of the rows in it, tables show only these
+        columns where any are named.
+        """
         self.out.show(self.client.call(call, **args), columns=columns)
 
 
 def connect(url: str) -> Client:
     """A client of the broker there."""
-    from txmq.client.blocking import connect as blocking
+    from txmq.client.blocking.client import connect as blocking
 
     return blocking(url, service="txmq-cli")
 
 
-def local(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Output, P], None]], Callable[..., None]]:
+def local(
+    app: typer.Typer, name: str
+) -> Callable[[Callable[Concatenate[Output, P], None]], Callable[..., None]]:
     """Make a command that needs no broker; its function gets an Output first."""
 
     def register(function: Callable[Concatenate[Output, P], None]) -> Callable[..., None]:
-        def run(as_json: bool, **arguments: Any) -> None:  # noqa: ANN401, FBT001  # as the command line gave them
+        def run(as_json: bool, **arguments: Any) -> None:  # as the command line gave them
             out = Output(as_json=as_json)
             with out.reporting():
                 function(out, **arguments)  # type: ignore[call-arg]  # by their names
@@ -74,11 +80,13 @@ def local(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Output,
     return register
 
 
-def remote(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[..., None]]:
+def remote(
+    app: typer.Typer, name: str
+) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[..., None]]:
     """Make a command that speaks to a broker; its function gets a Session first."""
 
     def register(function: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:
-        def run(as_json: bool, broker: str, **arguments: Any) -> None:  # noqa: ANN401, FBT001
+        def run(as_json: bool, broker: str, **arguments: Any) -> None:
             with _session(Output(as_json=as_json), broker) as session:
                 function(session, **arguments)  # type: ignore[call-arg]  # by their names
 
@@ -104,14 +112,20 @@ def _register(
     run: Callable[..., None],
     shared: Mapping[str, object],
 ) -> Callable[..., None]:
-    """Give `run` the signature that typer reads: of `function`, but for its first parameter, and the shared options."""
+    """Give `run` the signature that typer reads: of `function`, but for its first
+    parameter, and the shared options.
+    """
     hints = get_type_hints(function, include_extras=True)
     own: Sequence[inspect.Parameter] = list(inspect.signature(function).parameters.values())[1:]
     options = [
-        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=SHARED_DEFAULTS[option], annotation=hint)
+        inspect.Parameter(
+            option, inspect.Parameter.KEYWORD_ONLY, default=SHARED_DEFAULTS[option], annotation=hint
+        )
         for option, hint in shared.items()
     ]
-    parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in own] + options
+    parameters = [
+        parameter.replace(annotation=hints[parameter.name]) for parameter in own
+    ] + options
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions take attributes
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = function.__doc__

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import typer
 
-from txmq import limits
 from txmq.errors import LocalProtocolError
-from txmq.message import delay_level, is_name, micros
+from txmq.model import limits
+from txmq.model.message import delay_level, is_name, micros
 
 UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 DEFAULT_BROKER = "txmq://127.0.0.1:7650"
@@ -38,7 +38,9 @@ def place_of(text: str) -> Place:
     """The place in "TOPIC/PARTITION/OFFSET"."""
     topic, *numbers = text.split("/")
     if len(numbers) != 2 or not is_name(topic) or not all(map(is_number, numbers)):
-        raise typer.BadParameter(f"{text!r} is no place of a message: TOPIC/PARTITION/OFFSET is needed")
+        raise typer.BadParameter(
+            f"{text!r} is no place of a message: TOPIC/PARTITION/OFFSET is needed"
+        )
     return Place(topic, int(numbers[0]), int(numbers[1]))
 
 
@@ -59,15 +61,21 @@ def token_of(text: str) -> str:
     try:
         return UUID(text).hex
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no token: 32 hexadecimal digits are needed") from None
+        raise typer.BadParameter(
+            f"{text!r} is no token: 32 hexadecimal digits are needed"
+        ) from None
 
 
 def time_of(text: str) -> int:
-    """Microseconds of a time like 2026-07-01T12:00:00Z; without a zone it is the local time."""
+    """Microseconds of a time like 2026-07-01T12:00:00Z; without a zone it is the local
+    time.
+    """
     try:
         return micros(datetime.fromisoformat(text).astimezone())
     except (ValueError, OverflowError, LocalProtocolError):
-        raise typer.BadParameter(f"{text!r} is no time of a message: 2026-07-01T12:00:00Z would be one") from None
+        raise typer.BadParameter(
+            f"{text!r} is no time of a message: 2026-07-01T12:00:00Z would be one"
+        ) from None
 
 
 def seconds_of(text: str) -> float:
@@ -78,7 +86,9 @@ def seconds_of(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found < limits.SPAN / 1_000_000:
-        raise typer.BadParameter(f"{text!r} is no span of time: 90, 90s, 15m, 2h or 3d would be one")
+        raise typer.BadParameter(
+            f"{text!r} is no span of time: 90, 90s, 15m, 2h or 3d would be one"
+        )
     return found
 
 
@@ -109,7 +119,8 @@ def pair_of(text: str) -> Pair:
 
 
 BrokerUrl = Annotated[
-    str, typer.Option("--broker", envvar="TXMQ_BROKER", metavar="URL", help="The broker to speak to.")
+    str,
+    typer.Option("--broker", envvar="TXMQ_BROKER", metavar="URL", help="The broker to speak to."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; errors too, and ask nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -126,4 +137,6 @@ Operator = Annotated[
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", parser=name_of, help="Name of the topic.")]
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
-Token = Annotated[str, typer.Argument(metavar="TOKEN", parser=token_of, help="Token of the transaction.")]
+Token = Annotated[
+    str, typer.Argument(metavar="TOKEN", parser=token_of, help="Token of the transaction.")
+]

@@ -1,7 +1,8 @@
 """What commands print: tables for people, one JSON object for programs.
 
-A broker's reply is shown as it is, whatever its fields: single values first, then each list as a table. Text that came
-with messages is escaped, because it may hold what a terminal obeys.
+A broker's reply is shown as it is, whatever its fields: single values first, then each
+list as a table. Text that came with messages is escaped, because it may hold what a
+terminal obeys.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from txmq.errors import RequestRejected, TxmqError
-from txmq.message import EPOCH
+from txmq.model.message import EPOCH
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,22 +37,31 @@ class Output:
         self.as_json = as_json
 
     def show(self, value: Mapping[str, Any], *, columns: Sequence[str] = ()) -> None:
-        """Print a result; of the rows in it, tables show only these columns where any are named."""
+        """Print a result; of the rows in it, tables show only these columns where any
+        are named.
+        """
         if self.as_json:
             self.line(value, "")
         else:
             _print_tables(value, columns)
 
     def line(self, value: Mapping[str, Any], text: str) -> None:
-        """Print one line of a result that comes piece by piece: `text` is what people get of it."""
+        """Print one line of a result that comes piece by piece: `text` is what people
+        get of it.
+        """
         print(json.dumps(value) if self.as_json else text, flush=True)
 
     def fail(self, error: TxmqError) -> None:
         """Tell of an error, on one line of standard error."""
-        print(json.dumps(_error_fields(error)) if self.as_json else f"txmq: {printable(str(error))}", file=sys.stderr)
+        print(
+            json.dumps(_error_fields(error)) if self.as_json else f"txmq: {printable(str(error))}",
+            file=sys.stderr,
+        )
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something that cannot be taken back; no ends the command. With JSON nobody is there to ask."""
+        """Ask before something that cannot be taken back; no ends the command. With
+        JSON nobody is there to ask.
+        """
         if not yes and not self.as_json:
             typer.confirm(question, abort=True, err=True)
 
@@ -66,8 +76,12 @@ class Output:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with what is no visible character escaped: no title, colour or line can be forged with it."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    """`text` on one line, with what is no visible character escaped: no title, colour
+    or line can be forged with it.
+    """
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def clock(micros: int) -> str:
@@ -76,7 +90,9 @@ def clock(micros: int) -> str:
 
 
 def body_fields(body: bytes) -> dict[str, str]:
-    """A body for people and programs to read: as text if it is UTF-8, else in base64."""
+    """A body for people and programs to read: as text if it is UTF-8, else in
+    base64.
+    """
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -91,7 +107,9 @@ def cell(name: str, value: object) -> str:
 
 
 def _plain(value: object, separator: str = " ") -> str:
-    """The text of a value. Lists within lists are places: [topic, partition, offset] reads topic/partition/offset."""
+    """The text of a value. Lists within lists are places: [topic, partition, offset]
+    reads topic/partition/offset.
+    """
     if value is None or value in ("", [], {}):
         return "-"
     match value:
@@ -105,7 +123,11 @@ def _plain(value: object, separator: str = " ") -> str:
 
 
 def _error_fields(error: TxmqError) -> dict[str, Any]:
-    fields: dict[str, Any] = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+    fields: dict[str, Any] = {
+        "error": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+    }
     fields |= {"retriable": error.retriable, "outcome": error.outcome}
     return fields | {"detail": error.detail} if isinstance(error, RequestRejected) else fields
 
@@ -126,7 +148,9 @@ def _print_tables(value: Mapping[str, Any], columns: Sequence[str]) -> None:
             if len(value) > 1:
                 console.print(Text(f"\n{name}", style="bold"))
             console.print(_rows_table(rows, columns) if rows else f"no {name}")
-    print("\n".join(line.rstrip() for line in printed.get().splitlines()))  # tables are padded to their longest row
+    print(
+        "\n".join(line.rstrip() for line in printed.get().splitlines())
+    )  # tables are padded to their longest row
 
 
 def _is_rows(value: object) -> bool:

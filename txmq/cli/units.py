@@ -1,4 +1,6 @@
-"""Times and sizes as people write them: 7d, 90s, 10GiB; "default" and "none" where those mean something."""
+"""Times and sizes as people write them: 7d, 90s, 10GiB; "default" and "none" where
+those mean something.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ SWITCHES = {"yes": True, "no": False, "true": True, "false": False}
 
 def milliseconds(text: str) -> int:
     """The time in such a text as "36h"."""
-    return _measured(text, TIMES_MS, "a time: a number and ms, s, m, h, d or w are needed, as in 36h")
+    return _measured(
+        text, TIMES_MS, "a time: a number and ms, s, m, h, d or w are needed, as in 36h"
+    )
 
 
 def octets(text: str) -> int:
     """The size in such a text as "10GiB"."""
-    return _measured(text, SIZES, "a size: a number and B, KiB, MiB, GiB or TiB are needed, as in 10GiB")
+    return _measured(
+        text, SIZES, "a size: a number and B, KiB, MiB, GiB or TiB are needed, as in 10GiB"
+    )
 
 
 def limit_ms(text: str) -> int | str:
@@ -39,12 +45,16 @@ def limit_octets(text: str) -> int | str:
 
 
 def flush_of(text: str) -> str | list[int]:
-    """The time and the number of messages in such a text as "10ms,1000"; or "sync", or "default"."""
+    """The time and the number of messages in such a text as "10ms,1000"; or "sync", or
+    "default".
+    """
     if text in ("sync", DEFAULT):
         return text
     time, _, messages = text.partition(",")
     if not (messages.isascii() and messages.isdigit()):
-        raise typer.BadParameter(f"{text!r} is no way to flush: sync, default, or a time and messages, as in 10ms,1000")
+        raise typer.BadParameter(
+            f"{text!r} is no way to flush: sync, default, or a time and messages, as in 10ms,1000"
+        )
     return [milliseconds(time), int(messages)]
 
 

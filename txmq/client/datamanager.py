@@ -1,4 +1,5 @@
-"""Messages in the transactions of the Python package `transaction` (extra `transaction`), beside its other managers.
+"""Messages in the transactions of the Python package `transaction` (extra
+`transaction`), beside its other managers.
 
     from txmq.client.datamanager import join
 
@@ -6,14 +7,16 @@
         messages = join(client, transaction.manager)
         messages.send("orders", b"...", key="o-1")
 
-It votes by storing the messages durably at the broker, decided by nobody but this transaction, and finishes by telling
-the broker to commit: two phases, with room for one manager of one phase, which is to sort after "txmq:".
+It votes by storing the messages durably at the broker, decided by nobody but this
+transaction, and finishes by telling the broker to commit: two phases, with room for one
+manager of one phase, which is to sort after "txmq:".
 
-The package keeps no log of its decisions. If the process dies between the votes and the end, the messages stay
-prepared at the broker, unseen: `txmq xa list` names them, with the owner and the time, and after a while an alarm does.
-An operator looks whether the other managers have committed, and decides the same: `txmq tx commit` or
-`txmq tx rollback`. Databases that must agree with the messages without an operator are what `client.transaction` and
-`client.xa` are for.
+The package keeps no log of its decisions. If the process dies between the votes and the
+end, the messages stay prepared at the broker, unseen: `txmq xa list` names them, with
+the owner and the time, and after a while an alarm does. An operator looks whether the
+other managers have committed, and decides the same: `txmq tx commit` or `txmq tx
+rollback`. Databases that must agree with the messages without an operator are what
+`client.transaction` and `client.xa` are for.
 """
 
 from __future__ import annotations
@@ -22,22 +25,22 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
+from txmq.client.blocking.transaction.broker_part import ShareMark
+from txmq.client.blocking.transaction.decisions import await_state, submit
+from txmq.client.blocking.transaction.foreign import ForeignBranch
+from txmq.client.blocking.transaction.transaction import Face, Stage
 from txmq.client.log import get_logger
-from txmq.client.transactions.decisions import await_state, submit
-from txmq.client.transactions.foreign import ForeignBranch
-from txmq.client.transactions.share import ShareMark
-from txmq.client.transactions.tokens import new_token
-from txmq.client.transactions.transaction import Face, Stage
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError, RequestTimeout, TxmqError
-from txmq.errors_xa import XaProtocol
-from txmq.message import COMMIT, check_name
-from txmq.tx.group import GroupState
+from txmq.errors.xa import XaProtocol
+from txmq.model.bundle import GroupState
+from txmq.model.message import COMMIT, check_name
 from txmq.tx.xid import FORMAT, Xid
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from txmq.client.blocking import Client
+    from txmq.client.blocking.client import Client
 
 GTRID = b"transaction:"  # of the branches made here, before their own name
 log = get_logger()
@@ -46,9 +49,9 @@ log = get_logger()
 class Joined(Protocol):
     """A transaction of the package."""
 
-    def join(self, resource: Any) -> None: ...  # noqa: ANN401  # the package's, without types
-    def data(self, ob: object) -> Any: ...  # noqa: ANN401
-    def set_data(self, ob: object, data: Any) -> None: ...  # noqa: ANN401
+    def join(self, resource: Any) -> None: ...  # the package's, without types
+    def data(self, ob: object) -> Any: ...
+    def set_data(self, ob: object, data: Any) -> None: ...
 
 
 class Manager(Protocol):
@@ -60,7 +63,8 @@ class Manager(Protocol):
 class DataManager(Face):
     """One client's messages and acks in one transaction of the package. Made by `join`.
 
-    It implements the package's IDataManager and ISavepointDataManager, whose calls are the transaction's to make.
+    It implements the package's IDataManager and ISavepointDataManager, whose calls are
+    the transaction's to make.
     """
 
     def __init__(self, client: Client, manager: Manager, owner: str) -> None:
@@ -76,7 +80,9 @@ class DataManager(Face):
 
     @property
     def token(self) -> UUID:
-        """The name of the transaction at the broker, in its lists and in message ids."""
+        """The name of the transaction at the broker, in its lists and in message
+        ids.
+        """
         return self._share.token
 
     def sortKey(self) -> str:
@@ -89,7 +95,9 @@ class DataManager(Face):
         return Savepoint(self, self._share.mark())
 
     def abort(self, transaction: object) -> None:
-        """Drops everything, unless it is committed. The transaction has no manager of ours any more: join again."""
+        """Drops everything, unless it is committed. The transaction has no manager of
+        ours any more: join again.
+        """
         self.tpc_abort(transaction)
 
     def tpc_begin(self, transaction: object) -> None:
@@ -102,16 +110,19 @@ class DataManager(Face):
         """Everything is kept already; it goes out with the vote."""
 
     def tpc_vote(self, transaction: object) -> None:
-        """Yes: everything is durable at the broker. No is an XaError, which says why."""
+        """Yes: everything is durable at the broker. No is an XaError, which says
+        why.
+        """
         del transaction
         if not self._share.empty:
             self._branch.store()
 
     def tpc_finish(self, transaction: object) -> None:
-        """Tells the broker. It raises nothing: what was voted for holds, and the other managers have to finish, too.
+        """Tells the broker. It raises nothing: what was voted for holds, and the other
+        managers have to finish, too.
 
-        Where the broker cannot be told for as long as the client's `delivery_timeout`, the messages stay prepared, as
-        if the process had died.
+        Where the broker cannot be told for as long as the client's `delivery_timeout`,
+        the messages stay prepared, as if the process had died.
         """
         del transaction
         if self._share.empty:
@@ -127,7 +138,9 @@ class DataManager(Face):
         self._branch.over(committed=True)
 
     def tpc_abort(self, transaction: object) -> None:
-        """Rolls back what was voted for. After the end it does nothing: what is committed stays so."""
+        """Rolls back what was voted for. After the end it does nothing: what is
+        committed stays so.
+        """
         del transaction
         if self._told is not None:
             return
@@ -138,12 +151,17 @@ class DataManager(Face):
             self._branch.over(committed=False)
 
     def wait_published(self, timeout: float = 5.0) -> None:
-        """After the commit: returns once consumers can see the messages. Raises RequestTimeout."""
-        state = await_state(self._core, self.token, GroupState.PUBLISHED, time.monotonic() + timeout)
+        """After the commit: returns once consumers can see the messages. Raises
+        RequestTimeout.
+        """
+        state = await_state(
+            self._core, self.token, GroupState.PUBLISHED, time.monotonic() + timeout
+        )
         if state is not GroupState.PUBLISHED:
             told = state.name if state else "UNKNOWN"
             raise RequestTimeout(
-                f"transaction {self.token} is {told}, not published in time", hint=f"txmq tx show {self.token}"
+                f"transaction {self.token} is {told}, not published in time",
+                hint=f"txmq tx show {self.token}",
             )
 
     def _require(self, stage: Stage) -> None:
@@ -156,7 +174,9 @@ class DataManager(Face):
         error = told.exception()
         if isinstance(error, TxmqError):
             hint = "it stays prepared, or was decided by hand: txmq xa list"
-            log.critical("datamanager.not_committed", token=str(self.token), error=error.message, hint=hint)
+            log.critical(
+                "datamanager.not_committed", token=str(self.token), error=error.message, hint=hint
+            )
 
 
 class Savepoint:
@@ -168,14 +188,19 @@ class Savepoint:
     def rollback(self) -> None:
         """Takes back whatever was sent and acked since."""
         if self._manager.over:
-            raise XaProtocol("the transaction of this savepoint is over", hint="make one in the current transaction")
-        self._manager._share.back_to(self._mark)  # noqa: SLF001  # two halves of one thing
+            raise XaProtocol(
+                "the transaction of this savepoint is over",
+                hint="make one in the current transaction",
+            )
+        self._manager._share.back_to(self._mark)  # two halves of one thing
 
 
 def join(client: Client, manager: Manager, *, owner: str | None = None) -> DataManager:
-    """The data manager of this client in the manager's current transaction, joined now if there was none yet.
+    """The data manager of this client in the manager's current transaction, joined now
+    if there was none yet.
 
-    `owner` names it in the broker's lists; else the client's service does. Raises ConfigError where there is neither.
+    `owner` names it in the broker's lists; else the client's service does. Raises
+    ConfigError where there is neither.
     """
     current = manager.get()
     try:

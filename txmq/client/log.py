@@ -1,7 +1,9 @@
-"""The client's log: events with fields, to wherever the program that uses the client wants them.
+"""The client's log: events with fields, to wherever the program that uses the client
+wants them.
 
-A program that has configured structlog finds them there; any other in the standard library's logger "txmq", which says
-nothing until the program sets logging up. A library prints nothing by itself.
+A program that has configured structlog finds them there; any other in the standard
+library's logger "txmq", which says nothing until the program sets logging up. A library
+prints nothing by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ STANDARD.addHandler(logging.NullHandler())
 
 
 class Logger:
-    """Looks at each event for where it is to go: programs set their logs up when they like."""
+    """Looks at each event for where it is to go: programs set their logs up when they
+    like.
+    """
 
     def info(self, event: str, **fields: object) -> None:
         self._tell("info", event, fields)
@@ -35,7 +39,9 @@ class Logger:
         """An error, with the exception that is being handled."""
         self._tell("error", event, fields, exc_info=True)
 
-    def _tell(self, level: str, event: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
+    def _tell(
+        self, level: str, event: str, fields: dict[str, Any], *, exc_info: bool = False
+    ) -> None:
         if structlog.is_configured():
             more = {"exc_info": True} if exc_info else {}
             getattr(structlog.get_logger(), level)(event, **fields, **more)

@@ -21,10 +21,12 @@
        ├─ UnknownTransaction, AlreadyResolved, TransactionAborted, TokenFenced, InDoubt,
           HeuristicMixed
 
-What a resource tells a foreign transaction manager are the kinds of `txmq.errors_xa.XaError`.
+What a resource tells a foreign transaction manager are the kinds of
+`txmq.errors.xa.XaError`.
 
-`retriable`: the same call may succeed if made again. `outcome`: what is known of the effect of the call that raised:
-"not done", or "unknown" where it may have happened (a timed-out send may have been stored).
+`retriable`: the same call may succeed if made again. `outcome`: what is known of the
+effect of the call that raised: "not done", or "unknown" where it may have happened (a
+timed-out send may have been stored).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ MAY_BE_DONE: Final = "it may have been done: look before you do it again"
 
 
 class TxmqError(Exception):
-    """Root of the tree. `hint` says what to do about it; the text of the error ends with it.
+    """Root of the tree. `hint` says what to do about it; the text of the error ends
+    with it.
 
     `advice` is the hint of an error that was raised without.
     """
@@ -38,7 +39,9 @@ class ProtocolError(TxmqError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We tried something the protocol forbids: a bug on this side, or input out of range."""
+    """We tried something the protocol forbids: a bug on this side, or input out of
+    range.
+    """
 
 
 class InvalidSelector(LocalProtocolError):
@@ -63,11 +66,15 @@ class BrokerUnavailable(TxmqError):
 
 
 class LogChanged(TxmqError):
-    """The broker has another log than before: nothing that this client knows of it holds any more."""
+    """The broker has another log than before: nothing that this client knows of it
+    holds any more.
+    """
 
 
 class ConnectionLost(TxmqError):
-    """The connection ended while the request was under way: it may have been carried out."""
+    """The connection ended while the request was under way: it may have been carried
+    out.
+    """
 
     advice = MAY_BE_DONE
     retriable = True

@@ -6,7 +6,9 @@ from txmq.errors.base import TxmqError
 
 
 class DatabaseError(TxmqError):
-    """PostgreSQL refused or failed. `sqlstate` is its code, None where the connection itself broke."""
+    """PostgreSQL refused or failed. `sqlstate` is its code, None where the connection
+    itself broke.
+    """
 
     def __init__(self, message: str, *, hint: str = "", sqlstate: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -20,7 +22,9 @@ class DatabaseUnavailable(DatabaseError):
 
 
 class DatabaseConflict(DatabaseError):
-    """A serialization failure, deadlock or lock time-out: roll back and run the whole transaction again."""
+    """A serialization failure, deadlock or lock time-out: roll back and run the whole
+    transaction again.
+    """
 
     retriable = True
 
@@ -34,8 +38,8 @@ class UnsupportedServer(DatabaseError):
 
 
 class SynchronousCommitOff(DatabaseError):
-    """The session commits without waiting for the disk: a crash could take back a transaction whose messages went
-    out.
+    """The session commits without waiting for the disk: a crash could take back a
+    transaction whose messages went out.
     """
 
 
@@ -44,17 +48,22 @@ class TwoPhaseOff(DatabaseError):
 
 
 class TwoPhaseFull(DatabaseError):
-    """The server has as many prepared transactions as it can hold; this one was rolled back."""
+    """The server has as many prepared transactions as it can hold; this one was rolled
+    back.
+    """
 
     retriable = True
 
 
 class WalLevelTooLow(DatabaseError):
-    """The server writes too little into its log for logical messages; `found` is its wal_level."""
+    """The server writes too little into its log for logical messages; `found` is its
+    wal_level.
+    """
 
     def __init__(self, found: str) -> None:
         super().__init__(
-            f"wal_level is {found}", hint="set wal_level = logical in postgresql.conf and restart PostgreSQL"
+            f"wal_level is {found}",
+            hint="set wal_level = logical in postgresql.conf and restart PostgreSQL",
         )
         self.found = found
 
@@ -70,8 +79,12 @@ class SlotInUse(DatabaseError):
 
 
 class SlotLost(DatabaseError):
-    """PostgreSQL has removed log that the slot still needed: what was committed since is not in the broker."""
+    """PostgreSQL has removed log that the slot still needed: what was committed since
+    is not in the broker.
+    """
 
 
 class SlotRewound(DatabaseError):
-    """The database's log goes on from an earlier place than the broker has taken it over to: it was restored."""
+    """The database's log goes on from an earlier place than the broker has taken it
+    over to: it was restored.
+    """

@@ -6,9 +6,13 @@ from txmq.errors.base import LogChanged, TxmqError
 
 
 class RequestRejected(TxmqError):
-    """The broker refused the request; nothing was done. `detail` holds the fields behind the message."""
+    """The broker refused the request; nothing was done. `detail` holds the fields
+    behind the message.
+    """
 
-    def __init__(self, message: str, *, hint: str = "", detail: dict[str, object] | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", detail: dict[str, object] | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.detail = detail or {}
 
@@ -26,7 +30,9 @@ class UnknownPartition(RequestRejected):
 
 
 class StaleTopic(RequestRejected):
-    """The sender knew an older shape of the topic (its partition count grew); fetch the metadata and send again."""
+    """The sender knew an older shape of the topic (its partition count grew); fetch the
+    metadata and send again.
+    """
 
     retriable = True
 
@@ -36,7 +42,9 @@ class TopicExists(RequestRejected):
 
 
 class RecallTooLate(RequestRejected):
-    """The message does not wait for its time of delivery: it has been published already, or is not known at all."""
+    """The message does not wait for its time of delivery: it has been published
+    already, or is not known at all.
+    """
 
 
 class UnknownGroup(RequestRejected):
@@ -50,7 +58,9 @@ class UnknownMember(RequestRejected):
 
 
 class StaleGeneration(RequestRejected):
-    """The member's generation is over: the partitions or leases it speaks of may belong to others now."""
+    """The member's generation is over: the partitions or leases it speaks of may belong
+    to others now.
+    """
 
 
 class GroupMismatch(RequestRejected):
@@ -58,7 +68,9 @@ class GroupMismatch(RequestRejected):
 
 
 class NotLeased(RequestRejected):
-    """The message is not leased to this member: acked before, moved, or its lease ran out."""
+    """The message is not leased to this member: acked before, moved, or its lease ran
+    out.
+    """
 
 
 class OffsetOutOfRange(RequestRejected):
@@ -70,7 +82,9 @@ class TopicClosed(RequestRejected):
 
 
 class MessagesDamaged(RequestRejected):
-    """Messages that were stored cannot be read any more; `detail` tells which, and the `next` offset after them."""
+    """Messages that were stored cannot be read any more; `detail` tells which, and the
+    `next` offset after them.
+    """
 
 
 class MessageTooLarge(RequestRejected):
@@ -84,7 +98,9 @@ class Throttled(RequestRejected):
 
 
 class ReadOnly(RequestRejected):
-    """The broker's disk is full; it serves reads and refuses writes until there is space."""
+    """The broker's disk is full; it serves reads and refuses writes until there is
+    space.
+    """
 
     retriable = True
 
@@ -100,11 +116,15 @@ class UnknownProducer(RequestRejected):
 
 
 class ProducerFenced(RequestRejected):
-    """A newer incarnation of this producer instance has taken over; this one sends nothing any more."""
+    """A newer incarnation of this producer instance has taken over; this one sends
+    nothing any more.
+    """
 
 
 class NoResolver(RequestRejected):
-    """No resolver of the broker is configured for the database that decides this transaction."""
+    """No resolver of the broker is configured for the database that decides this
+    transaction.
+    """
 
 
 class NotPermitted(RequestRejected):
@@ -120,7 +140,9 @@ class Conflict(RequestRejected):
 
 
 class HeuristicOutcome(Conflict):
-    """Somebody decided the transaction by hand, and otherwise; `detail` tells the outcome, and it is recorded."""
+    """Somebody decided the transaction by hand, and otherwise; `detail` tells the
+    outcome, and it is recorded.
+    """
 
 
 class DuplicateXid(RequestRejected):
@@ -128,7 +150,9 @@ class DuplicateXid(RequestRejected):
 
 
 class OtherLog(RequestRejected, LogChanged):
-    """The question is for a broker with another log: this one's answer would mean nothing."""
+    """The question is for a broker with another log: this one's answer would mean
+    nothing.
+    """
 
 
 class DigestMismatch(RequestRejected):
@@ -136,6 +160,8 @@ class DigestMismatch(RequestRejected):
 
 
 class BrokerFailed(RequestRejected):
-    """The broker met an error of its own while it worked on the request; its log says which."""
+    """The broker met an error of its own while it worked on the request; its log says
+    which.
+    """
 
     outcome = "unknown"

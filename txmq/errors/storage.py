@@ -35,7 +35,9 @@ class DiskFull(StoreError):
 
 
 class StoreClosed(StoreError):
-    """The store was closed, or it failed earlier and refuses further work until it is recovered by a restart."""
+    """The store was closed, or it failed earlier and refuses further work until it is
+    recovered by a restart.
+    """
 
 
 class DirectoryInUse(StoreError):

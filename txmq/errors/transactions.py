@@ -11,7 +11,9 @@ class TransactionError(TxmqError):
 
 
 class UnknownTransaction(RequestRejected, TransactionError):
-    """The broker knows no such transaction: never stored here, or older than the outcomes it keeps."""
+    """The broker knows no such transaction: never stored here, or older than the
+    outcomes it keeps.
+    """
 
 
 class AlreadyResolved(TransactionError):
@@ -23,17 +25,23 @@ class AlreadyResolved(TransactionError):
 
 
 class TransactionAborted(TransactionError):
-    """The transaction was rolled back, or could not be committed: none of its rows and messages exist."""
+    """The transaction was rolled back, or could not be committed: none of its rows and
+    messages exist.
+    """
 
     advice = "nothing of it exists: run all of it again"
 
 
 class TokenFenced(TransactionError):
-    """A resolver decided ROLLBACK for the token before its row was written; the transaction must be rolled back."""
+    """A resolver decided ROLLBACK for the token before its row was written; the
+    transaction must be rolled back.
+    """
 
 
 class InDoubt(TransactionError):
-    """It is not known whether the transaction committed; `token` names it. The resolver finds out."""
+    """It is not known whether the transaction committed; `token` names it. The resolver
+    finds out.
+    """
 
     outcome = "unknown"
 
@@ -43,13 +51,17 @@ class InDoubt(TransactionError):
 
 
 class HeuristicMixed(TransactionError):
-    """Somebody ended branches of the transaction by hand, and otherwise than it was decided: its rows disagree.
+    """Somebody ended branches of the transaction by hand, and otherwise than it was
+    decided: its rows disagree.
 
-    `token` names it, `decision` ("COMMIT" or "ROLLBACK") holds for all but `branches`, their gids.
+    `token` names it, `decision` ("COMMIT" or "ROLLBACK") holds for all but `branches`,
+    their gids.
     """
 
     outcome = "unknown"
 
-    def __init__(self, message: str, *, token: str, decision: str, branches: tuple[str, ...], hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, token: str, decision: str, branches: tuple[str, ...], hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.token, self.decision, self.branches = token, decision, branches

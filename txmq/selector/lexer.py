@@ -10,7 +10,9 @@ from txmq.errors import InvalidSelector
 
 LONGEST = 4_096  # characters of a selector
 MOST_WORDS = 1_024
-KEYWORDS = frozenset({"AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE"})
+KEYWORDS = frozenset(
+    {"AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE"}
+)
 
 _WORD = re.compile(
     r"""\s*(?:
@@ -36,7 +38,9 @@ class Kind(Enum):
 
 
 class Word(NamedTuple):
-    """A word, and where it begins. Keywords are in capitals; names and texts are without their quotes."""
+    """A word, and where it begins. Keywords are in capitals; names and texts are
+    without their quotes.
+    """
 
     kind: Kind
     text: str
@@ -46,7 +50,9 @@ class Word(NamedTuple):
 def words(selector: str) -> list[Word]:
     """The words of a selector, the end among them. Raises InvalidSelector."""
     if len(selector) > LONGEST:
-        raise InvalidSelector(f"a selector of {len(selector)} characters", LONGEST, hint=f"at most {LONGEST}")
+        raise InvalidSelector(
+            f"a selector of {len(selector)} characters", LONGEST, hint=f"at most {LONGEST}"
+        )
     found: list[Word] = []
     at, end = 0, len(selector.rstrip())
     while at < end:
@@ -54,12 +60,16 @@ def words(selector: str) -> list[Word]:
         if match is None:
             start = at + len(selector[at:]) - len(selector[at:].lstrip())
             raise InvalidSelector(
-                f"{selector[start : start + 20]!r} cannot stand here", start, hint=_hint(selector[start])
+                f"{selector[start : start + 20]!r} cannot stand here",
+                start,
+                hint=_hint(selector[start]),
             )
         found.append(_word(match))
         at = match.end()
         if len(found) > MOST_WORDS:
-            raise InvalidSelector(f"more than {MOST_WORDS} words", at, hint="a selector is a short condition")
+            raise InvalidSelector(
+                f"more than {MOST_WORDS} words", at, hint="a selector is a short condition"
+            )
     return [*found, Word(Kind.END, "", end)]
 
 

@@ -47,8 +47,12 @@ class Selector:
     text: str
     condition: Condition
 
-    def matches(self, headers: Mapping[str, str], *, key: str | None, tag: str | None, topic: str) -> bool:
-        """Whether a message is wanted: the condition is true. Neither false nor unknown will do."""
+    def matches(
+        self, headers: Mapping[str, str], *, key: str | None, tag: str | None, topic: str
+    ) -> bool:
+        """Whether a message is wanted: the condition is true. Neither false nor unknown
+        will do.
+        """
         return self.condition({**headers, "$key": key, "$tag": tag, "$topic": topic}) is True
 
 
@@ -107,7 +111,9 @@ class _Parser:
         inverted = self._take("NOT")
         condition = self._between(left) or self._in(left) or self._like(left)
         if condition is None:
-            raise self._unexpected("a comparison is needed: = <> < <= > >= BETWEEN, IN, LIKE or IS NULL")
+            raise self._unexpected(
+                "a comparison is needed: = <> < <= > >= BETWEEN, IN, LIKE or IS NULL"
+            )
         return (lambda headers: negated(condition(headers))) if inverted else condition
 
     def _between(self, left: Operand) -> Condition | None:
@@ -135,7 +141,11 @@ class _Parser:
         if not self._take("LIKE"):
             return None
         word = self._word(Kind.TEXT, "a pattern in single quotes is needed")
-        escape = self._word(Kind.TEXT, "one character in single quotes is needed") if self._take("ESCAPE") else None
+        escape = (
+            self._word(Kind.TEXT, "one character in single quotes is needed")
+            if self._take("ESCAPE")
+            else None
+        )
         if escape is not None and len(escape.text) != 1:
             raise InvalidSelector(f"{escape.text!r} is not one character", escape.position)
         try:
@@ -157,7 +167,9 @@ class _Parser:
         self._at += 1
         name = word.text
         if name.startswith("$") and name not in OWN:
-            raise InvalidSelector(f"there is no {name!r}", word.position, hint=f"only {', '.join(OWN)} and headers")
+            raise InvalidSelector(
+                f"there is no {name!r}", word.position, hint=f"only {', '.join(OWN)} and headers"
+            )
         return lambda headers: headers.get(name)
 
     def _literal(self) -> Value:
@@ -170,7 +182,11 @@ class _Parser:
         negative = self._take("-")
         if not negative:
             self._take("+")
-        number = _number(self._word(Kind.NUMBER, "a header's name, a text, a number, TRUE or FALSE is needed").text)
+        number = _number(
+            self._word(
+                Kind.NUMBER, "a header's name, a text, a number, TRUE or FALSE is needed"
+            ).text
+        )
         return -number if negative else number
 
     def _word(self, kind: Kind, needed: str) -> Word:
@@ -200,7 +216,9 @@ class _Parser:
         return InvalidSelector(f"{found} cannot stand here", word.position, hint=needed)
 
 
-def _folded(join: Callable[[bool | None, bool | None], bool | None], conditions: tuple[Condition, ...]) -> Condition:
+def _folded(
+    join: Callable[[bool | None, bool | None], bool | None], conditions: tuple[Condition, ...]
+) -> Condition:
     def folded(headers: Headers) -> bool | None:
         found = conditions[0](headers)
         for condition in conditions[1:]:

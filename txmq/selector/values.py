@@ -1,7 +1,8 @@
 """Values of a selector and how they compare: in three-valued logic, None = unknown.
 
-A header is text. Beside a text it is compared as text, by code points; beside a number as a number, if it is one;
-beside TRUE and FALSE as one of them. Whatever cannot be compared is unknown, as is everything about a missing header.
+A header is text. Beside a text it is compared as text, by code points; beside a number
+as a number, if it is one; beside TRUE and FALSE as one of them. Whatever cannot be
+compared is unknown, as is everything about a missing header.
 """
 
 from __future__ import annotations
@@ -58,21 +59,21 @@ def _like(text: str, other: Value) -> Value:
     return TRUTHS.get(text.lower()) if isinstance(other, bool) else number_of(text)
 
 
-def both(left: bool | None, right: bool | None) -> bool | None:  # noqa: FBT001  # truth values
+def both(left: bool | None, right: bool | None) -> bool | None:  # truth values
     """AND."""
     if left is False or right is False:
         return False
     return None if left is None or right is None else True
 
 
-def either(left: bool | None, right: bool | None) -> bool | None:  # noqa: FBT001  # truth values
+def either(left: bool | None, right: bool | None) -> bool | None:  # truth values
     """OR."""
     if left is True or right is True:
         return True
     return None if left is None or right is None else False
 
 
-def negated(value: bool | None) -> bool | None:  # noqa: FBT001  # a truth value
+def negated(value: bool | None) -> bool | None:  # a truth value
     """NOT."""
     return None if value is None else not value
 
@@ -88,7 +89,9 @@ def among(value: Value, values: tuple[Value, ...]) -> bool | None:
 
 
 class Pattern:
-    """The pattern of a LIKE: % stands for any text, _ for any character. Takes no longer than text times pattern."""
+    """The pattern of a LIKE: % stands for any text, _ for any character. Takes no
+    longer than text times pattern.
+    """
 
     def __init__(self, pattern: str, escape: str = "") -> None:
         """Raises ValueError for an escape character with nothing special behind it."""

@@ -1,1 +1,3 @@
-"""The disk: an append-only log, the snapshots of the state that the log folds to, and the tables that cache both."""
+"""The disk: an append-only log, the snapshots of the state that the log folds to, and
+the tables that cache both.
+"""

@@ -2,8 +2,9 @@
 
     <archive>/log/<first position, 20 digits>.seg
 
-The folder is laid out as a data directory is, so what reads the log of a broker that is stopped reads an archive. It
-may be on another disk: a segment is copied, made durable under its name, and only then removed from the log.
+The folder is laid out as a data directory is, so what reads the log of a broker that is
+stopped reads an archive. It may be on another disk: a segment is copied, made durable
+under its name, and only then removed from the log.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ _TEMPORARY = ".tmp"
 
 
 def archive_segment(fs: FileSystem, segment: SegmentInfo, archive: str) -> str:
-    """Copy a sealed segment to the archive, durably; returns the path of the copy. Blocks.
+    """Copy a sealed segment to the archive, durably; returns the path of the copy.
+    Blocks.
 
-    One that is there already, because the process died before the segment was removed, is left as it is. Raises
-    DiskFull and StoreError; nothing of it is in the archive then.
+    One that is there already, because the process died before the segment was removed,
+    is left as it is. Raises DiskFull and StoreError; nothing of it is in the archive
+    then.
     """
     folder, path = log_directory(archive), segment_path(archive, segment.first)
     fs.makedirs(folder)
@@ -50,7 +53,9 @@ def archive_segment(fs: FileSystem, segment: SegmentInfo, archive: str) -> str:
 
 
 def _sync_names(fs: FileSystem, archive: str) -> None:
-    """The names of the copies, and of the folders that may have been made for the first of them."""
+    """The names of the copies, and of the folders that may have been made for the first
+    of them.
+    """
     for directory in (log_directory(archive), archive, str(PurePosixPath(archive).parent)):
         fs.sync_directory(directory)
 

@@ -1,9 +1,11 @@
-"""Space that is held on the disk for what has to go on when others have filled it: a file, given up then.
+"""Space that is held on the disk for what has to go on when others have filled it: a
+file, given up then.
 
     <data>/ballast
 
-Acks, decisions and retention need some space even on a full disk, and retention has to write before it can remove
-anything. The marks of `keeping/disk.py` keep the broker from using that up itself; nothing but a file keeps others.
+Acks, decisions and retention need some space even on a full disk, and retention has to
+write before it can remove anything. The marks of `keeping/disk.py` keep the broker from
+using that up itself; nothing but a file keeps others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ NAME, TEMPORARY = "ballast", "ballast.tmp"
 
 
 class Ballast:
-    """The file of a data directory; `size` in bytes, 0 = none is wanted. `there`: it holds so much. All calls block."""
+    """The file of a data directory; `size` in bytes, 0 = none is wanted. `there`: it
+    holds so much. All calls block.
+    """
 
     def __init__(self, fs: FileSystem, directory: str, size: int) -> None:
         self._fs, self._directory, self.size = fs, directory, size

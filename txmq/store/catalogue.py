@@ -1,14 +1,17 @@
-"""Catalogues: in which batches the messages with a key, or of an id, stand. `store/cataloguing.py` makes them.
+"""Catalogues: in which batches the messages with a key, or of an id, stand.
+`broker/catalogues/catalogue_build.py` makes them.
 
     <data>/catalogue/<number, 20 digits>.cat
 
     page 0: header          key rows, and their tree          range rows, and their tree
 
-A key row is a hash of 8 bytes and a place of 8; it says that a message with that hash may be in the batch that begins
-there. Hashes are XXH64, seeded with the topic's id, of a key's bytes; or of an id: producer id, level, sequence shifted
-right by the level. A batch of n messages has few of the latter, since its sequences are covered by whole powers of two.
-A range row names offsets of a partition of which all batches are in the catalogue: what no range of a good catalogue
-has, is looked through. A catalogue only names candidates: the batches decide. docs/FORMATS.md 9 has the bytes.
+A key row is a hash of 8 bytes and a place of 8; it says that a message with that hash
+may be in the batch that begins there. Hashes are XXH64, seeded with the topic's id, of
+a key's bytes; or of an id: producer id, level, sequence shifted right by the level. A
+batch of n messages has few of the latter, since its sequences are covered by whole
+powers of two. A range row names offsets of a partition of which all batches are in the
+catalogue: what no range of a good catalogue has, is looked through. A catalogue only
+names candidates: the batches decide. docs/FORMATS.md 9 has the bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ class Range(NamedTuple):
 
 
 class About(NamedTuple):
-    """What the header says: made at a position of the log, of batches of so many bytes; which levels of ids occur."""
+    """What the header says: made at a position of the log, of batches of so many bytes;
+    which levels of ids occur.
+    """
 
     log_id: UUID
     position: int
@@ -65,14 +70,18 @@ class About(NamedTuple):
 
 
 class Catalogue:
-    """One that is open. Raises DamagedPage wherever it turns out not to be what was written."""
+    """One that is open. Raises DamagedPage wherever it turns out not to be what was
+    written.
+    """
 
     def __init__(self, file: File, number: int, about: About) -> None:
         self.path, self.number, self.about = file.path, number, about
         self._keys, self._ranges = SortedRows(file, about.keys), SortedRows(file, about.ranges)
 
     def places(self, hashed: bytes, start: int) -> Iterator[int]:
-        """Places from `start` on of batches that may have what has this hash, in order."""
+        """Places from `start` on of batches that may have what has this hash, in
+        order.
+        """
         for row in self._keys.walk(hashed + PLACE.pack(start)):
             if not row.startswith(hashed):
                 return
@@ -108,7 +117,9 @@ def hash_of_key(topic_id: int, cell: bytes) -> bytes:
 
 
 def hash_of_id(topic_id: int, producer_id: bytes, level: int, block: int) -> bytes:
-    """The hash under which batches with the sequences block * 2**level, and on up to the next block, are found."""
+    """The hash under which batches with the sequences block * 2**level, and on up to
+    the next block, are found.
+    """
     return hash_of_key(topic_id, producer_id + bytes((level,)) + block.to_bytes(8, "big"))
 
 
@@ -124,7 +135,9 @@ def blocks(sequence: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def hashes_of_id(topic_id: int, producer_id: bytes, sequence: int, levels: int) -> Iterator[bytes]:
-    """All hashes under which the message of that id may be found; `levels` as in `About`."""
+    """All hashes under which the message of that id may be found; `levels` as in
+    `About`.
+    """
     for level in range(LEVELS):
         if levels >> level & 1:
             yield hash_of_id(topic_id, producer_id, level, sequence >> level)
@@ -142,20 +155,34 @@ def path_of(directory: str, number: int) -> str:
 def encode_header(about: About) -> bytes:
     """Page 0."""
     keys, ranges = about.keys, about.ranges
-    fields = (about.log_id.bytes, about.position, about.size, about.levels, keys.start, keys.rows, ranges.rows)
-    covered = _HEADER.pack(MAGIC, 0, VERSION, *fields, ranges.start, 0)[_COVERED:].ljust(PAGE - _COVERED, b"\0")
+    fields = (
+        about.log_id.bytes,
+        about.position,
+        about.size,
+        about.levels,
+        keys.start,
+        keys.rows,
+        ranges.rows,
+    )
+    covered = _HEADER.pack(MAGIC, 0, VERSION, *fields, ranges.start, 0)[_COVERED:].ljust(
+        PAGE - _COVERED, b"\0"
+    )
     checksum: bytes = crc32c(covered).to_bytes(4, "little")
     return MAGIC + checksum + covered
 
 
 def open_catalogue(fs: FileSystem, directory: str, number: int, log_id: UUID) -> Catalogue:
-    """Raises DamagedPage where it is damaged or another log's, UnsupportedFormat for another version's."""
+    """Raises DamagedPage where it is damaged or another log's, UnsupportedFormat for
+    another version's.
+    """
     path = path_of(directory, number)
     file = fs.open(path)
     page = file.pread(PAGE, 0)
     if len(page) < PAGE or not page.startswith(MAGIC):
         raise DamagedPage(path, "no catalogue begins here")
-    _, checksum, version, found_id, position, size, levels, start, rows, ranges, at, _ = _HEADER.unpack_from(page)
+    _, checksum, version, found_id, position, size, levels, start, rows, ranges, at, _ = (
+        _HEADER.unpack_from(page)
+    )
     if version > VERSION:
         raise UnsupportedFormat(path, version, VERSION)
     if crc32c(page[_COVERED:]) != checksum or found_id != log_id.bytes:
@@ -164,18 +191,24 @@ def open_catalogue(fs: FileSystem, directory: str, number: int, log_id: UUID) ->
     return Catalogue(file, number, About(log_id, position, size, levels, *trees))
 
 
-def open_catalogues(fs: FileSystem, directory: str, log_id: UUID, end: int = LAST) -> list[Catalogue]:
-    """All that are good. What is damaged, another log's, or made of a log that went beyond `end`, is removed.
+def open_catalogues(
+    fs: FileSystem, directory: str, log_id: UUID, end: int = LAST
+) -> list[Catalogue]:
+    """All that are good. What is damaged, another log's, or made of a log that went
+    beyond `end`, is removed.
 
-    Raises UnsupportedFormat for another version's. One that cannot be read, or is gone meanwhile, is passed over: what
-    no catalogue has is looked through.
+    Raises UnsupportedFormat for another version's. One that cannot be read, or is gone
+    meanwhile, is passed over: what no catalogue has is looked through.
     """
     found = []
     for number in numbers(fs, directory):
         try:
             catalogue = open_catalogue(fs, directory, number, log_id)
             if catalogue.about.position > end:
-                raise DamagedPage(catalogue.path, f"it was made at {catalogue.about.position}, the log ends at {end}")
+                raise DamagedPage(
+                    catalogue.path,
+                    f"it was made at {catalogue.about.position}, the log ends at {end}",
+                )
             found.append(catalogue)
         except UnsupportedFormat:
             raise
@@ -193,8 +226,14 @@ def discard(fs: FileSystem, path: str) -> None:
 
 def numbers(fs: FileSystem, directory: str) -> list[int]:
     """The numbers of the catalogues that are there."""
-    stems = (name.removesuffix(SUFFIX) for name in fs.listdir(folder_of(directory)) if name.endswith(SUFFIX))
-    return [int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit()]
+    stems = (
+        name.removesuffix(SUFFIX)
+        for name in fs.listdir(folder_of(directory))
+        if name.endswith(SUFFIX)
+    )
+    return [
+        int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit()
+    ]
 
 
 def remove_catalogues(fs: FileSystem, directory: str) -> None:

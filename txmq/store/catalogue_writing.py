@@ -40,7 +40,9 @@ def write(
     rows: Iterable[bytes],
     ranges: Iterable[Range],
 ) -> None:
-    """Write one, durably under its name. `rows` are in order, and may come more than once."""
+    """Write one, durably under its name. `rows` are in order, and may come more than
+    once.
+    """
     folder = folder_of(directory)
     for name in fs.listdir(folder):
         if name.endswith(TEMPORARY):
@@ -64,7 +66,9 @@ def write(
 
 
 def merge_some(fs: FileSystem, directory: str, known: list[Catalogue]) -> bool:
-    """One in the place of several, of the smallest tier that has enough of them; False where none has."""
+    """One in the place of several, of the smallest tier that has enough of them; False
+    where none has.
+    """
     for low, high in pairwise((-1, *TIERS)):
         tier = [catalogue for catalogue in known if low < catalogue.about.size <= high][:MERGED]
         if len(tier) == MERGED:

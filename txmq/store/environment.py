@@ -1,7 +1,9 @@
-"""The LMDB environment of the state tables (docs/FORMATS.md 5): opened, checked, made anew when it is of no use.
+"""The LMDB environment of the state tables (docs/FORMATS.md 5): opened, checked, made
+anew when it is of no use.
 
-It is a cache of snapshot and log: one that is damaged or stands for another log is thrown away, and the reason told.
-Only another version's is refused: its owner may want to go back to it.
+It is a cache of snapshot and log: one that is damaged or stands for another log is
+thrown away, and the reason told. Only another version's is refused: its owner may want
+to go back to it.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import lmdb
 import msgpack
 from lmdb import Environment, Transaction, _Database
 
-from txmq.broker.core.tables import META, NAMES
 from txmq.errors import DiskFull, StoreError, UnsupportedFormat
 from txmq.store.fs import RealFileSystem
+from txmq.store.tables import META, NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 VERSION_KEY, LOG_ID_KEY, POSITION_KEY = b"version", b"log_id", b"position"
-RESERVED = frozenset((VERSION_KEY, LOG_ID_KEY, POSITION_KEY))  # keys of `meta` that are the environment's own
+RESERVED = frozenset(
+    (VERSION_KEY, LOG_ID_KEY, POSITION_KEY)
+)  # keys of `meta` that are the environment's own
 
 DATA, LOCK = "data.mdb", "lock.mdb"
 AHEAD = 16 << 20  # bytes (sparse) by which the file is made longer than it has to be
@@ -42,7 +46,9 @@ UNREADABLE = (
 
 
 class Opened(NamedTuple):
-    """An environment ready for use. `reason` says why the one found before was discarded, empty if none was."""
+    """An environment ready for use. `reason` says why the one found before was
+    discarded, empty if none was.
+    """
 
     env: Environment
     databases: Databases
@@ -53,7 +59,8 @@ class Opened(NamedTuple):
 def open_environment(path: Path, log_id: UUID, *, map_size: int, log_end: int | None) -> Opened:
     """The environment in the directory `path`, made if need be.
 
-    Raises UnsupportedFormat where another version of txmq wrote it, StoreError where the disk or the kernel refuses.
+    Raises UnsupportedFormat where another version of txmq wrote it, StoreError where
+    the disk or the kernel refuses.
     """
     with translated(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -81,7 +88,9 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except (lmdb.DiskError, lmdb.MapFullError) as error:
-        raise DiskFull(f"{path}: {error}", hint="nothing is lost, the log has it; make space") from error
+        raise DiskFull(
+            f"{path}: {error}", hint="nothing is lost, the log has it; make space"
+        ) from error
     except lmdb.MemoryError as error:
         hint = "the address space is too small: raise the limit (ulimit -v) or lower the map size"
         raise StoreError(f"{path}: {error}", hint=hint) from error
@@ -90,8 +99,12 @@ def translated(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: {error}", hint=hint) from error
 
 
-def write_identity(txn: Transaction[bytes], databases: Databases, log_id: UUID, position: int) -> None:
-    """Mark the contents as whole: without these rows an environment counts as unfinished."""
+def write_identity(
+    txn: Transaction[bytes], databases: Databases, log_id: UUID, position: int
+) -> None:
+    """Mark the contents as whole: without these rows an environment counts as
+    unfinished.
+    """
     txn.put(VERSION_KEY, msgpack.packb([VERSION]), db=databases[META])
     txn.put(LOG_ID_KEY, msgpack.packb([log_id.bytes]), db=databases[META])
     write_position(txn, databases, position)
@@ -108,7 +121,8 @@ def read_position(txn: Transaction[bytes], databases: Databases) -> int:
 
 @contextmanager
 def reading(path: Path, log_id: UUID) -> Iterator[tuple[Transaction[bytes], Databases]]:
-    """A transaction on the environment of a broker that may be running, from another process.
+    """A transaction on the environment of a broker that may be running, from another
+    process.
 
     Raises StoreError where there is none, or one of no use.
     """
@@ -135,8 +149,9 @@ def remove_environment(path: Path) -> None:
 def _keep_long_enough(env: Environment) -> None:
     """Make the file at least as long as LMDB thinks it is.
 
-    LMDB does not write pages that a transaction both took and freed. If those at the end of the file stayed unwritten,
-    nobody could tell a whole file from one that was cut, and reading past the end of a mapped file kills the process.
+    LMDB does not write pages that a transaction both took and freed. If those at the
+    end of the file stayed unwritten, nobody could tell a whole file from one that was
+    cut, and reading past the end of a mapped file kills the process.
     """
     data = Path(env.path()) / DATA
     needed = _length(env)
@@ -148,7 +163,9 @@ def _length(env: Environment) -> int:
     return (env.info()["last_pgno"] + 1) * env.stat()["psize"]
 
 
-def _open_found(path: Path, log_id: UUID, map_size: int, log_end: int | None) -> tuple[str, Opened | None]:
+def _open_found(
+    path: Path, log_id: UUID, map_size: int, log_end: int | None
+) -> tuple[str, Opened | None]:
     """The environment, or the reason why it cannot be used."""
     try:
         env = _open(path, map_size)
@@ -176,7 +193,11 @@ def _unfit(env: Environment, log_id: UUID, log_end: int | None) -> str:
     except lmdb.NotFoundError:
         return "it was never finished"
     with env.begin() as txn:
-        rows = {bytes(key): msgpack.unpackb(value)[0] for key, value in txn.cursor(meta) if key in RESERVED}
+        rows = {
+            bytes(key): msgpack.unpackb(value)[0]
+            for key, value in txn.cursor(meta)
+            if key in RESERVED
+        }
     if VERSION_KEY not in rows:
         return "it was never finished"
     if rows[VERSION_KEY] != VERSION:
@@ -189,9 +210,12 @@ def _unfit(env: Environment, log_id: UUID, log_end: int | None) -> str:
 
 
 def _open(path: Path, map_size: int) -> Environment:
-    # metasync=False: a power cut may take the newest commits back but never tears one, and the log has them.
-    # One spare transaction: the reactor's reader is renewed after each commit.
-    return lmdb.open(str(path), map_size=map_size, max_dbs=len(NAMES), metasync=False, max_spare_txns=1)
+    # metasync=False: a power cut may take the newest commits back but never tears one,
+    # and the log has them. One spare transaction: the reactor's reader is renewed after
+    # each commit.
+    return lmdb.open(
+        str(path), map_size=map_size, max_dbs=len(NAMES), metasync=False, max_spare_txns=1
+    )
 
 
 def _opened(env: Environment) -> Opened:
@@ -210,8 +234,8 @@ def _created(path: Path, log_id: UUID, map_size: int, reason: str) -> Opened:
 
 
 def _remove(path: Path) -> None:
-    """Delete the environment's own two files, nothing else that somebody may have put there; no power cut brings them
-    back.
+    """Delete the environment's own two files, nothing else that somebody may have put
+    there; no power cut brings them back.
     """
     (path / DATA).unlink()
     (path / LOCK).unlink(missing_ok=True)

@@ -1,11 +1,12 @@
 """The file system as the store uses it: a small Protocol, and the real one.
 
-The one place that calls the kernel for the log and its snapshots, and the one place where an OSError becomes one of
-ours: no space left is DiskFull, everything else StoreError. `txmq.testing.simfs` is the same Protocol in memory, with
-power cuts; tests/store/test_fs.py holds both to one contract.
+The one place that calls the kernel for the log and its snapshots, and the one place
+where an OSError becomes one of ours: no space left is DiskFull, everything else
+StoreError. `txmq.testing.simfs` is the same Protocol in memory, with power cuts;
+tests/store/test_fs.py holds both to one contract.
 
-Directories are made with mode 0700, files with 0600. Nothing is durable before its fsync: not the contents of a file,
-not its name in the directory (`sync_directory`).
+Directories are made with mode 0700, files with 0600. Nothing is durable before its
+fsync: not the contents of a file, not its name in the directory (`sync_directory`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _ZEROS = bytes(1 << 20)
 _IOV_MAX = 1024  # Linux: buffers in one pwritev
-_JOIN_LIMIT = 256 << 10  # above this, copying the buffers into one costs more than handing the kernel a list of them
-# O_NOFOLLOW, O_NONBLOCK: nobody may plant a symbolic link in the data directory, nor a FIFO that opening waits for.
+_JOIN_LIMIT = (
+    256 << 10
+)  # above this, copying the buffers into one costs more than handing the kernel a list of them
+# O_NOFOLLOW, O_NONBLOCK: nobody may plant a symbolic link in the data directory, nor a
+# FIFO that opening waits for.
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class File(Protocol):
-    """An open file. A call that returns has done all of its work; short reads happen only at the end of the file."""
+    """An open file. A call that returns has done all of its work; short reads happen
+    only at the end of the file.
+    """
 
     path: str
 
@@ -46,22 +52,30 @@ class File(Protocol):
         """As `pread`, but None where that would have to wait for the disk."""
 
     def pwrite(self, buffers: Sequence[Bytes], offset: int) -> None:
-        """Write the buffers one after the other. After an error any part of them may have been written."""
+        """Write the buffers one after the other. After an error any part of them may
+        have been written.
+        """
 
     def write_zeros(self, offset: int, length: int) -> None:
-        """Write zeros, so that the blocks belong to the file and later writes there change no metadata."""
+        """Write zeros, so that the blocks belong to the file and later writes there
+        change no metadata.
+        """
 
     def truncate(self, size: int) -> None:
         """Cut the file."""
 
     def fdatasync(self) -> None:
-        """Return when contents and length are on disk. After an error nothing is known of them; never try again."""
+        """Return when contents and length are on disk. After an error nothing is known
+        of them; never try again.
+        """
 
     def fsync(self) -> None:
         """As `fdatasync`, with all metadata."""
 
     def close(self) -> None:
-        """Close the file; again is fine. It closes by itself when nobody refers to it any more."""
+        """Close the file; again is fine. It closes by itself when nobody refers to it
+        any more.
+        """
 
 
 class Space(NamedTuple):
@@ -85,7 +99,9 @@ class FileSystem(Protocol):
         """Open a regular file that exists."""
 
     def create(self, path: str) -> File:
-        """Make a file that must not exist, open for writing. Its name is durable only after `sync_directory`."""
+        """Make a file that must not exist, open for writing. Its name is durable only
+        after `sync_directory`.
+        """
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name in one step, replacing what had it."""
@@ -106,7 +122,9 @@ class FileSystem(Protocol):
         """What there is of the disk that a directory is on."""
 
     def lock(self, path: str) -> Lock:
-        """Take the exclusive lock that the file `path` stands for. Raises DirectoryInUse at once if it is held."""
+        """Take the exclusive lock that the file `path` stands for. Raises
+        DirectoryInUse at once if it is held.
+        """
 
 
 def store_error(doing: str, path: str, error: OSError) -> StoreError:
@@ -116,7 +134,9 @@ def store_error(doing: str, path: str, error: OSError) -> StoreError:
         return DiskFull(text, hint="free space on that disk, or raise its quota")
     if error.errno == errno.EMFILE:
         return StoreError(text, hint="raise the limit of open files (ulimit -n)")
-    return StoreError(text, hint="see the kernel's messages about the disk, and the owner and mode of the path")
+    return StoreError(
+        text, hint="see the kernel's messages about the disk, and the owner and mode of the path"
+    )
 
 
 def _translated(method: Callable[P, R]) -> Callable[P, R]:
@@ -142,7 +162,8 @@ class RealFile:
         self.path, self._fd = path, fd
 
     def __del__(self) -> None:
-        # A file dropped from a cache may still be read by another thread: whoever lets go of it last closes it.
+        # A file dropped from a cache may still be read by another thread: whoever lets
+        # go of it last closes it.
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -188,7 +209,8 @@ class RealFile:
         left = sum(map(len, buffers)) - written
         if not left:
             return
-        # The kernel may stop anywhere, at a signal or a limit: join what is left and go on.
+        # The kernel may stop anywhere, at a signal or a limit: join what is left and go
+        # on.
         rest = memoryview(b"".join(buffers))[written:]
         while rest:
             offset += written
@@ -296,5 +318,8 @@ class RealFileSystem:
 def _regular(path: str, fd: int) -> RealFile:
     file = RealFile(path, fd)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise StoreError(f"{path}: not a regular file", hint="something else was put where the store keeps its data")
+        raise StoreError(
+            f"{path}: not a regular file",
+            hint="something else was put where the store keeps its data",
+        )
     return file

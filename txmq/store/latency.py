@@ -12,7 +12,9 @@ BOUNDS_US = (
 
 
 class Latencies:
-    """Counts of durations, in microseconds, by the lowest of `BOUNDS_US` that they do not exceed; the last has none."""
+    """Counts of durations, in microseconds, by the lowest of `BOUNDS_US` that they do
+    not exceed; the last has none.
+    """
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_US) + 1)
@@ -27,7 +29,9 @@ class Latencies:
         self.most_us = max(self.most_us, micros)
 
     def quantile(self, share: float) -> int:
-        """A duration that such a share of all did not exceed: the bound of its bucket, or the longest seen."""
+        """A duration that such a share of all did not exceed: the bound of its bucket,
+        or the longest seen.
+        """
         wanted = share * self.count
         for bound, reached in zip(BOUNDS_US, accumulate(self.counts), strict=False):
             if reached >= wanted:

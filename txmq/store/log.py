@@ -2,12 +2,15 @@
 
     append ──► cut ──► write ──► done        on the log's own thread; only `write` blocks, and may run in another
 
-`append` costs memory only; `cut` takes what has gathered since the last one; `write` brings that to disk with one
-fdatasync; `done` moves `durable`, up to which replies may go out and readers may read. Under an asynchronous flush
-policy writes skip the sync, and `sync` with `settle` follows later. `reserve` writes zeros ahead of the records, for
-whenever the disk has nothing better to do and `wants_room` says so: a sync that changes no metadata is faster.
+`append` costs memory only; `cut` takes what has gathered since the last one; `write`
+brings that to disk with one fdatasync; `done` moves `durable`, up to which replies may
+go out and readers may read. Under an asynchronous flush policy writes skip the sync,
+and `sync` with `settle` follows later. `reserve` writes zeros ahead of the records, for
+whenever the disk has nothing better to do and `wants_room` says so: a sync that changes
+no metadata is faster.
 
-Positions are byte offsets over all segments; see `txmq.store.segment` and `txmq.store.record` for the bytes.
+Positions are byte offsets over all segments; see `txmq.store.segment` and
+`txmq.store.record` for the bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ NOTHING_KNOWN = Known()
 
 
 class Appended(NamedTuple):
-    """Where a record stands: from `position` to `end`; its attachment begins at `attachment_position`."""
+    """Where a record stands: from `position` to `end`; its attachment begins at
+    `attachment_position`.
+    """
 
     position: int
     end: int
@@ -48,13 +53,17 @@ def lock_directory(fs: FileSystem, directory: str) -> Lock:
 
 
 class Log:
-    """One log, open. Only one thread may use it, apart from `write`, `sync`, `reserve`, `try_space` and its `reader`.
+    """One log, open. Only one thread may use it, apart from `write`, `sync`, `reserve`,
+    `try_space` and its `reader`.
 
-    Once a write has failed, every further `append`, `write` and `sync` raises StoreClosed: state is ahead of the disk,
-    and only a restart brings them together again.
+    Once a write has failed, every further `append`, `write` and `sync` raises
+    StoreClosed: state is ahead of the disk, and only a restart brings them together
+    again.
     """
 
-    def __init__(self, fs: FileSystem, directory: str, recovered: Recovered, sizes: Sizes, lock: Lock) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, recovered: Recovered, sizes: Sizes, lock: Lock
+    ) -> None:
         report, segments = recovered.report, recovered.segments
         tail = segments[-1]
         self.log_id = report.log_id
@@ -65,7 +74,9 @@ class Log:
         self._sizes = sizes
         self._begun = [(s.first, s.header.created_at if s.header else 0) for s in segments]
         self.reader = LogReader(fs, directory, [segment.first for segment in segments])
-        self._writer = LogWriter(fs, directory, self.log_id, sizes, Tail(tail.first, report.end, tail.size))
+        self._writer = LogWriter(
+            fs, directory, self.log_id, sizes, Tail(tail.first, report.end, tail.size)
+        )
         self.latencies = self._writer.latencies  # of writes, until they were on disk
         self._limit = tail.first + sizes.segment
         self._runs: list[Run] = []
@@ -87,13 +98,16 @@ class Log:
     ) -> tuple[Self, RecoveryReport]:
         """Open the log of a data directory, or make one, and say what recovery did.
 
-        `known` is what tables and snapshots say of the log; `lock` the directory's, taken here if not given, and
-        released by `close`. Raises DirectoryInUse, and what `recover` raises.
+        `known` is what tables and snapshots say of the log; `lock` the directory's,
+        taken here if not given, and released by `close`. Raises DirectoryInUse, and
+        what `recover` raises.
         """
         held = lock or lock_directory(fs, directory)
         try:
             recovered = recover(fs, directory, known, SegmentHeader(new_log_id(), 0, now))
-            return cls(fs, directory, recovered, Sizes(segment_size, preallocate), held), recovered.report
+            return cls(
+                fs, directory, recovered, Sizes(segment_size, preallocate), held
+            ), recovered.report
         except BaseException:
             if lock is None:
                 held.release()
@@ -106,22 +120,30 @@ class Log:
 
     @property
     def end(self) -> int:
-        """The position after the last record appended; memory may be ahead of the disk."""
+        """The position after the last record appended; memory may be ahead of the
+        disk.
+        """
         return self._end
 
     @property
     def durable(self) -> int:
-        """The position up to which the log is known to be on disk, as of the last `done` or `settle`."""
+        """The position up to which the log is known to be on disk, as of the last
+        `done` or `settle`.
+        """
         return self._durable
 
     @property
     def read_only(self) -> bool:
-        """Whether the disk is full: `append` raises DiskFull until `try_space` has found space."""
+        """Whether the disk is full: `append` raises DiskFull until `try_space` has
+        found space.
+        """
         return self._writer.read_only
 
     @property
     def busy(self) -> bool:
-        """Whether a blocking call is under way in some thread: another one would wait for it."""
+        """Whether a blocking call is under way in some thread: another one would wait
+        for it.
+        """
         return self._writer.busy
 
     @property
@@ -130,13 +152,21 @@ class Log:
         return self._writer.wants_room
 
     def append(
-        self, kind: int, head: bytes, attachment: Bytes = b"", *, stored_at: int, boot_epoch: int, more: bool = False
+        self,
+        kind: int,
+        head: bytes,
+        attachment: Bytes = b"",
+        *,
+        stored_at: int,
+        boot_epoch: int,
+        more: bool = False,
     ) -> Appended:
         """Add a record, in memory; an attachment given as bytes is not copied.
 
-        `more`: it belongs to the record before, and is taken even where the disk was found full in between.
-        Raises DiskFull while `read_only`, StoreClosed after a failure, StoreError for a record that is too large.
-        Nothing of the record has been taken then.
+        `more`: it belongs to the record before, and is taken even where the disk was
+        found full in between. Raises DiskFull while `read_only`, StoreClosed after a
+        failure, StoreError for a record that is too large. Nothing of the record has
+        been taken then.
         """
         if not self._writer.accepting and not (more and self._writer.read_only):
             raise self._writer.refusal()
@@ -149,7 +179,9 @@ class Log:
             run = self._begin_run(size, stored_at)
         position = run.end
         buffers = run.buffers
-        buffers.append(encode_start(kind, position, boot_epoch, self._durable, stored_at, head, attachment))
+        buffers.append(
+            encode_start(kind, position, boot_epoch, self._durable, stored_at, head, attachment)
+        )
         if attachment:
             buffers.append(attachment)
             buffers.append(ZEROS[-len(attachment) & 7])
@@ -157,19 +189,25 @@ class Log:
         return Appended(position, end, position + start)
 
     def cut(self) -> Flush | None:
-        """What was appended since the last cut, None if nothing was. Flushes are to be written in the order of cuts."""
+        """What was appended since the last cut, None if nothing was. Flushes are to be
+        written in the order of cuts.
+        """
         if not self._runs:
             return None
         runs, self._runs, self._run = self._runs, [], None
         return Flush(runs, self._end)
 
     def write(self, flush: Flush, *, sync: bool = True) -> None:
-        """Bring a flush to disk; see `LogWriter.write` for DiskFull, after which the same flush may be given again."""
+        """Bring a flush to disk; see `LogWriter.write` for DiskFull, after which the
+        same flush may be given again.
+        """
         crashpoint("log.before_write")
         self._writer.write(flush, sync=sync)
 
     def done(self, flush: Flush) -> int:
-        """Move `durable` to the end of a flush that was written, if it was synced; returns `durable`."""
+        """Move `durable` to the end of a flush that was written, if it was synced;
+        returns `durable`.
+        """
         crashpoint("log.after_write")
         self._durable = max(self._durable, min(flush.end, self._writer.synced))
         return self._durable
@@ -184,7 +222,9 @@ class Log:
         return self._durable
 
     def reserve(self) -> None:
-        """Write zeros ahead; blocks. Raises DiskFull, and the log is `read_only`, if there is no space for them."""
+        """Write zeros ahead; blocks. Raises DiskFull, and the log is `read_only`, if
+        there is no space for them.
+        """
         self._writer.reserve()
 
     def try_space(self) -> bool:
@@ -192,12 +232,16 @@ class Log:
         return self._writer.try_space()
 
     def read(self, position: int, length: int) -> bytes:
-        """Bytes that were written, unchecked, such as an attachment. Raises CorruptRecord if they are quarantined."""
+        """Bytes that were written, unchecked, such as an attachment. Raises
+        CorruptRecord if they are quarantined.
+        """
         self._check_written(position, length)
         return self.reader.read(position, length)
 
     def read_cached(self, position: int, length: int) -> bytes | None:
-        """As `read`, but None where that would have to wait for the disk: then call `read` in a thread."""
+        """As `read`, but None where that would have to wait for the disk: then call
+        `read` in a thread.
+        """
         self._check_written(position, length)
         return self.reader.read_cached(position, length)
 
@@ -207,9 +251,11 @@ class Log:
         return self.reader.record_at(position)
 
     def scan(self, start: int) -> Iterator[Record]:
-        """The records from a position, where one begins, to what has been written by now; each checked.
+        """The records from a position, where one begins, to what has been written by
+        now; each checked.
 
-        Passes over what is quarantined, and was reported so; raises CorruptRecord at other damage.
+        Passes over what is quarantined, and was reported so; raises CorruptRecord at
+        other damage.
         """
         for item in self._walk(start, self._writer.end):
             if isinstance(item, Record):
@@ -218,8 +264,14 @@ class Log:
                 raise CorruptRecord(item.path, item.position, item.reason)
 
     def quarantine(self, found: Iterable[Damage]) -> list[Damage]:
-        """Read nothing of these spans any more, those of segments that are gone aside; returns what is new."""
-        new = [damage for damage in found if damage.position >= self.first and not self._is_quarantined(damage)]
+        """Read nothing of these spans any more, those of segments that are gone aside;
+        returns what is new.
+        """
+        new = [
+            damage
+            for damage in found
+            if damage.position >= self.first and not self._is_quarantined(damage)
+        ]
         self.quarantined = (*self.quarantined, *new)
         return new
 
@@ -232,11 +284,15 @@ class Log:
         ]
 
     def release_before(self, position: int) -> list[SegmentInfo]:
-        """Forget the segments that lie wholly below a position, and below `durable`; returns them, to be removed.
+        """Forget the segments that lie wholly below a position, and below `durable`;
+        returns them, to be removed.
 
-        Their files stay until `remove`: opened again before that, the log has them again.
+        Their files stay until `remove`: opened again before that, the log has them
+        again.
         """
-        below = min(position, self._durable, self._writer.first)  # the last segment may be in memory only
+        below = min(
+            position, self._durable, self._writer.first
+        )  # the last segment may be in memory only
         released = [segment for segment in self.segments()[:-1] if segment.end <= below]
         for segment in released:
             del self._begun[0]
@@ -244,14 +300,20 @@ class Log:
         return released
 
     def remove(self, segment: SegmentInfo) -> None:
-        """Remove a segment that was released; in any thread. To be called in their order: a crash must leave no gap."""
+        """Remove a segment that was released; in any thread. To be called in their
+        order: a crash must leave no gap.
+        """
         folder = log_directory(self._directory)
-        if segment.path.rpartition("/")[2] in self._fs.listdir(folder):  # else a try before failed after that
+        if segment.path.rpartition("/")[2] in self._fs.listdir(
+            folder
+        ):  # else a try before failed after that
             self._fs.remove(segment.path)
         self._fs.sync_directory(folder)
 
     def close(self) -> None:
-        """Close the files and release the lock; what was not written is lost. Again is fine."""
+        """Close the files and release the lock; what was not written is lost. Again is
+        fine.
+        """
         self._writer.close()
         self._lock.release()
 
@@ -280,7 +342,10 @@ class Log:
                 yield from self.reader.scan(first).walk(start, min(bound, end))
 
     def _is_quarantined(self, damage: Damage) -> bool:
-        return any(known.position <= damage.position and damage.end <= known.end for known in self.quarantined)
+        return any(
+            known.position <= damage.position and damage.end <= known.end
+            for known in self.quarantined
+        )
 
     def _check_written(self, position: int, length: int) -> None:
         if not self.first <= position <= position + length <= self._writer.end:

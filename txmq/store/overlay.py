@@ -1,4 +1,6 @@
-"""What a table was given since it was last written to disk: a layer in memory that hides the rows below it."""
+"""What a table was given since it was last written to disk: a layer in memory that
+hides the rows below it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedList
 
-from txmq.broker.core.tables import Row
+from txmq.store.tables import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,16 +22,17 @@ ORDERED_AT_ONCE = 1024  # keys: about 2 ms in which nothing else runs
 class Overlay:
     """Rows by key, None for those that were deleted.
 
-    Once frozen it is never given another row, so that the index thread may read `rows` while the reactor goes on
-    looking things up in it.
+    Once frozen it is never given another row, so that the index thread may read `rows`
+    while the reactor goes on looking things up in it.
     """
 
     __slots__ = ("_fresh", "_keys", "ranged", "rows")
 
     def __init__(self, *, ranged: bool = False) -> None:
         self.rows: dict[bytes, Row | None] = {}
-        # Keeping keys in order costs more than all the rest, and most tables are never asked for a range. Once one was,
-        # the keys are put in order soon after they come, so that no later range has to wait for very many of them.
+        # Keeping keys in order costs more than all the rest, and most tables are never
+        # asked for a range. Once one was, the keys are put in order soon after they
+        # come, so that no later range has to wait for very many of them.
         self.ranged = ranged
         self._fresh: list[bytes] = []
         self._keys: SortedList[bytes] = SortedList()
@@ -52,7 +55,9 @@ class Overlay:
             yield key, rows[key]
 
     def clear(self) -> None:
-        """Free everything, row by row: to drop a big dict at once would hold the interpreter for its whole length."""
+        """Free everything, row by row: to drop a big dict at once would hold the
+        interpreter for its whole length.
+        """
         self._fresh, self._keys = [], SortedList()
         while self.rows:
             self.rows.popitem()

@@ -1,4 +1,5 @@
-"""Sorted rows of one width in pages that are checked as they are read, with a tree above them.
+"""Sorted rows of one width in pages that are checked as they are read, with a tree
+above them.
 
     at   type  field
     0    u32   CRC32C over bytes 4 .. 4096
@@ -6,9 +7,10 @@
     6    u16   width of a row
     8          rows, in the order of their bytes, then zeros
 
-All pages of a level stand one behind the other and are full but for the last, the leaves first. A row of a page above
-the leaves is the first row of the page below that its place stands for, so no page number is written anywhere; the
-last level is one page. A row among millions is found by reading one page a level.
+All pages of a level stand one behind the other and are full but for the last, the
+leaves first. A row of a page above the leaves is the first row of the page below that
+its place stands for, so no page number is written anywhere; the last level is one page.
+A row among millions is found by reading one page a level.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _COVERED = 4
 
 
 class DamagedPage(StoreError):
-    """A page of the file `path` is not what was written. The file is derived data, and is made anew."""
+    """A page of the file `path` is not what was written. The file is derived data, and
+    is made anew.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}", hint="it is made anew by itself")
@@ -42,7 +46,9 @@ class DamagedPage(StoreError):
 
 
 class Tree(NamedTuple):
-    """Where rows stand in a file: from the page `start` on, their number, the width of one."""
+    """Where rows stand in a file: from the page `start` on, their number, the width of
+    one.
+    """
 
     start: int
     rows: int
@@ -50,7 +56,9 @@ class Tree(NamedTuple):
 
 
 class PageWriter:
-    """Writes pages to a file that is being made; `page` is the number of the next one."""
+    """Writes pages to a file that is being made; `page` is the number of the next
+    one.
+    """
 
     def __init__(self, file: File, page: int) -> None:
         self._file, self.page = file, page
@@ -73,7 +81,9 @@ class PageWriter:
         return Tree(start, count, width)
 
     def _put(self, rows: list[bytes], width: int) -> None:
-        covered = (_HEAD.pack(0, len(rows), width)[_COVERED:] + b"".join(rows)).ljust(PAGE - _COVERED, b"\0")
+        covered = (_HEAD.pack(0, len(rows), width)[_COVERED:] + b"".join(rows)).ljust(
+            PAGE - _COVERED, b"\0"
+        )
         self._pages.append(crc32c(covered).to_bytes(_COVERED, "little") + covered)
         self.page += 1
         if len(self._pages) == WRITTEN_AT_ONCE:
@@ -86,12 +96,16 @@ class PageWriter:
 
 
 class SortedRows:
-    """The rows of a tree, read page by page. Raises DamagedPage, and StoreError where the disk does."""
+    """The rows of a tree, read page by page. Raises DamagedPage, and StoreError where
+    the disk does.
+    """
 
     def __init__(self, file: File, tree: Tree) -> None:
         self._file, self._width = file, tree.width
         self._fan = _fan(tree.width)
-        self._levels: list[tuple[int, int]] = []  # of each, from the leaves up: its first page, and how many
+        self._levels: list[
+            tuple[int, int]
+        ] = []  # of each, from the leaves up: its first page, and how many
         start, count = tree.start, tree.rows
         while count:
             pages = -(-count // self._fan)
@@ -134,7 +148,10 @@ class SortedRows:
 
     def _page(self, number: int) -> bytes:
         page = self._file.pread(PAGE, number * PAGE)
-        good = len(page) == PAGE and crc32c(page[_COVERED:]).to_bytes(_COVERED, "little") == page[:_COVERED]
+        good = (
+            len(page) == PAGE
+            and crc32c(page[_COVERED:]).to_bytes(_COVERED, "little") == page[:_COVERED]
+        )
         if not good or _HEAD.unpack_from(page)[2] != self._width:
             raise DamagedPage(self._file.path, f"page {number} is damaged")
         return page

@@ -12,12 +12,15 @@ from txmq.store.record import Record
 from txmq.store.scan import SegmentScan
 from txmq.store.segment import segment_path
 
-# File handles are shared with the connections: a log of many segments must not use them up.
+# File handles are shared with the connections: a log of many segments must not use them
+# up.
 MAX_OPEN = 64
 
 
 class LogReader:
-    """Files of segments, opened when they are needed; those used least recently are closed."""
+    """Files of segments, opened when they are needed; those used least recently are
+    closed.
+    """
 
     def __init__(self, fs: FileSystem, directory: str, firsts: list[int]) -> None:
         self._fs = fs
@@ -27,12 +30,16 @@ class LogReader:
         self._files: OrderedDict[int, File] = OrderedDict()
 
     def read(self, position: int, length: int) -> bytes:
-        """Bytes of the log, unchecked. Raises CorruptRecord where a file ends too soon."""
+        """Bytes of the log, unchecked. Raises CorruptRecord where a file ends too
+        soon.
+        """
         parts = [self._read_part(*part) for part in self._parts(position, length)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_cached(self, position: int, length: int) -> bytes | None:
-        """As `read`, but None where that would have to wait for the disk, or would fail."""
+        """As `read`, but None where that would have to wait for the disk, or would
+        fail.
+        """
         parts = []
         for first, start, count in self._parts(position, length):
             data = self._file(first).pread_cached(count, start - first)
@@ -54,13 +61,17 @@ class LogReader:
         self._firsts = [*self._firsts, first]
 
     def forget(self, first: int) -> None:
-        """Read no more from the segment that begins at `first`; its file is closed as soon as nobody reads it."""
+        """Read no more from the segment that begins at `first`; its file is closed as
+        soon as nobody reads it.
+        """
         with self._lock:
             self._firsts = [other for other in self._firsts if other != first]
             self._files.pop(first, None)
 
     def _parts(self, position: int, length: int) -> list[tuple[int, int, int]]:
-        """A span as parts, each within one segment: the segment's first position, the part's, and its length."""
+        """A span as parts, each within one segment: the segment's first position, the
+        part's, and its length.
+        """
         firsts, end = self._firsts, position + length
         at = self._index(position)
         parts = []
@@ -91,6 +102,7 @@ class LogReader:
                 file = self._fs.open(segment_path(self._directory, first))
             self._files[first] = file
             if len(self._files) > MAX_OPEN:
-                # Only the reference goes: another thread may be reading, and the last to let go closes the file.
+                # Only the reference goes: another thread may be reading, and the last
+                # to let go closes the file.
                 self._files.popitem(last=False)
             return file

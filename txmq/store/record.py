@@ -33,7 +33,8 @@ HEADER_SIZE = 48
 VERSION_AT = 8  # where the version stands in a record
 LOST = 0  # kind of the records that repair puts over a span that cannot be read any more
 
-# Four times the largest frame: a damaged length field must not make a reader ask for gigabytes.
+# Four times the largest frame: a damaged length field must not make a reader ask for
+# gigabytes.
 MAX_BODY = 64 << 20
 
 ZEROS = [bytes(n) for n in range(8)]
@@ -46,7 +47,9 @@ _NOTHING = bytes(HEADER_SIZE)
 
 
 class Fault(Enum):
-    """Why the bytes at a position are not a record. None of these alone tells a torn write from damage."""
+    """Why the bytes at a position are not a record. None of these alone tells a torn
+    write from damage.
+    """
 
     EMPTY = "zeros where a record should begin"
     MAGIC = "no record begins here"
@@ -58,7 +61,9 @@ class Fault(Enum):
 
 
 class Record(NamedTuple):
-    """One record, its checksum verified. `durable_before` is a position, `stored_at` in microseconds."""
+    """One record, its checksum verified. `durable_before` is a position, `stored_at` in
+    microseconds.
+    """
 
     kind: int
     position: int
@@ -74,7 +79,9 @@ class Record(NamedTuple):
 
 
 class Body(NamedTuple):
-    """The two parts of a record's body; `attachment_position` is where the second begins in the log."""
+    """The two parts of a record's body; `attachment_position` is where the second
+    begins in the log.
+    """
 
     head: memoryview
     attachment: memoryview
@@ -92,14 +99,24 @@ def start_size(head_length: int) -> int:
 
 
 def encode_start(
-    kind: int, position: int, boot_epoch: int, durable_before: int, stored_at: int, head: bytes, attachment: bytes = b""
+    kind: int,
+    position: int,
+    boot_epoch: int,
+    durable_before: int,
+    stored_at: int,
+    head: bytes,
+    attachment: bytes = b"",
 ) -> bytes:
-    """The record up to its attachment; the attachment and zeros to a multiple of 8 follow it on disk."""
+    """The record up to its attachment; the attachment and zeros to a multiple of 8
+    follow it on disk.
+    """
     size = 4 + len(head)
     padding = -size & 7
     length = size + padding + len(attachment)
     covered = (
-        _FIELDS_AND_HEAD_LENGTH.pack(VERSION, kind, length, position, boot_epoch, durable_before, stored_at, len(head))
+        _FIELDS_AND_HEAD_LENGTH.pack(
+            VERSION, kind, length, position, boot_epoch, durable_before, stored_at, len(head)
+        )
         + head
         + ZEROS[padding]
     )
@@ -107,14 +124,17 @@ def encode_start(
     return _PREFIX.pack(MAGIC, checksum) + covered
 
 
-def decode(data: bytes, at: int, position: int) -> Record | Fault:  # noqa: PLR0911 - one per fault
+def decode(data: bytes, at: int, position: int) -> Record | Fault:
     """The record that begins at `data[at]`, which is `position` of the log.
 
-    SHORT only says that `data` ends too soon: where there is more of the file, read more and ask again.
+    SHORT only says that `data` ends too soon: where there is more of the file, read
+    more and ask again.
     """
     if at + HEADER_SIZE > len(data):
         return Fault.SHORT
-    magic, checksum, version, kind, length, found_at, epoch, durable_before, stored_at = _HEADER.unpack_from(data, at)
+    magic, checksum, version, kind, length, found_at, epoch, durable_before, stored_at = (
+        _HEADER.unpack_from(data, at)
+    )
     if magic != MAGIC:
         return Fault.EMPTY if data[at : at + HEADER_SIZE] == _NOTHING else Fault.MAGIC
     if found_at != position:
@@ -128,21 +148,29 @@ def decode(data: bytes, at: int, position: int) -> Record | Fault:  # noqa: PLR0
         return Fault.CHECKSUM
     if version != VERSION:
         return Fault.VERSION
-    return Record(kind, position, epoch, durable_before, stored_at, memoryview(covered)[HEADER_SIZE - 8 :])
+    return Record(
+        kind, position, epoch, durable_before, stored_at, memoryview(covered)[HEADER_SIZE - 8 :]
+    )
 
 
 def wanted(data: bytes, at: int) -> int:
-    """How many bytes the record at `data[at]` says it takes; of use where `decode` says SHORT."""
+    """How many bytes the record at `data[at]` says it takes; of use where `decode` says
+    SHORT.
+    """
     if at + HEADER_SIZE > len(data):
         return HEADER_SIZE
     return record_size(_HEADER.unpack_from(data, at)[4])
 
 
 def split_body(record: Record) -> Body:
-    """Head and attachment of a record. Raises ValueError if the head is longer than the body."""
+    """Head and attachment of a record. Raises ValueError if the head is longer than the
+    body.
+    """
     body = record.body
     (length,) = _U32.unpack_from(body)
     start = start_size(length) - HEADER_SIZE
     if start > len(body):
-        raise ValueError(f"record at {record.position}: head of {length} bytes in a body of {len(body)}")
+        raise ValueError(
+            f"record at {record.position}: head of {length} bytes in a body of {len(body)}"
+        )
     return Body(body[4 : 4 + length], body[start:], record.position + HEADER_SIZE + start)

@@ -1,8 +1,10 @@
-"""What happens to a log when it is opened: its end is found, a torn tail cut, damage quarantined or refused.
+"""What happens to a log when it is opened: its end is found, a torn tail cut, damage
+quarantined or refused.
 
-Damage that lies wholly below the newest snapshot is quarantined: named in the report, and the rest served. Any other
-damage refuses start-up. Recovery ends with an fsync of all that it found: what a crash left in the page cache is served
-only once it is on disk. It may be interrupted anywhere and run again; run twice, it finds the same.
+Damage that lies wholly below the newest snapshot is quarantined: named in the report,
+and the rest served. Any other damage refuses start-up. Recovery ends with an fsync of
+all that it found: what a crash left in the page cache is served only once it is on
+disk. It may be interrupted anywhere and run again; run twice, it finds the same.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _REPAIR = (
 
 
 class TornTail(NamedTuple):
-    """Unfinished records that were cut: `length` bytes from `position` on, kept in the file `copy`."""
+    """Unfinished records that were cut: `length` bytes from `position` on, kept in the
+    file `copy`.
+    """
 
     position: int
     length: int
@@ -43,8 +47,9 @@ class TornTail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What recovery found and did. Positions are the log's; `boot_epoch` and `stored_at` are the largest of the records
-    read, 0 if none was. `unfinished` is a segment whose making a crash interrupted; it was taken away.
+    """What recovery found and did. Positions are the log's; `boot_epoch` and
+    `stored_at` are the largest of the records read, 0 if none was. `unfinished` is a
+    segment whose making a crash interrupted; it was taken away.
     """
 
     log_id: UUID
@@ -61,14 +66,18 @@ class RecoveryReport:
 
 
 class Recovered(NamedTuple):
-    """A log fit for use: its segments, the last of which takes new records at `report.end`."""
+    """A log fit for use: its segments, the last of which takes new records at
+    `report.end`.
+    """
 
     segments: list[Segment]
     report: RecoveryReport
 
 
 class Found(NamedTuple):
-    """The segments of a log, and the file that was to become the next one when the process died."""
+    """The segments of a log, and the file that was to become the next one when the
+    process died.
+    """
 
     log_id: UUID
     segments: list[Segment]
@@ -81,10 +90,12 @@ class Found(NamedTuple):
 
 
 def recover(fs: FileSystem, directory: str, known: Known, new: SegmentHeader) -> Recovered:
-    """Make the log in a data directory fit to be served; make one, with the header `new`, where there is none.
+    """Make the log in a data directory fit to be served; make one, with the header
+    `new`, where there is none.
 
-    To be called with the directory's lock held. Raises CorruptRecord where durable data is damaged or missing,
-    UnsupportedFormat for another version's files, StoreError for a mixture of logs; nothing has been changed then.
+    To be called with the directory's lock held. Raises CorruptRecord where durable data
+    is damaged or missing, UnsupportedFormat for another version's files, StoreError for
+    a mixture of logs; nothing has been changed then.
     """
     found = find_log(fs, directory, known)
     if found is None:
@@ -120,7 +131,9 @@ def recover(fs: FileSystem, directory: str, known: Known, new: SegmentHeader) ->
 
 
 def find_log(fs: FileSystem, directory: str, known: Known) -> Found | None:
-    """The log of a data directory, None if there never was one. Raises CorruptRecord if its beginning is missing."""
+    """The log of a data directory, None if there never was one. Raises CorruptRecord if
+    its beginning is missing.
+    """
     segments = list_segments(fs, directory)
     unfinished = segments.pop() if segments and _is_unfinished(fs, segments[-1]) else None
     if not segments:
@@ -152,16 +165,21 @@ def _create(fs: FileSystem, directory: str, new: SegmentHeader) -> Recovered:
     create_segment(fs, directory, new).close()
     sync_names(fs, directory)
     end = new.first + HEADER_SIZE
-    report = RecoveryReport(log_id=new.log_id, created=True, first=new.first, scanned_from=end, end=end)
+    report = RecoveryReport(
+        log_id=new.log_id, created=True, first=new.first, scanned_from=end, end=end
+    )
     return Recovered(list_segments(fs, directory), report)
 
 
 def _is_unfinished(fs: FileSystem, segment: Segment) -> bool:
-    # The header is on disk before the first record is written: without it, a record means damage.
+    # The header is on disk before the first record is written: without it, a record
+    # means damage.
     if segment.header:
         return False
     with closing(fs.open(segment.path)) as file:
-        return SegmentScan(file, segment.first).next_record(segment.first, segment.end) == segment.end
+        return (
+            SegmentScan(file, segment.first).next_record(segment.first, segment.end) == segment.end
+        )
 
 
 def _common_id(segments: list[Segment]) -> UUID:

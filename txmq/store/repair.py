@@ -1,9 +1,10 @@
 """Accepting a loss: what `txmq log repair` does to a log that refuses to start.
 
-A damaged or missing span is overwritten with records of kind LOST, which say no more than that something was there. So
-the log can be read from end to end again, and whoever folds it comes past the loss and can freeze what the span may
-have decided. The bytes that were there are kept in `<segment>.lost-<position>`. A torn tail is no loss: recovery cuts
-it.
+A damaged or missing span is overwritten with records of kind LOST, which say no more
+than that something was there. So the log can be read from end to end again, and whoever
+folds it comes past the loss and can freeze what the span may have decided. The bytes
+that were there are kept in `<segment>.lost-<position>`. A torn tail is no loss:
+recovery cuts it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _LARGEST = record_size(MAX_BODY)
 def repair(fs: FileSystem, directory: str, *, durable: int = 0) -> list[Damage]:
     """Overwrite what is damaged in the log of a data directory, and say what that was.
 
-    For the operator, with the broker stopped; takes the directory's lock. `durable` is the position that tables or
-    snapshots know the log to have reached. May be interrupted and run again. Raises CorruptRecord where the beginning
-    of the log is missing: only a backup helps then; StoreError where there is no log.
+    For the operator, with the broker stopped; takes the directory's lock. `durable` is
+    the position that tables or snapshots know the log to have reached. May be
+    interrupted and run again. Raises CorruptRecord where the beginning of the log is
+    missing: only a backup helps then; StoreError where there is no log.
     """
     existing_segments(fs, directory)  # before the lock, which would make the directory
     lock = lock_directory(fs, directory)
@@ -58,7 +60,9 @@ def _repair(fs: FileSystem, directory: str, found: Found, known: Known) -> list[
                 _write_lost(file, first, damage)
             file.fsync()
     if damages:
-        remove_catalogues(fs, directory)  # what takes the place of what is lost may get the same offsets
+        remove_catalogues(
+            fs, directory
+        )  # what takes the place of what is lost may get the same offsets
     sync_names(fs, directory)
     return damages
 
@@ -83,7 +87,9 @@ def _write_lost(file: File, first: int, damage: Damage) -> None:
 
 
 def _pieces(position: int, end: int) -> Iterator[tuple[int, int]]:
-    """A span as the positions and sizes of records: each large enough to be one, none larger than one can be."""
+    """A span as the positions and sizes of records: each large enough to be one, none
+    larger than one can be.
+    """
     while position < end:
         size = min(end - position, _LARGEST)
         if 0 < end - position - size < _SMALLEST:

@@ -7,10 +7,21 @@ from typing import NamedTuple
 
 from txmq.errors import CorruptRecord, UnsupportedFormat
 from txmq.store.fs import File
-from txmq.store.record import MAGIC, MAX_BODY, VERSION, VERSION_AT, Fault, Record, decode, record_size, wanted
+from txmq.store.record import (
+    MAGIC,
+    MAX_BODY,
+    VERSION,
+    VERSION_AT,
+    Fault,
+    Record,
+    decode,
+    record_size,
+    wanted,
+)
 from txmq.store.segment import HEADER_SIZE as SEGMENT_HEADER_SIZE
 
-# Large enough that the cost of a read is nothing beside that of its records, small enough to stay in the cache.
+# Large enough that the cost of a read is nothing beside that of its records, small
+# enough to stay in the cache.
 CHUNK = 4 << 20
 # Most records are smaller: one read is enough.
 _FIRST_READ = 4096
@@ -26,17 +37,21 @@ class Damage(NamedTuple):
 
 
 class SegmentScan:
-    """Reads the records of one segment file, whose byte 0 stands for the position `first`."""
+    """Reads the records of one segment file, whose byte 0 stands for the position
+    `first`.
+    """
 
     def __init__(self, file: File, first: int) -> None:
         self._file = file
         self._first = first
 
     def walk(self, start: int, bound: int) -> Iterator[Record | Damage]:
-        """What stands between two positions: `start`, where a record begins, and `bound`, where one ends.
+        """What stands between two positions: `start`, where a record begins, and
+        `bound`, where one ends.
 
-        Nothing is ever skipped silently: a span that is no records comes as a Damage that reaches to the next record
-        whose checksum and position are right. A file that ends before `bound` is damaged from there.
+        Nothing is ever skipped silently: a span that is no records comes as a Damage
+        that reaches to the next record whose checksum and position are right. A file
+        that ends before `bound` is damaged from there.
         """
         reach = min(bound, self._first + self._file.size())
         position = max(start, self._first + SEGMENT_HEADER_SIZE)
@@ -50,7 +65,8 @@ class SegmentScan:
             position += at
             needed = wanted(data, at)
             if found is Fault.SHORT and position + needed <= reach and (at or needed > size):
-                # Only the chunk has ended, not the record: the next chunk begins with it and is large enough.
+                # Only the chunk has ended, not the record: the next chunk begins with
+                # it and is large enough.
                 size = max(CHUNK, needed)
             elif position < reach:
                 damage = self._damage(position, reach, bound, self._reason(found, data, at))
@@ -71,7 +87,9 @@ class SegmentScan:
         return found
 
     def next_record(self, position: int, bound: int) -> int:
-        """Where the first record after `position` begins; `bound` if there is none before it."""
+        """Where the first record after `position` begins; `bound` if there is none
+        before it.
+        """
         for candidate in self._magics(position + 8, bound):
             end = self._end_of(candidate)
             if end is not None and end <= bound:
@@ -79,7 +97,9 @@ class SegmentScan:
         return bound
 
     def ends_at(self, position: int) -> bool:
-        """Whether a record ends at a position, or none can: it is the first of the segment."""
+        """Whether a record ends at a position, or none can: it is the first of the
+        segment.
+        """
         lowest = max(self._first + SEGMENT_HEADER_SIZE, position - record_size(MAX_BODY))
         for stop in range(position, lowest, -CHUNK):
             start = max(lowest, stop - CHUNK)
@@ -93,7 +113,10 @@ class SegmentScan:
 
     def blank(self, start: int, bound: int) -> bool:
         """Whether there is nothing but zeros between two positions."""
-        chunks = (self._read(position, min(CHUNK, bound - position)) for position in range(start, bound, CHUNK))
+        chunks = (
+            self._read(position, min(CHUNK, bound - position))
+            for position in range(start, bound, CHUNK)
+        )
         return not any(chunk.strip(b"\0") for chunk in chunks)
 
     def _end_of(self, position: int) -> int | None:

@@ -1,4 +1,6 @@
-"""Reading what is durable again, a part at a time, to find what has rotted before somebody needs it."""
+"""Reading what is durable again, a part at a time, to find what has rotted before
+somebody needs it.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,18 @@ class Span(NamedTuple):
 
 
 def spans(log: Log) -> list[Span]:
-    """What of a log is durable, by segments: to be taken in the log's own thread, for `scrub` in another."""
+    """What of a log is durable, by segments: to be taken in the log's own thread, for
+    `scrub` in another.
+    """
     return [Span(segment.first, min(segment.end, log.durable)) for segment in log.segments()]
 
 
 def scrub(reader: LogReader, spans: list[Span], start: int, size: int) -> tuple[int, list[Damage]]:
-    """Read about so many bytes from a position, where a record begins, and say where to go on, and what is damaged.
+    """Read about so many bytes from a position, where a record begins, and say where to
+    go on, and what is damaged.
 
-    Blocks, for any thread. At the end of the spans that is the position that it gives. Raises StoreError, such as for
-    a segment that is removed meanwhile.
+    Blocks, for any thread. At the end of the spans that is the position that it gives.
+    Raises StoreError, such as for a segment that is removed meanwhile.
     """
     found: list[Damage] = []
     position = start

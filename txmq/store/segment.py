@@ -1,6 +1,7 @@
 """Segments: the files that the log is cut into.
 
-`log/<first position, 20 digits>.seg` begins with 64 bytes that count as positions of the log:
+`log/<first position, 20 digits>.seg` begins with 64 bytes that count as positions of
+the log:
 
     at   type  field
     0    8s    magic TXSEG, two zeros, 1
@@ -11,8 +12,9 @@
     40   i64   created_at
     48         zeros
 
-Records follow, then, while it is the last one, zeros written ahead. A segment is sealed (cut to its size and fsynced)
-before the file of the next one is made: that the next one's name is there proves that all before it was on disk.
+Records follow, then, while it is the last one, zeros written ahead. A segment is sealed
+(cut to its size and fsynced) before the file of the next one is made: that the next
+one's name is there proves that all before it was on disk.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class SegmentHeader(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment file as found in the directory. `header` is None where it is cut off or damaged."""
+    """A segment file as found in the directory. `header` is None where it is cut off or
+    damaged.
+    """
 
     path: str
     first: int
@@ -83,7 +87,9 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
-    """The header, None if it is cut off or damaged. Raises UnsupportedFormat for a later version's."""
+    """The header, None if it is cut off or damaged. Raises UnsupportedFormat for a
+    later version's.
+    """
     if len(data) < HEADER_SIZE or not data.startswith(MAGIC):
         return None
     version, log_id, first, created_at = _COVERED.unpack_from(data, _PREFIX.size)
@@ -109,13 +115,19 @@ def create_segment(fs: FileSystem, directory: str, header: SegmentHeader) -> Fil
 
 
 def list_segments(fs: FileSystem, directory: str) -> list[Segment]:
-    """The segments of a data directory, first to last. Other files are no business of the log's."""
+    """The segments of a data directory, first to last. Other files are no business of
+    the log's.
+    """
     names = fs.listdir(log_directory(directory))
-    return [_inspect(fs, directory, first) for name in names if (first := _first_of(name)) is not None]
+    return [
+        _inspect(fs, directory, first) for name in names if (first := _first_of(name)) is not None
+    ]
 
 
 def existing_segments(fs: FileSystem, directory: str) -> list[Segment]:
-    """As `list_segments`, for whoever must not begin a log where there is none. Raises StoreError."""
+    """As `list_segments`, for whoever must not begin a log where there is none. Raises
+    StoreError.
+    """
     segments = list_segments(fs, directory)
     if not segments:
         raise no_log(directory)
@@ -124,11 +136,15 @@ def existing_segments(fs: FileSystem, directory: str) -> list[Segment]:
 
 def no_log(directory: str) -> StoreError:
     """The error for a directory without a log."""
-    return StoreError(f"{directory}: there is no log", hint="name the data directory of a broker, or its archive")
+    return StoreError(
+        f"{directory}: there is no log", hint="name the data directory of a broker, or its archive"
+    )
 
 
 def read_log_id(fs: FileSystem, directory: str) -> UUID | None:
-    """The id of the log in a data directory, None if there is no log yet or no header of it can be read."""
+    """The id of the log in a data directory, None if there is no log yet or no header
+    of it can be read.
+    """
     headers = (segment.header for segment in list_segments(fs, directory))
     return next((header.log_id for header in headers if header is not None), None)
 
@@ -144,6 +160,8 @@ def _inspect(fs: FileSystem, directory: str, first: int) -> Segment:
     path = segment_path(directory, first)
     file = fs.open(path)
     try:
-        return Segment(path, first, file.size(), decode_segment_header(file.pread(HEADER_SIZE, 0), path))
+        return Segment(
+            path, first, file.size(), decode_segment_header(file.pread(HEADER_SIZE, 0), path)
+        )
     finally:
         file.close()

@@ -46,7 +46,9 @@ _SUFFIX, _TEMPORARY, _BAD = ".snap", ".tmp", ".bad"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot that was read through and found whole: `rows` rows, as of `position` of the log `log_id`."""
+    """A snapshot that was read through and found whole: `rows` rows, as of `position`
+    of the log `log_id`.
+    """
 
     path: str
     log_id: UUID
@@ -54,10 +56,14 @@ class Snapshot:
     rows: int
 
 
-def write_snapshot(fs: FileSystem, directory: str, log_id: UUID, position: int, rows: Iterable[Row]) -> str:
-    """Write a snapshot to the data directory, durably, and remove all but the newest two. Returns its path.
+def write_snapshot(
+    fs: FileSystem, directory: str, log_id: UUID, position: int, rows: Iterable[Row]
+) -> str:
+    """Write a snapshot to the data directory, durably, and remove all but the newest
+    two. Returns its path.
 
-    Rows of one table should come together. Blocks; after an error nothing is there but what was there before.
+    Rows of one table should come together. Blocks; after an error nothing is there but
+    what was there before.
     """
     folder = f"{directory}/snapshot"
     path = f"{folder}/{position:0{_DIGITS}}{_SUFFIX}"
@@ -82,19 +88,22 @@ def write_snapshot(fs: FileSystem, directory: str, log_id: UUID, position: int, 
 
 
 def older_snapshot(fs: FileSystem, directory: str) -> int:
-    """The position of the older of the two snapshots that are kept, 0 where there are not two.
+    """The position of the older of the two snapshots that are kept, 0 where there are
+    not two.
 
-    It is what is left if the newer one turns out to be damaged: the log is needed from there on.
+    It is what is left if the newer one turns out to be damaged: the log is needed from
+    there on.
     """
     positions = _positions(fs, f"{directory}/snapshot")
     return positions[-KEPT] if len(positions) >= KEPT else 0
 
 
 def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | None:
-    """The newest snapshot of the data directory that is whole, read through from end to end; None if there is none.
+    """The newest snapshot of the data directory that is whole, read through from end to
+    end; None if there is none.
 
-    One that is damaged, or of another log, is renamed to `.bad` and the older one tried.
-    Raises UnsupportedFormat for another version's.
+    One that is damaged, or of another log, is renamed to `.bad` and the older one
+    tried. Raises UnsupportedFormat for another version's.
     """
     folder = f"{directory}/snapshot"
     for position in reversed(_positions(fs, folder)):
@@ -108,7 +117,9 @@ def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | 
 
 
 def read_rows(fs: FileSystem, snapshot: Snapshot) -> Iterator[Row]:
-    """All rows, in the order they were written. Raises CorruptRecord if the file was damaged since it was checked."""
+    """All rows, in the order they were written. Raises CorruptRecord if the file was
+    damaged since it was checked.
+    """
     with closing(fs.open(snapshot.path)) as file:
         for table, content in _blocks(file):
             if table:
@@ -118,7 +129,9 @@ def read_rows(fs: FileSystem, snapshot: Snapshot) -> Iterator[Row]:
 
 def _positions(fs: FileSystem, folder: str) -> list[int]:
     stems = [name.removesuffix(_SUFFIX) for name in fs.listdir(folder) if name.endswith(_SUFFIX)]
-    return [int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit()]
+    return [
+        int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit()
+    ]
 
 
 def _encode_header(log_id: UUID, position: int) -> bytes:
@@ -163,7 +176,9 @@ def _checked(fs: FileSystem, path: str, log_id: UUID, position: int) -> Snapshot
         if version > VERSION:
             raise UnsupportedFormat(path, version, VERSION)
         if header != _encode_header(log_id, position):
-            raise CorruptRecord(path, 0, "damaged header, or the snapshot of another log or position")
+            raise CorruptRecord(
+                path, 0, "damaged header, or the snapshot of another log or position"
+            )
         return Snapshot(path, log_id, position, _count(file))
 
 
@@ -173,17 +188,25 @@ def _count(file: File) -> int:
         if table:
             rows += len(content)
         elif content != (rows,):
-            raise CorruptRecord(file.path, file.size(), f"{rows} rows, which is not what the end of the snapshot says")
+            raise CorruptRecord(
+                file.path,
+                file.size(),
+                f"{rows} rows, which is not what the end of the snapshot says",
+            )
     return rows
 
 
 def _blocks(file: File) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The blocks as table and rows, each checked; of the last one the table is empty, and the only row their number."""
+    """The blocks as table and rows, each checked; of the last one the table is empty,
+    and the only row their number.
+    """
     offset, size, last = _HEADER.size, file.size(), False
     while not last:
         head = file.pread(_BLOCK.size, offset)
         length, checksum = _BLOCK.unpack(head) if len(head) == _BLOCK.size else (size, 0)
-        if offset + _BLOCK.size + length > size or not length:  # zeros would pass for an empty block, checksum and all
+        if (
+            offset + _BLOCK.size + length > size or not length
+        ):  # zeros would pass for an empty block, checksum and all
             raise CorruptRecord(file.path, offset, "the snapshot is cut off")
         data = file.pread(length, offset + _BLOCK.size)
         if crc32c(data) != checksum:

@@ -1,14 +1,16 @@
-"""Reading a log that nobody has open, without changing anything: where it ends, and what in it is damaged.
+"""Reading a log that nobody has open, without changing anything: where it ends, and
+what in it is damaged.
 
-Torn is not corrupt. Records after the last fsync may be there in part, in any order, or not at all; nobody was told of
-them, and the log ends before the first bad one. But a bad record that was durable is damage. What proves that it was:
+Torn is not corrupt. Records after the last fsync may be there in part, in any order, or
+not at all; nobody was told of them, and the log ends before the first bad one. But a
+bad record that was durable is damage. What proves that it was:
 
 - a later segment: a segment is on disk before the file of the next one is made;
 - a later record whose `durable_before` lies beyond the bad one;
 - somebody who stands further: tables or a snapshot of a position beyond it (`Known`).
 
-Looking ahead of a bad record serves this diagnosis alone: no record is ever taken because it comes after a bad one that
-was torn.
+Looking ahead of a bad record serves this diagnosis alone: no record is ever taken
+because it comes after a bad one that was torn.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from txmq.store.segment import HEADER_SIZE, Segment
 class Known(NamedTuple):
     """What is known of a log before it is read, as positions; 0 where nothing is.
 
-    `scan_from`: the position that the state to be rolled forward stands for; records are read from there.
-    `snapshot`: the position of the newest good snapshot. `durable`: any position that the log is known to have reached
-    durably, such as the index's.
+    `scan_from`: the position that the state to be rolled forward stands for; records
+    are read from there. `snapshot`: the position of the newest good snapshot.
+    `durable`: any position that the log is known to have reached durably, such as the
+    index's.
     """
 
     scan_from: int = 0
@@ -39,9 +42,11 @@ class Known(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What was read. `boot_epoch` and `stored_at` are the largest of the `records`, 0 without any.
+    """What was read. `boot_epoch` and `stored_at` are the largest of the `records`, 0
+    without any.
 
-    `missing` is the span between the last record and the position that the log is known to have reached.
+    `missing` is the span between the last record and the position that the log is known
+    to have reached.
     """
 
     scanned_from: int
@@ -59,7 +64,9 @@ class Survey:
 
 
 class Surveyor:
-    """Reads the segments of one log. `judge` is told of each damage; it may raise, or take note and return."""
+    """Reads the segments of one log. `judge` is told of each damage; it may raise, or
+    take note and return.
+    """
 
     def __init__(self, fs: FileSystem, known: Known, judge: Callable[[Damage], None]) -> None:
         self._fs = fs
@@ -68,16 +75,25 @@ class Surveyor:
         self._judge = judge
 
     def survey(self, segments: list[Segment], sealed_at: int | None) -> Survey:
-        """Read from `known.scan_from` to the end of the log; of what comes before, look at sizes and headers only.
+        """Read from `known.scan_from` to the end of the log; of what comes before, look
+        at sizes and headers only.
 
-        `sealed_at` is where the last of the segments ends if a file that should have become its successor is there.
+        `sealed_at` is where the last of the segments ends if a file that should have
+        become its successor is there.
         """
         bounds = [*(segment.first for segment in segments[1:]), sealed_at]
         start = self._start(segments)
         survey = Survey(start, start)
         for segment, bound in zip(segments, bounds, strict=True):
             if segment.header is None:
-                self._judge(Damage(segment.path, segment.first, segment.first + HEADER_SIZE, "damaged segment header"))
+                self._judge(
+                    Damage(
+                        segment.path,
+                        segment.first,
+                        segment.first + HEADER_SIZE,
+                        "damaged segment header",
+                    )
+                )
             if bound is None:
                 self._read_tail(survey, segment)
             elif bound > start:
@@ -90,10 +106,12 @@ class Surveyor:
         return survey
 
     def _start(self, segments: list[Segment]) -> int:
-        """Where to begin: at `scan_from` if a record ends there, else at the beginning of its segment.
+        """Where to begin: at `scan_from` if a record ends there, else at the beginning
+        of its segment.
 
-        The zeros written ahead look like a clean end of the log wherever one begins to read in them: without this, a
-        log that lost its end, up to a position before `scan_from`, would pass for whole.
+        The zeros written ahead look like a clean end of the log wherever one begins to
+        read in them: without this, a log that lost its end, up to a position before
+        `scan_from`, would pass for whole.
         """
         position = self._known.scan_from
         segment = next(segment for segment in reversed(segments) if segment.first <= position)
@@ -124,7 +142,9 @@ class Surveyor:
 
     def _was_durable(self, scan: SegmentScan, damage: Damage, bound: int) -> bool:
         later = (item for item in scan.walk(damage.end, bound) if isinstance(item, Record))
-        return self._durable > damage.position or any(record.durable_before > damage.position for record in later)
+        return self._durable > damage.position or any(
+            record.durable_before > damage.position for record in later
+        )
 
     @contextmanager
     def _scan(self, segment: Segment) -> Iterator[SegmentScan]:

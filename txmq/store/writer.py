@@ -1,8 +1,11 @@
-"""The half of the log that blocks: it writes, syncs, makes room, and goes on to the next segment.
+"""The half of the log that blocks: it writes, syncs, makes room, and goes on to the
+next segment.
 
-Any thread may call it; calls wait for one another. A failed write or fsync of records is final: after an error the
-kernel takes the pages for clean, and a second fsync would succeed with the data lost. Only making room (zeros written
-ahead, the file of a new segment) may fail for lack of space and be tried again, since no record is touched by it.
+Any thread may call it; calls wait for one another. A failed write or fsync of records
+is final: after an error the kernel takes the pages for clean, and a second fsync would
+succeed with the data lost. Only making room (zeros written ahead, the file of a new
+segment) may fail for lack of space and be tried again, since no record is touched by
+it.
 """
 
 from __future__ import annotations
@@ -21,13 +24,16 @@ from txmq.store.latency import Latencies
 from txmq.store.segment import HEADER_SIZE, SegmentHeader, create_segment, segment_path
 
 T = TypeVar("T")
-# Where a write itself has to make room it takes a part of a step only: whoever waits for it should not wait for all.
+# Where a write itself has to make room it takes a part of a step only: whoever waits
+# for it should not wait for all.
 _PARTS = 16
 
 
 @dataclass(slots=True)
 class Run:
-    """Bytes for one segment: `buffers`, one after the other, from the position `start` to `end`."""
+    """Bytes for one segment: `buffers`, one after the other, from the position `start`
+    to `end`.
+    """
 
     first: int
     created_at: int
@@ -49,14 +55,18 @@ class Flush(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """In bytes: the largest segment, and the step in which zeros are written ahead of the records."""
+    """In bytes: the largest segment, and the step in which zeros are written ahead of
+    the records.
+    """
 
     segment: int
     step: int
 
 
 class Tail(NamedTuple):
-    """The last segment: its first position, the position where its records end, the size of its file."""
+    """The last segment: its first position, the position where its records end, the
+    size of its file.
+    """
 
     first: int
     end: int
@@ -66,12 +76,15 @@ class Tail(NamedTuple):
 class LogWriter:
     """Writes to the last segment of a log.
 
-    `first` is where the last segment file begins; records are written up to the position `end`, and on disk up to
-    `synced`. Where not `accepting`, no record may be appended, and `refusal` says why; where `read_only`, for lack of
-    space only, and `try_space` may find some.
+    `first` is where the last segment file begins; records are written up to the
+    position `end`, and on disk up to `synced`. Where not `accepting`, no record may be
+    appended, and `refusal` says why; where `read_only`, for lack of space only, and
+    `try_space` may find some.
     """
 
-    def __init__(self, fs: FileSystem, directory: str, log_id: UUID, sizes: Sizes, tail: Tail) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, log_id: UUID, sizes: Sizes, tail: Tail
+    ) -> None:
         self._fs = fs
         self._directory = directory
         self._log_id = log_id
@@ -93,7 +106,9 @@ class LogWriter:
 
     @property
     def wants_room(self) -> bool:
-        """Whether `reserve` should be called, at leisure, so that writes need not make room themselves."""
+        """Whether `reserve` should be called, at leisure, so that writes need not make
+        room themselves.
+        """
         room = self._zeroed - (self.end - self.first)
         return room < self._sizes.step // 2 and self._zeroed < self._sizes.segment
 
@@ -105,14 +120,17 @@ class LogWriter:
                 hint="free space on that disk; the broker goes on by itself",
             )
         return StoreClosed(
-            f"{self._directory}: the log {self._why}", hint="start the broker again: it recovers what is on disk"
+            f"{self._directory}: the log {self._why}",
+            hint="start the broker again: it recovers what is on disk",
         )
 
     def write(self, flush: Flush, *, sync: bool) -> None:
-        """Write the records of a flush and, unless told otherwise, return only when they are on disk.
+        """Write the records of a flush and, unless told otherwise, return only when
+        they are on disk.
 
-        DiskFull with `read_only` set: there was no room, the log is whole; give the same flush again once `try_space`
-        has found some. After any other error the log is of no more use.
+        DiskFull with `read_only` set: there was no room, the log is whole; give the
+        same flush again once `try_space` has found some. After any other error the log
+        is of no more use.
         """
         with self._lock:
             self._check_fit()
@@ -132,7 +150,9 @@ class LogWriter:
             self._sync()
 
     def reserve(self) -> None:
-        """Write zeros ahead. Raises DiskFull, with `read_only` set, where there is no space for them."""
+        """Write zeros ahead. Raises DiskFull, with `read_only` set, where there is no
+        space for them.
+        """
         with self._lock:
             self._check_fit()
             size = min(self.end - self.first + self._sizes.step, self._sizes.segment)
@@ -167,7 +187,8 @@ class LogWriter:
         self.end = run.end
 
     def _roll(self, run: Run) -> None:
-        # That the next segment's name is there will prove that this one was whole on disk: so seal it first.
+        # That the next segment's name is there will prove that this one was whole on
+        # disk: so seal it first.
         self._attempt(self._file.truncate, run.first - self.first)
         self._attempt(self._file.fsync)
         self.synced, self._zeroed = run.first, run.first - self.first
@@ -180,7 +201,9 @@ class LogWriter:
         try:
             return create_segment(self._fs, self._directory, header)
         except DiskFull:
-            with suppress(StoreError):  # perhaps not even its name was there; if it stays, the next try will say so
+            with suppress(
+                StoreError
+            ):  # perhaps not even its name was there; if it stays, the next try will say so
                 self._fs.remove(segment_path(self._directory, header.first))
             raise
 
@@ -197,7 +220,9 @@ class LogWriter:
             raise self.refusal()
 
     def _attempt(self, step: Callable[..., T], *args: object, making_room: bool = False) -> T:
-        """What `step` gives. Remembers a failure: lack of room until there is some, anything else for good."""
+        """What `step` gives. Remembers a failure: lack of room until there is some,
+        anything else for good.
+        """
         try:
             return step(*args)
         except BaseException as error:

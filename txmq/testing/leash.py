@@ -1,8 +1,10 @@
-"""Processes that end when the one that started them does, however that ends: killed, too.
+"""Processes that end when the one that started them does, however that ends: killed,
+too.
 
-Each tells its number to a keeper before it begins. The keeper is a process of its own whose standard input is a pipe
-that ends with the process that started it; then it ends what is left. A process that has ended by itself is forgotten
-within a second, long before its number can belong to another.
+Each tells its number to a keeper before it begins. The keeper is a process of its own
+whose standard input is a pipe that ends with the process that started it; then it ends
+what is left. A process that has ended by itself is forgotten within a second, long
+before its number can belong to another.
 """
 
 from __future__ import annotations
@@ -38,10 +40,14 @@ def leash() -> int:
     return writing
 
 
-def leashed(command: Sequence[str | Path], number: signal.Signals = signal.SIGKILL) -> list[str | Path]:
-    """The command to start instead, with `leash()` for its input and in a session of its own; its input is empty.
+def leashed(
+    command: Sequence[str | Path], number: signal.Signals = signal.SIGKILL
+) -> list[str | Path]:
+    """The command to start instead, with `leash()` for its input and in a session of
+    its own; its input is empty.
 
-    The signal is what it and its children get when the present process is gone and it is not.
+    The signal is what it and its children get when the present process is gone and it
+    is not.
     """
     return ["/bin/sh", "-c", TELL, str(int(number)), *command]
 

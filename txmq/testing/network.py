@@ -1,11 +1,13 @@
-"""A network between processes that does what networks do: it stands still without a word, breaks, crawls and stalls.
+"""A network between processes that does what networks do: it stands still without a
+word, breaks, crawls and stalls.
 
     with Link(("127.0.0.1", 7650)) as link:
         client = txmq.connect(f"txmq://127.0.0.1:{link.port}", service="orders")
         link.cut()      # a black hole: connections stay, nothing gets through, nobody is told
         link.heal()     # what was on its way arrives
 
-It relays TCP connections to a port, or to the socket in a directory, as PostgreSQL has one.
+It relays TCP connections to a port, or to the socket in a directory, as PostgreSQL has
+one.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ DEFAULT_PORT = "5432"
 
 @dataclass(slots=True)
 class Weather:
-    """How each piece of data fares: it takes `delay_s`, and a share of `loss` of them `again_s` more, as when TCP has
-    to send it again; so many bytes get through in a second (None = all), and `piece` of them at a time.
+    """How each piece of data fares: it takes `delay_s`, and a share of `loss` of them
+    `again_s` more, as when TCP has to send it again; so many bytes get through in a
+    second (None = all), and `piece` of them at a time.
     """
 
     delay_s: float = 0.0
@@ -42,8 +45,9 @@ class Weather:
 
 
 class Link:
-    """Relays connections to `target` (host, port). `port` is the one to connect to; `weather` may be changed at any
-    time, and counts for what comes next. `seed` chooses what is lost.
+    """Relays connections to `target` (host, port). `port` is the one to connect to;
+    `weather` may be changed at any time, and counts for what comes next. `seed` chooses
+    what is lost.
     """
 
     def __init__(self, target: tuple[str, int], seed: int = 1) -> None:
@@ -64,7 +68,9 @@ class Link:
     def to_database(cls, dsn: str) -> tuple[Self, str]:
         """A link to a PostgreSQL, and the DSN that leads through it."""
         fields = parse_dsn(dsn)
-        link = cls((fields.get("host", "/var/run/postgresql"), int(fields.get("port", DEFAULT_PORT))))
+        link = cls(
+            (fields.get("host", "/var/run/postgresql"), int(fields.get("port", DEFAULT_PORT)))
+        )
         return link, make_dsn(dsn, host="127.0.0.1", port=link.port)
 
     def __enter__(self) -> Self:
@@ -79,7 +85,9 @@ class Link:
         return self._held
 
     def cut(self) -> None:
-        """From now on nothing gets through, in either direction, and nobody is told. New connections hang as well."""
+        """From now on nothing gets through, in either direction, and nobody is told.
+        New connections hang as well.
+        """
         self._through.clear()
 
     def heal(self) -> None:
@@ -88,7 +96,9 @@ class Link:
         self._through.set()
 
     def reset(self, *, refuse: bool = False) -> None:
-        """Ends all connections at both ends, with what is on its way; `refuse` = new ones, too, until it heals."""
+        """Ends all connections at both ends, with what is on its way; `refuse` = new
+        ones, too, until it heals.
+        """
         self._refusing = refuse
         with self._lock:
             pairs, self._pairs = self._pairs, []
@@ -97,7 +107,9 @@ class Link:
                 _reset(end)
 
     def abandon(self) -> None:
-        """Ends all connections at the target, whose clients are not told: they are half open."""
+        """Ends all connections at the target, whose clients are not told: they are half
+        open.
+        """
         with self._lock:
             targets = [target for _client, target in self._pairs]
         self._abandoned.update(targets)
@@ -162,7 +174,9 @@ class Link:
 
     def _travel(self, size: int) -> None:
         weather = self.weather
-        seconds = weather.delay_s + (weather.again_s if self._chance.random() < weather.loss else 0.0)
+        seconds = weather.delay_s + (
+            weather.again_s if self._chance.random() < weather.loss else 0.0
+        )
         if weather.bytes_per_s is not None:
             seconds += size / weather.bytes_per_s
         if seconds:

@@ -7,7 +7,8 @@ import socket
 from contextlib import closing, suppress
 from typing import Final
 
-# Below those that the kernel takes for outgoing connections: while the server is down nobody gets its port by chance.
+# Below those that the kernel takes for outgoing connections: while the server is down
+# nobody gets its port by chance.
 PORTS: Final = range(20_000, 32_000)
 
 

@@ -1,13 +1,15 @@
 """PostgreSQL servers for tests, the demo and `txmq dev`.
 
-`PostgresServer` is one that somebody else runs: databases can be made on it, nothing more. `OwnServer` runs one in a
-directory of its own, on a free port of 127.0.0.1, and can stop, crash and restart it; it ends with whoever runs it,
-even if that is killed. `temporary_server` is the way to
-one that vanishes in the end; `any_server` takes the one named by TXMQ_TEST_DSN instead, where that is set.
+`PostgresServer` is one that somebody else runs: databases can be made on it, nothing
+more. `OwnServer` runs one in a directory of its own, on a free port of 127.0.0.1, and
+can stop, crash and restart it; it ends with whoever runs it, even if that is killed.
+`temporary_server` is the way to one that vanishes in the end; `any_server` takes the
+one named by TXMQ_TEST_DSN instead, where that is set.
 
-What kill -9 leaves behind, and what a restart would stumble over: backends that survive for a while and hold the shared
-memory, and a `postmaster.pid` whose number may belong to somebody else by now. Both are cleared before each start; an
-flock on the directory proves that no living process still uses the server.
+What kill -9 leaves behind, and what a restart would stumble over: backends that survive
+for a while and hold the shared memory, and a `postmaster.pid` whose number may belong
+to somebody else by now. Both are cleared before each start; an flock on the directory
+proves that no living process still uses the server.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from types import TracebackType
 from typing import Final, Literal, Self
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn
 
 from txmq.errors import ConfigError, DatabaseUnavailable, DirectoryInUse
@@ -41,9 +43,18 @@ from txmq.testing.wait import wait_until
 PREFIX: Final = "txmq-postgres-"
 START_LIMIT_S: Final = 60.0  # crash recovery on a loaded machine included
 STOP_LIMIT_S: Final = 30.0
-ABANDONED_S: Final = 60.0  # a directory younger than this may belong to somebody who is about to lock it
-SETTINGS: Final = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_prepared_transactions": "64"}
-LOGICAL: Final = {"wal_level": "logical", "max_replication_slots": "4"}  # further settings, for relays
+ABANDONED_S: Final = (
+    60.0  # a directory younger than this may belong to somebody who is about to lock it
+)
+SETTINGS: Final = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_prepared_transactions": "64",
+}
+LOGICAL: Final = {
+    "wal_level": "logical",
+    "max_replication_slots": "4",
+}  # further settings, for relays
 DROP_SLOTS: Final = """
 SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active;
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
@@ -58,7 +69,9 @@ class PostgresServer:
         self._made: list[str] = []
 
     def dsn(self, dbname: str | None = None) -> str:
-        """How to connect to `dbname`, or to the database that the server was named with."""
+        """How to connect to `dbname`, or to the database that the server was named
+        with.
+        """
         return make_dsn(self._dsn, dbname=dbname) if dbname else self._dsn
 
     def create_database(self, *, template: str | None = None) -> str:
@@ -94,20 +107,30 @@ class PostgresServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
 
 class OwnServer(PostgresServer):
-    """A server in `directory`, which is made if need be and used again if it has been one before.
+    """A server in `directory`, which is made if need be and used again if it has been
+    one before.
 
-    `settings` are added to the command line. With `fsync` off a crash of the machine may damage the data, a crash of
-    the server does not. Raises ConfigError where no server can be run, DirectoryInUse where another process runs it.
+    `settings` are added to the command line. With `fsync` off a crash of the machine
+    may damage the data, a crash of the server does not. Raises ConfigError where no
+    server can be run, DirectoryInUse where another process runs it.
     """
 
     def __init__(
-        self, directory: Path, *, fsync: bool = True, settings: Mapping[str, str] | None = None, temporary: bool = False
+        self,
+        directory: Path,
+        *,
+        fsync: bool = True,
+        settings: Mapping[str, str] | None = None,
+        temporary: bool = False,
     ) -> None:
         self.directory = directory.resolve()
         self._data = self.directory / "data"
@@ -116,23 +139,37 @@ class OwnServer(PostgresServer):
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = locked(self.directory)
         port = free_port()
-        self._settings = SETTINGS | {"port": str(port), "fsync": "on" if fsync else "off"} | dict(settings or {})
+        self._settings = (
+            SETTINGS | {"port": str(port), "fsync": "on" if fsync else "off"} | dict(settings or {})
+        )
         password = self._password()
-        super().__init__(make_dsn(host="127.0.0.1", port=port, user="postgres", password=password, dbname="postgres"))
+        super().__init__(
+            make_dsn(
+                host="127.0.0.1", port=port, user="postgres", password=password, dbname="postgres"
+            )
+        )
 
     def start(self) -> Self:
-        """Returns once the server accepts connections; recovery after a crash is done by then."""
+        """Returns once the server accepts connections; recovery after a crash is done
+        by then.
+        """
         atexit.register(self.stop)
         try:
             self._launch()
-            wait_until(self.accepts, START_LIMIT_S, what=f"PostgreSQL in {self.directory} accepts connections")
+            wait_until(
+                self.accepts,
+                START_LIMIT_S,
+                what=f"PostgreSQL in {self.directory} accepts connections",
+            )
         except BaseException:
             self.stop("immediate")
             raise
         return self
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Ends the server: in order, or at once as in a crash. A temporary one takes its directory with it."""
+        """Ends the server: in order, or at once as in a crash. A temporary one takes
+        its directory with it.
+        """
         atexit.unregister(self.stop)
         # A temporary one has nothing to put in order.
         self._end(signal.SIGINT if mode == "fast" and not self._temporary else signal.SIGQUIT)
@@ -141,19 +178,25 @@ class OwnServer(PostgresServer):
         self._lock.close()
 
     def leave_running(self) -> int:
-        """Nobody here ends it any more, whatever becomes of this process; returns its process's number."""
+        """Nobody here ends it any more, whatever becomes of this process; returns its
+        process's number.
+        """
         assert self._process is not None, "it was started"
         atexit.unregister(self.stop)
         let_go(self._process.pid)
         return self._process.pid
 
     def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stops and starts it, on the same port; "immediate" goes through crash recovery."""
+        """Stops and starts it, on the same port; "immediate" goes through crash
+        recovery.
+        """
         self._end(signal.SIGINT if mode == "fast" else signal.SIGQUIT)
         self.start()
 
     def kill_server(self) -> None:
-        """SIGKILL for every process of the server: what was not yet written to the kernel is lost."""
+        """SIGKILL for every process of the server: what was not yet written to the
+        kernel is lost.
+        """
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -161,11 +204,15 @@ class OwnServer(PostgresServer):
         self._clear_leftovers()
 
     def kill_backend(self, pid: int) -> None:
-        """SIGKILL for one backend: the server throws out all others and goes through crash recovery by itself."""
+        """SIGKILL for one backend: the server throws out all others and goes through
+        crash recovery by itself.
+        """
         os.kill(pid, signal.SIGKILL)
 
     def drop_slots(self) -> None:
-        """Drops every replication slot under its reader: a database with slots cannot be dropped."""
+        """Drops every replication slot under its reader: a database with slots cannot
+        be dropped.
+        """
         self.execute(DROP_SLOTS)
 
     def accepts(self) -> bool:
@@ -180,7 +227,9 @@ class OwnServer(PostgresServer):
 
     def _launch(self) -> None:
         version = self._data / "PG_VERSION"
-        binaries = find_binaries(self.directory, major=int(version.read_text()) if version.exists() else None).directory
+        binaries = find_binaries(
+            self.directory, major=int(version.read_text()) if version.exists() else None
+        ).directory
         if not version.exists():
             self._initialise(binaries)
         self._clear_leftovers()
@@ -210,7 +259,13 @@ class OwnServer(PostgresServer):
         kept.write_text(verifier(self._password()))
         self._hand_over(kept)
         password = f"--pwfile={kept}"
-        options = ("--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync")
+        options = (
+            "--username=postgres",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-sync",
+        )
         if self._run(binaries / "initdb", "-D", self._data, password, *options):
             raise ConfigError("postgres", f"initdb failed:\n{self._log_tail()}")
 
@@ -231,7 +286,13 @@ class OwnServer(PostgresServer):
     def _run(self, *command: str | Path) -> int:
         with (self.directory / "server.log").open("ab") as log:
             return subprocess.run(
-                command, stdout=log, stderr=log, cwd=self.directory, env=_environment(), check=False, **self._identity
+                command,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                env=_environment(),
+                check=False,
+                **self._identity,
             ).returncode
 
     def _end(self, number: signal.Signals) -> None:
@@ -249,7 +310,9 @@ class OwnServer(PostgresServer):
                     os.kill(pid, signal.SIGKILL)
             return bool(left)
 
-        wait_until(lambda: not any_left(), STOP_LIMIT_S, what=f"the processes in {self._data} are gone")
+        wait_until(
+            lambda: not any_left(), STOP_LIMIT_S, what=f"the processes in {self._data} are gone"
+        )
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def _log_tail(self) -> str:
@@ -257,7 +320,9 @@ class OwnServer(PostgresServer):
 
 
 def temporary_server(*, fsync: bool = True, settings: Mapping[str, str] | None = None) -> OwnServer:
-    """A new server, started; stopping it removes all of it. Those that killed processes left behind go first."""
+    """A new server, started; stopping it removes all of it. Those that killed processes
+    left behind go first.
+    """
     _sweep(Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
     return OwnServer(directory, fsync=fsync, settings=settings, temporary=True).start()
@@ -271,14 +336,21 @@ def any_server(environ: Mapping[str, str] = os.environ, *, fsync: bool = True) -
 
 def _environment() -> dict[str, str]:
     # PGDATA, PGPORT and their like would speak to the server's programs, too.
-    return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
+    return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {
+        "LC_ALL": "C"
+    }
 
 
 def _sweep(parent: Path) -> None:
-    """Removes the temporary servers of processes that were killed: nobody holds their locks."""
+    """Removes the temporary servers of processes that were killed: nobody holds their
+    locks.
+    """
     for directory in parent.glob(f"{PREFIX}*"):
         with suppress(OSError, DirectoryInUse):
-            if directory.stat().st_uid in _own_users() and time.time() - directory.stat().st_mtime > ABANDONED_S:
+            if (
+                directory.stat().st_uid in _own_users()
+                and time.time() - directory.stat().st_mtime > ABANDONED_S
+            ):
                 OwnServer(directory, temporary=True).stop("immediate")
 
 

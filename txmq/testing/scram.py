@@ -1,6 +1,8 @@
-"""The form in which a PostgreSQL server keeps a password (RFC 5803), with one round of hashing.
+"""The form in which a PostgreSQL server keeps a password (RFC 5803), with one round of
+hashing.
 
-The rounds protect passwords that somebody could guess, and cost each new connection 3 ms: no server for tests has one.
+The rounds protect passwords that somebody could guess, and cost each new connection 3
+ms: no server for tests has one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ ROUNDS = 1
 
 
 def verifier(password: str) -> str:
-    """What proves a random ASCII password, and does not tell it; PostgreSQL takes it wherever it takes a password."""
+    """What proves a random ASCII password, and does not tell it; PostgreSQL takes it
+    wherever it takes a password.
+    """
     salt = secrets.token_bytes(SALT_BYTES)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode("ascii"), salt, ROUNDS)
     stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()

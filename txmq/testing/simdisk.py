@@ -1,7 +1,8 @@
 """What a power cut leaves of files and names: the disk below `txmq.testing.simfs`.
 
-A file keeps, with equal chance, nothing of what was not synced, all of it, or each sector of 512 bytes as
-one of the changes left it, and one of the lengths that the file had. New, changed and removed names are kept likewise.
+A file keeps, with equal chance, nothing of what was not synced, all of it, or each
+sector of 512 bytes as one of the changes left it, and one of the lengths that the file
+had. New, changed and removed names are kept likewise.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Change(NamedTuple):
 class Inode:
     """A file: its contents, what is surely on disk, and the changes in between.
 
-    `adrift` are changes that an fsync failed to write: no later one will, but they may have reached the disk.
+    `adrift` are changes that an fsync failed to write: no later one will, but they may
+    have reached the disk.
     """
 
     content: bytearray = field(default_factory=bytearray)
@@ -58,7 +60,9 @@ class Inode:
 
 @dataclass(slots=True)
 class Directory:
-    """Names, those that are surely on disk, and the changes in between: each the names that it gave and took away."""
+    """Names, those that are surely on disk, and the changes in between: each the names
+    that it gave and took away.
+    """
 
     names: dict[str, Inode | Directory] = field(default_factory=dict)
     durable: dict[str, Inode | Directory] = field(default_factory=dict)
@@ -102,7 +106,9 @@ def _resize(content: bytearray, size: int) -> None:
         content.extend(bytes(size - len(content)))
 
 
-def rename(names: dict[str, Inode | Directory], change: dict[str, Inode | Directory | None]) -> None:
+def rename(
+    names: dict[str, Inode | Directory], change: dict[str, Inode | Directory | None]
+) -> None:
     for name, node in change.items():
         if node is None:
             names.pop(name, None)
@@ -111,11 +117,15 @@ def rename(names: dict[str, Inode | Directory], change: dict[str, Inode | Direct
 
 
 def used(directory: Directory) -> int:
-    return sum(len(n.content) if isinstance(n, Inode) else used(n) for n in directory.names.values())
+    return sum(
+        len(n.content) if isinstance(n, Inode) else used(n) for n in directory.names.values()
+    )
 
 
 def torn(durable: bytearray, changes: list[Change], rng: Random) -> bytearray:
-    """What may be on disk of `changes` on top of `durable`: each sector as one of the changes left it, or untouched."""
+    """What may be on disk of `changes` on top of `durable`: each sector as one of the
+    changes left it, or untouched.
+    """
     share = rng.choice((0, 0.5, 1))
     content = bytearray(durable)
     if share == 0:

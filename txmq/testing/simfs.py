@@ -1,12 +1,16 @@
-"""A file system in memory that loses what was not synced: power cuts, errors and a full disk, at any call.
+"""A file system in memory that loses what was not synced: power cuts, errors and a full
+disk, at any call.
 
-What a program sees and what would be left of it are two things. Changes of a file since its last fsync, and names made,
-changed and removed since the last fsync of their directory, survive a power cut in part and in any order, torn at
-sectors of 512 bytes: `crash` draws one of the disks that may be left. `restart` is the death of the process alone: the
-page cache, and the doubt, stay. What an fsync failed to write is lost to later ones too, as on Linux.
+What a program sees and what would be left of it are two things. Changes of a file since
+its last fsync, and names made, changed and removed since the last fsync of their
+directory, survive a power cut in part and in any order, torn at sectors of 512 bytes:
+`crash` draws one of the disks that may be left. `restart` is the death of the process
+alone: the page cache, and the doubt, stay. What an fsync failed to write is lost to
+later ones too, as on Linux.
 
-`crash_at=n` cuts the power during the n-th call that changes or syncs something; `errors={n: errno.EIO}` makes the n-th
-call of any kind fail; `capacity` is the size of the disk in bytes.
+`crash_at=n` cuts the power during the n-th call that changes or syncs something;
+`errors={n: errno.EIO}` makes the n-th call of any kind fail; `capacity` is the size of
+the disk in bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +30,23 @@ H = TypeVar("H")
 
 
 class PowerCut(BaseException):
-    """The power went. Not an Exception: no code under test may take it for an error that it can handle."""
+    """The power went. Not an Exception: no code under test may take it for an error
+    that it can handle.
+    """
 
 
 class SimFS:
-    """The file system; `trace` names the calls made so far, `changes` counts those that changed or synced something."""
+    """The file system; `trace` names the calls made so far, `changes` counts those that
+    changed or synced something.
+    """
 
-    def __init__(self, *, crash_at: int = 0, errors: dict[int, int] | None = None, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        crash_at: int = 0,
+        errors: dict[int, int] | None = None,
+        capacity: int | None = None,
+    ) -> None:
         self.crash_at = crash_at
         self.errors = errors or {}
         self.capacity = capacity
@@ -145,7 +159,9 @@ class SimFS:
             raise _error(name, path, self.errors[self.calls])
 
     def end(self) -> None:
-        """Count a change, and cut the power if this is the one: it may be lost then, and a sync has synced nothing."""
+        """Count a change, and cut the power if this is the one: it may be lost then,
+        and a sync has synced nothing.
+        """
         self.changes += 1
         if self.changes == self.crash_at:
             self._dark = True
@@ -230,7 +246,9 @@ class SimFile:
         self._sync("fsync")
 
     def close(self) -> None:
-        if not self._fs.dark:  # a generator that nobody reads to its end closes its file whenever it is collected
+        if (
+            not self._fs.dark
+        ):  # a generator that nobody reads to its end closes its file whenever it is collected
             self._fs.begin("close", self.path)
 
     def _change(self, name: str, offset: int, data: bytes) -> None:
@@ -257,10 +275,14 @@ class SimFile:
         self._inode.sync()
 
 
-def crash_points(disk: SimFS, run: Callable[[SimFS, H], object], history: Callable[[], H]) -> Iterator[tuple[SimFS, H]]:
-    """Let `run` work on a copy of `disk` with the power cut during its first change, its second, and so on to its last.
+def crash_points(
+    disk: SimFS, run: Callable[[SimFS, H], object], history: Callable[[], H]
+) -> Iterator[tuple[SimFS, H]]:
+    """Let `run` work on a copy of `disk` with the power cut during its first change,
+    its second, and so on to its last.
 
-    Yields what each left: the file system, to be crashed or restarted, and the `history` that it wrote down.
+    Yields what each left: the file system, to be crashed or restarted, and the
+    `history` that it wrote down.
     """
     for change in count(1):
         fs, told = disk.copy(), history()

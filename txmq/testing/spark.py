@@ -1,4 +1,6 @@
-"""A Spark session in this process, for tests, the demo and jobs that nobody submitted to a cluster."""
+"""A Spark session in this process, for tests, the demo and jobs that nobody submitted
+to a cluster.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +46,22 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 @contextmanager
-def local_session(master: str = MASTER, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session with the data source `txmq` in it; it ends with the block, and so does its JVM.
+def local_session(
+    master: str = MASTER, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session with the data source `txmq` in it; it ends with the block, and so does
+    its JVM.
 
     Raises ConfigError where the machine has no Java.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415 (an extra, and it takes half a second)
+    from pyspark.sql import SparkSession
 
-    from txmq_spark import TxmqDataSource  # noqa: PLC0415 (needs pyspark)
+    from txmq_spark import TxmqDataSource
 
-    with tempfile.TemporaryDirectory(prefix="txmq-spark-") as name, _environment(environment(Path(name))):
+    with (
+        tempfile.TemporaryDirectory(prefix="txmq-spark-") as name,
+        _environment(environment(Path(name))),
+    ):
         builder = SparkSession.builder.master(master).appName("txmq")
         for key, value in (_settings(Path(name)) | dict(settings or {})).items():
             builder = builder.config(key, value)
@@ -66,8 +74,10 @@ def local_session(master: str = MASTER, settings: Mapping[str, str] | None = Non
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What a JVM and its Python workers find their parts by: Java, this Python, these packages."""
-    import txmq_spark  # noqa: PLC0415 (needs pyspark, which is an extra)
+    """What a JVM and its Python workers find their parts by: Java, this Python, these
+    packages.
+    """
+    import txmq_spark
 
     roots = [str(Path(package.__file__ or "").parents[1]) for package in (txmq, txmq_spark)]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -83,7 +93,9 @@ def environment(directory: Path) -> dict[str, str]:
 def _settings(directory: Path) -> dict[str, str]:
     logging = directory / "log4j2.properties"
     logging.write_text(LOGGING, encoding="ascii")
-    java = f"{SETTINGS['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={logging.as_uri()}"
+    java = (
+        f"{SETTINGS['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={logging.as_uri()}"
+    )
     places = dict.fromkeys(("spark.local.dir", "spark.sql.warehouse.dir"), str(directory))
     return SETTINGS | places | {"spark.driver.extraJavaOptions": java}
 
@@ -104,13 +116,13 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end(session: SparkSession) -> None:
-    from pyspark import SparkContext  # noqa: PLC0415 (as above)
+    from pyspark import SparkContext
 
     session.stop()
-    gateway = SparkContext._gateway  # noqa: SLF001 (Spark keeps the JVM for a next session that would not come)
+    gateway = SparkContext._gateway
     if gateway is not None:
         gateway.close()
         gateway.shutdown()
-        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+        SparkContext._gateway = SparkContext._jvm = None
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=30)

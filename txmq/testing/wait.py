@@ -11,7 +11,9 @@ _LONGEST_S = 0.25
 
 
 def wait_until(predicate: Callable[[], object], timeout_s: float = 30.0, *, what: str = "") -> None:
-    """Returns once `predicate` gives something true. Raises TimeoutError, naming `what`, if that takes too long."""
+    """Returns once `predicate` gives something true. Raises TimeoutError, naming
+    `what`, if that takes too long.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         began = time.monotonic()

@@ -1,8 +1,10 @@
-"""What is to be done with a prepared branch that its coordinator has left, and why (PROTOCOLS 3).
+"""What is to be done with a prepared branch that its coordinator has left, and why
+(PROTOCOLS 3).
 
-Nobody concludes a rollback from absence. The home broker's log says how the transaction ended; where it has not ended
-yet, and the safety interval is over, the home broker is asked to end it, and whatever it then says is followed. No
-answer leaves everything as it is.
+Nobody concludes a rollback from absence. The home broker's log says how the transaction
+ended; where it has not ended yet, and the safety interval is over, the home broker is
+asked to end it, and whatever it then says is followed. No answer leaves everything as
+it is.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from txmq.message import Decision
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision
 
 
 class Word(StrEnum):
@@ -54,7 +56,9 @@ class Action(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """What is to be done and why. `ask`: the home broker has to decide first, and its answer goes before `action`."""
+    """What is to be done and why. `ask`: the home broker has to decide first, and its
+    answer goes before `action`.
+    """
 
     action: Action
     reason: str
@@ -66,31 +70,47 @@ _SETTLED = {
     Word.COMMITTED: Verdict(Action.COMMIT, "its home broker has committed the transaction"),
     Word.ROLLED_BACK: Verdict(Action.ROLL_BACK, "its home broker has rolled the transaction back"),
     Word.SILENT: Verdict(Action.WAIT, "its home broker cannot be reached now"),
-    Word.FORGOTTEN: Verdict(Action.HEURISTIC, "its home broker keeps no outcomes as old: needs --reason"),
+    Word.FORGOTTEN: Verdict(
+        Action.HEURISTIC, "its home broker keeps no outcomes as old: needs --reason"
+    ),
     Word.UNKNOWN_LOG: Verdict(Action.LEAVE, "unknown log: no broker that is configured has it"),
-    Word.REFUSED: Verdict(Action.LEAVE, "its home broker says that another decides it: see txmq tx show"),
+    Word.REFUSED: Verdict(
+        Action.LEAVE, "its home broker says that another decides it: see txmq tx show"
+    ),
 }
 
 
 def word_of(state: str) -> Word:
-    """The word that `xa.outcome` gives as a state. KeyError for one that there is not."""
+    """The word that `xa.outcome` gives as a state. KeyError for one that there is
+    not.
+    """
     return _OF_STATES[state]
 
 
 def judge(word: Word, age_s: float, safety_s: float) -> Verdict:
-    """What is to be done with a branch of ours that has stood for `age_s`, given what its home says."""
+    """What is to be done with a branch of ours that has stood for `age_s`, given what
+    its home says.
+    """
     if settled := _SETTLED.get(word):
         return settled
     if age_s < safety_s:
-        return Verdict(Action.WAIT, f"{word}, and younger than the safety interval of {safety_s:g} s")
-    return Verdict(Action.ROLL_BACK, f"{word} for longer than the safety interval: home decides first", ask=True)
+        return Verdict(
+            Action.WAIT, f"{word}, and younger than the safety interval of {safety_s:g} s"
+        )
+    return Verdict(
+        Action.ROLL_BACK,
+        f"{word} for longer than the safety interval: home decides first",
+        ask=True,
+    )
 
 
 def contradiction(word: Word, xid_status: str | None) -> str:
-    """How a branch that is gone had ended, if otherwise than decided: "committed" or "aborted"; else nothing.
+    """How a branch that is gone had ended, if otherwise than decided: "committed" or
+    "aborted"; else nothing.
 
-    `xid_status` is what pg_xact_status says of its transaction id, which must have been prepared: such an id is never
-    given to another. That a branch is gone proves nothing by itself.
+    `xid_status` is what pg_xact_status says of its transaction id, which must have been
+    prepared: such an id is never given to another. That a branch is gone proves nothing
+    by itself.
     """
     against = {Word.COMMITTED: "aborted", Word.ROLLED_BACK: "committed"}.get(word)
     return against if against is not None and xid_status == against else ""

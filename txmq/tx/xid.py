@@ -1,9 +1,12 @@
-"""Names of transaction branches: X/Open's xid, the gid that it has in PostgreSQL, and what txmq puts into its own.
+"""Names of transaction branches: X/Open's xid, the gid that it has in PostgreSQL, and
+what txmq puts into its own.
 
-A gid is written as psycopg2 writes it, `{format}_{base64 of gtrid}_{base64 of bqual}`, so that its `tpc_recover` and
-other tools read it. In one of ours the gtrid is `{node}:{first 12 hex digits of the home log's id}:{token}` and the
-bqual is the number of the branch. `pg_prepared_xacts` lists the whole server, other coordinators' gids too: what is not
-to the letter as we would write it is not ours, and nobody but its owner may finish it.
+A gid is written as psycopg2 writes it, `{format}_{base64 of gtrid}_{base64 of bqual}`,
+so that its `tpc_recover` and other tools read it. In one of ours the gtrid is
+`{node}:{first 12 hex digits of the home log's id}:{token}` and the bqual is the number
+of the branch. `pg_prepared_xacts` lists the whole server, other coordinators' gids too:
+what is not to the letter as we would write it is not ours, and nobody but its owner may
+finish it.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ _GID: Final = re.compile(r"(0|[1-9][0-9]{0,9})_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-
 
 
 class Xid(NamedTuple):
-    """The name of a branch in any coordinator's XA: `gtrid` is the transaction, `bqual` the branch of it."""
+    """The name of a branch in any coordinator's XA: `gtrid` is the transaction, `bqual`
+    the branch of it.
+    """
 
     format: int
     gtrid: bytes
@@ -40,7 +45,9 @@ class Xid(NamedTuple):
 
     @property
     def gid(self) -> str:
-        """The name in PostgreSQL: at most 188 characters, none of which needs quoting."""
+        """The name in PostgreSQL: at most 188 characters, none of which needs
+        quoting.
+        """
         return f"{self.format}_{b64encode(self.gtrid).decode()}_{b64encode(self.bqual).decode()}"
 
     @classmethod
@@ -53,12 +60,14 @@ class Xid(NamedTuple):
             xid = cls(int(found[1]), b64decode(found[2]), b64decode(found[3]))
         except ValueError:
             return None
-        return xid if xid.gid == gid and max(len(xid.gtrid), len(xid.bqual)) <= LONGEST_PART else None
+        return (
+            xid if xid.gid == gid and max(len(xid.gtrid), len(xid.bqual)) <= LONGEST_PART else None
+        )
 
 
 class Branch(NamedTuple):
-    """One of our own: branch `number`, from 1, of the transaction `token`, decided in the log whose id begins with
-    `log`; `node` says whose process began it.
+    """One of our own: branch `number`, from 1, of the transaction `token`, decided in
+    the log whose id begins with `log`; `node` says whose process began it.
     """
 
     node: str
@@ -90,7 +99,9 @@ class Branch(NamedTuple):
 
 
 def branches(node: str, log_id: UUID, token: UUID, count: int) -> list[Branch]:
-    """The names of the branches of a transaction. Raises LocalProtocolError for too many, or an impossible node."""
+    """The names of the branches of a transaction. Raises LocalProtocolError for too
+    many, or an impossible node.
+    """
     if _NODE.fullmatch(node) is None:
         hint = f"1 to {LONGEST_NODE} characters out of A-Z a-z 0-9 . _ -, not beginning with a dot"
         raise LocalProtocolError(f"{node[:LONGEST_PART]!r} cannot name a node", hint=hint)
@@ -100,7 +111,9 @@ def branches(node: str, log_id: UUID, token: UUID, count: int) -> list[Branch]:
 
 
 def node_of(service: str) -> str:
-    """The node that a service's processes have unless told otherwise: its name, cut short where it is too long."""
+    """The node that a service's processes have unless told otherwise: its name, cut
+    short where it is too long.
+    """
     if len(service) <= LONGEST_NODE:
         return service
     digest = sha256(service.encode()).hexdigest()[:8]

@@ -1,1 +1,3 @@
-"""The conversation of clients and broker (docs/FORMATS.md 2): bytes to values and back, without any I/O."""
+"""The conversation of clients and broker (docs/FORMATS.md 2): bytes to values and back,
+without any I/O.
+"""

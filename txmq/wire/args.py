@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
-from txmq import limits
-from txmq.message import is_name
+from txmq.model import limits
+from txmq.model.message import is_name
 from txmq.wire.json import WireModel
 
 Text = Annotated[str, StringConstraints(max_length=4_096)]
@@ -35,6 +35,8 @@ Name = Annotated[str, AfterValidator(_name)]
 
 
 class Args(WireModel):
-    """Arguments of a call. There are many kinds and a process checks few: each gets its validator at its first use."""
+    """Arguments of a call. There are many kinds and a process checks few: each gets its
+    validator at its first use.
+    """
 
     model_config = ConfigDict(defer_build=True)

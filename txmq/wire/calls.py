@@ -1,4 +1,6 @@
-"""Control calls (docs/FORMATS.md 2.3): the arguments of each, checked strictly before anything acts on them."""
+"""Control calls (docs/FORMATS.md 2.3): the arguments of each, checked strictly before
+anything acts on them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import Field, StringConstraints, ValidationError
 
 from txmq.errors import RemoteProtocolError
-from txmq.mistakes import first_mistake
+from txmq.errors.validation import first_mistake
 from txmq.wire import calls_consumers as consumers
 from txmq.wire import calls_messages as messages
 from txmq.wire import calls_topics as topics
@@ -44,8 +46,8 @@ class TokenArgs(Args):
 
 
 class TxShow(TokenArgs):
-    """One transaction; `detail`: with its neighbours, contradictions and messages, a page of them with their bodies or
-    without.
+    """One transaction; `detail`: with its neighbours, contradictions and messages, a
+    page of them with their bodies or without.
     """
 
     detail: bool = False
@@ -76,7 +78,9 @@ class JobDecide(TokenArgs):
 
 
 class ChecksWait(Args):
-    """A long poll of a process of a service that has these checkers; none named = all."""
+    """A long poll of a process of a service that has these checkers; none named =
+    all.
+    """
 
     service: Name
     checkers: Annotated[tuple[Name, ...], Field(max_length=1_000)] = ()
@@ -163,7 +167,9 @@ def encode_call(name: str, args: dict[str, object]) -> bytes:
 
 
 def decode_call(payload: bytes) -> tuple[str, Args]:
-    """Name and checked arguments of a call. Raises RemoteProtocolError for an unknown one, or wrong arguments."""
+    """Name and checked arguments of a call. Raises RemoteProtocolError for an unknown
+    one, or wrong arguments.
+    """
     tree = parse(payload)
     name = tree.get("call") if isinstance(tree, dict) else None
     if not isinstance(name, str) or name not in CALLS:

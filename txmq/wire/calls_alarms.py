@@ -1,4 +1,6 @@
-"""Alarms that others than the broker raise: recovery of XA, relays, consumers with an inbox (docs/FORMATS.md 2.3)."""
+"""Alarms that others than the broker raise: recovery of XA, relays, consumers with an
+inbox (docs/FORMATS.md 2.3).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class ReportedAlarm(Args):
 
 
 class AlarmsReport(Args):
-    """Everything that `source` has to tell just now, in place of what it told before; none = all is well.
+    """Everything that `source` has to tell just now, in place of what it told before;
+    none = all is well.
 
     It is forgotten after `for_s` seconds, unless the source is heard of again.
     """

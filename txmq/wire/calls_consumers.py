@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from txmq import limits
 from txmq.errors import ConfigError
-from txmq.message import is_name
-from txmq.retry import RetryPolicy
+from txmq.model import limits
+from txmq.model.message import is_name
+from txmq.model.retry import RetryPolicy
 from txmq.wire.args import Args, Limit, Name, Text
 
 
@@ -26,14 +26,19 @@ Offset = Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
 Partition = Annotated[int, Field(ge=0, le=4_095)]
 Place = tuple[Name, Partition, Offset]
 ErrorClasses = Annotated[
-    tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...], Field(max_length=100)
+    tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
+    Field(max_length=100),
 ]
 
 
 class Retry(Args):
-    """A retry policy (`txmq.retry.RetryPolicy`): delays in microseconds; `attempts` null = one for each delay."""
+    """A retry policy (`txmq.model.retry.RetryPolicy`): delays in microseconds;
+    `attempts` null = one for each delay.
+    """
 
-    delays: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=1_000)]
+    delays: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=1_000)
+    ]
     attempts: int | None = None
     jitter: float = 0.0
     dead: ErrorClasses = ()
@@ -66,17 +71,28 @@ class Wanted(Args):
 
 
 class Join(Wanted):
-    """Become a member of a consumer group; null = no opinion, the group has its own or the default."""
+    """Become a member of a consumer group; null = no opinion, the group has its own or
+    the default.
+    """
 
     group: Name
-    member: Name | None = None  # null = a name is made, and in broadcast mode forgotten with the member
-    instance: Annotated[str, StringConstraints(min_length=1, max_length=64)]  # tells two processes of one name apart
+    member: Name | None = (
+        None  # null = a name is made, and in broadcast mode forgotten with the member
+    )
+    instance: Annotated[
+        str, StringConstraints(min_length=1, max_length=64)
+    ]  # tells two processes of one name apart
     mode: Literal["concurrent", "ordered", "broadcast"] = "concurrent"
     topics: Annotated[tuple[Name, ...], Field(min_length=1, max_length=1_000)]
-    start: Literal["first", "last"] | int | None = None  # int: microseconds since the epoch, or if negative, from now
+    start: Literal["first", "last"] | int | None = (
+        None  # int: microseconds since the epoch, or if negative, from now
+    )
     strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
     static: bool = False  # its partitions wait for it as long as its session lasts
-    held: Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)] | None = None
+    held: (
+        Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)]
+        | None
+    ) = None
 
 
 class Member(Args):
@@ -109,7 +125,9 @@ class Failure(Args):
 
 
 class Nack(OfGeneration):
-    """A message failed, or (`postpone`) is to come again later without being counted."""
+    """A message failed, or (`postpone`) is to come again later without being
+    counted.
+    """
 
     topic: Name
     partition: Partition
@@ -149,7 +167,9 @@ class GroupReset(Operation):
     """Where a group goes on."""
 
     topic: Name
-    to: Literal["first", "last"] | int | dict[int, Offset] = "first"  # int: microseconds; dict: offset by partition
+    to: Literal["first", "last"] | int | dict[int, Offset] = (
+        "first"  # int: microseconds; dict: offset by partition
+    )
     reprocess: bool = False  # let the inbox take again what it has seen
     dry_run: bool = False
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from txmq import limits
 from txmq.errors import LocalProtocolError
-from txmq.message import parse_message_id
+from txmq.model import limits
+from txmq.model.message import parse_message_id
 from txmq.wire.args import Args, Limit, Name
 
 
@@ -38,8 +38,9 @@ class MessageShow(Args):
 
 
 class MessageFind(Args):
-    """A page of a topic's messages: with that key, of that id, stored from `start` on and before `end`, in that
-    partition from `offset` on; `after` is `next` of the page before.
+    """A page of a topic's messages: with that key, of that id, stored from `start` on
+    and before `end`, in that partition from `offset` on; `after` is `next` of the page
+    before.
     """
 
     topic: Name
@@ -55,7 +56,9 @@ class MessageFind(Args):
 
 
 class DelayedList(Args):
-    """A page of the messages that wait for their time; `after` is `next` of the page before."""
+    """A page of the messages that wait for their time; `after` is `next` of the page
+    before.
+    """
 
     topic: Name | None = None
     after: tuple[Position, Position] | None = None

@@ -1,4 +1,6 @@
-"""Control calls about topics. Of their settings null means: leave it, and "default": as the broker has it."""
+"""Control calls about topics. Of their settings null means: leave it, and "default": as
+the broker has it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from txmq import limits
+from txmq.model import limits
 from txmq.wire.args import Args, Name
 
 Default = Literal["default"]
 Time = Annotated[int, Field(ge=0, le=100 * 366 * 24 * 3_600 * 1_000)]  # milliseconds, 0 = no limit
 Size = Annotated[int, Field(ge=0, le=1 << 60)]  # bytes, 0 = no limit
-Flush = tuple[Annotated[int, Field(ge=1, le=3_600_000)], Annotated[int, Field(ge=1, le=1_000_000_000)]]
+Flush = tuple[
+    Annotated[int, Field(ge=1, le=3_600_000)], Annotated[int, Field(ge=1, le=1_000_000_000)]
+]
 MS = 1_000
 
 
 class TopicSettings(Args):
-    """`flush` is "sync", or at most (milliseconds, messages) that a power cut may take."""
+    """`flush` is "sync", or at most (milliseconds, messages) that a power cut may
+    take.
+    """
 
     retention_ms: Time | Default | None = None
     retention_bytes: Size | Default | None = None
@@ -29,7 +35,9 @@ class TopicSettings(Args):
     readable: bool | None = None
 
     def changes(self) -> dict[str, Any]:
-        """What is named, as fields of the broker's own settings: times in microseconds, -1 and "" for "default"."""
+        """What is named, as fields of the broker's own settings: times in microseconds,
+        -1 and "" for "default".
+        """
         found: dict[str, Any] = {}
         for name, value in (("retention_us", self.retention_ms), ("letters_us", self.letters_ms)):
             found |= {} if value is None else {name: -1 if value == "default" else int(value) * MS}

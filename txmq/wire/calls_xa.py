@@ -1,4 +1,6 @@
-"""Arguments of the control calls of XA, and of producer instances (docs/FORMATS.md 2.3)."""
+"""Arguments of the control calls of XA, and of producer instances (docs/FORMATS.md
+2.3).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class ProducerRegister(Args):
 
 
 class XaList(Args):
-    """Which branches to list: undecided ones and those with heuristics, or the latter alone."""
+    """Which branches to list: undecided ones and those with heuristics, or the latter
+    alone.
+    """
 
     kind: Literal["home", "foreign"] | None = None
     owner: Name | None = None
@@ -44,14 +48,18 @@ class XaList(Args):
 
 
 class XaDecided(Args):
-    """Which committed transactions of this broker's own to list: `limit` is how many of any kind are looked at."""
+    """Which committed transactions of this broker's own to list: `limit` is how many of
+    any kind are looked at.
+    """
 
     after: Token | None = None
     limit: Limit = 1_000
 
 
 class XaCommitted(Args):
-    """What this broker has committed as the home of it, after number `after` of that start of the broker."""
+    """What this broker has committed as the home of it, after number `after` of that
+    start of the broker.
+    """
 
     boot_epoch: Annotated[int, Field(ge=0)] = 0
     after: Annotated[int, Field(ge=0)] = 0

@@ -1,4 +1,5 @@
-"""Chunks: what FETCH and READ return (docs/FORMATS.md 2.2), batches as they were sent with the place of their rows.
+"""Chunks: what FETCH and READ return (docs/FORMATS.md 2.2), batches as they were sent
+with the place of their rows.
 
 u32 chunks | u32 generation | i64 next offset or -1, then for each: i64 base offset | i64 stored_at | i64 position
 u32 partition | u16 attempt | u16 flags | i64 lease id or -1 | str topic, padded to 8 | u32 length | u32 first row
@@ -27,10 +28,12 @@ Further = tuple[int, int, int]  # one more batch of a chunk: its bytes, its rows
 
 
 class Chunk(NamedTuple):
-    """`rows` rows of a batch, from `first_row` on; the offset of row r is `base_offset` + r.
+    """`rows` rows of a batch, from `first_row` on; the offset of row r is `base_offset`
+    + r.
 
-    `attempt` counts deliveries from 1; `lease_id` is -1 where there is no lease. With `further` batches, `batch` is all
-    of them, one behind the other, and their rows are counted on: a run. `stored_at` and `position` are of the first.
+    `attempt` counts deliveries from 1; `lease_id` is -1 where there is no lease. With
+    `further` batches, `batch` is all of them, one behind the other, and their rows are
+    counted on: a run. `stored_at` and `position` are of the first.
     """
 
     topic: str
@@ -55,7 +58,9 @@ class Chunks(NamedTuple):
     chunks: tuple[Chunk, ...]
 
 
-def pack_chunks(chunks: Sequence[Chunk], *, generation: int = 0, next_offset: int = -1) -> list[bytes]:
+def pack_chunks(
+    chunks: Sequence[Chunk], *, generation: int = 0, next_offset: int = -1
+) -> list[bytes]:
     """The payload, in pieces; the batches are not copied."""
     pieces = [HEAD.pack(len(chunks), generation, next_offset)]
     for chunk in chunks:
@@ -64,12 +69,16 @@ def pack_chunks(chunks: Sequence[Chunk], *, generation: int = 0, next_offset: in
 
 
 def chunk_size(topic: str, batch_length: int) -> int:
-    """The bytes that a chunk takes in a payload, for whoever has to stay below a limit."""
+    """The bytes that a chunk takes in a payload, for whoever has to stay below a
+    limit.
+    """
     return _padded(PLACE.size + 1 + len(topic)) + ROWS.size + batch_length
 
 
 def unpack_chunks(payload: bytes) -> Chunks:
-    """The chunks of a payload, whole batches with plausible headers. Raises RemoteProtocolError."""
+    """The chunks of a payload, whole batches with plausible headers. Raises
+    RemoteProtocolError.
+    """
     reader = Reader(payload)
     count, generation, next_offset = reader.fields(HEAD)
     if next_offset < -1:
@@ -102,7 +111,9 @@ def _chunks(reader: Reader, count: int) -> Iterable[Chunk]:
         header = read_header(batch)
         numbers = base_offset >= 0 and stored_at >= 0 and position >= 0 and lease_id >= -1
         if not numbers or flags > MOVED | SUBSET:
-            raise RemoteProtocolError(f"a chunk of {topic} with impossible fields: offset {base_offset}, flags {flags}")
+            raise RemoteProtocolError(
+                f"a chunk of {topic} with impossible fields: offset {base_offset}, flags {flags}"
+            )
         count = header.count + sum(rows for _length, rows, _stored_at in further)
         whole = header.length + sum(length for length, _rows, _stored_at in further)
         if whole != length or first_row >= header.count or not 0 < rows <= count - first_row:

@@ -1,15 +1,15 @@
-"""Who decides a group, and who takes part in what a home broker decides, as it stands on the wire and in the log
-(docs/FORMATS.md 2.1, 4.2): a kind and its fields.
+"""Who decides a group, and who takes part in what a home broker decides, as it stands
+on the wire and in the log (docs/FORMATS.md 2.1, 4.2): a kind and its fields.
 
-Only the form is checked here. Whether a database is known, and what it says, is for the resolver: it connects to what
-its own settings name, never to what a group names.
+Only the form is checked here. Whether a database is known, and what it says, is for the
+resolver: it connects to what its own settings name, never to what a group names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.message import is_name
+from txmq.model.message import is_name
 
 Decider = tuple[object, ...]
 Rule = Callable[[object], bool]
@@ -40,7 +40,9 @@ IDENTIFIER = 63  # PostgreSQL's limit for names of databases and roles, in bytes
 
 
 def _text(most: int, characters: Callable[[str], bool]) -> Rule:
-    return lambda value: type(value) is str and 0 < len(value.encode(errors="replace")) <= most and characters(value)
+    return lambda value: (
+        type(value) is str and 0 < len(value.encode(errors="replace")) <= most and characters(value)
+    )
 
 
 def _is_gid(text: str) -> bool:
@@ -50,7 +52,12 @@ def _is_gid(text: str) -> bool:
 
 FORMS: dict[object, tuple[Rule, ...]] = {
     "checker": (_name,),  # service
-    "postgres": (_number(1, U64), _number(1, U32), _number(1, U32), _or_none(_number(FIRST_XID, U64))),
+    "postgres": (
+        _number(1, U64),
+        _number(1, U32),
+        _number(1, U32),
+        _or_none(_number(FIRST_XID, U64)),
+    ),
     "home": (UUID, UUID),  # log id, token
     "job": (UUID,),  # token of the job
     "foreign": (_number(0, U31), XA_PART, XA_PART),

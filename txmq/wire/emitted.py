@@ -1,9 +1,11 @@
-"""The payload of a logical message, by which a message travels through PostgreSQL's log (docs/FORMATS.md 7).
+"""The payload of a logical message, by which a message travels through PostgreSQL's log
+(docs/FORMATS.md 7).
 
     u8 version = 1 | u8 0 | u16 key length | i32 partition, -1 = not asked for | i64 born_at | u32 headers length
     | str topic | str tag | key | headers | body
 
-Whoever may run a statement can write such payloads: unpacking believes nothing and raises RemoteProtocolError.
+Whoever may run a statement can write such payloads: unpacking believes nothing and
+raises RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from txmq import limits
 from txmq.batch.cells import body_cell, header_cell, headers_of, text_cell
 from txmq.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError
-from txmq.message import Message, check_name
+from txmq.model import limits
+from txmq.model.message import Message, check_name
 from txmq.wire.reader import Reader
 
 PREFIX = "txmq"  # of the logical messages that are meant
@@ -24,7 +26,9 @@ NOT_ASKED, PARTITIONS = -1, 1 << 31
 
 
 class Emitted(NamedTuple):
-    """A message as it was put into a database's transaction; `born_at` is by the clock of whoever did."""
+    """A message as it was put into a database's transaction; `born_at` is by the clock
+    of whoever did.
+    """
 
     topic: str
     message: Message
@@ -33,7 +37,9 @@ class Emitted(NamedTuple):
 
 
 def pack_emitted(emitted: Emitted) -> bytes:
-    """The payload. Raises LocalProtocolError or MessageTooLarge for what no broker would take."""
+    """The payload. Raises LocalProtocolError or MessageTooLarge for what no broker
+    would take.
+    """
     topic, (body, key, tag, headers, *times), partition, born_at = emitted
     if any(time is not None for time in times):
         raise LocalProtocolError("an emitted message has no times of delivery and expiry")
@@ -54,7 +60,9 @@ def unpack_emitted(payload: bytes) -> Emitted:
     reader = Reader(payload)
     version, reserved, key_size, asked, born_at, headers_size = reader.fields(HEADER)
     if version != VERSION or reserved:
-        raise RemoteProtocolError(f"a logical message of version {version}, this txmq knows {VERSION}")
+        raise RemoteProtocolError(
+            f"a logical message of version {version}, this txmq knows {VERSION}"
+        )
     topic = reader.name()
     tag = _text(reader.take(reader.take(1)[0]))
     key = _text(reader.take(key_size))
@@ -73,7 +81,9 @@ def _check_sizes(message: Message) -> None:
         text_cell(message.tag or "", "tag", limits.TAG)
         header_cell(message.headers)
     except (LocalProtocolError, MessageTooLarge) as error:
-        raise RemoteProtocolError(f"a logical message that no broker takes: {error.message}") from error
+        raise RemoteProtocolError(
+            f"a logical message that no broker takes: {error.message}"
+        ) from error
 
 
 def _text(cell: bytes) -> str:

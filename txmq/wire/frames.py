@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from google_crc32c import extend, value
 
-from txmq import limits
 from txmq.errors import LocalProtocolError, RemoteProtocolError
+from txmq.model import limits
 
 VERSION = 1
 LENGTH = Struct("<I")
@@ -24,12 +24,16 @@ HEADER = Struct("<IIBBHI")
 LEAST = HEADER.size - LENGTH.size
 LARGE_PART = 4_096  # bytes of a payload that are worth an object of their own
 
-HTTP = frozenset({b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"HTTP"})
+HTTP = frozenset(
+    {b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"HTTP"}
+)
 TLS = frozenset({b"\x15\x03", b"\x16\x03"})  # an alert and a handshake
 
 
 class Frame(NamedTuple):
-    """A request or a reply. `status` is 0 in every request; a broker refuses one with flags."""
+    """A request or a reply. `status` is 0 in every request; a broker refuses one with
+    flags.
+    """
 
     opcode: int
     status: int
@@ -37,15 +41,21 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-def encode_frame(opcode: int, correlation: int, payload: bytes | Sequence[bytes] = b"", *, status: int = 0) -> bytes:
-    """The bytes of a frame; a payload in pieces is joined here, once. LocalProtocolError where it is over the limit."""
+def encode_frame(
+    opcode: int, correlation: int, payload: bytes | Sequence[bytes] = b"", *, status: int = 0
+) -> bytes:
+    """The bytes of a frame; a payload in pieces is joined here, once.
+    LocalProtocolError where it is over the limit.
+    """
     return b"".join(frame_pieces(opcode, correlation, payload, status=status))
 
 
 def frame_pieces(
     opcode: int, correlation: int, payload: bytes | Sequence[bytes] = b"", *, status: int = 0
 ) -> list[bytes]:
-    """As `encode_frame`, in pieces for a transport that takes several at once: a large payload is not copied."""
+    """As `encode_frame`, in pieces for a transport that takes several at once: a large
+    payload is not copied.
+    """
     pieces = [payload] if isinstance(payload, bytes) else payload
     length = LEAST + sum(map(len, pieces))
     if length > limits.FRAME:
@@ -58,8 +68,9 @@ def frame_pieces(
 class FrameDecoder:
     """Takes bytes as they come and gives the frames they complete.
 
-    Every byte is copied once, into its frame; only small pieces of one that comes in many are copied once more.
-    After a RemoteProtocolError the connection is of no use, and the same error is raised again.
+    Every byte is copied once, into its frame; only small pieces of one that comes in
+    many are copied once more. After a RemoteProtocolError the connection is of no use,
+    and the same error is raised again.
     """
 
     def __init__(self, limit: int = limits.FRAME_BEFORE_HELLO) -> None:
@@ -75,7 +86,9 @@ class FrameDecoder:
         return len(self._head) + self._held
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes. Raises RemoteProtocolError as soon as no frame can come of it."""
+        """The frames that `data` completes. Raises RemoteProtocolError as soon as no
+        frame can come of it.
+        """
         if self._error is not None:
             raise self._error
         try:
@@ -114,7 +127,9 @@ class FrameDecoder:
         return taken + len(more)
 
     def _hold(self, part: memoryview) -> None:
-        """Keeps a part of a payload: as it came, but for small ones, which would take more room than they have."""
+        """Keeps a part of a payload: as it came, but for small ones, which would take
+        more room than they have.
+        """
         self._held += len(part)
         if len(part) >= LARGE_PART:
             self._parts.append(part)
@@ -126,7 +141,9 @@ class FrameDecoder:
         last += part
 
     def _end(self, data: bytes | bytearray, at: int) -> int | None:
-        """Where the frame ends that begins there, None while its length is not known."""
+        """Where the frame ends that begins there, None while its length is not
+        known.
+        """
         if len(data) - at < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(data, at)
@@ -151,5 +168,7 @@ def _foreign(start: bytes, length: int, limit: int) -> RemoteProtocolError:
     if start in HTTP:
         return RemoteProtocolError("wrong protocol on the port: the peer speaks HTTP", hint=hint)
     if start[:2] in TLS:
-        return RemoteProtocolError("wrong protocol on the port: the peer speaks TLS", hint="this port is without TLS")
+        return RemoteProtocolError(
+            "wrong protocol on the port: the peer speaks TLS", hint="this port is without TLS"
+        )
     return RemoteProtocolError(f"a frame of {length} bytes; {LEAST} to {limit} are possible here")

@@ -1,7 +1,9 @@
-"""The payloads of the requests that carry data, and of their replies (docs/FORMATS.md 2.1).
+"""The payloads of the requests that carry data, and of their replies (docs/FORMATS.md
+2.1).
 
-Strings are a u8 length and bytes. Packing is for values that were checked before; unpacking believes nothing and raises
-RemoteProtocolError. Groups and chunks have modules of their own.
+Strings are a u8 length and bytes. Packing is for values that were checked before;
+unpacking believes nothing and raises RemoteProtocolError. Groups and chunks have
+modules of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from txmq.errors import RemoteProtocolError
-from txmq.message import COMMIT, ROLLBACK, Decision
+from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.wire.reader import Reader, name_of, text_of
 
 
@@ -51,7 +53,9 @@ READ = struct.Struct("<IqII")
 
 
 class Send(NamedTuple):
-    """Store a batch in a partition. `topic_epoch` is the topic's shape as the sender knows it, 0 = it does not say."""
+    """Store a batch in a partition. `topic_epoch` is the topic's shape as the sender
+    knows it, 0 = it does not say.
+    """
 
     topic: str
     partition: int
@@ -60,7 +64,9 @@ class Send(NamedTuple):
 
 
 class SendReceipt(NamedTuple):
-    """The batch is stored: the offset of its first row, -1 while it is queued behind an undecided half of its key."""
+    """The batch is stored: the offset of its first row, -1 while it is queued behind an
+    undecided half of its key.
+    """
 
     offset: int
     stored_at: int
@@ -77,17 +83,21 @@ class Decide(NamedTuple):
 
 
 class DecideReceipt(NamedTuple):
-    """Where the group stands (txmq.tx.group), and whether it was decided so before."""
+    """Where the group stands (txmq.model.bundle), and whether it was decided so
+    before.
+    """
 
     state: int
     repeated: bool
 
 
 class Fetch(NamedTuple):
-    """Lease messages to a member of a consumer group; waits up to `max_wait_ms` for the first.
+    """Lease messages to a member of a consumer group; waits up to `max_wait_ms` for the
+    first.
 
-    Batches that share no bit with `tag_filter` are not wanted; 0 = all are. Neighbouring batches of together at most
-    `run` rows may come as one chunk. Nothing of the topics `without` is to come, now.
+    Batches that share no bit with `tag_filter` are not wanted; 0 = all are.
+    Neighbouring batches of together at most `run` rows may come as one chunk. Nothing
+    of the topics `without` is to come, now.
     """
 
     generation: int
@@ -131,7 +141,9 @@ class Read(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def send_header(topic: str, partition: int, topic_epoch: int) -> bytes:
-    """What stands before the batch in a SEND; the same for every send to that partition, so it is remembered."""
+    """What stands before the batch in a SEND; the same for every send to that
+    partition, so it is remembered.
+    """
     return SEND.pack(0, topic_epoch, partition, len(topic)) + topic.encode()
 
 
@@ -143,7 +155,9 @@ def unpack_send(payload: bytes) -> Send:
     _no_flags(flags)
     start = SEND.size + size
     if start > len(payload):
-        raise RemoteProtocolError(f"a send of {len(payload)} bytes ends within the name of its topic")
+        raise RemoteProtocolError(
+            f"a send of {len(payload)} bytes ends within the name of its topic"
+        )
     return Send(name_of(payload[SEND.size : start]), partition, topic_epoch, payload[start:])
 
 
@@ -156,7 +170,9 @@ def unpack_send_receipt(payload: bytes) -> SendReceipt:
         raise RemoteProtocolError(f"a receipt of {len(payload)} bytes")
     offset, stored_at, duplicate = SEND_RECEIPT.unpack(payload)
     if offset < -1 or stored_at < 0 or duplicate > 1:
-        raise RemoteProtocolError(f"a receipt of offset {offset}, time {stored_at}, duplicate {duplicate}")
+        raise RemoteProtocolError(
+            f"a receipt of offset {offset}, time {stored_at}, duplicate {duplicate}"
+        )
     return SendReceipt(offset, stored_at, duplicate == 1)
 
 
@@ -193,7 +209,14 @@ def pack_fetch(request: Fetch) -> bytes:
     without = _names(request.without) if request.without else b""
     run = RUN.pack(request.run) if request.run or without else b""
     tags = TAGS.pack(request.tag_filter) if request.tag_filter or run else b""
-    return FETCH.pack(*request[:4]) + _string(request.group) + _string(request.member) + tags + run + without
+    return (
+        FETCH.pack(*request[:4])
+        + _string(request.group)
+        + _string(request.member)
+        + tags
+        + run
+        + without
+    )
 
 
 def unpack_fetch(payload: bytes) -> Fetch:
@@ -204,7 +227,9 @@ def unpack_fetch(payload: bytes) -> Fetch:
     (run,) = reader.fields(RUN) if reader.left else (0,)
     without = _read_names(reader) if reader.left else ()
     reader.end()
-    return Fetch(generation, max_wait_ms, max_bytes, max_messages, group, member, tags, run, without)
+    return Fetch(
+        generation, max_wait_ms, max_bytes, max_messages, group, member, tags, run, without
+    )
 
 
 def pack_ack(request: Ack) -> bytes:
@@ -213,8 +238,12 @@ def pack_ack(request: Ack) -> bytes:
 
 
 def pack_refused(refused: Sequence[Acked]) -> bytes:
-    """The reply to an ACK of which not everything was taken; nothing at all where it was."""
-    topics = {topic: index for index, topic in enumerate(dict.fromkeys(acked.topic for acked in refused))}
+    """The reply to an ACK of which not everything was taken; nothing at all where it
+    was.
+    """
+    topics = {
+        topic: index for index, topic in enumerate(dict.fromkeys(acked.topic for acked in refused))
+    }
     ranges = [RANGE.pack(topics[topic], 0, *place) for topic, *place in refused]
     return b"".join([COUNT.pack(len(ranges)), *ranges, _names(tuple(topics))])
 
@@ -258,7 +287,9 @@ def unpack_read(payload: bytes) -> Read:
     return Read(partition, offset, max_wait_ms, max_bytes, topic)
 
 
-def _acked(topics: Sequence[str], index: int, flags: int, partition: int, start: int, end: int) -> Acked:
+def _acked(
+    topics: Sequence[str], index: int, flags: int, partition: int, start: int, end: int
+) -> Acked:
     _no_flags(flags)
     if index >= len(topics):
         raise RemoteProtocolError(f"topic {index} of {len(topics)}")

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from txmq.errors import RemoteProtocolError
-from txmq.message import is_name
+from txmq.model.message import is_name
 from txmq.wire.frames import LEAST, Frame
 from txmq.wire.headers import Opcode
 from txmq.wire.json import WireModel, parse_as
@@ -25,7 +25,9 @@ def _checked(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_checked)]
 Version = Annotated[int, Field(ge=1, le=65_535)]
-Words = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,127}$")]  # printable ASCII, because it goes into logs
+Words = Annotated[
+    str, StringConstraints(pattern=r"^[ -~]{1,127}$")
+]  # printable ASCII, because it goes into logs
 Features = Annotated[tuple[Words, ...], Field(max_length=64)]
 Process = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Login = Annotated[dict[Words, str], Field(max_length=16)]
@@ -34,9 +36,10 @@ Login = Annotated[dict[Words, str], Field(max_length=16)]
 class Hello(WireModel):
     """A client's first request. A client that registers no checker needs no `service`.
 
-    `instance` names a producer of the service that outlives its process, and `incarnation` is the number this process
-    got when it registered as that, 0 before. `process` is the same in all connections of a process, and in no other: it
-    is asked first about what it stored.
+    `instance` names a producer of the service that outlives its process, and
+    `incarnation` is the number this process got when it registered as that, 0 before.
+    `process` is the same in all connections of a process, and in no other: it is asked
+    first about what it stored.
     """
 
     versions: tuple[Version, Version]
@@ -57,14 +60,22 @@ class Hello(WireModel):
 
     @model_validator(mode="after")
     def _an_instance_is_a_services(self) -> Self:
-        if (self.instance is not None and self.service is None) or (self.incarnation and self.instance is None):
-            raise ValueError("an instance is one of a service, and an incarnation one of an instance")
+        if (self.instance is not None and self.service is None) or (
+            self.incarnation and self.instance is None
+        ):
+            raise ValueError(
+                "an instance is one of a service, and an incarnation one of an instance"
+            )
         return self
 
     def encode(self) -> bytes:
-        """The payload of the request; without an instance and a process it is that of clients before there were any."""
+        """The payload of the request; without an instance and a process it is that of
+        clients before there were any.
+        """
         absent = {"instance", "incarnation"} if self.instance is None else set[str]()
-        return self.model_dump_json(exclude=absent | ({"process"} if self.process is None else set())).encode()
+        return self.model_dump_json(
+            exclude=absent | ({"process"} if self.process is None else set())
+        ).encode()
 
 
 class Limits(WireModel):
@@ -75,7 +86,9 @@ class Limits(WireModel):
 
 
 class Welcome(WireModel):
-    """The broker's reply. A client that meets another `log_id` than before talks to another broker's data."""
+    """The broker's reply. A client that meets another `log_id` than before talks to
+    another broker's data.
+    """
 
     version: Version
     features: Features = ()
@@ -87,7 +100,9 @@ class Welcome(WireModel):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """The welcome that a frame brings. Raises what the broker refused it with, or RemoteProtocolError."""
+        """The welcome that a frame brings. Raises what the broker refused it with, or
+        RemoteProtocolError.
+        """
         if frame.opcode != Opcode.HELLO:
             raise RemoteProtocolError(f"reply {frame.opcode} to a hello")
         if frame.status != OK:
@@ -100,9 +115,15 @@ class Welcome(WireModel):
 
 
 def negotiate(hello: Hello, spoken: tuple[int, int] = VERSIONS) -> int:
-    """The newest version that both sides speak. Raises RemoteProtocolError where there is none."""
+    """The newest version that both sides speak. Raises RemoteProtocolError where there
+    is none.
+    """
     oldest, newest = max(hello.versions[0], spoken[0]), min(hello.versions[1], spoken[1])
     if oldest > newest:
-        ranges = f"{spoken[0]} to {spoken[1]}, the client {hello.versions[0]} to {hello.versions[1]}"
-        raise RemoteProtocolError(f"the broker speaks versions {ranges}", hint="upgrade the older of the two")
+        ranges = (
+            f"{spoken[0]} to {spoken[1]}, the client {hello.versions[0]} to {hello.versions[1]}"
+        )
+        raise RemoteProtocolError(
+            f"the broker speaks versions {ranges}", hint="upgrade the older of the two"
+        )
     return newest

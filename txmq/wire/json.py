@@ -1,4 +1,6 @@
-"""JSON from strangers: what the standard parser lets pass and no two readers agree on is refused."""
+"""JSON from strangers: what the standard parser lets pass and no two readers agree on
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,18 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from txmq import limits
 from txmq.errors import LocalProtocolError, RemoteProtocolError
-from txmq.mistakes import first_mistake
+from txmq.errors.validation import first_mistake
+from txmq.model import limits
 
 INTEGERS = range(-(1 << 63), 1 << 64)
 LONGEST_INTEGER = 20  # digits and sign
 
 
 class WireModel(BaseModel):
-    """What all models of the wire are: unknown fields are refused, because to ignore one may be to ignore an order."""
+    """What all models of the wire are: unknown fields are refused, because to ignore
+    one may be to ignore an order.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -30,8 +34,9 @@ M = TypeVar("M", bound=BaseModel)
 def parse(payload: bytes) -> JsonValue:
     """The value of a JSON text.
 
-    Raises RemoteProtocolError for what is no JSON, and for names that stand twice, numbers out of range, NaN and
-    infinity, lone surrogates, and nesting deeper than `limits.JSON_DEPTH`.
+    Raises RemoteProtocolError for what is no JSON, and for names that stand twice,
+    numbers out of range, NaN and infinity, lone surrogates, and nesting deeper than
+    `limits.JSON_DEPTH`.
     """
     try:
         value: JsonValue = _DECODER.decode(_text(payload))
@@ -39,19 +44,25 @@ def parse(payload: bytes) -> JsonValue:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"no acceptable JSON: {error}") from error
-    if payload.count(b"[") + payload.count(b"{") > limits.JSON_DEPTH and _deeper(value, limits.JSON_DEPTH):
+    if payload.count(b"[") + payload.count(b"{") > limits.JSON_DEPTH and _deeper(
+        value, limits.JSON_DEPTH
+    ):
         raise RemoteProtocolError(f"no acceptable JSON: nested deeper than {limits.JSON_DEPTH}")
     return value
 
 
 def parse_as(model: type[M], payload: bytes) -> M:
-    """The model that a JSON text describes. Raises RemoteProtocolError, which names the first field that is wrong."""
+    """The model that a JSON text describes. Raises RemoteProtocolError, which names the
+    first field that is wrong.
+    """
     parse(payload)
     try:
         return model.model_validate_json(payload)
     except ValidationError as error:
         where, why = first_mistake(error, unit="field")
-        raise RemoteProtocolError(f"{model.__name__}: {'.'.join(where) or 'the whole'}: {why}") from error
+        raise RemoteProtocolError(
+            f"{model.__name__}: {'.'.join(where) or 'the whole'}: {why}"
+        ) from error
 
 
 def dump(value: object) -> bytes:
@@ -100,7 +111,9 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan
 
 
 def _deeper(value: JsonValue, most: int) -> bool:
-    """Whether values nest deeper than that; level by level, because a recursion would have the very problem."""
+    """Whether values nest deeper than that; level by level, because a recursion would
+    have the very problem.
+    """
     level: list[JsonValue] = [value]
     for _ in range(most):
         level = [inner for item in level for inner in _inside(item)]

@@ -1,4 +1,6 @@
-"""Taking binary payloads apart, front to back; whatever does not fit is the peer's fault."""
+"""Taking binary payloads apart, front to back; whatever does not fit is the peer's
+fault.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,14 @@ from functools import lru_cache
 from typing import Any
 
 from txmq.errors import RemoteProtocolError
-from txmq.message import is_name
+from txmq.model.message import is_name
 
 
 @lru_cache(maxsize=4096)
 def name_of(raw: bytes) -> str:
-    """The name that these bytes are. Remembered: the same few topics come again and again."""
+    """The name that these bytes are. Remembered: the same few topics come again and
+    again.
+    """
     text = raw.decode("latin-1")
     if not is_name(text):
         raise RemoteProtocolError(f"{text!r} is no name")
@@ -21,7 +25,9 @@ def name_of(raw: bytes) -> str:
 
 @lru_cache(maxsize=1024)
 def text_of(raw: bytes) -> str:
-    """The words that these bytes are, fit for a line of a log. Remembered: most are of the same few producers."""
+    """The words that these bytes are, fit for a line of a log. Remembered: most are of
+    the same few producers.
+    """
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -41,7 +47,9 @@ def group_of(raw: bytes) -> str:
 
 
 class Reader:
-    """A place in a payload that moves on with everything taken. All methods raise RemoteProtocolError."""
+    """A place in a payload that moves on with everything taken. All methods raise
+    RemoteProtocolError.
+    """
 
     __slots__ = ("at", "payload")
 
@@ -59,7 +67,9 @@ class Reader:
         try:
             fields = layout.unpack_from(self.payload, self.at)
         except struct.error as error:
-            raise RemoteProtocolError(f"a payload of {len(self.payload)} bytes ends too early") from error
+            raise RemoteProtocolError(
+                f"a payload of {len(self.payload)} bytes ends too early"
+            ) from error
         self.at += layout.size
         return fields
 

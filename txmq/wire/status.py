@@ -1,14 +1,17 @@
-"""Statuses of replies: each refusal has a number on the wire and a class in `txmq.errors`.
+"""Statuses of replies: each refusal has a number on the wire and a class in
+`txmq.errors`.
 
-A reply whose status is not 0 carries `{"error": NAME, "message": ..., "hint": ..., "detail": {...}}`.
+A reply whose status is not 0 carries `{"error": NAME, "message": ..., "hint": ...,
+"detail": {...}}`.
 """
 
 from __future__ import annotations
 
 from pydantic import Field, JsonValue
 
-from txmq import errors, limits
+from txmq import errors
 from txmq.errors import ProtocolError, RemoteProtocolError, RequestRejected, TxmqError
+from txmq.model import limits
 from txmq.wire.json import WireModel, dump, parse_as
 
 OK = 0
@@ -67,10 +70,17 @@ class Refusal(WireModel):
 
 
 def reply_for(error: TxmqError) -> tuple[int, bytes]:
-    """Status and payload of the reply that tells of `error`; what is no refusal is told without its private details."""
+    """Status and payload of the reply that tells of `error`; what is no refusal is told
+    without its private details.
+    """
     rejected = _rejected(error)
     message, hint = rejected.message[: limits.ERROR_TEXT], rejected.hint[: limits.ERROR_TEXT]
-    fields = {"error": type(rejected).__name__, "message": message, "hint": hint, "detail": rejected.detail}
+    fields = {
+        "error": type(rejected).__name__,
+        "message": message,
+        "hint": hint,
+        "detail": rejected.detail,
+    }
     return CODES[type(rejected)], dump(fields)
 
 
@@ -84,7 +94,9 @@ def _rejected(error: TxmqError) -> RequestRejected:
 
 
 def to_error(status: int, payload: bytes) -> RequestRejected | RemoteProtocolError:
-    """The error that a reply with this status tells of; of a status unknown here, a RequestRejected that names it."""
+    """The error that a reply with this status tells of; of a status unknown here, a
+    RequestRejected that names it.
+    """
     try:
         refusal = parse_as(Refusal, payload)
     except RemoteProtocolError as error:

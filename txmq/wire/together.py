@@ -1,9 +1,11 @@
-"""Several requests in one frame: SENDS, GROUPS and DECISIONS, and their replies (docs/FORMATS.md 2.1).
+"""Several requests in one frame: SENDS, GROUPS and DECISIONS, and their replies
+(docs/FORMATS.md 2.1).
 
     request: u32 n | n × u32 length | n payloads, each as in a SEND, GROUP or DECIDE of its own
     reply:   u32 n | n × u32 length | n × u16 status | n payloads, each as in a reply of its own, in the same order
 
-Each is answered for itself: a status that is not 0 is that request's no, and says nothing of the others.
+Each is answered for itself: a status that is not 0 is that request's no, and says
+nothing of the others.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def pack_answers(answers: Sequence[Answer]) -> list[bytes]:
 
 
 def unpack_answers(payload: bytes, count: int = 0) -> list[Answer]:
-    """The replies in a reply, in the order of the requests, of which there were `count`; 0 = it does not matter.
+    """The replies in a reply, in the order of the requests, of which there were
+    `count`; 0 = it does not matter.
 
     Raises RemoteProtocolError.
     """

@@ -1,1 +1,3 @@
-"""The services, each a process of its own: `python -m examples.order_flow.services NAME`."""
+"""The services, each a process of its own: `python -m examples.order_flow.services
+NAME`.
+"""

@@ -18,14 +18,22 @@ SERVICES = ("orders", "payment", "shipping", "analytics")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m examples.order_flow.services", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.order_flow.services", description=__doc__
+    )
     parser.add_argument("service", choices=SERVICES)
-    parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="where the generated orders are")
-    parser.add_argument("--journal", required=True, type=Path, metavar="FILE", help="where it notes what it does")
+    parser.add_argument(
+        "--data", required=True, type=Path, metavar="DIR", help="where the generated orders are"
+    )
+    parser.add_argument(
+        "--journal", required=True, type=Path, metavar="FILE", help="where it notes what it does"
+    )
     parser.add_argument("--instance", type=int, default=0)
     parser.add_argument("--instances", type=int, default=1)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")  # txmq's events, too
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )  # txmq's events, too
     setting = Setting(
         broker=os.environ["TXMQ_BROKER"],
         dsn=os.environ["TXMQ_DSN"],

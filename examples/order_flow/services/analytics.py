@@ -1,6 +1,8 @@
-"""Adds up the sales of each day: a broadcast consumer that takes many messages in one transaction.
+"""Adds up the sales of each day: a broadcast consumer that takes many messages in one
+transaction.
 
-A sum shows it when anything is counted twice or not at all. The inbox sees to it that nothing is.
+A sum shows it when anything is counted twice or not at all. The inbox sees to it that
+nothing is.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+from psycopg2.extensions import connection as Connection  # a class, whatever its name
 from psycopg2.extras import execute_values
 
 import txmq
@@ -38,7 +40,12 @@ def count(messages: Sequence[txmq.ReceivedMessage], connection: Connection) -> N
 def run(setting: Setting) -> None:
     with txmq.connect(setting.broker, service="analytics", timeout=PATIENCE_S) as client:
         consumer = client.consumer(
-            GROUP, topics=[ORDER_PLACED], mode="broadcast", member="sales", start="first", retry=RETRY
+            GROUP,
+            topics=[ORDER_PLACED],
+            mode="broadcast",
+            member="sales",
+            start="first",
+            retry=RETRY,
         )
         on_term(consumer.close)
         consumer.run(count, inbox=setting.connect, batch=AT_ONCE, batch_wait=BATCH_WAIT_S)

@@ -1,7 +1,9 @@
-"""Takes orders in. The rows of an order and the message about it are one decision: both exist, or neither.
+"""Takes orders in. The rows of an order and the message about it are one decision: both
+exist, or neither.
 
-It may be killed at any moment. Started again it goes on with the orders that are not in the table, and asks nobody what
-became of the last ones: where a transaction had committed, the broker finds that out from PostgreSQL by itself.
+It may be killed at any moment. Started again it goes on with the orders that are not in
+the table, and asks nobody what became of the last ones: where a transaction had
+committed, the broker finds that out from PostgreSQL by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from threading import Lock
 
 import psycopg2
 from psycopg2.errors import UniqueViolation
-from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+from psycopg2.extensions import connection as Connection  # a class, whatever its name
 from psycopg2.extras import execute_values
 
 import txmq
@@ -49,7 +51,11 @@ def place(client: txmq.Client, connection: Connection, order: Order) -> None:
             " %(carrier)s)",
             placed.model_dump(),
         )
-        execute_values(cursor, "INSERT INTO order_lines VALUES %s", [(order.order_id, *line) for line in order.lines])
+        execute_values(
+            cursor,
+            "INSERT INTO order_lines VALUES %s",
+            [(order.order_id, *line) for line in order.lines],
+        )
         tx.send(
             ORDER_PLACED,
             placed.encode(),
@@ -60,7 +66,9 @@ def place(client: txmq.Client, connection: Connection, order: Order) -> None:
 
 
 class Worker:
-    """Places orders one after the other, whatever happens to broker and database meanwhile."""
+    """Places orders one after the other, whatever happens to broker and database
+    meanwhile.
+    """
 
     def __init__(self, client: txmq.Client, setting: Setting) -> None:
         self._client, self._setting = client, setting
@@ -82,7 +90,11 @@ class Worker:
         except psycopg2.OperationalError:
             return False
         except TxmqError as error:
-            if not (error.retriable or error.outcome == "unknown" or isinstance(error, TransactionAborted)):
+            if not (
+                error.retriable
+                or error.outcome == "unknown"
+                or isinstance(error, TransactionAborted)
+            ):
                 raise
             return False
         return True
@@ -105,7 +117,10 @@ def run(setting: Setting) -> None:
         done = {order_id for (order_id,) in cursor}
     orders = read_orders(setting.data, share=setting.instance, of=setting.instances)
     shared = Shared(order for order in orders if order.order_id not in done)
-    with txmq.connect(setting.broker, service="orders") as client, ThreadPoolExecutor(THREADS) as pool:
+    with (
+        txmq.connect(setting.broker, service="orders") as client,
+        ThreadPoolExecutor(THREADS) as pool,
+    ):
         workers = [pool.submit(Worker(client, setting).run, shared) for _ in range(THREADS)]
     for worker in workers:
         worker.result()

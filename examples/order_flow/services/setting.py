@@ -10,23 +10,27 @@ from pathlib import Path
 from threading import Thread
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+from psycopg2.extensions import connection as Connection  # a class, whatever its name
 
 from examples.order_flow.journal import Journal
 from txmq import ReceivedMessage, RetryPolicy
-from txmq.client.consumers.consumer import Consumer
+from txmq.client.blocking.consumer.consumer import Consumer
 
 Batch = Sequence[ReceivedMessage]
 Handler = Callable[[Batch, Connection, Callable[[ReceivedMessage, Exception], None]], None]
 
 PATIENCE_S, PAUSE_S = 30.0, 0.2
 AT_ONCE, BATCH_WAIT_S = 50, 0.1  # orders in a transaction, and how long one waits for so many
-RETRY = RetryPolicy.table(0.1, 0.3, 1, 3)  # a demonstration cannot wait for the hours of the default
+RETRY = RetryPolicy.table(
+    0.1, 0.3, 1, 3
+)  # a demonstration cannot wait for the hours of the default
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where broker, database and input are; `instance` tells the processes of one service apart."""
+    """Where broker, database and input are; `instance` tells the processes of one
+    service apart.
+    """
 
     broker: str
     dsn: str
@@ -36,7 +40,9 @@ class Setting:
     instances: int
 
     def connect(self) -> Connection:
-        """A new connection to the shop's database; waits for a server that is starting."""
+        """A new connection to the shop's database; waits for a server that is
+        starting.
+        """
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -62,5 +68,7 @@ class Setting:
 
 
 def on_term(stop: Callable[[], None]) -> None:
-    """Lets SIGTERM end a service in order: in a thread, because the one interrupted may hold what `stop` waits for."""
+    """Lets SIGTERM end a service in order: in a thread, because the one interrupted may
+    hold what `stop` waits for.
+    """
     signal.signal(signal.SIGTERM, lambda _number, _frame: Thread(target=stop).start())

@@ -1,18 +1,26 @@
 """Ships orders, each customer's strictly in the order in which they were placed.
 
-When an order cannot be shipped, the later ones of its customer wait behind it, all others go on.
+When an order cannot be shipped, the later ones of its customer wait behind it, all
+others go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+from psycopg2.extensions import connection as Connection  # a class, whatever its name
 from psycopg2.extras import execute_values
 
 import txmq
 from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import AT_ONCE, BATCH_WAIT_S, PATIENCE_S, RETRY, Setting, on_term
+from examples.order_flow.services.setting import (
+    AT_ONCE,
+    BATCH_WAIT_S,
+    PATIENCE_S,
+    RETRY,
+    Setting,
+    on_term,
+)
 from txmq.crashpoints import crashpoint
 
 GROUP = "shipping"
@@ -31,7 +39,9 @@ def ship(
     connection: Connection,
     refuse: Callable[[txmq.ReceivedMessage, Exception], None],
 ) -> None:
-    """Ship some orders, in their order. One that cannot be shipped holds up its own customer's."""
+    """Ship some orders, in their order. One that cannot be shipped holds up its own
+    customer's.
+    """
     orders = [OrderPlaced.decode(message.body) for message in messages]
     with connection.cursor() as cursor:
         cursor.execute(
@@ -44,7 +54,10 @@ def ship(
         available = {carrier for (carrier,) in cursor}
         for message, order in zip(messages, orders, strict=True):
             if order.order_id in incomplete:
-                refuse(message, CustomsCodeMissing(f"part {incomplete[order.order_id]} has no customs code"))
+                refuse(
+                    message,
+                    CustomsCodeMissing(f"part {incomplete[order.order_id]} has no customs code"),
+                )
             elif order.carrier not in available:
                 refuse(message, CarrierUnavailable(f"{order.carrier} is not available"))
         execute_values(
@@ -58,7 +71,12 @@ def ship(
 def run(setting: Setting) -> None:
     with txmq.connect(setting.broker, service="shipping", timeout=PATIENCE_S) as client:
         consumer = client.consumer(
-            GROUP, topics=[ORDER_PLACED], mode="ordered", on_exhausted="park", start="first", retry=RETRY
+            GROUP,
+            topics=[ORDER_PLACED],
+            mode="ordered",
+            on_exhausted="park",
+            start="first",
+            retry=RETRY,
         )
         on_term(consumer.close)
         handler = setting.handler(ship, consumer)

@@ -31,7 +31,11 @@ def main(url: str, count: int, size: int, batch: int) -> None:
         for sequence in range(0, count, batch):
             deadline = time.monotonic() + WITHIN_S
             columns = encode_columns(
-                bodies, producer_id=producer, epoch=0, sequence=sequence, born_at=time.time_ns() // 1_000
+                bodies,
+                producer_id=producer,
+                epoch=0,
+                sequence=sequence,
+                born_at=time.time_ns() // 1_000,
             )
             header = send_header("bench", sequence // batch % PARTITIONS, epoch)
             under_way.append(connection.write(Opcode.SEND, (header, columns), deadline))

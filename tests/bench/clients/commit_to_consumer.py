@@ -1,8 +1,10 @@
-"""From the moment the database has answered COMMIT to the message in a consumer's hands, one transaction at a time.
+"""From the moment the database has answered COMMIT to the message in a consumer's
+hands, one transaction at a time.
 
 python -m tests.bench.clients.commit_to_consumer URL DSN COUNT transaction|emit         prints {"p50_us", "p99_us"}
 
-With `transaction` the message is the client's own to send; with `emit` a relay brings it.
+With `transaction` the message is the client's own to send; with `emit` a relay brings
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 import txmq
 from tests.bench.harness import latency_us

@@ -2,7 +2,8 @@
 
 python -m tests.bench.clients.consume URL COUNT batches|messages          prints {"per_s", "cpu_us"}
 
-`cpu_us` is what this process computed for each message. The clock stops when the last ack is in the broker's log.
+`cpu_us` is what this process computed for each message. The clock stops when the last
+ack is in the broker's log.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import time
 
 import txmq
-from txmq.client.consumers.consumer import Consumer
+from txmq.client.blocking.consumer.consumer import Consumer
 
 WITHIN_S = 60.0
 
@@ -38,7 +39,10 @@ def by_messages(consumer: Consumer, count: int) -> None:
 
 def main(url: str, count: int, how: str) -> None:
     """Measure and print."""
-    with txmq.connect(url) as client, client.consumer("bench", ["bench"], start="first") as consumer:
+    with (
+        txmq.connect(url) as client,
+        client.consumer("bench", ["bench"], start="first") as consumer,
+    ):
         began, before = time.perf_counter(), time.process_time()
         {"batches": by_batches, "messages": by_messages}[how](consumer, count)
         took, cpu = time.perf_counter() - began, time.process_time() - before

@@ -1,4 +1,5 @@
-"""Producers that die between their commit and their decision, and how long until the broker has found out.
+"""Producers that die between their commit and their decision, and how long until the
+broker has found out.
 
 python -m tests.bench.clients.deaths URL DSN COUNT CHECK_AFTER_S                  prints {"p50_us", "p99_us"}
 
@@ -29,7 +30,10 @@ def dying(url: str, dsn: str, check_after_s: float, told: Pipe) -> None:
     """One transaction, whose decision is never sent."""
     os.environ[VARIABLE] = "tx.after_commit"
     client, connection = txmq.connect(url), psycopg2.connect(dsn)
-    with client.transaction(connection, check_after=check_after_s) as transaction, connection.cursor() as cursor:
+    with (
+        client.transaction(connection, check_after=check_after_s) as transaction,
+        connection.cursor() as cursor,
+    ):
         told.send(transaction.token.hex)
         cursor.execute(INSERT)
         transaction.send("bench", b"order")

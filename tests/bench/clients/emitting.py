@@ -1,4 +1,5 @@
-"""One row and one emitted message in one transaction, by several processes at once, until a relay has brought them all.
+"""One row and one emitted message in one transaction, by several processes at once,
+until a relay has brought them all.
 
 python -m tests.bench.clients.emitting URL DSN CLIENTS SECONDS          prints {"per_s", "committed_per_s"}
 
@@ -25,7 +26,9 @@ ARRIVE_WITHIN_S = 300.0
 
 
 def client(dsn: str, seconds: float) -> int:
-    """How many transactions were committed that began within `seconds` of the common start."""
+    """How many transactions were committed that began within `seconds` of the common
+    start.
+    """
     with closing(psycopg2.connect(dsn)) as connection:
         ready()
         end, count = time.monotonic() + seconds, 0

@@ -1,9 +1,11 @@
-"""A row and a message, by several processes at once, until each message is in a consumer's hands.
+"""A row and a message, by several processes at once, until each message is in a
+consumer's hands.
 
 python -m tests.bench.clients.end_to_end URL DSN CLIENTS SECONDS txmq|outbox       prints {"per_s", "p50_us", "p99_us"}
 
-`txmq`: in a transaction of the client; `outbox`: the message is a row of `bench_outbox`, and NOTIFY tells of it, for
-`tests.bench.raw.relay` to send. The times are from the answer to COMMIT to the arrival, the rate is that of arrivals.
+`txmq`: in a transaction of the client; `outbox`: the message is a row of
+`bench_outbox`, and NOTIFY tells of it, for `tests.bench.raw.relay` to send. The times
+are from the answer to COMMIT to the arrival, the rate is that of arrivals.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from contextlib import closing
 from multiprocessing.synchronize import Barrier
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 import txmq
 from tests.bench.clients.transactions import BODY, READY_WITHIN_S
@@ -35,7 +37,7 @@ _all_ready: Barrier
 
 def meet(barrier: Barrier) -> None:
     """Where this process waits for all the others."""
-    global _all_ready  # noqa: PLW0603 (a barrier is inherited, it cannot be sent with a task)
+    global _all_ready
     _all_ready = barrier
 
 
@@ -53,8 +55,12 @@ def with_outbox(_client: txmq.Client, connection: Connection, body: bytes) -> No
 
 
 def producer(url: str, dsn: str, seconds: float, how: str) -> Placed:
-    """What was committed within `seconds` of the common start, the first, which finds things out, excepted."""
-    place: Callable[[txmq.Client, Connection, bytes], None] = with_client if how == "txmq" else with_outbox
+    """What was committed within `seconds` of the common start, the first, which finds
+    things out, excepted.
+    """
+    place: Callable[[txmq.Client, Connection, bytes], None] = (
+        with_client if how == "txmq" else with_outbox
+    )
     with closing(psycopg2.connect(dsn)) as connection, txmq.connect(url) as client:
         place(client, connection, bytes(ID_BYTES) + BODY)
         _all_ready.wait(READY_WITHIN_S)
@@ -98,7 +104,9 @@ def main(url: str, dsn: str, clients: int, seconds: float, how: str) -> None:
         ProcessPoolExecutor(clients, context, meet, (context.Barrier(clients),)) as executor,
         txmq.connect(url) as client,
     ):
-        executor.submit(os.getpid).result()  # they are all forked now, before there are threads here
+        executor.submit(
+            os.getpid
+        ).result()  # they are all forked now, before there are threads here
         client.call("topic.create", name="bench", partitions=8)
         figures = arrivals(client, executor, (url, dsn, seconds, how), clients)
     run(dsn, DROP)

@@ -1,8 +1,10 @@
-"""A backlog of MESSAGES of 100 bytes, each with a key of its own; then reads at random offsets, and finds by key.
+"""A backlog of MESSAGES of 100 bytes, each with a key of its own; then reads at random
+offsets, and finds by key.
 
 python -m tests.bench.clients.finding URL MESSAGES LOOKS        prints {"fetch_p50_us", "fetch_p99_us", "find_..."}
 
-Looks begin when the broker has catalogued all that was sent, but for what is too little for that.
+Looks begin when the broker has catalogued all that was sent, but for what is too little
+for that.
 """
 
 from __future__ import annotations
@@ -28,9 +30,13 @@ def fill(client: txmq.Client, messages: int) -> None:
     client.call("topic.create", name=TOPIC, partitions=PARTITIONS)
     for first in range(0, messages, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, messages))
-        client.send_many(TOPIC, [BODY] * len(numbers), keys=[f"order-{number}" for number in numbers])
+        client.send_many(
+            TOPIC, [BODY] * len(numbers), keys=[f"order-{number}" for number in numbers]
+        )
     deadline = time.monotonic() + WITHIN_S
-    while client.call("broker.stats")["log"]["uncatalogued"] > LITTLE and time.monotonic() < deadline:
+    while (
+        client.call("broker.stats")["log"]["uncatalogued"] > LITTLE and time.monotonic() < deadline
+    ):
         time.sleep(0.5)
 
 

@@ -1,9 +1,11 @@
-"""Half messages of 1 KiB that a checker would answer for, each stored and then committed, by a client's `half_async`.
+"""Half messages of 1 KiB that a checker would answer for, each stored and then
+committed, by a client's `half_async`.
 
 python -m tests.bench.clients.half_async URL COUNT OUTSTANDING
 
-Never more than OUTSTANDING transactions are under way, from the half to the answer to its commit. Prints {"per_s",
-"per_frame", "cpu_us"}: groups, or decisions, in a frame; what this process computed for a transaction.
+Never more than OUTSTANDING transactions are under way, from the half to the answer to
+its commit. Prints {"per_s", "per_frame", "cpu_us"}: groups, or decisions, in a frame;
+what this process computed for a transaction.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections import deque
 from concurrent.futures import Future
 
 import txmq
-from txmq.client.transactions.half_message import HalfMessage
+from txmq.client.blocking.transaction.half_message import HalfMessage
 
 BODY = os.urandom(1024)
 Half = HalfMessage[Future[bool]]
@@ -48,7 +50,11 @@ def main(url: str, count: int, outstanding: int) -> None:
         stats = client.stats
     print(
         json.dumps(
-            {"per_s": count / took, "per_frame": stats.requests / max(1, stats.bundles), "cpu_us": cpu / count * 1e6}
+            {
+                "per_s": count / took,
+                "per_frame": stats.requests / max(1, stats.bundles),
+                "cpu_us": cpu / count * 1e6,
+            }
         )
     )
 

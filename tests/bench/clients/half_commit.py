@@ -1,8 +1,10 @@
-"""Half messages of 1 KiB that a checker would answer for, each stored and then committed, both answered from the disk.
+"""Half messages of 1 KiB that a checker would answer for, each stored and then
+committed, both answered from the disk.
 
 python -m tests.bench.clients.half_commit URL COUNT OUTSTANDING          prints {"per_s", "p50_us", "p99_us"}
 
-So many transactions are under way at a time, over one connection; a time is from the half to the answer to its commit.
+So many transactions are under way at a time, over one connection; a time is from the
+half to the answer to its commit.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from uuid import UUID
 
 import txmq
 from tests.bench.harness import latency_us
-from txmq.client.connecting.conversation import result
-from txmq.client.transactions.buffer import Buffer
-from txmq.client.transactions.groups import EPOCH, parts_of
-from txmq.client.transactions.tokens import new_token
-from txmq.message import COMMIT, Message
+from txmq.client.blocking.transaction.bundles import EPOCH, parts_of
+from txmq.client.protocol.conversation import result
+from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.message import COMMIT, Message
 from txmq.wire.group import Description, pack_part
 from txmq.wire.headers import Decide, Opcode, pack_decide
 

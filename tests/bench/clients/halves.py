@@ -1,4 +1,5 @@
-"""Half messages that nobody decides: stored as fast as one connection allows, half of them with the row of a commit.
+"""Half messages that nobody decides: stored as fast as one connection allows, half of
+them with the row of a commit.
 
 python -m tests.bench.clients.halves URL DSN COUNT CHECK_AFTER_S                             prints {"per_s"}
 """
@@ -14,10 +15,10 @@ from uuid import UUID
 import psycopg2
 
 import txmq
-from txmq.client.transactions.buffer import Buffer
-from txmq.client.transactions.groups import parts_of
-from txmq.client.transactions.tokens import new_token
-from txmq.message import Message
+from txmq.client.blocking.transaction.bundles import parts_of
+from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.message import Message
 from txmq.tx.postgres.identity import read_server
 from txmq.wire.group import Description, pack_part
 from txmq.wire.headers import Opcode

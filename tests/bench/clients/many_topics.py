@@ -1,8 +1,10 @@
-"""Messages of 1 KiB to random ones of TOPICS topics, 64 sends outstanding, or batches of BATCH one after the other.
+"""Messages of 1 KiB to random ones of TOPICS topics, 64 sends outstanding, or batches
+of BATCH one after the other.
 
 python -m tests.bench.clients.many_topics URL TOPICS COUNT BATCH BROKER
 
-Prints {"per_s", "cpu_us"}: what this process and the one with the id BROKER computed for each message.
+Prints {"per_s", "cpu_us"}: what this process and the one with the id BROKER computed
+for each message.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def main(url: str, topics: int, count: int, batch: int, broker: int) -> None:
     random = Random(1)
     names = [f"bench-{random.randrange(topics)}" for _ in range(count // batch)]
     with txmq.connect(url) as client:
-        for name in dict.fromkeys(names):  # what a client asks once of each topic is no part of the rate
+        for name in dict.fromkeys(
+            names
+        ):  # what a client asks once of each topic is no part of the rate
             client.core.topics.shape(name)
         began, before = time.perf_counter(), time.process_time() + cpu_s(broker)
         if batch == 1:

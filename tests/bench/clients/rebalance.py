@@ -1,10 +1,12 @@
-"""A member of an ordered group is killed: until its partitions are read again, and what the others notice of it.
+"""A member of an ordered group is killed: until its partitions are read again, and what
+the others notice of it.
 
 python -m tests.bench.clients.rebalance URL PARTITIONS MEMBERS LEASE_S   prints moved, moved_s, before_ms, others_ms
 
-Each partition gets a message every quarter of a second. `moved_s` is from the kill to the last of the dead member's
-partitions that is read again; `before_ms` and `others_ms` are the longest that a message of another partition took from
-its sender to its reader, before the kill and after it.
+Each partition gets a message every quarter of a second. `moved_s` is from the kill to
+the last of the dead member's partitions that is read again; `before_ms` and `others_ms`
+are the longest that a message of another partition took from its sender to its reader,
+before the kill and after it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 import txmq
-from txmq.message import ReceivedMessage
+from txmq.model.message import ReceivedMessage
 from txmq.testing.wait import wait_until
 
 TOPIC, GROUP = "bench", "bench"
@@ -27,7 +29,9 @@ EVERY_S, SETTLES_S, WITHIN_S = 0.25, 3.0, 60.0
 
 
 class Read(NamedTuple):
-    """A message that was read: when it was sent, and when it came, by the machine's clock."""
+    """A message that was read: when it was sent, and when it came, by the machine's
+    clock.
+    """
 
     partition: int
     sent: float
@@ -69,7 +73,11 @@ def shares(client: txmq.Client) -> dict[str, set[int]]:
 
 def slowest_ms(read: list[Read], partitions: set[int], since: float, until: float) -> float:
     """Of the messages of these partitions that were sent in that time."""
-    took = [one.came - one.sent for one in list(read) if one.partition in partitions and since <= one.sent < until]
+    took = [
+        one.came - one.sent
+        for one in list(read)
+        if one.partition in partitions and since <= one.sent < until
+    ]
     return max(took) * 1_000
 
 
@@ -80,7 +88,9 @@ def measure(url: str, partitions: int, members: int, lease_s: float) -> dict[str
         stack.callback(end.set)
         client.call("topic.create", name=TOPIC, partitions=partitions)
         told, tells = multiprocessing.get_context("spawn").Pipe(duplex=False)
-        process = multiprocessing.get_context("spawn").Process(target=victim, args=(url, lease_s, tells), daemon=True)
+        process = multiprocessing.get_context("spawn").Process(
+            target=victim, args=(url, lease_s, tells), daemon=True
+        )
         process.start()
         stack.callback(process.kill)
         told.recv()
@@ -89,13 +99,21 @@ def measure(url: str, partitions: int, members: int, lease_s: float) -> dict[str
             stack.enter_context(member(url, lease_s, read, end))
         Thread(target=publish, args=(client, partitions, end), daemon=True).start()
         most = partitions - partitions // members
-        wait_until(lambda: len({one.partition for one in list(read)}) >= most, timeout_s=WITHIN_S, what="the others")
+        wait_until(
+            lambda: len({one.partition for one in list(read)}) >= most,
+            timeout_s=WITHIN_S,
+            what="the others",
+        )
         time.sleep(SETTLES_S)
         moved = shares(client)[name]
         others = set(range(partitions)) - moved
         killed = time.time()
         process.kill()
-        wait_until(lambda: back(read, moved, killed).keys() == moved, timeout_s=WITHIN_S, what="the partitions")
+        wait_until(
+            lambda: back(read, moved, killed).keys() == moved,
+            timeout_s=WITHIN_S,
+            what="the partitions",
+        )
         again = max(back(read, moved, killed).values())
         time.sleep(SETTLES_S)
         return {

@@ -1,9 +1,11 @@
-"""Sends of 1 KiB that nobody waits for one by one, never more than OUTSTANDING of them without a receipt.
+"""Sends of 1 KiB that nobody waits for one by one, never more than OUTSTANDING of them
+without a receipt.
 
 python -m tests.bench.clients.send_async URL COUNT OUTSTANDING
 
-Prints {"per_s", "frames", "coalesced_share", "cpu_us"}; `coalesced_share` of the messages shared their frame with
-others, `cpu_us` is what this process computed for each message.
+Prints {"per_s", "frames", "coalesced_share", "cpu_us"}; `coalesced_share` of the
+messages shared their frame with others, `cpu_us` is what this process computed for each
+message.
 """
 
 from __future__ import annotations

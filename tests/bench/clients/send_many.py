@@ -1,4 +1,5 @@
-"""Messages given as columns, until SECONDS are over, with KEYS different keys (0: without).
+"""Messages given as columns, until SECONDS are over, with KEYS different keys (0:
+without).
 
 python -m tests.bench.clients.send_many URL SECONDS BYTES KEYS          prints {"per_s", "mb_per_s"}
 """

@@ -1,4 +1,5 @@
-"""Blocking sends of 1 KiB by several threads of one process, each waiting for its receipt.
+"""Blocking sends of 1 KiB by several threads of one process, each waiting for its
+receipt.
 
 python -m tests.bench.clients.send_threads URL COUNT THREADS          prints {"per_s", "p50_us", "p99_us"}
 """
@@ -17,10 +18,17 @@ from tests.bench.harness import latency_us
 
 def main(url: str, count: int, threads: int) -> None:
     """Measure and print."""
-    with txmq.connect(url, connections=threads, timeout=30.0) as client, ThreadPoolExecutor(threads) as executor:
+    with (
+        txmq.connect(url, connections=threads, timeout=30.0) as client,
+        ThreadPoolExecutor(threads) as executor,
+    ):
         list(executor.map(lambda _: sends(client, 5), range(threads)))
         began = time.perf_counter()
-        took = [one for took in executor.map(lambda _: sends(client, count // threads), range(threads)) for one in took]
+        took = [
+            one
+            for took in executor.map(lambda _: sends(client, count // threads), range(threads))
+            for one in took
+        ]
         per_s = len(took) / (time.perf_counter() - began)
     print(json.dumps({"per_s": per_s} | latency_us(took)))
 

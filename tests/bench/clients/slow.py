@@ -1,9 +1,10 @@
-"""One consumer takes and acks the messages of one partition, and may have the first of them in hand all the time.
+"""One consumer takes and acks the messages of one partition, and may have the first of
+them in hand all the time.
 
 python -m tests.bench.clients.slow URL held|free MESSAGES                   prints {"per_s", "lag"}
 
-`lag` is how many messages the group has not processed in the end, as the broker sees it; leases are short, so that the
-held one is extended meanwhile.
+`lag` is how many messages the group has not processed in the end, as the broker sees
+it; leases are short, so that the held one is extended meanwhile.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ def fill(client: txmq.Client, topic: str, keys: int, messages: int) -> None:
     client.call("topic.create", name=topic, partitions=PARTITIONS)
     for first in range(0, messages, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, messages))
-        client.send_many(topic, [BODY] * len(numbers), keys=[f"k{number % keys}" for number in numbers])
+        client.send_many(
+            topic, [BODY] * len(numbers), keys=[f"k{number % keys}" for number in numbers]
+        )
 
 
 def measure(url: str, mode: str, keys: int, messages: int) -> dict[str, float]:

@@ -1,8 +1,10 @@
-"""One row and one message in one transaction, again and again, by several processes at once.
+"""One row and one message in one transaction, again and again, by several processes at
+once.
 
 python -m tests.bench.clients.transactions URL DSN CLIENTS SECONDS          prints {"per_s", "p50_us", "p99_us"}
 
-The row is that of `tests.bench.raw.plain_commit`, in whose database the token's schema is installed.
+The row is that of `tests.bench.raw.plain_commit`, in whose database the token's schema
+is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _all_ready: Barrier
 
 def meet(barrier: Barrier) -> None:
     """Where this process waits for all the others."""
-    global _all_ready  # noqa: PLW0603 (a barrier is inherited, it cannot be sent with a task)
+    global _all_ready
     _all_ready = barrier
 
 
@@ -38,7 +40,9 @@ def ready() -> None:
 
 
 def client(url: str, dsn: str, seconds: float) -> list[float]:
-    """How long each transaction took that began within `seconds` of the common start."""
+    """How long each transaction took that began within `seconds` of the common
+    start.
+    """
     with closing(psycopg2.connect(dsn)) as connection, txmq.connect(url) as client:
         client.send("bench", BODY)
         with client.transaction(connection) as transaction:  # what is found out but once

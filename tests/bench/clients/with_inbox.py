@@ -1,10 +1,11 @@
-"""Handlers in threads, each message an INSERT in a transaction: with the inbox, that remembers messages, or without.
+"""Handlers in threads, each message an INSERT in a transaction: with the inbox, that
+remembers messages, or without.
 
 python -m tests.bench.clients.with_inbox URL DSN HANDLERS inbox|plain BATCH rows|statements MESSAGES
                                                                                     prints {"per_s", "cpu_us"}
 
-BATCH messages go into one transaction, 0 = a transaction each; of a batch all rows are inserted at once, or each by a
-statement. `cpu_us` is what the client computed for each.
+BATCH messages go into one transaction, 0 = a transaction each; of a batch all rows are
+inserted at once, or each by a statement. `cpu_us` is what the client computed for each.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ Taken = txmq.ReceivedMessage | Sequence[txmq.ReceivedMessage]
 
 
 class Clock:
-    """When the first handler began and the last one did, without the wait for more messages behind it."""
+    """When the first handler began and the last one did, without the wait for more
+    messages behind it.
+    """
 
     def __init__(self) -> None:
         self.first = self.last = self.first_cpu = self.last_cpu = 0.0
@@ -65,7 +68,9 @@ def without(dsn: str, handle: Callable[[Taken, Connection], None]) -> Callable[[
     return handled
 
 
-def measure(url: str, dsn: str, handlers: int, way: str, batch: int, how: str, messages: int) -> dict[str, float]:
+def measure(
+    url: str, dsn: str, handlers: int, way: str, batch: int, how: str, messages: int
+) -> dict[str, float]:
     topic, clock = f"bench-{uuid4().hex[:8]}", Clock()
     with closing(psycopg2.connect(dsn)) as connection:
         install(connection)
@@ -80,10 +85,16 @@ def measure(url: str, dsn: str, handlers: int, way: str, batch: int, how: str, m
         with client.consumer(topic, [topic], prefetch_messages=messages) as consumer:
             if way == "inbox":
                 consumer.run(
-                    handle, inbox=lambda: psycopg2.connect(dsn), threads=handlers, batch=batch or None, idle_exit=IDLE_S
+                    handle,
+                    inbox=lambda: psycopg2.connect(dsn),
+                    threads=handlers,
+                    batch=batch or None,
+                    idle_exit=IDLE_S,
                 )
             else:
-                consumer.run(without(dsn, handle), threads=handlers, batch=batch or None, idle_exit=IDLE_S)
+                consumer.run(
+                    without(dsn, handle), threads=handlers, batch=batch or None, idle_exit=IDLE_S
+                )
             assert consumer.stats.acked == messages, consumer.stats
     run(dsn, DROP)
     cpu_us = (clock.last_cpu - clock.first_cpu) / messages * 1e6

@@ -1,4 +1,5 @@
-"""A row in each of two databases and a message, in one XA transaction, again and again, by several threads.
+"""A row in each of two databases and a message, in one XA transaction, again and again,
+by several threads.
 
 python -m tests.bench.clients.xa URL DSN OTHER_DSN THREADS SECONDS          prints {"per_s", "p50_us", "p99_us"}
 
@@ -18,13 +19,15 @@ import psycopg2
 import txmq
 from tests.bench.harness import latency_us
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
-from txmq.client.blocking import Client
+from txmq.client.blocking.client import Client
 
 BODY = bytes(256)
 
 
 def work(client: Client, dsns: list[str], ready: Barrier, seconds: float) -> list[float]:
-    """How long each transaction took that began within `seconds` of the common start."""
+    """How long each transaction took that began within `seconds` of the common
+    start.
+    """
     connections = [psycopg2.connect(dsn) for dsn in dsns]
     with client.xa(*connections) as transaction:  # what is found out but once
         transaction.send("bench", BODY)

@@ -16,7 +16,9 @@ from tests.bench.harness import latency_us
 
 
 def preallocate(path: str, size: int) -> int:
-    """A descriptor at the start of `size` synced zero bytes: syncing data written there changes no metadata."""
+    """A descriptor at the start of `size` synced zero bytes: syncing data written there
+    changes no metadata.
+    """
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
     zeros = bytes(1 << 20)
     for _ in range(-(-size // len(zeros))):
@@ -27,7 +29,9 @@ def preallocate(path: str, size: int) -> int:
 
 
 def append_and_sync(fd: int, count: int, size: int) -> list[float]:
-    """Seconds that each of `count` appends of `size` bytes took until it was on disk."""
+    """Seconds that each of `count` appends of `size` bytes took until it was on
+    disk.
+    """
     record = os.urandom(size)
     clock, write, fdatasync = time.perf_counter, os.write, os.fdatasync
     took = []

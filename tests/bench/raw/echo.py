@@ -2,8 +2,9 @@
 
 python -m tests.bench.raw.echo ANSWERS
 
-A frame is a little-endian u32 length and that many bytes. `answer(frame)` of the module ANSWERS makes each reply:
-`tests.bench.raw.fixed_answer` for a bare client, `tests.bench.raw.txmq_answer` for a txmq client.
+A frame is a little-endian u32 length and that many bytes. `answer(frame)` of the module
+ANSWERS makes each reply: `tests.bench.raw.fixed_answer` for a bare client,
+`tests.bench.raw.txmq_answer` for a txmq client.
 """
 
 from __future__ import annotations

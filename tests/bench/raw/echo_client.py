@@ -1,4 +1,5 @@
-"""Yardstick: one framed 1 KiB request at a time over a blocking socket, each waiting for its 32-byte reply.
+"""Yardstick: one framed 1 KiB request at a time over a blocking socket, each waiting
+for its 32-byte reply.
 
 python -m tests.bench.raw.echo_client HOST:PORT COUNT          prints {"p50_us", "p99_us"}
 """

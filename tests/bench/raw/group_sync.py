@@ -1,4 +1,6 @@
-"""A preallocated file under the Twisted sink: written at once, synced in groups, and only then answered."""
+"""A preallocated file under the Twisted sink: written at once, synced in groups, and
+only then answered.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Waiting = dict[protocol.Protocol, list[bytes]]
 
 
 class GroupSync:
-    """Replies wait for a sync after their data: none, inline (in the reactor), or thread (but a lone one inline)."""
+    """Replies wait for a sync after their data: none, inline (in the reactor), or
+    thread (but a lone one inline).
+    """
 
     def __init__(self, path: str, size: int, sync: str) -> None:
         self.fd, self.end, self.sync = preallocate(path, size), 0, sync
@@ -31,7 +35,9 @@ class GroupSync:
         self.waiting.setdefault(sender, []).extend(replies)
         if not self.due and not self.syncing:
             self.due = True
-            self.loop.callLater(0, self.flush)  # when the other connections of this turn have been read
+            self.loop.callLater(
+                0, self.flush
+            )  # when the other connections of this turn have been read
 
     def flush(self) -> None:
         self.due, waiting, self.waiting = False, self.waiting, {}

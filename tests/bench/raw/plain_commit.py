@@ -1,4 +1,5 @@
-"""Yardstick: one row inserted and committed, again and again, by several clients at once.
+"""Yardstick: one row inserted and committed, again and again, by several clients at
+once.
 
 python -m tests.bench.raw.plain_commit DSN CLIENTS SECONDS threads|processes     prints {"per_s", "p50_us", "p99_us"}
 
@@ -56,5 +57,7 @@ def main(dsn: str, clients: int, seconds: float, executor: Executor) -> None:
 
 if __name__ == "__main__":
     count, fork = int(sys.argv[2]), multiprocessing.get_context("fork")
-    pool = ThreadPoolExecutor(count) if sys.argv[4] == "threads" else ProcessPoolExecutor(count, fork)
+    pool = (
+        ThreadPoolExecutor(count) if sys.argv[4] == "threads" else ProcessPoolExecutor(count, fork)
+    )
     main(sys.argv[1], count, float(sys.argv[3]), pool)

@@ -1,9 +1,11 @@
-"""Yardstick: the relay of a transactional outbox, as a service would write it on psycopg2.
+"""Yardstick: the relay of a transactional outbox, as a service would write it on
+psycopg2.
 
 python -m tests.bench.raw.relay URL DSN notify|poll                    prints `ready relay`, relays until it is ended
 
-Rows are taken in their order and sent in one batch each time, through txmq's own client to the same broker as what is
-measured beside it, so that the ways from the broker on are alike. It is woken by NOTIFY, or looks every 100 ms.
+Rows are taken in their order and sent in one batch each time, through txmq's own client
+to the same broker as what is measured beside it, so that the ways from the broker on
+are alike. It is woken by NOTIFY, or looks every 100 ms.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import time
 from contextlib import closing
 
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+from psycopg2.extensions import connection as Connection
 
 import txmq
 
@@ -30,7 +32,10 @@ def relayed(connection: Connection, client: txmq.Client) -> int:
         rows = cursor.fetchall()
         if rows:
             client.send_many("bench", [bytes(body) for _id, body in rows])
-            cursor.execute("DELETE FROM bench_outbox WHERE id = ANY (%s)", ([row_id for row_id, _body in rows],))
+            cursor.execute(
+                "DELETE FROM bench_outbox WHERE id = ANY (%s)",
+                ([row_id for row_id, _body in rows],),
+            )
         return len(rows)
 
 

@@ -1,9 +1,11 @@
-"""Yardstick: the barest Twisted server that takes framed requests to disk before it answers.
+"""Yardstick: the barest Twisted server that takes framed requests to disk before it
+answers.
 
 python -m tests.bench.raw.sink FILE MIB none|inline|thread          prints `ready HOST:PORT`
 
-Request: u32 length of what follows, u32 CRC32C of the bytes from 8, 4 bytes, u32 correlation, body.
-Reply: u32 12, u32 correlation, i64 place in FILE, which begins as MIB of zeros.
+Request: u32 length of what follows, u32 CRC32C of the bytes from 8, 4 bytes, u32
+correlation, body. Reply: u32 12, u32 correlation, i64 place in FILE, which begins as
+MIB of zeros.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Sink(protocol.Protocol):
     def connectionMade(self) -> None:
         self.socket = cast(Any, self.transport)
         self.socket.setTcpNoDelay(True)
-        self.socket.bufferSize = 1 << 18  # with Twisted's 64 KiB, 64 requests of 1 KiB would need two turns
+        self.socket.bufferSize = (
+            1 << 18
+        )  # with Twisted's 64 KiB, 64 requests of 1 KiB would need two turns
 
     def dataReceived(self, data: bytes) -> None:
         data = self.rest + data
@@ -53,6 +57,11 @@ class Sink(protocol.Protocol):
 if __name__ == "__main__":
     sys.setswitchinterval(0.0005)  # the reactor must not wait 5 ms to hear that a sync is done
     loop = cast(Any, reactor)
-    factory = protocol.Factory.forProtocol(partial(Sink, GroupSync(sys.argv[1], int(sys.argv[2]) << 20, sys.argv[3])))
-    print(f"ready 127.0.0.1:{loop.listenTCP(0, factory, interface='127.0.0.1').getHost().port}", flush=True)
+    factory = protocol.Factory.forProtocol(
+        partial(Sink, GroupSync(sys.argv[1], int(sys.argv[2]) << 20, sys.argv[3]))
+    )
+    print(
+        f"ready 127.0.0.1:{loop.listenTCP(0, factory, interface='127.0.0.1').getHost().port}",
+        flush=True,
+    )
     loop.run()

@@ -1,4 +1,5 @@
-"""Yardstick: keep the bare sink busy with a number of outstanding 1 KiB requests over one blocking socket.
+"""Yardstick: keep the bare sink busy with a number of outstanding 1 KiB requests over
+one blocking socket.
 
 python -m tests.bench.raw.sink_client HOST:PORT COUNT OUTSTANDING          prints {"per_s"}
 """
@@ -23,7 +24,9 @@ def request(correlation: int) -> bytes:
 
 
 def drive(connection: socket.socket, count: int, outstanding: int) -> float:
-    """Seconds for `count` requests, never more than `outstanding` of them unanswered, most of the time as many."""
+    """Seconds for `count` requests, never more than `outstanding` of them unanswered,
+    most of the time as many.
+    """
     requests = b"".join(map(request, range(outstanding)))
     size, ring = len(requests) // outstanding, memoryview(requests * 2)
     began, sent, received = time.perf_counter(), 0, 0

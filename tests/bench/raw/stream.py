@@ -2,7 +2,8 @@
 
 python -m tests.bench.raw.stream FILE MIB SYNC_MS          prints {"mb_per_s", "moved"}; SYNC_MS 0 never syncs
 
-A child process sends MIB; the clock stops when its last byte is in FILE (and synced). FILE begins as MIB of zeros.
+A child process sends MIB; the clock stops when its last byte is in FILE (and synced).
+FILE begins as MIB of zeros.
 """
 
 from __future__ import annotations

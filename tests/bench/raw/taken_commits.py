@@ -1,4 +1,6 @@
-"""Yardstick: so many INSERTs, each committed, shared among threads with a connection each, as if by handlers."""
+"""Yardstick: so many INSERTs, each committed, shared among threads with a connection
+each, as if by handlers.
+"""
 
 from __future__ import annotations
 

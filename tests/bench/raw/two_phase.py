@@ -1,4 +1,5 @@
-"""Yardstick: a row in each of two databases, in two phases by psycopg2's own calls, nobody remembering the decision.
+"""Yardstick: a row in each of two databases, in two phases by psycopg2's own calls,
+nobody remembering the decision.
 
 python -m tests.bench.raw.two_phase DSN OTHER_DSN THREADS SECONDS           prints {"per_s", "p50_us", "p99_us"}
 
@@ -20,7 +21,9 @@ from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
 
 
 def client(number: int, dsns: list[str], ready: Barrier, seconds: float) -> list[float]:
-    """How long each transaction took that began within `seconds` of the common start."""
+    """How long each transaction took that began within `seconds` of the common
+    start.
+    """
     connections = [psycopg2.connect(dsn) for dsn in dsns]
     ready.wait()
     start = began = time.monotonic()

@@ -1,4 +1,5 @@
-"""What a txmq client gets from a bare server: a hello, receipts, and the same topic whatever it calls for.
+"""What a txmq client gets from a bare server: a hello, receipts, and the same topic
+whatever it calls for.
 
 See docs/FORMATS.md, 2. Nothing is decoded or stored.
 """
@@ -13,7 +14,12 @@ from google_crc32c import value as crc32c
 HELLO, CALL, SEND = 1, 3, 16
 HEADER = struct.Struct("<BBHI")
 LIMITS = {"frame": (16 << 20) + (64 << 10), "message": 4 << 20}
-GREETING = {"version": 1, "features": [], "broker": "bare", "log_id": "00000000-0000-4000-8000-000000000000"}
+GREETING = {
+    "version": 1,
+    "features": [],
+    "broker": "bare",
+    "log_id": "00000000-0000-4000-8000-000000000000",
+}
 TOPIC = {"name": "bench", "partitions": 8, "epoch": 1}
 PAYLOADS = {
     HELLO: json.dumps({**GREETING, "boot_epoch": 1, "limits": LIMITS, "login": None}).encode(),
@@ -23,7 +29,9 @@ PAYLOADS = {
 
 
 def answer(frame: bytes) -> bytes:
-    """The reply to a request frame; a request that a bare server does not know gets an empty payload."""
+    """The reply to a request frame; a request that a bare server does not know gets an
+    empty payload.
+    """
     version, opcode, _flags, correlation = HEADER.unpack_from(frame, 8)
     checked = HEADER.pack(version, opcode, 0, correlation) + PAYLOADS.get(opcode, b"")
     return struct.pack("<II", 4 + len(checked), crc32c(checked)) + checked

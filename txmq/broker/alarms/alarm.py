@@ -8,7 +8,9 @@ SECOND = 1_000_000
 
 
 class Alarm(NamedTuple):
-    """An alarm that is raised. `since` is when it was first seen, in microseconds since the epoch."""
+    """An alarm that is raised. `since` is when it was first seen, in microseconds since
+    the epoch.
+    """
 
     name: str
     severity: str  # "critical": something stands still or is wrong; "warning": it may become so

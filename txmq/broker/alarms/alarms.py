@@ -1,8 +1,9 @@
 """Alarms: what an operator has to know of without having asked.
 
-A fixed list of named conditions is looked at every second, from the state, the disk and the resolvers. One that holds
-is raised, one that holds no more is cleared; both are logged once. Nothing is kept over a restart: what still holds is
-raised again. What only others can see, they report (`reported`).
+A fixed list of named conditions is looked at every second, from the state, the disk and
+the resolvers. One that holds is raised, one that holds no more is cleared; both are
+logged once. Nothing is kept over a restart: what still holds is raised again. What only
+others can see, they report (`reported`).
 """
 
 from __future__ import annotations
@@ -14,30 +15,32 @@ import structlog
 
 from txmq.broker.alarms.alarm import SECOND, Alarm
 from txmq.broker.alarms.reported import Reported
-from txmq.broker.core.consumers.fences import stopped
-from txmq.broker.core.transactions import listed, undecided
-from txmq.broker.core.transactions.listed import Kind
-from txmq.broker.core.transactions.queries import contradictions
-from txmq.broker.core.transactions.transactions import get
-from txmq.broker.keeping.retaining import TRANSACTIONS
+from txmq.broker.data_directory.retention_service import TRANSACTIONS
+from txmq.core.consumers.key_fences import stopped
+from txmq.core.transactions import listed, undecided
+from txmq.core.transactions.listed import Kind
+from txmq.core.transactions.model import get
+from txmq.core.transactions.queries import contradictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from txmq.broker.core.state import State
-    from txmq.broker.deciding.resolving import ResolverStatus, Resolves
-    from txmq.broker.deciding.watching import Watching
+    from txmq.broker.checkback.listeners import Watching
+    from txmq.broker.checkback.resolver_service import ResolverStatus, Resolves
+    from txmq.broker.data_directory.disk_space import Disk
+    from txmq.broker.data_directory.retention_service import Retaining
     from txmq.broker.engine import Engine
-    from txmq.broker.keeping.disk import Disk
-    from txmq.broker.keeping.retaining import Retaining
-    from txmq.config import Alarms as Limits
+    from txmq.config.broker import Alarms as Limits
+    from txmq.core.state.state import State
     from txmq.store.scan import Damage
 
 log = structlog.get_logger()
 
 
 class Seen(NamedTuple):
-    """What the conditions are judged by. `passed` are the messages that retention took from groups, and when last."""
+    """What the conditions are judged by. `passed` are the messages that retention took
+    from groups, and when last.
+    """
 
     state: State
     read_only: bool
@@ -70,11 +73,17 @@ class Rule(NamedTuple):
 def _disk_full(seen: Seen) -> str:
     if seen.read_only:
         return "the disk is full: nothing is stored, only read"
-    return f"only {seen.disk.free_mib} MiB are free: writes are refused" if seen.disk.refusing else ""
+    return (
+        f"only {seen.disk.free_mib} MiB are free: writes are refused" if seen.disk.refusing else ""
+    )
 
 
 def _disk_low(seen: Seen) -> str:
-    return f"only {seen.disk.free_mib} MiB are free" if seen.disk.low and not seen.disk.refusing else ""
+    return (
+        f"only {seen.disk.free_mib} MiB are free"
+        if seen.disk.low and not seen.disk.refusing
+        else ""
+    )
 
 
 def _trouble(seen: Seen) -> str:
@@ -97,7 +106,11 @@ def _passed(seen: Seen) -> str:
 
 def _held(seen: Seen) -> str:
     mib = seen.held >> 20
-    return f"{mib} MiB of the log are kept because of {TRANSACTIONS}" if mib > seen.limits.held_mib else ""
+    return (
+        f"{mib} MiB of the log are kept because of {TRANSACTIONS}"
+        if mib > seen.limits.held_mib
+        else ""
+    )
 
 
 def _in_doubt(seen: Seen) -> str:
@@ -109,7 +122,9 @@ def _in_doubt(seen: Seen) -> str:
 
 
 def _oldest(seen: Seen) -> str:
-    return _aged(seen, next(undecided.tokens(seen.state), None), seen.limits.undecided_s, "undecided")
+    return _aged(
+        seen, next(undecided.tokens(seen.state), None), seen.limits.undecided_s, "undecided"
+    )
 
 
 def _open(seen: Seen) -> str:
@@ -142,12 +157,18 @@ def _heuristic(seen: Seen) -> str:
 
 def _unreachable(seen: Seen) -> str:
     down = [one for one in seen.resolvers if seen.longer(one.failing_since, seen.limits.resolver_s)]
-    return "; ".join(f"{one.name}, for {seen.ago(one.failing_since)}: {one.trouble}" for one in down)
+    return "; ".join(
+        f"{one.name}, for {seen.ago(one.failing_since)}: {one.trouble}" for one in down
+    )
 
 
 def _missing(seen: Seen) -> str:
     recent = seen.unresolvable_at and not seen.longer(seen.unresolvable_at, seen.limits.conflict_s)
-    return "transactions are refused, because no resolver leads to the database that decides them" if recent else ""
+    return (
+        "transactions are refused, because no resolver leads to the database that decides them"
+        if recent
+        else ""
+    )
 
 
 def _outbox(seen: Seen) -> str:
@@ -173,8 +194,12 @@ def _full(seen: Seen) -> str:
 
 def _slow(seen: Seen) -> str:
     groups = seen.state.consumers.by_id.values()
-    first = ((group, next(iter(group.leases.values()))) for group in groups if group.leases)  # in the order of grants
-    oldest = min(((lease.granted_at, group.name, lease.member) for group, lease in first), default=None)
+    first = (
+        (group, next(iter(group.leases.values()))) for group in groups if group.leases
+    )  # in the order of grants
+    oldest = min(
+        ((lease.granted_at, group.name, lease.member) for group, lease in first), default=None
+    )
     if oldest is None or not seen.longer(oldest[0], seen.limits.slow_s):
         return ""
     return f"member {oldest[2]} of group {oldest[1]} has had messages for {seen.ago(oldest[0])}"
@@ -182,21 +207,28 @@ def _slow(seen: Seen) -> str:
 
 def _fenced(seen: Seen) -> str:
     groups = (group for group in seen.state.consumers.by_id.values() if group.fences)
-    oldest = min(((fence.since, group.name) for group in groups for fence in group.oldest_fences()), default=None)
+    oldest = min(
+        ((fence.since, group.name) for group in groups for fence in group.oldest_fences()),
+        default=None,
+    )
     if oldest is None or not seen.longer(oldest[0], seen.limits.fence_s):
         return ""
     return f"a key of group {oldest[1]} has been waiting for {seen.ago(oldest[0])}, and later messages of it behind it"
 
 
 def _guarded(seen: Seen) -> str:
-    found = [(group.flood, group.name) for group in seen.state.consumers.by_id.values() if group.flood is not None]
+    found = [
+        (group.flood, group.name)
+        for group in seen.state.consumers.by_id.values()
+        if group.flood is not None
+    ]
     if not found:
         return ""
     flood, name = min(found, key=lambda item: item[0].since)
-    what = f"many keys failed alike ({flood.error_type or 'no type'}, fingerprint {flood.fingerprint})"
-    return (
-        f"{len(found)} groups are guarded, as {name} for {seen.ago(flood.since)}: {what}; {flood.probes} probes failed"
+    what = (
+        f"many keys failed alike ({flood.error_type or 'no type'}, fingerprint {flood.fingerprint})"
     )
+    return f"{len(found)} groups are guarded, as {name} for {seen.ago(flood.since)}: {what}; {flood.probes} probes failed"
 
 
 RULES = (
@@ -248,9 +280,19 @@ class Alarms:
     """Looks at all conditions. All methods belong to the reactor's thread."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, resolving: Resolves, watching: Watching, retaining: Retaining
+        self,
+        engine: Engine,
+        limits: Limits,
+        resolving: Resolves,
+        watching: Watching,
+        retaining: Retaining,
     ) -> None:
-        self._engine, self._limits, self._resolving, self._watching = engine, limits, resolving, watching
+        self._engine, self._limits, self._resolving, self._watching = (
+            engine,
+            limits,
+            resolving,
+            watching,
+        )
         self._retaining = retaining
         self._raised: dict[str, Alarm] = {}
         self.reported = Reported(engine.now)
@@ -265,7 +307,8 @@ class Alarms:
         """All that hold now, the critical ones first, and of these the oldest."""
         self.tick()
         return sorted(
-            (*self._raised.values(), *self.reported.raised()), key=lambda alarm: (alarm.severity, alarm.since)
+            (*self._raised.values(), *self.reported.raised()),
+            key=lambda alarm: (alarm.severity, alarm.since),
         )
 
     def _look(self) -> Seen:
@@ -283,7 +326,13 @@ class Alarms:
             since = now if known is None else known.since
             self._raised[rule.name] = Alarm(rule.name, rule.severity, since, text, rule.action)
             if known is None:
-                log.error("alarm.raised", alarm=rule.name, severity=rule.severity, text=text, action=rule.action)
+                log.error(
+                    "alarm.raised",
+                    alarm=rule.name,
+                    severity=rule.severity,
+                    text=text,
+                    action=rule.action,
+                )
         elif known is not None:
             del self._raised[rule.name]
             log.info("alarm.cleared", alarm=rule.name, after_s=(now - known.since) // SECOND)

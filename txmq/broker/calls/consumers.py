@@ -7,35 +7,48 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from txmq.batch import BatchView, key_hash_at, single_row
-from txmq.broker.calls import telling
+from txmq.broker.calls import views
 from txmq.broker.calls.control import Answer, Asking, Handler, then
-from txmq.broker.core.consumers import commands as core
-from txmq.broker.core.consumers import queries
-from txmq.broker.core.consumers.letters import locate
-from txmq.broker.core.consumers.standstill import Seen
-from txmq.broker.core.state import Rejected
-from txmq.broker.reading import offset_at, read_batches
+from txmq.broker.log_reader import offset_at, read_batches
+from txmq.core.consumers import commands as core
+from txmq.core.consumers import queries
+from txmq.core.consumers.failures import locate
+from txmq.core.consumers.stall_reasons import Seen
+from txmq.core.state.state import Rejected
 from txmq.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from random import Random
 
-    from txmq.broker.core.consumers.groups import JoinReply
     from txmq.broker.engine import Engine
-    from txmq.broker.fetching import Fetching
-    from txmq.broker.membership import Membership
+    from txmq.broker.fetch_service import Fetching
+    from txmq.broker.session_service import Membership
+    from txmq.core.consumers.membership import JoinReply
     from txmq.wire import calls_consumers as wire
 
 MS = 1_000
-UNREADABLE: dict[str, Any] = {"key": None, "tag": None, "headers": {}, "message_id": None, "born_at": None}
+UNREADABLE: dict[str, Any] = {
+    "key": None,
+    "tag": None,
+    "headers": {},
+    "message_id": None,
+    "born_at": None,
+}
 
 
 class ConsumerCalls:
     """What members and operators ask of consumer groups."""
 
-    def __init__(self, engine: Engine, membership: Membership, fetching: Fetching, chance: Random) -> None:
-        self._engine, self._membership, self._fetching, self._chance = engine, membership, fetching, chance
+    def __init__(
+        self, engine: Engine, membership: Membership, fetching: Fetching, chance: Random
+    ) -> None:
+        self._engine, self._membership, self._fetching, self._chance = (
+            engine,
+            membership,
+            fetching,
+            chance,
+        )
         self.handlers: dict[str, Handler] = {
             "consumer.join": self.join,
             "consumer.heartbeat": self.heartbeat,
@@ -46,7 +59,9 @@ class ConsumerCalls:
             "group.list": self.listed,
             "group.show": self.show,
             "group.alter": self.alter,
-            "group.delete": lambda asking, args: self._do(core.GroupDelete(args.group, _by(args)), asking.answer),
+            "group.delete": lambda asking, args: self._do(
+                core.GroupDelete(args.group, _by(args)), asking.answer
+            ),
             "group.reset": self.reset,
             "group.clone": self.clone,
             "group.pause": lambda asking, args: self._pause(asking, args, paused=True),
@@ -65,7 +80,9 @@ class ConsumerCalls:
 
     def listed(self, asking: Asking, args: object) -> None:
         del args
-        self._engine.tell(asking.answer, {"groups": queries.groups(self._engine.state, self._engine.now())})
+        self._engine.tell(
+            asking.answer, {"groups": queries.groups(self._engine.state, self._engine.now())}
+        )
 
     def show(self, asking: Asking, args: wire.Group) -> None:
         engine, paused = self._engine, self._membership.paused(args.group)
@@ -81,14 +98,28 @@ class ConsumerCalls:
         wanted = _wanted(args)._replace(start=start, strategy=args.strategy)
         starts = self._starts(args.topics, start) if isinstance(start, int) else ()
         command = core.Join(
-            args.group, member, args.instance, args.mode, args.topics, wanted, starts, args.held, named, args.static
+            args.group,
+            member,
+            args.instance,
+            args.mode,
+            args.topics,
+            wanted,
+            starts,
+            args.held,
+            named,
+            args.static,
         )
 
         def joined(reply: JoinReply) -> dict[str, Any]:
             settings = reply.settings
             self._fetching.end(reply.group, member)
             self._membership.joined(
-                asking.session, reply.group, member, args.instance, settings.session_us, static=args.static
+                asking.session,
+                reply.group,
+                member,
+                args.instance,
+                settings.session_us,
+                static=args.static,
             )
             return {
                 "group": reply.group,
@@ -124,7 +155,9 @@ class ConsumerCalls:
         self._do(core.Leave(args.group, args.member, args.instance), asking.answer)
 
     def nack(self, asking: Asking, args: wire.Nack) -> None:
-        failure = core.Failure(args.error.type, args.error.text, args.error.fingerprint, args.error.bases)
+        failure = core.Failure(
+            args.error.type, args.error.text, args.error.fingerprint, args.error.bases
+        )
         delay = None if args.delay_ms is None else args.delay_ms * MS
         command = core.Nack(
             args.group, args.member, args.generation, args.topic, args.partition, args.offset, None, delay, failure,
@@ -143,23 +176,32 @@ class ConsumerCalls:
 
     def extend(self, asking: Asking, args: wire.Extend) -> None:
         command = core.ExtendLeases(args.group, args.member, args.generation, args.leases)
-        self._engine.submit(command, then(asking.answer, lambda reply: {"deadline": reply.deadline}))
+        self._engine.submit(
+            command, then(asking.answer, lambda reply: {"deadline": reply.deadline})
+        )
 
     def alter(self, asking: Asking, args: wire.GroupAlter) -> None:
         def told(_reply: object) -> dict[str, Any]:
             return {"settings": queries.settings(self._engine.state.consumers.groups[args.group])}
 
-        self._engine.submit(core.GroupSet(args.group, _wanted(args), _by(args)), then(asking.answer, told))
+        self._engine.submit(
+            core.GroupSet(args.group, _wanted(args), _by(args)), then(asking.answer, told)
+        )
 
     def reset(self, asking: Asking, args: wire.GroupReset) -> None:
         to, offsets = "", tuple[tuple[int, int], ...]()
         if isinstance(args.to, str):
             to = args.to
         elif isinstance(args.to, int):
-            offsets = tuple((partition, offset) for _topic, partition, offset in self._starts((args.topic,), args.to))
+            offsets = tuple(
+                (partition, offset)
+                for _topic, partition, offset in self._starts((args.topic,), args.to)
+            )
         else:
             offsets = tuple(args.to.items())
-        command = core.ResetPosition(args.group, args.topic, to, offsets, args.reprocess, args.dry_run, _by(args))
+        command = core.ResetPosition(
+            args.group, args.topic, to, offsets, args.reprocess, args.dry_run, _by(args)
+        )
         self._engine.submit(command, then(asking.answer, lambda reply: reply._asdict()))
 
 
@@ -184,18 +226,24 @@ class LetterCalls:
             asking.answer(found)
             return
         letters, following = found
-        shown = list(telling.as_fit(self._readable(letters, bodies=args.bodies)))
+        shown = list(views.as_fit(self._readable(letters, bodies=args.bodies)))
         if len(shown) < len(letters):
             following = shown[-1]["number"]
         self._engine.tell(asking.answer, {"letters": shown, "next": following})
 
     def show(self, asking: Asking, args: wire.DlqShow) -> None:
-        letter = queries.letter(self._engine.state, args.group, args.topic, args.partition, args.offset)
+        letter = queries.letter(
+            self._engine.state, args.group, args.topic, args.partition, args.offset
+        )
         told = letter if isinstance(letter, Rejected) else self._told(letter, bodies=True)
         self._engine.tell(asking.answer, told)
 
-    def _readable(self, letters: Sequence[queries.Letter], *, bodies: bool) -> Iterator[dict[str, Any]]:
-        """Without bodies each, and of a damaged one that it is; with bodies those before the first damaged one."""
+    def _readable(
+        self, letters: Sequence[queries.Letter], *, bodies: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Without bodies each, and of a damaged one that it is; with bodies those
+        before the first damaged one.
+        """
         for number, letter in enumerate(letters):
             try:
                 yield self._told(letter, bodies=bodies)
@@ -207,12 +255,16 @@ class LetterCalls:
                 yield letter.fields | UNREADABLE | {"damaged": error.message}
 
     def _told(self, letter: queries.Letter, *, bodies: bool) -> dict[str, Any]:
-        """A letter with what only its batch knows; letters of what is not durable yet do not exist, so the log can be
-        read.
+        """A letter with what only its batch knows; letters of what is not durable yet
+        do not exist, so the log can be read.
         """
         (batch,) = read_batches(self._engine.store, [(letter.position, letter.length)])
         view = BatchView(single_row(bytes(batch), letter.row))
-        told = letter.fields | {"key": view.keys[0], "tag": view.tags[0], "headers": dict(view.headers[0])}
+        told = letter.fields | {
+            "key": view.keys[0],
+            "tag": view.tags[0],
+            "headers": dict(view.headers[0]),
+        }
         told |= {"message_id": view.message_ids[0], "born_at": view.born_at[0]}
         return told | {"body": b64encode(view.bodies[0]).decode()} if bodies else told
 
@@ -234,7 +286,9 @@ def _wanted(args: wire.Wanted) -> core.Wanted:
         max_parked=args.max_parked,
         flood_keys=args.flood_keys,
         span=args.span,
-        consume_timeout_us=None if args.consume_timeout_ms is None else args.consume_timeout_ms * MS,
+        consume_timeout_us=None
+        if args.consume_timeout_ms is None
+        else args.consume_timeout_ms * MS,
     )
 
 

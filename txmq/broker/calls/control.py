@@ -1,7 +1,8 @@
-"""Control calls: what each means. Calls about consumers and about transactions have modules of their own.
+"""Control calls: what each means. Calls about consumers and about transactions have
+modules of their own.
 
-A handler gets the session and its checked arguments, and answers through `answer`, which takes a JSON-able dict, now
-or later.
+A handler gets the session and its checked arguments, and answers through `answer`,
+which takes a JSON-able dict, now or later.
 """
 
 from __future__ import annotations
@@ -9,26 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.core.state import Rejected, TopicSettings
-from txmq.broker.core.topics import topics as rules
-from txmq.broker.reading import end_of
+from txmq.broker.log_reader import end_of
+from txmq.core.state.state import Rejected, TopicSettings
+from txmq.core.topics import topics as rules
 from txmq.errors import Conflict, CorruptRecord, MessagesDamaged
 from txmq.wire import calls as wire
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
     from txmq.broker.alarms.alarms import Alarms
-    from txmq.broker.core.state import Topic
     from txmq.broker.engine import Engine
     from txmq.broker.protocol import Session
-    from txmq.broker.reactor.seams import Clock
+    from txmq.broker.reactor.protocols import Clock
     from txmq.broker.statistics import Statistics
-    from txmq.config import Settings
+    from txmq.config.broker import Settings
+    from txmq.core.state.state import Topic
     from txmq.wire import calls_topics as topics
     from txmq.wire.calls_alarms import AlarmsReport
     from txmq.wire.frames import Frame
 
-GROW_S, GROW_AGAIN_S = 5.0, 0.01  # how long a moment without held keys is waited for, and how often it is looked
+GROW_S, GROW_AGAIN_S = (
+    5.0,
+    0.01,
+)  # how long a moment without held keys is waited for, and how often it is looked
 Answer = Callable[[Any], None]  # a dict, or a Rejected
 Handler = Callable[["Asking", Any], None]
 
@@ -58,7 +62,7 @@ class Calls:
         """Carry out one call."""
         name, args = wire.decode_call(frame.payload)
 
-        def answer(reply: Any) -> None:  # noqa: ANN401  # whatever JSON can hold
+        def answer(reply: Any) -> None:  # whatever JSON can hold
             if isinstance(reply, Rejected):
                 session.reject(frame, reply)
             else:
@@ -67,14 +71,16 @@ class Calls:
         self._carry_out(name, Asking(session, answer), args)
 
     def ask(self, name: str, args: dict[str, object], answer: Answer) -> None:
-        """Carry out a call that only reads, for an edge of the broker; its arguments are checked like a client's.
+        """Carry out a call that only reads, for an edge of the broker; its arguments
+        are checked like a client's.
 
-        `answer` gets a dict or a Rejected. Raises RemoteProtocolError for arguments that are none of the call's.
+        `answer` gets a dict or a Rejected. Raises RemoteProtocolError for arguments
+        that are none of the call's.
         """
         _name, checked = wire.decode_call(wire.encode_call(name, args))
         self._carry_out(name, Asking(None, answer), checked)
 
-    def _carry_out(self, name: str, asking: Asking, args: Any) -> None:  # noqa: ANN401  # the call's own model
+    def _carry_out(self, name: str, asking: Asking, args: Any) -> None:  # the call's own model
         try:
             self._handlers[name](asking, args)
         except CorruptRecord as error:
@@ -84,7 +90,9 @@ class Calls:
 
 
 def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:
-    """An `answer` for replies of the core: refusals pass, everything else goes through `make`."""
+    """An `answer` for replies of the core: refusals pass, everything else goes through
+    `make`.
+    """
     return lambda reply: answer(reply if isinstance(reply, Rejected) else make(reply))
 
 
@@ -92,7 +100,12 @@ class TopicCalls:
     """Topics, and the broker itself."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, alarms: Alarms, clock: Clock, statistics: Statistics
+        self,
+        engine: Engine,
+        settings: Settings,
+        alarms: Alarms,
+        clock: Clock,
+        statistics: Statistics,
     ) -> None:
         self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
         self._statistics = statistics
@@ -112,15 +125,25 @@ class TopicCalls:
 
     def create(self, asking: Asking, args: topics.TopicCreate) -> None:
         settings = TopicSettings(**args.changes())
-        self._engine.submit(rules.CreateTopic(args.name, args.partitions, settings), then(asking.answer, _shape))
+        self._engine.submit(
+            rules.CreateTopic(args.name, args.partitions, settings), then(asking.answer, _shape)
+        )
 
     def grow(self, asking: Asking, args: topics.TopicShape) -> None:
-        """Tries for a while where transactions are in the way: nearly all are decided within milliseconds."""
-        self._grow(asking, rules.GrowTopic(args.name, args.partitions), self._clock.seconds() + GROW_S)
+        """Tries for a while where transactions are in the way: nearly all are decided
+        within milliseconds.
+        """
+        self._grow(
+            asking, rules.GrowTopic(args.name, args.partitions), self._clock.seconds() + GROW_S
+        )
 
     def _grow(self, asking: Asking, command: rules.GrowTopic, until: float) -> None:
         def told(reply: rules.TopicView | Rejected) -> None:
-            if isinstance(reply, Rejected) and reply.error is Conflict and self._clock.seconds() < until:
+            if (
+                isinstance(reply, Rejected)
+                and reply.error is Conflict
+                and self._clock.seconds() < until
+            ):
                 self._clock.callLater(GROW_AGAIN_S, self._grow, asking, command, until)
             else:
                 asking.answer(reply if isinstance(reply, Rejected) else _shape(reply))
@@ -131,13 +154,19 @@ class TopicCalls:
         def altered(view: rules.TopicView) -> dict[str, Any]:
             return _shape(view) | {"settings": _settings(self._engine.state.topics[view.name])}
 
-        self._engine.submit(rules.AlterTopic(args.name, args.changes()), then(asking.answer, altered))
+        self._engine.submit(
+            rules.AlterTopic(args.name, args.changes()), then(asking.answer, altered)
+        )
 
     def delete(self, asking: Asking, args: topics.TopicName) -> None:
-        self._engine.submit(rules.DeleteTopic(args.name), then(asking.answer, lambda view: {"name": view.name}))
+        self._engine.submit(
+            rules.DeleteTopic(args.name), then(asking.answer, lambda view: {"name": view.name})
+        )
 
     def describe(self, asking: Asking, args: topics.TopicNames) -> None:
-        """Creates what is missing where that is asked for and allowed; the reply waits until all of it is durable."""
+        """Creates what is missing where that is asked for and allowed; the reply waits
+        until all of it is durable.
+        """
         known = self._engine.state.topics
         missing = [name for name in args.names if name not in known]
         if missing and not (args.create and self._settings.broker.create_topics):
@@ -145,7 +174,9 @@ class TopicCalls:
             return
         replies: list[object] = []
         for name in missing:
-            self._engine.submit(rules.CreateTopic(name, self._settings.broker.partitions), replies.append)
+            self._engine.submit(
+                rules.CreateTopic(name, self._settings.broker.partitions), replies.append
+            )
         for reply in replies:
             if isinstance(reply, Rejected):  # at once: the disk is full
                 asking.answer(reply)
@@ -181,7 +212,10 @@ class TopicCalls:
 
     def _ends(self, topic: Topic) -> list[int]:
         durable = self._engine.store.durable
-        return [end_of(self._engine.state, topic.topic_id, partition, durable) for partition in range(len(topic.ends))]
+        return [
+            end_of(self._engine.state, topic.topic_id, partition, durable)
+            for partition in range(len(topic.ends))
+        ]
 
     def alarms(self, asking: Asking, args: wire.NoArgs) -> None:
         """At once: with a full disk, which is an alarm, nothing becomes durable."""
@@ -205,7 +239,9 @@ class TopicCalls:
                 "end": store.end,
                 "durable": store.durable,
                 "read_only": store.read_only or self._engine.disk.refusing,
-                "disk": None if self._engine.disk.space is None else self._engine.disk.space._asdict(),
+                "disk": None
+                if self._engine.disk.space is None
+                else self._engine.disk.space._asdict(),
                 "topics": len(state.topics),
                 "groups": len(state.consumers.groups),
                 "undecided": state.undecided,
@@ -217,10 +253,14 @@ class TopicCalls:
 
 
 def _settings(topic: Topic) -> dict[str, Any]:
-    """What was set for the topic, as the call that sets it takes it; the rest is as the broker has it."""
+    """What was set for the topic, as the call that sets it takes it; the rest is as the
+    broker has it.
+    """
     own = topic.settings
     times = {"retention_ms": own.retention_us, "letters_ms": own.letters_us}
-    told: dict[str, Any] = {name: time // 1_000 if time >= 0 else "default" for name, time in times.items()}
+    told: dict[str, Any] = {
+        name: time // 1_000 if time >= 0 else "default" for name, time in times.items()
+    }
     sizes = {"retention_bytes": own.retention_bytes, "message_bytes": own.message_bytes}
     told |= {name: "default" if size < 0 else size for name, size in sizes.items()}
     told |= {"policy": own.policy or "default", "flush": own.flush or "default"}

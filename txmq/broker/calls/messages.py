@@ -6,17 +6,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls.control import Asking, Handler, then
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.topics import delayed, topics
-from txmq.broker.core.topics.admission import unreadable
-from txmq.broker.core.topics.delays import Recall
-from txmq.broker.finding.finding import Wanted, fitting, where_is
-from txmq.message import message_id
+from txmq.broker.search.search import Wanted, fitting, where_is
+from txmq.core.state.state import Rejected
+from txmq.core.topics import delayed, topics
+from txmq.core.topics.admission import unreadable
+from txmq.core.topics.delay_rules import Recall
+from txmq.model.message import message_id
 
 if TYPE_CHECKING:
-    from txmq.broker.core.topics.delayed import Waiting
+    from txmq.broker.catalogues.catalogue_service import Cataloguing
     from txmq.broker.engine import Engine
-    from txmq.broker.keeping.cataloguing import Cataloguing
+    from txmq.core.topics.delayed import Waiting
     from txmq.wire import calls_messages as wire
 
 LOOKED_AT = 10_000  # rows, for one page of a topic's
@@ -35,10 +35,14 @@ class MessageCalls:
         }
 
     def recall(self, asking: Asking, args: wire.MessageIds) -> None:
-        self._engine.submit(Recall(args.ids), then(asking.answer, lambda reply: {"recalled": reply.recalled}))
+        self._engine.submit(
+            Recall(args.ids), then(asking.answer, lambda reply: {"recalled": reply.recalled})
+        )
 
     def show(self, asking: Asking, args: wire.MessageShow) -> None:
-        """What is not known by its id alone may still be in a topic: that is for `find`."""
+        """What is not known by its id alone may still be in a topic: that is for
+        `find`.
+        """
         found = where_is(self._engine.store, self._engine.state, args.id, bodies=args.bodies)
         self._engine.tell(asking.answer, {"message": found})
 
@@ -56,7 +60,9 @@ class MessageCalls:
         asking.answer({"messages": page.messages, "next": page.following})
 
     def delayed(self, asking: Asking, args: wire.DelayedList) -> None:
-        """A page may be short of its limit, and even empty, where a topic is asked for that has few of many."""
+        """A page may be short of its limit, and even empty, where a topic is asked for
+        that has few of many.
+        """
         state = self._engine.state
         topic = None if args.topic is None else topics.find(state, args.topic)
         if isinstance(topic, Rejected):
@@ -70,7 +76,10 @@ class MessageCalls:
                 found.append(last)
             if len(found) == args.limit:
                 break
-        ended = last is None or next(delayed.rows(state, last.due, position=last.position + 1), None) is None
+        ended = (
+            last is None
+            or next(delayed.rows(state, last.due, position=last.position + 1), None) is None
+        )
         rest = None if ended or last is None else (last.due, last.position + 1)
         rows = [self._row(waiting) for waiting in found]
         self._engine.tell(asking.answer, {"messages": rows, "next": rest, "delayed": state.delayed})

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import transaction_views as views
 from txmq.broker.calls.control import Asking, Handler, then
-from txmq.broker.core import tables as t
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions import listed, marks, undecided
-from txmq.broker.core.transactions.jobs import DecideJob, members
-from txmq.broker.core.transactions.transactions import Transaction, every_batch, get, unknown
-from txmq.broker.core.transactions.xa import DecideByHand
-from txmq.broker.deciding.offers import Taker
-from txmq.broker.reading import before_damage
-from txmq.message import Decision
+from txmq.broker.checkback.checkers import Taker
+from txmq.broker.log_reader import before_damage
+from txmq.core.state.state import Rejected
+from txmq.core.transactions import listed, undecided, watermarks
+from txmq.core.transactions.jobs import DecideJob, members
+from txmq.core.transactions.model import Transaction, every_batch, get, unknown
+from txmq.core.transactions.xa import DecideByHand
+from txmq.model.message import Decision
+from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from txmq.broker.core.transactions.holds import HeldBatch
-    from txmq.broker.deciding.checks import CheckBacks, Offer
+    from txmq.broker.checkback.checkback_service import CheckBacks, Offer
     from txmq.broker.engine import Engine
-    from txmq.broker.fetching import Fetching
+    from txmq.broker.fetch_service import Fetching
+    from txmq.core.topics.key_order import HeldBatch
     from txmq.wire import calls as wire
     from txmq.wire import calls_topics as topics
 
@@ -51,13 +51,19 @@ class TransactionCalls:
         }
 
     def listed(self, asking: Asking, args: wire.TxList) -> None:
-        self._engine.tell(asking.answer, {"transactions": list(islice(self._chosen(args.state), args.limit))})
+        self._engine.tell(
+            asking.answer, {"transactions": list(islice(self._chosen(args.state), args.limit))}
+        )
 
     def _chosen(self, state: str) -> Iterator[dict[str, Any]]:
         if state == "conflicts":
             return views.conflict_lines(self._engine.state)
         kind = LISTS.get(state)
-        tokens = undecided.tokens(self._engine.state) if kind is None else listed.tokens(self._engine.state, kind)
+        tokens = (
+            undecided.tokens(self._engine.state)
+            if kind is None
+            else listed.tokens(self._engine.state, kind)
+        )
         return (self._line(token, self._get(token)) for token in tokens)
 
     def _get(self, token: bytes) -> Transaction:
@@ -77,13 +83,18 @@ class TransactionCalls:
         told = self._line(token, row) | views.contents(state, token, row)
         if args.detail:
             wanted = views.Wanted(args.after, args.limit, args.bodies)
-            told |= views.order(state, token, row) | views.page(self._engine.store, state, token, row, wanted)._asdict()
+            told |= (
+                views.order(state, token, row)
+                | views.page(self._engine.store, state, token, row, wanted)._asdict()
+            )
         self._engine.tell(asking.answer, told)
 
     def decide(self, asking: Asking, args: wire.TxDecide) -> None:
         token, log_id = bytes.fromhex(args.token), self._engine.store.log_id.bytes
         command = DecideByHand(token, Decision[args.outcome], args.operator, args.reason, log_id)
-        self._engine.submit(command, then(asking.answer, lambda r: {"state": r.state.name, "repeated": r.repeated}))
+        self._engine.submit(
+            command, then(asking.answer, lambda r: {"state": r.state.name, "repeated": r.repeated})
+        )
 
     def check(self, asking: Asking, args: wire.TxCheck) -> None:
         token = None if args.token is None else bytes.fromhex(args.token)
@@ -99,20 +110,29 @@ class TransactionCalls:
         self._engine.tell(asking.answer, told | {"oldest": None if token is None else token.hex()})
 
     def mark(self, asking: Asking, args: topics.TopicName) -> None:
-        place, at, token = marks.get(self._engine.state, args.name)
-        self._engine.tell(asking.answer, {"name": args.name, "place": place, "at": at, "token": token.hex() or None})
+        place, at, token = watermarks.get(self._engine.state, args.name)
+        self._engine.tell(
+            asking.answer,
+            {"name": args.name, "place": place, "at": at, "token": token.hex() or None},
+        )
 
     def job(self, asking: Asking, args: wire.TokenArgs) -> None:
         token = bytes.fromhex(args.token)
         row: Any = self._engine.state.tables[t.JOBS].get(token)
         outcome = None if row is None else Decision(row[0]).name
-        told = {"outcome": outcome, "groups": [group.hex() for group in members(self._engine.state, token)]}
+        told = {
+            "outcome": outcome,
+            "groups": [group.hex() for group in members(self._engine.state, token)],
+        }
         self._engine.tell(asking.answer, told)
 
     def decide_job(self, asking: Asking, args: wire.JobDecide) -> None:
         winners = tuple(bytes.fromhex(token) for token in args.winners)
         command = DecideJob(bytes.fromhex(args.token), Decision[args.outcome], winners, "job")
-        self._engine.submit(command, then(asking.answer, lambda r: {"outcome": r.outcome.name, "repeated": r.repeated}))
+        self._engine.submit(
+            command,
+            then(asking.answer, lambda r: {"outcome": r.outcome.name, "repeated": r.repeated}),
+        )
 
     def wait(self, asking: Asking, args: wire.ChecksWait) -> None:
         """A long poll: answered when a transaction of the service is due."""
@@ -135,7 +155,11 @@ class TransactionCalls:
         wanted = [((b.topic_id, b.partition), (b.position, b.length)) for b in shown]
         datas, _damaged = before_damage(self._engine.store, wanted)
         batches = [
-            {"topic": topics[b.topic_id].name, "partition": b.partition, "batch": b64encode(data).decode()}
+            {
+                "topic": topics[b.topic_id].name,
+                "partition": b.partition,
+                "batch": b64encode(data).decode(),
+            }
             for b, data in zip(shown, datas, strict=True)
             if data is not None  # the checker goes by the token
         ]
@@ -162,7 +186,9 @@ class TransactionCalls:
 
 
 def _beginning(batches: Iterable[HeldBatch]) -> Iterator[HeldBatch]:
-    """As much of a group as fits in a reply, at least one batch: a checker looks at what it is about, not at all."""
+    """As much of a group as fits in a reply, at least one batch: a checker looks at
+    what it is about, not at all.
+    """
     size = 0
     for batch in batches:
         size += batch.length

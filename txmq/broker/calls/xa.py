@@ -8,25 +8,25 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls.control import Asking, Handler, then
-from txmq.broker.calls.telling import plain, told
-from txmq.broker.core.state import Rejected
-from txmq.broker.core.transactions import branches
-from txmq.broker.core.transactions.events import Decided
-from txmq.broker.core.transactions.instances import RegisterInstance
-from txmq.broker.core.transactions.transactions import Transaction, get
-from txmq.broker.core.transactions.xa import AskOutcome, ForgetHeuristics, NoteHeuristic
+from txmq.broker.calls.views import plain, told
+from txmq.core.events.transactions import Decided
+from txmq.core.state.state import Rejected
+from txmq.core.transactions import branches
+from txmq.core.transactions.instances import RegisterInstance
+from txmq.core.transactions.model import Transaction, get
+from txmq.core.transactions.xa import AskOutcome, ForgetHeuristics, NoteHeuristic
 from txmq.errors import OtherLog, UnknownTransaction
-from txmq.message import Decision
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import Decision
 from txmq.tx.xid import Xid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
-    from txmq.broker.core.events import Place
-    from txmq.broker.core.transactions.branches import Heuristic
     from txmq.broker.engine import Engine
+    from txmq.core.events.base import Place
+    from txmq.core.transactions.branches import Heuristic
     from txmq.wire import calls_xa as wire
 
 RECENT = 100_000
@@ -39,7 +39,9 @@ class XaCalls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._recent: deque[bytes] = deque(maxlen=RECENT)  # committed by this broker as their home, the last ones
+        self._recent: deque[bytes] = deque(
+            maxlen=RECENT
+        )  # committed by this broker as their home, the last ones
         self._last = 0  # number of the last of them since the start
         engine.listen(Decided, self._note)
         self.handlers: dict[str, Handler] = {
@@ -57,8 +59,11 @@ class XaCalls:
         """The connection that asks counts as the new incarnation's."""
         session = asking.session
 
-        def registered(reply: Any) -> None:  # noqa: ANN401  # whatever the core says
-            if not isinstance(reply, Rejected) and session.instance == (args.service, args.instance):
+        def registered(reply: Any) -> None:  # whatever the core says
+            if not isinstance(reply, Rejected) and session.instance == (
+                args.service,
+                args.instance,
+            ):
                 session.incarnation = reply
             then(asking.answer, lambda epoch: {"epoch": epoch})(reply)
 
@@ -80,12 +85,14 @@ class XaCalls:
                 yield told(token, row) | {
                     "xid": None if xid is None else _xid(xid),
                     "participants": [plain(one) for one in row.participants],
-                    "heuristics": [_heuristic(one) for one in branches.heuristics(self._engine.state, token)],
+                    "heuristics": [
+                        _heuristic(one) for one in branches.heuristics(self._engine.state, token)
+                    ],
                 }
 
     def decided(self, asking: Asking, args: wire.XaDecided) -> None:
-        """For whoever compares them with the databases. As they have no list of their own, so many of all are looked
-        at, and `next` tells how far that came.
+        """For whoever compares them with the databases. As they have no list of their
+        own, so many of all are looked at, and `next` tells how far that came.
         """
         state, own = self._engine.state, ("home", self._engine.store.log_id.bytes)
         after = bytes.fromhex(args.after) + b"\0" if args.after else b""
@@ -102,12 +109,17 @@ class XaCalls:
     def _note(self, event: Decided, place: Place) -> None:
         del place
         row: Any = self._engine.state.transactions.get(event.token)
-        if event.outcome == Decision.COMMIT and row[DECIDER][:2] == ("home", self._engine.store.log_id.bytes):
+        if event.outcome == Decision.COMMIT and row[DECIDER][:2] == (
+            "home",
+            self._engine.store.log_id.bytes,
+        ):
             self._recent.append(event.token)
             self._last += 1
 
     def committed(self, asking: Asking, args: wire.XaCommitted) -> None:
-        """For whoever follows them as they come. In the order of their decisions, which no token tells."""
+        """For whoever follows them as they come. In the order of their decisions, which
+        no token tells.
+        """
         epoch, first = self._engine.state.boot_epoch, self._last - len(self._recent)
         after = args.after if args.boot_epoch == epoch else 0
         start = max(after - first, 0)
@@ -129,12 +141,16 @@ class XaCalls:
         xid = Xid(args.format, b64decode(args.gtrid), b64decode(args.bqual))
         token = branches.find(self._engine.state, xid)
         if token is None:
-            unknown = Rejected(UnknownTransaction, "XAER_NOTA: the broker has no branch of this Xid")
+            unknown = Rejected(
+                UnknownTransaction, "XAER_NOTA: the broker has no branch of this Xid"
+            )
             self._engine.tell(asking.answer, unknown)
             return
         row = get(self._engine.state, token)
         assert row is not None, "its Xid is kept as long as it is"
-        self._engine.tell(asking.answer, {"token": token.hex(), "state": row.state.name, "service": row.service})
+        self._engine.tell(
+            asking.answer, {"token": token.hex(), "state": row.state.name, "service": row.service}
+        )
 
     def outcome(self, asking: Asking, args: wire.XaOutcome) -> None:
         if self._another_log(asking, args.log_id):
@@ -146,7 +162,11 @@ class XaCalls:
         own = self._engine.store.log_id
         if log_id != own:
             message = f"log {log_id} was asked, and this is log {own}"
-            asking.answer(Rejected(OtherLog, message, "ask the home broker itself, and decide nothing from this"))
+            asking.answer(
+                Rejected(
+                    OtherLog, message, "ask the home broker itself, and decide nothing from this"
+                )
+            )
         return log_id != own
 
     def heuristic(self, asking: Asking, args: wire.XaHeuristic) -> None:
@@ -169,7 +189,11 @@ def _nothing(reply: object) -> dict[str, Any]:
 
 
 def _xid(xid: Xid) -> dict[str, Any]:
-    return {"format": xid.format, "gtrid": b64encode(xid.gtrid).decode(), "bqual": b64encode(xid.bqual).decode()}
+    return {
+        "format": xid.format,
+        "gtrid": b64encode(xid.gtrid).decode(),
+        "bqual": b64encode(xid.bqual).decode(),
+    }
 
 
 def _heuristic(seen: Heuristic) -> dict[str, Any]:

@@ -1,1 +1,3 @@
-"""What the broker has of its process and of Twisted: the reactor, clocks, timers, threads, handles, memory."""
+"""What the broker has of its process and of Twisted: the reactor, clocks, timers,
+threads, handles, memory.
+"""

@@ -1,7 +1,8 @@
 """How the broker's process deals with memory that it has used.
 
-Replies to consumers and the frames of large batches are buffers of megabytes, used once. The C library would ask the
-kernel for each of them and give it back, and most of the time of a reader of a backlog would go into clearing pages.
+Replies to consumers and the frames of large batches are buffers of megabytes, used
+once. The C library would ask the kernel for each of them and give it back, and most of
+the time of a reader of a backlog would go into clearing pages.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ LARGE_BYTES = 32 << 20  # glibc takes no more: larger buffers than any that is k
 
 
 def keep_freed() -> None:
-    """Lets the process keep what it frees, up to a bound. Not every C library knows how; then all stays as it is."""
+    """Lets the process keep what it frees, up to a bound. Not every C library knows
+    how; then all stays as it is.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)

@@ -1,4 +1,6 @@
-"""The broker's threads: what blocks runs in them, and its result comes back to the reactor."""
+"""The broker's threads: what blocks runs in them, and its result comes back to the
+reactor.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class _Pool(ThreadPool):
 class Threads:
     """A pool whose threads run one kind of blocking work."""
 
-    def __init__(self, reactor: Any, name: str, size: int = 1) -> None:  # noqa: ANN401  # several interfaces of Twisted's
+    def __init__(self, reactor: Any, name: str, size: int = 1) -> None:  # several interfaces of Twisted's
         self._reactor = reactor
         self._pool = _Pool(minthreads=0, maxthreads=size, name=name)
         self._pool.start()
@@ -33,9 +35,11 @@ class Threads:
         return deferToThreadPool(self._reactor, self._pool, function, *args)
 
     def stop(self, within_s: float) -> bool:
-        """Takes nothing more and waits for what is under way, but no longer than that; whether it has come to its end.
+        """Takes nothing more and waits for what is under way, but no longer than that;
+        whether it has come to its end.
 
-        What hangs in a call of the system cannot be interrupted. Its thread ends with the process.
+        What hangs in a call of the system cannot be interrupted. Its thread ends with
+        the process.
         """
         waiting = Thread(target=self._pool.stop, name=f"{self._pool.name}-end", daemon=True)
         waiting.start()

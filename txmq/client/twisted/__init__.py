@@ -1,1 +1,3 @@
-"""The faces for programs on Twisted: everything on the reactor's thread, each call a Deferred."""
+"""The faces for programs on Twisted: everything on the reactor's thread, each call a
+Deferred.
+"""

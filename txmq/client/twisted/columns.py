@@ -1,4 +1,6 @@
-"""Columns, sent with the Twisted face: many pieces under way at once, in producing sessions of their own."""
+"""Columns, sent with the Twisted face: many pieces under way at once, in producing
+sessions of their own.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,16 @@ from uuid import uuid4
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.task import deferLater
 
-from txmq.client.sending.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, Piece, Stored, cut, receipt_of
-from txmq.client.sending.producer import StoredBatch, stored_batch
-from txmq.client.sending.rows import Rows
+from txmq.client.blocking.sender.delivery import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Piece,
+    Stored,
+    cut,
+    receipt_of,
+)
+from txmq.client.blocking.sender.producer import StoredBatch, stored_batch
+from txmq.client.protocol.sender.rows import Rows
 from txmq.client.twisted.core import Core
 from txmq.errors import StaleTopic, Throttled, TxmqError
 from txmq.wire.headers import Opcode, send_header
@@ -19,7 +28,9 @@ from txmq.wire.headers import Opcode, send_header
 PIECES_AHEAD = 32  # of one call under way: the broker remembers the receipts of 256
 
 
-async def send_columns(core: Core, topic: str, rows: Rows, partition: int | None) -> list[StoredBatch]:
+async def send_columns(
+    core: Core, topic: str, rows: Rows, partition: int | None
+) -> list[StoredBatch]:
     """What `send_many` does."""
     await core.shape(topic)
     todo = list(cut(core.topics, topic, rows, partition, range(len(rows))))
@@ -34,7 +45,11 @@ async def send_columns(core: Core, topic: str, rows: Rows, partition: int | None
             pause *= 2
         elif isinstance(error, StaleTopic):
             await core.refresh(topic)
-            todo = [new for old in todo for new in cut(core.topics, topic, old.rows, old.asked, old.places)]
+            todo = [
+                new
+                for old in todo
+                for new in cut(core.topics, topic, old.rows, old.asked, old.places)
+            ]
         elif error is not None:
             if stored:  # sent again as a whole, these would be there twice
                 error.outcome = "unknown"
@@ -42,8 +57,12 @@ async def send_columns(core: Core, topic: str, rows: Rows, partition: int | None
     return stored
 
 
-async def _send_pieces(core: Core, pieces: Sequence[Piece]) -> tuple[list[Stored], TxmqError | None]:
-    """One producing session: what is stored, and why the rest, if any, is not, or not known to be."""
+async def _send_pieces(
+    core: Core, pieces: Sequence[Piece]
+) -> tuple[list[Stored], TxmqError | None]:
+    """One producing session: what is stored, and why the rest, if any, is not, or not
+    known to be.
+    """
     producer, sequence = uuid4().bytes, 0
     replies: list[Deferred[bytes]] = []
     sequences: list[int] = []

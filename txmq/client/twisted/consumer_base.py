@@ -1,4 +1,6 @@
-"""What a consumer with Twisted is, apart from its messages: a member, and what keeps it one."""
+"""What a consumer with Twisted is, apart from its messages: a member, and what keeps it
+one.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,18 @@ from uuid import UUID, uuid4
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from txmq.client.consuming.hands import Hands
-from txmq.client.consuming.member import Member, Phase
-from txmq.client.consuming.requests import Request
-from txmq.client.consuming.seated import Seated
-from txmq.client.consuming.settings import Settings
-from txmq.client.consuming.settling import Stats
+from txmq.client.protocol.consumer.member import Member, Phase
+from txmq.client.protocol.consumer.membership import Seated
+from txmq.client.protocol.consumer.operations import Hands
+from txmq.client.protocol.consumer.requests import Request
+from txmq.client.protocol.consumer.settings import Settings
+from txmq.client.protocol.consumer.settling import Stats
+from txmq.client.twisted.connection import Connected, Link, timed
 from txmq.client.twisted.core import Core
-from txmq.client.twisted.link import Connected, Link, timed
-from txmq.client.twisted.seams import Timer
-from txmq.client.twisted.taking import Take, Takers, Taking
+from txmq.client.twisted.protocols import Timer
+from txmq.client.twisted.receiving import Take, Takers, Taking
 from txmq.errors import BrokerUnavailable, ClientClosed, RequestRejected, RequestTimeout, TxmqError
-from txmq.message import ReceivedMessage
+from txmq.model.message import ReceivedMessage
 
 CLOSE_S = 10.0
 T = TypeVar("T")
@@ -31,7 +33,9 @@ class ConsumerBase(Seated, Taking):
     """A member of a consumer group, for the reactor's thread."""
 
     def __init__(self, core: Core, settings: Settings, takers: Takers | None = None) -> None:
-        """`takers` are given where it is one of several brokers' members that are waited for together."""
+        """`takers` are given where it is one of several brokers' members that are
+        waited for together.
+        """
         super().__init__()
         self.core, self.settings = core, settings
         self.parts = (self,)
@@ -57,7 +61,9 @@ class ConsumerBase(Seated, Taking):
 
     @property
     def inbox_name(self) -> str:
-        """Its group as the inbox knows it, once there was a connection; as with the blocking face."""
+        """Its group as the inbox knows it, once there was a connection; as with the
+        blocking face.
+        """
         return f"{self.group}#{self.log_id}" if self._is_part else self.group
 
     def inbox_of(self, message: ReceivedMessage) -> str:
@@ -127,8 +133,8 @@ class ConsumerBase(Seated, Taking):
         self._step()
 
     def close(self) -> Deferred[None]:
-        """Leaves the group, once handlers are done and the broker has everything; fires when that is so, or takes too
-        long. Not for handlers.
+        """Leaves the group, once handlers are done and the broker has everything; fires
+        when that is so, or takes too long. Not for handlers.
         """
         return Deferred.fromCoroutine(self._close())
 
@@ -139,13 +145,17 @@ class ConsumerBase(Seated, Taking):
         self._step()
         try:
             gone = self._when(lambda: self._member.phase is Phase.GONE or self._is_alone())
-            await timed(self._reactor, gone, CLOSE_S, RequestTimeout("the broker did not hear the goodbye"))
+            await timed(
+                self._reactor, gone, CLOSE_S, RequestTimeout("the broker did not hear the goodbye")
+            )
         except TxmqError:  # its session will lapse
             self._member.failure = self._member.failure or ClientClosed("the consumer was closed")
         await self.abandon()
 
     def _is_alone(self) -> bool:
-        """Whether the broker is away, which need not hear the goodbye if there is nothing else to tell."""
+        """Whether the broker is away, which need not hear the goodbye if there is
+        nothing else to tell.
+        """
         return self._link is None and self._member.settling.idle
 
     async def abandon(self) -> None:
@@ -195,7 +205,9 @@ class ConsumerBase(Seated, Taking):
             request.patience_s,
             RequestTimeout("no answer"),
         )
-        reply.addCallbacks(partial(self._answered, request), partial(self._unanswered, link, request))
+        reply.addCallbacks(
+            partial(self._answered, request), partial(self._unanswered, link, request)
+        )
         reply.addErrback(partial(self._broken, link))
 
     def _answered(self, request: Request, payload: bytes) -> None:

@@ -1,4 +1,6 @@
-"""What the parts of a client with the Twisted face share: its connection, what it knows of topics, its sends."""
+"""What the parts of a client with the Twisted face share: its connection, what it knows
+of topics, its sends.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from uuid import UUID
 
 from twisted.internet.task import deferLater
 
-from txmq.client.blocking import Client as BlockingClient
-from txmq.client.connecting.address import parse_url
-from txmq.client.connecting.conversation import Conversation, LogPin, Payload, returned
-from txmq.client.core import Core as BlockingCore
-from txmq.client.sending.topics import Shape, Topics
-from txmq.client.settings import Settings
-from txmq.client.twisted.link import Connected, Link, timed, too_late
-from txmq.client.twisted.seams import Reactor
-from txmq.client.twisted.sending import Sending
+from txmq.client.blocking.client import Client as BlockingClient
+from txmq.client.blocking.core import Core as BlockingCore
+from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.conversation import Conversation, LogPin, Payload, returned
+from txmq.client.protocol.sender.topics import Shape, Topics
+from txmq.client.protocol.settings import Settings
+from txmq.client.twisted.connection import Connected, Link, timed, too_late
+from txmq.client.twisted.protocols import Reactor
+from txmq.client.twisted.sender import Sending
 from txmq.client.twisted.threads import Threads
 from txmq.errors import ClientClosed, ConnectionLost, TxmqError
 from txmq.wire.calls import encode_call
@@ -33,7 +35,14 @@ def closed() -> ClientClosed:
 class Core:
     """One client's share of the world, for the reactor's thread."""
 
-    def __init__(self, reactor: Reactor, url: str, settings: Settings, *, elsewhere_after: float | None = None) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        url: str,
+        settings: Settings,
+        *,
+        elsewhere_after: float | None = None,
+    ) -> None:
         """`elsewhere_after`: see Sending."""
         self.reactor, self.settings = reactor, settings
         self.threads = Threads(reactor, settings.connections)
@@ -64,15 +73,21 @@ class Core:
 
     @property
     def blocking(self) -> BlockingClient:
-        """The blocking client that works for this one in threads, made at the first use."""
+        """The blocking client that works for this one in threads, made at the first
+        use.
+        """
         if self.closed:
             raise closed()
         if self._blocking is None:
-            self._blocking = BlockingClient(BlockingCore(self._url, self.settings, self._incarnation))
+            self._blocking = BlockingClient(
+                BlockingCore(self._url, self.settings, self._incarnation)
+            )
         return self._blocking
 
     def link(self) -> Link:
-        """A new connection, not yet made; replies that nobody waits for go to the sends."""
+        """A new connection, not yet made; replies that nobody waits for go to the
+        sends.
+        """
         conversation = Conversation(self.settings.service, self._pin, self._incarnation)
         return Link(self.reactor, conversation, self.sending.received)
 
@@ -81,24 +96,34 @@ class Core:
         if self.closed:
             raise closed()
         if self._connected is None:
-            self._connected = Connected(self.reactor, self._addresses, self.link, self.sending.attach)
+            self._connected = Connected(
+                self.reactor, self._addresses, self.link, self.sending.attach
+            )
         return self._connected
 
     @property
     def is_away(self) -> bool:
-        """Whether the broker is being looked for, so that another one would do better."""
+        """Whether the broker is being looked for, so that another one would do
+        better.
+        """
         return self._connected is not None and not self.sending.connected
 
     def connect_apart(
         self, attach: Callable[[Link], None], refused: Callable[[TxmqError], None] | None = None
     ) -> Connected:
-        """A connection of its own, for a consumer or a reader; for the arguments see Connected."""
+        """A connection of its own, for a consumer or a reader; for the arguments see
+        Connected.
+        """
         if self.closed:
             raise closed()
         return Connected(self.reactor, self._addresses, self.link, attach, refused)
 
-    async def request(self, opcode: int, payload: Payload = b"", *, longer: float = 0.0, repeat: bool = False) -> bytes:
-        """The payload of the reply, `longer` than usual if need be; `repeat` = it does no harm to ask again."""
+    async def request(
+        self, opcode: int, payload: Payload = b"", *, longer: float = 0.0, repeat: bool = False
+    ) -> bytes:
+        """The payload of the reply, `longer` than usual if need be; `repeat` = it does
+        no harm to ask again.
+        """
         patience = self.settings.timeout + longer
         ends = self.reactor.seconds() + patience
         left = self.settings.retries if repeat else 0
@@ -106,7 +131,9 @@ class Core:
             link = await self.connected().link(ends - self.reactor.seconds())
             try:
                 reply = link.request(opcode, payload)
-                return await timed(self.reactor, reply, ends - self.reactor.seconds(), too_late(patience))
+                return await timed(
+                    self.reactor, reply, ends - self.reactor.seconds(), too_late(patience)
+                )
             except ConnectionLost:
                 if not left:
                     raise
@@ -116,7 +143,9 @@ class Core:
         self, name: str, args: dict[str, Any], *, longer: float = 0.0, repeat: bool = False
     ) -> dict[str, Any]:
         """What a control call returns."""
-        return returned(await self.request(Opcode.CALL, encode_call(name, args), longer=longer, repeat=repeat))
+        return returned(
+            await self.request(Opcode.CALL, encode_call(name, args), longer=longer, repeat=repeat)
+        )
 
     async def carried(
         self,
@@ -125,7 +154,9 @@ class Core:
         decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Outbox.carry
         rebuild: Callable[[], bytes] | None = None,
     ) -> T:
-        """The reply to a request that does no harm twice, over as many connections as it takes: see `Outbox.carry`."""
+        """The reply to a request that does no harm twice, over as many connections as
+        it takes: see `Outbox.carry`.
+        """
         self.connected()
         return await self.sending.carry(opcode, payload, decode, rebuild)
 
@@ -135,11 +166,15 @@ class Core:
 
     async def refresh(self, topic: str) -> Shape:
         """The topic as it is now."""
-        self._descriptions[topic] = await self.asked("topic.describe", {"names": [topic], "create": True}, repeat=True)
+        self._descriptions[topic] = await self.asked(
+            "topic.describe", {"names": [topic], "create": True}, repeat=True
+        )
         return self.topics.refresh(topic)
 
     async def flushed(self, patience: float) -> bool:
-        """Waits until all sends have their answers, at most so many seconds; whether they have."""
+        """Waits until all sends have their answers, at most so many seconds; whether
+        they have.
+        """
         ends = self.reactor.seconds() + patience
         while not self.sending.idle and self.reactor.seconds() < ends:
             await deferLater(self.reactor, 0.01)

@@ -1,9 +1,12 @@
-"""Handlers with an inbox, for the Twisted face: the work of the blocking one, in threads of its own.
+"""Handlers with an inbox, for the Twisted face: the work of the blocking one, in
+threads of its own.
 
-A transaction waits for its database, so it is not for the reactor's thread; and one implementation of the inbox serves
-both faces. The threads ask the reactor for messages and tell it what became of them: the consumer stays the reactor's.
-They are no pool's: each keeps its connection to the database for as long as the work lasts, and a reactor that is
-stopped meanwhile does not wait for a handler. What a thread has not committed then is delivered again.
+A transaction waits for its database, so it is not for the reactor's thread; and one
+implementation of the inbox serves both faces. The threads ask the reactor for messages
+and tell it what became of them: the consumer stays the reactor's. They are no pool's:
+each keeps its connection to the database for as long as the work lasts, and a reactor
+that is stopped meanwhile does not wait for a handler. What a thread has not committed
+then is delivered again.
 """
 
 from __future__ import annotations
@@ -18,18 +21,18 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.threads import blockingCallFromThread
 from twisted.python.failure import Failure
 
-from txmq.client.consumers import runner
-from txmq.client.twisted.seams import Reactor
+from txmq.client.blocking.consumer import runner
+from txmq.client.twisted.protocols import Reactor
 from txmq.errors import LocalProtocolError
-from txmq.message import ReceivedMessage
+from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+    from psycopg2.extensions import connection as Connection
 
-    from txmq.client.consuming.parcels import DeliveredMessage
-    from txmq.client.consuming.settings import Settings
-    from txmq.client.consuming.settling import Stats
-    from txmq.client.core import Core
+    from txmq.client.blocking.core import Core
+    from txmq.client.protocol.consumer.fetched import DeliveredMessage
+    from txmq.client.protocol.consumer.settings import Settings
+    from txmq.client.protocol.consumer.settling import Stats
     from txmq.client.twisted.consumer_base import ConsumerBase
     from txmq.client.twisted.runner import Limits
 
@@ -38,7 +41,9 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """What is asked of a consumer on the reactor's thread, be it of one broker or of several."""
+    """What is asked of a consumer on the reactor's thread, be it of one broker or of
+    several.
+    """
 
     @property
     def settings(self) -> Settings: ...
@@ -61,24 +66,30 @@ class Source(Protocol):
 
 
 def run_in_threads(
-    consumer: Source, handler: Callable[..., object], connect: Callable[[], Connection], limits: Limits
+    consumer: Source,
+    handler: Callable[..., object],
+    connect: Callable[[], Connection],
+    limits: Limits,
 ) -> Deferred[None]:
-    """Fires when the work has ended, fails with what ended it. To cancel it is to let it end.
+    """Fires when the work has ended, fails with what ended it. To cancel it is to let
+    it end.
 
     Raises LocalProtocolError for a handler that is a coroutine.
     """
-    from txmq.client.consumers.inbox import run_with_inbox  # noqa: PLC0415  # psycopg2 only for those who need it
+    from txmq.client.blocking.consumer.inbox import run_with_inbox  # psycopg2 only for those who need it
 
     if iscoroutinefunction(handler):
         raise _no_coroutine()
     bridge, stop, reactor = Bridge(consumer), Event(), consumer.reactor
     ended: Deferred[None] = Deferred(lambda _ended: stop.set())
-    in_threads = runner.Limits(limits.workers, limits.batch, limits.batch_wait, limits.idle_exit, stop)
+    in_threads = runner.Limits(
+        limits.workers, limits.batch, limits.batch_wait, limits.idle_exit, stop
+    )
 
     def work() -> None:
         try:
             run_with_inbox(bridge, _waited_for(handler), connect, in_threads)
-        except BaseException:  # noqa: BLE001  # raised where it can be seen: by whoever waits for the end
+        except BaseException:  # raised where it can be seen: by whoever waits for the end
             reactor.callFromThread(ended.errback, Failure())
         else:
             reactor.callFromThread(ended.callback, None)
@@ -89,11 +100,15 @@ def run_in_threads(
 
 def _no_coroutine() -> LocalProtocolError:
     hint = "a function that returns once its statements are done; without inbox= handlers may be coroutines"
-    return LocalProtocolError("a handler with an inbox runs in a thread, and is no coroutine", hint=hint)
+    return LocalProtocolError(
+        "a handler with an inbox runs in a thread, and is no coroutine", hint=hint
+    )
 
 
 def _waited_for(handler: Callable[..., object]) -> Callable[..., object]:
-    """The handler, of which nothing goes on once it has returned: then its transaction is committed."""
+    """The handler, of which nothing goes on once it has returned: then its transaction
+    is committed.
+    """
 
     def handle(messages: object, connection: Connection) -> None:
         answer = handler(messages, connection)
@@ -106,7 +121,9 @@ def _waited_for(handler: Callable[..., object]) -> Callable[..., object]:
 
 
 class Kept:
-    """A member on the reactor, for the keeper of its inbox: only looked at, and the broker is asked in the thread."""
+    """A member on the reactor, for the keeper of its inbox: only looked at, and the
+    broker is asked in the thread.
+    """
 
     def __init__(self, part: ConsumerBase) -> None:
         """Called on the reactor's thread."""
@@ -132,7 +149,9 @@ class Kept:
 
 
 class Bridge:
-    """A consumer on the reactor as the threads see it; what they say arrives in the order in which they say it."""
+    """A consumer on the reactor as the threads see it; what they say arrives in the
+    order in which they say it.
+    """
 
     def __init__(self, consumer: Source) -> None:
         """Called on the reactor's thread."""
@@ -153,7 +172,9 @@ class Bridge:
         finally:
             self._reactor.callFromThread(working.__exit__, None, None, None)
 
-    def receive_many(self, most: int, timeout: float, *, batch_wait: float = 0.0) -> Sequence[DeliveredMessage]:
+    def receive_many(
+        self, most: int, timeout: float, *, batch_wait: float = 0.0
+    ) -> Sequence[DeliveredMessage]:
         return self._wait(self._consumer.receive_many, most, timeout, batch_wait=batch_wait)
 
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
@@ -166,7 +187,9 @@ class Bridge:
         self._ask(self._consumer.give_back, list(messages))
 
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
-        self._reactor.callFromThread(lambda: self._consumer.count(duplicates=duplicates, retried=retried))
+        self._reactor.callFromThread(
+            lambda: self._consumer.count(duplicates=duplicates, retried=retried)
+        )
 
     def epoch_of(self, message: ReceivedMessage) -> int:
         return self._consumer.epoch_of(message)

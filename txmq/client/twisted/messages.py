@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
-from txmq.client.messages import FoundMessage, Search, id_of
-from txmq.message import Receipt
+from txmq.client.blocking.messages import FoundMessage, Search, id_of
+from txmq.model.message import Receipt
 
 
 class Asks(Protocol):
@@ -19,10 +19,14 @@ class Asks(Protocol):
 
 
 class MessageCalls:
-    """The part of the client for single messages; each call is that of the blocking client."""
+    """The part of the client for single messages; each call is that of the blocking
+    client.
+    """
 
     def recall(self: Asks, message: Receipt | str) -> Deferred[None]:
-        """Takes back a message that was sent with a time of delivery. Fails with RecallTooLate."""
+        """Takes back a message that was sent with a time of delivery. Fails with
+        RecallTooLate.
+        """
         return self.call("message.recall", ids=[id_of(message)]).addCallback(lambda _reply: None)
 
     async def find(

@@ -1,4 +1,6 @@
-"""Reading without a group with Twisted: what `reading` asks for, over a connection of the reader's own."""
+"""Reading without a group with Twisted: what `reading` asks for, over a connection of
+the reader's own.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,19 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from txmq.client.log import get_logger
-from txmq.client.reading.offsets import OffsetStore, Spot
-from txmq.client.reading.reading import LOOK_S, POLL_S, SAVE_S, Ask, Plan, Reading, Reads, Start
+from txmq.client.protocol.offsets import OffsetStore, Spot
+from txmq.client.protocol.reader import LOOK_S, POLL_S, SAVE_S, Ask, Plan, Reading, Reads, Start
+from txmq.client.twisted.connection import Connected, Link, nothing, timed
 from txmq.client.twisted.core import Core
-from txmq.client.twisted.link import Connected, Link, nothing, timed
-from txmq.client.twisted.seams import Closing
-from txmq.errors import ConnectionLost, LocalProtocolError, OffsetOutOfRange, RequestTimeout, TxmqError
-from txmq.message import ReceivedMessage
+from txmq.client.twisted.protocols import Closing
+from txmq.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    OffsetOutOfRange,
+    RequestTimeout,
+    TxmqError,
+)
+from txmq.model.message import ReceivedMessage
 
 ANSWER_S = POLL_S + 10.0
 P = ParamSpec("P")
@@ -27,13 +35,19 @@ log = get_logger()
 
 
 class Reader(Reads, Closing):
-    """For the reactor's thread, and one coroutine. Made by `client.reader`; as the blocking one otherwise.
+    """For the reactor's thread, and one coroutine. Made by `client.reader`; as the
+    blocking one otherwise.
 
-    `async for message in reader` gives messages until it is closed; one is processed when the next one is asked for.
+    `async for message in reader` gives messages until it is closed; one is processed
+    when the next one is asked for.
     """
 
-    def __init__(self, core: Core, name: str, topics: Iterable[str], store: OffsetStore, start: Start) -> None:
-        """Raises LocalProtocolError for a name, topics or a start that cannot be meant."""
+    def __init__(
+        self, core: Core, name: str, topics: Iterable[str], store: OffsetStore, start: Start
+    ) -> None:
+        """Raises LocalProtocolError for a name, topics or a start that cannot be
+        meant.
+        """
         self._core, self._store = core, store
         self._reading = Reading(name, topics, start)
         self._log_id: UUID | None = None
@@ -49,7 +63,9 @@ class Reader(Reads, Closing):
         self.closed = False
 
     async def opened(self) -> Reader:
-        """Itself, with its positions. Called once, by `client.reader`. Raises UnknownTopic, LogChanged."""
+        """Itself, with its positions. Called once, by `client.reader`. Raises
+        UnknownTopic, LogChanged.
+        """
         try:
             self._log_id = await self._core.log_id()
             self._reading.load(await self._stored(self._store.load, self.name, self._log_id))
@@ -62,7 +78,9 @@ class Reader(Reads, Closing):
         return self
 
     def assign(self, partitions: Collection[Spot] | None) -> Deferred[None]:
-        """Reads only these partitions from now on, or (None) all. What was handed out before counts as processed."""
+        """Reads only these partitions from now on, or (None) all. What was handed out
+        before counts as processed.
+        """
         return Deferred.fromCoroutine(self._assign(partitions))
 
     async def _assign(self, partitions: Collection[Spot] | None) -> None:
@@ -95,10 +113,12 @@ class Reader(Reads, Closing):
             yield message
 
     def receive(self, timeout: float | None = None) -> Deferred[ReceivedMessage | None]:
-        """The next message; None after `timeout` seconds without one, and once it is closed.
+        """The next message; None after `timeout` seconds without one, and once it is
+        closed.
 
-        The message before it counts as processed. Lost connections are survived silently. Fails with why it cannot go
-        on. Raises LocalProtocolError where somebody waits already.
+        The message before it counts as processed. Lost connections are survived
+        silently. Fails with why it cannot go on. Raises LocalProtocolError where
+        somebody waits already.
         """
         if self._taker is not None and not self._taker.called:
             raise LocalProtocolError(
@@ -128,7 +148,9 @@ class Reader(Reads, Closing):
                 self._fail(error)
             else:
                 log.info("reader.not_looked", reader=self.name, error=str(error))
-        except OSError as error:  # a store that cannot keep positions: going on would only make more come again
+        except (
+            OSError
+        ) as error:  # a store that cannot keep positions: going on would only make more come again
             self._fail(error)
 
     async def _save(self) -> None:
@@ -165,7 +187,9 @@ class Reader(Reads, Closing):
         self._step()
 
     def _step(self) -> None:
-        """Hands out what has come; where nothing has, asks for what nobody has asked for."""
+        """Hands out what has come; where nothing has, asks for what nobody has asked
+        for.
+        """
         taker, link = self._taker, self._link
         if taker is None or taker.called:
             return
@@ -182,7 +206,9 @@ class Reader(Reads, Closing):
     def _ask(self, link: Link, spot: Spot, ask: Ask) -> None:
         reply = timed(self._core.reactor, link.request(*ask), ANSWER_S, RequestTimeout("no answer"))
         era = self._era
-        reply.addCallbacks(partial(self._answered, era, spot), partial(self._unanswered, era, link, spot))
+        reply.addCallbacks(
+            partial(self._answered, era, spot), partial(self._unanswered, era, link, spot)
+        )
         reply.addErrback(self._broken)
 
     def _answered(self, era: int, spot: Spot, payload: bytes) -> None:
@@ -191,7 +217,9 @@ class Reader(Reads, Closing):
             self._step()
 
     def _unanswered(self, era: int, link: Link, spot: Spot, failure: Failure) -> None:
-        """A no, or no answer: then another connection may help, unless the error says that none will."""
+        """A no, or no answer: then another connection may help, unless the error says
+        that none will.
+        """
         error = failure.value
         if era != self._era:
             return
@@ -208,7 +236,9 @@ class Reader(Reads, Closing):
         self._fail(failure.value)
 
     def close(self) -> Deferred[None]:
-        """Saves the positions and ends. The message handed out last does not count as processed: see `commit`."""
+        """Saves the positions and ends. The message handed out last does not count as
+        processed: see `commit`.
+        """
         return Deferred.fromCoroutine(self._close())
 
     async def _close(self) -> None:

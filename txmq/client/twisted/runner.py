@@ -1,4 +1,6 @@
-"""Handlers on the reactor's thread: so many at a time, each with messages that it acks or nacks by how it ends."""
+"""Handlers on the reactor's thread: so many at a time, each with messages that it acks
+or nacks by how it ends.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from twisted.internet.defer import Deferred, DeferredList
 
-from txmq.client.consumers.runner import check_limits, nack_all
+from txmq.client.blocking.consumer.runner import check_limits, nack_all
 from txmq.client.twisted.inbox import Source as Bridged
 from txmq.client.twisted.inbox import run_in_threads
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection  # noqa: N812 (a class, whatever its name)
+    from psycopg2.extensions import connection as Connection
 
-    from txmq.client.consuming.parcels import DeliveredMessage
+    from txmq.client.protocol.consumer.fetched import DeliveredMessage
 
-Handler: TypeAlias = Callable[..., object]  # of a message or a list of them; may give a Deferred or a coroutine
+Handler: TypeAlias = Callable[
+    ..., object
+]  # of a message or a list of them; may give a Deferred or a coroutine
 
 
 class Source(Bridged, Protocol):
@@ -25,12 +29,14 @@ class Source(Bridged, Protocol):
 
     @property
     def at_work(self) -> int: ...
-    async def filled(self, found: list[DeliveredMessage], most: int, seconds: float) -> list[DeliveredMessage]: ...
+    async def filled(
+        self, found: list[DeliveredMessage], most: int, seconds: float
+    ) -> list[DeliveredMessage]: ...
 
 
 class Limits(NamedTuple):
-    """How to run: so many workers, so many messages for one call of the handler, how long to wait for so many, and
-    after how many seconds without any to end.
+    """How to run: so many workers, so many messages for one call of the handler, how
+    long to wait for so many, and after how many seconds without any to end.
     """
 
     workers: int
@@ -42,7 +48,9 @@ class Limits(NamedTuple):
 async def run_handler(
     consumer: Source, handler: Handler, inbox: Callable[[], Connection] | None, limits: Limits
 ) -> None:
-    """What `run` does. Raises LocalProtocolError for what cannot be meant, and why the consumer cannot go on."""
+    """What `run` does. Raises LocalProtocolError for what cannot be meant, and why the
+    consumer cannot go on.
+    """
     check_limits(limits.workers, "workers", limits.batch, limits.batch_wait)
     if inbox is not None:
         await run_in_threads(consumer, handler, inbox, limits)
@@ -64,7 +72,9 @@ class Runner:
         self._ended = False
 
     async def work(self) -> None:
-        """Until the consumer is closed, all workers were idle for long enough, or one of them cannot go on."""
+        """Until the consumer is closed, all workers were idle for long enough, or one
+        of them cannot go on.
+        """
         limits = self._limits
         try:
             while not self._consumer.closed and not self._ended:
@@ -72,7 +82,9 @@ class Runner:
                 messages = await self._consumer.receive_many(most, limits.idle_exit)
                 if messages:
                     with self._consumer.working():
-                        await self._handle(await self._consumer.filled(messages, most, limits.batch_wait))
+                        await self._handle(
+                            await self._consumer.filled(messages, most, limits.batch_wait)
+                        )
                     self._idle_since = self._consumer.reactor.seconds()
                 elif self._is_idle():
                     return
@@ -90,7 +102,7 @@ class Runner:
             answer = self._handler(messages[0] if self._limits.batch is None else messages)
             if isinstance(answer, Deferred) or iscoroutine(answer):
                 await answer
-        except Exception as error:  # noqa: BLE001  # whatever a handler raises, its messages failed
+        except Exception as error:  # whatever a handler raises, its messages failed
             nack_all(self._consumer, messages, error)
         else:
             self._consumer.ack_many(messages)

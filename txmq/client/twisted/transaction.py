@@ -5,15 +5,15 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from txmq.client.sending.producer import Fields, micros_now
-from txmq.client.transactions.buffer import Action, Buffer
-from txmq.client.transactions.groups import parts_of
-from txmq.client.transactions.share import AckOwner, require_same_log
-from txmq.client.transactions.tokens import new_token
-from txmq.client.transactions.transaction import Stage
+from txmq.client.blocking.sender.producer import Fields, micros_now
+from txmq.client.blocking.transaction.broker_part import AckOwner, require_same_log
+from txmq.client.blocking.transaction.bundles import parts_of
+from txmq.client.blocking.transaction.transaction import Stage
+from txmq.client.protocol.transaction.buffer import Action, Buffer
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, InDoubt, LocalProtocolError, TransactionAborted, TxmqError
-from txmq.message import Message, Receipt
-from txmq.tx.group import GroupState
+from txmq.model.bundle import GroupState
+from txmq.model.message import Message, Receipt
 from txmq.wire.group import Description, pack_part, unpack_group_receipt
 from txmq.wire.headers import Opcode
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class Transaction:
-    """An `async with` block whose sends and acks take effect together, or not at all; if it raises, nothing is sent."""
+    """An `async with` block whose sends and acks take effect together, or not at all;
+    if it raises, nothing is sent.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -33,19 +35,27 @@ class Transaction:
         self.token = new_token()
         self.receipts: list[Receipt] = []  # after the block; the offsets are not known
 
-    def send(self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]) -> None:
-        """Sends a message if the block ends well. Raises LocalProtocolError or MessageTooLarge."""
+    def send(
+        self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
+    ) -> None:
+        """Sends a message if the block ends well. Raises LocalProtocolError or
+        MessageTooLarge.
+        """
         self._require(Stage.OPEN)
         self._buffer.add(topic, Message(body, **fields), micros_now(), partition)
         self._topics[topic] = None
 
     def ack(self, delivered: object) -> None:
-        """Acks a message, or a batch, of one of this process's consumers if the block ends well."""
+        """Acks a message, or a batch, of one of this process's consumers if the block
+        ends well.
+        """
         self._require(Stage.OPEN)
         owner = getattr(getattr(delivered, "parcel", None), "owner", None)
         if not isinstance(owner, AckOwner):
             hint = "ack what a consumer of this process delivered, as it delivered it"
-            raise LocalProtocolError(f"{type(delivered).__name__} cannot be acked in a transaction", hint=hint)
+            raise LocalProtocolError(
+                f"{type(delivered).__name__} cannot be acked in a transaction", hint=hint
+            )
         require_same_log(owner, self._core.known_log_id)
         actions: list[Action] = list(owner.ack_actions(delivered))
         self._buffer.actions += actions
@@ -57,7 +67,10 @@ class Transaction:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stage, committed = Stage.OVER, False
         known: bool | None = False
@@ -83,7 +96,9 @@ class Transaction:
         receipt = None
         try:
             for part in (*parts, last._replace(commit=True)):
-                receipt = unpack_group_receipt(await self._core.carried(Opcode.GROUP, pack_part(part)))
+                receipt = unpack_group_receipt(
+                    await self._core.carried(Opcode.GROUP, pack_part(part))
+                )
         except TxmqError as error:
             if error.outcome == "unknown":
                 raise InDoubt(f"no answer came: {error.message}", token=str(self.token)) from error
@@ -95,6 +110,11 @@ class Transaction:
 
     def _require(self, stage: Stage) -> None:
         if self._stage is Stage.OVER:
-            raise ClientClosed(f"transaction {self.token} is over", hint="begin another one with client.transaction")
+            raise ClientClosed(
+                f"transaction {self.token} is over",
+                hint="begin another one with client.transaction",
+            )
         if self._stage is not stage:
-            raise LocalProtocolError(f"transaction {self.token} {self._stage.value}", hint="use it inside its block")
+            raise LocalProtocolError(
+                f"transaction {self.token} {self._stage.value}", hint="use it inside its block"
+            )

@@ -1,8 +1,9 @@
 """The brokers that a database decides for, as they have reported themselves.
 
-A row of a token may be dropped once no broker can ask for it any more. Only the brokers know: each writes here, now and
-then, which of its undecided transactions is the oldest. Silence proves nothing, so that a broker that does not report
-keeps the rows, until it is back or an operator takes it out.
+A row of a token may be dropped once no broker can ask for it any more. Only the brokers
+know: each writes here, now and then, which of its undecided transactions is the oldest.
+Silence proves nothing, so that a broker that does not report keeps the rows, until it
+is back or an operator takes it out.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.translate import translated
 
 _REPORT: Final = """
 INSERT INTO public.txmq_broker AS known (log_id, name, oldest_undecided, reported_at)
@@ -24,14 +25,16 @@ _REGISTERED: Final = f"""
 SELECT log_id::text, name, oldest_undecided::text, {_MICROS.format("reported_at")}, {_MICROS.format("forgotten_at")},
        forgotten_reason, (SELECT count(*) FROM public.txmq_outbox o WHERE o.log_id = b.log_id)
 FROM public.txmq_broker b ORDER BY name, log_id
-"""  # noqa: S608 (constants)
+"""
 _FORGET: Final = "UPDATE public.txmq_broker SET forgotten_at = now(), forgotten_reason = %s WHERE log_id = %s::uuid"
 
 
 class Broker(NamedTuple):
-    """A broker's last report; times are microseconds since the epoch, by the database's clock.
+    """A broker's last report; times are microseconds since the epoch, by the database's
+    clock.
 
-    `oldest_undecided` is a token, None where everything is decided. `waiting`: transactions in the outbox for it.
+    `oldest_undecided` is a token, None where everything is decided. `waiting`:
+    transactions in the outbox for it.
     """
 
     log_id: UUID
@@ -44,22 +47,31 @@ class Broker(NamedTuple):
 
 
 def report(connection: Connection, log_id: UUID, name: str, oldest_undecided: UUID | None) -> None:
-    """Writes what a broker says of itself; one that was forgotten is back. Raises DatabaseError."""
+    """Writes what a broker says of itself; one that was forgotten is back. Raises
+    DatabaseError.
+    """
     oldest = None if oldest_undecided is None else str(oldest_undecided)
     with translated("reporting a broker"), connection.cursor() as cursor:
         cursor.execute(_REPORT, (str(log_id), name, oldest))
 
 
 def registered(connection: Connection) -> list[Broker]:
-    """All brokers that have ever reported, those that were forgotten too. Raises DatabaseError."""
+    """All brokers that have ever reported, those that were forgotten too. Raises
+    DatabaseError.
+    """
     with translated("listing brokers"), connection.cursor() as cursor:
         cursor.execute(_REGISTERED)
         rows = cursor.fetchall()
-    return [Broker(UUID(log), name, None if old is None else UUID(old), *rest) for log, name, old, *rest in rows]
+    return [
+        Broker(UUID(log), name, None if old is None else UUID(old), *rest)
+        for log, name, old, *rest in rows
+    ]
 
 
 def forget(connection: Connection, log_id: UUID, reason: str) -> bool:
-    """Takes a lost broker out: it keeps no rows any more. Returns whether there is one. Raises DatabaseError."""
+    """Takes a lost broker out: it keeps no rows any more. Returns whether there is one.
+    Raises DatabaseError.
+    """
     with translated("forgetting a broker"), connection.cursor() as cursor:
         cursor.execute(_FORGET, (reason, str(log_id)))
         return bool(cursor.rowcount)

@@ -1,4 +1,6 @@
-"""The business connection that a caller lends for one transaction: whether it is fit, how it begins and is undone."""
+"""The business connection that a caller lends for one transaction: whether it is fit,
+how it begins and is undone.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,31 @@ import psycopg2
 from psycopg2 import extensions
 
 from txmq.errors import DatabaseError, DatabaseUnavailable, LocalProtocolError, TransactionAborted
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.translate import translated
 
 _savepoints = count(1)
 
 
 def begin(connection: Connection) -> None:
-    """Makes sure that statements from here on are one transaction. Raises as `require_usable`."""
+    """Makes sure that statements from here on are one transaction. Raises as
+    `require_usable`.
+    """
     require_usable(connection)
     if connection.autocommit and is_idle(connection):
         execute(connection, "BEGIN")
 
 
 def require_usable(connection: Connection) -> None:
-    """Raises LocalProtocolError for what is no connection of psycopg2, DatabaseUnavailable or TransactionAborted where
-    the connection is lost, or in the middle of a failed transaction.
+    """Raises LocalProtocolError for what is no connection of psycopg2,
+    DatabaseUnavailable or TransactionAborted where the connection is lost, or in the
+    middle of a failed transaction.
     """
     if not isinstance(connection, extensions.connection):
         hint = "with SQLAlchemy: session.connection().connection.dbapi_connection"
-        raise LocalProtocolError(f"a psycopg2 connection is needed, not a {type(connection).__name__}", hint=hint)
+        raise LocalProtocolError(
+            f"a psycopg2 connection is needed, not a {type(connection).__name__}", hint=hint
+        )
     unknown = connection.info.transaction_status == extensions.TRANSACTION_STATUS_UNKNOWN
     if connection.closed or unknown:
         raise DatabaseUnavailable("the connection is closed", hint="open another one")
@@ -37,22 +44,30 @@ def require_usable(connection: Connection) -> None:
 
 
 def require_healthy(connection: Connection) -> None:
-    """Raises TransactionAborted where a statement of the transaction has failed, whatever became of its error."""
+    """Raises TransactionAborted where a statement of the transaction has failed,
+    whatever became of its error.
+    """
     if connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR:
-        raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back and begin again")
+        raise TransactionAborted(
+            "a statement of the transaction failed earlier", hint="roll back and begin again"
+        )
 
 
 def require_open(connection: Connection) -> None:
-    """Refuses where what is written next would be committed by itself, apart from the rows it belongs to.
+    """Refuses where what is written next would be committed by itself, apart from the
+    rows it belongs to.
 
-    Raises LocalProtocolError, or TransactionAborted where a statement of the transaction has failed.
+    Raises LocalProtocolError, or TransactionAborted where a statement of the
+    transaction has failed.
     """
     status = connection.info.transaction_status
     if status == extensions.TRANSACTION_STATUS_INERROR:
         raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
     begins_by_itself = not connection.autocommit and connection.status == extensions.STATUS_READY
     if status != extensions.TRANSACTION_STATUS_INTRANS and not begins_by_itself:
-        raise LocalProtocolError("no transaction is open", hint="nobody may commit or roll back inside the block")
+        raise LocalProtocolError(
+            "no transaction is open", hint="nobody may commit or roll back inside the block"
+        )
 
 
 def is_idle(connection: Connection) -> bool:
@@ -81,13 +96,17 @@ def savepoint(connection: Connection) -> Iterator[None]:
 
 
 def roll_back(connection: Connection) -> None:
-    """Ends the open transaction; if the connection is lost, the server ends it by itself."""
+    """Ends the open transaction; if the connection is lost, the server ends it by
+    itself.
+    """
     with suppress(psycopg2.Error):
         end(connection)
 
 
 def end(connection: Connection) -> None:
-    """Brings server and psycopg2 to where no transaction is open: ROLLBACK, if need be. Raises psycopg2.Error."""
+    """Brings server and psycopg2 to where no transaction is open: ROLLBACK, if need be.
+    Raises psycopg2.Error.
+    """
     if connection.autocommit:
         if not is_idle(connection):
             with connection.cursor() as cursor:

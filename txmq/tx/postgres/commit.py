@@ -1,12 +1,15 @@
 """A COMMIT that is believed only for good reason.
 
-psycopg2's `commit()` returns without an error when the server answered ROLLBACK, because a statement had failed and its
-error was swallowed. The server says ROLLBACK to COMMIT for one reason only: the transaction had failed before
-(EndTransactionBlock in its xact.c). It tells so with the answer to every statement, and between two statements nothing
-happens in a backend that could fail a transaction and leave the connection alive: time-outs and whoever ends backends
-close it, a cancellation finds nothing to cancel, and what fails in COMMIT itself (deferred constraints and triggers,
-serialization) is an error. So the status of the last answer, looked at just before `commit()`, is proof enough, and
-saves the round trips that the command tag would cost (tests/postgres/test_commit.py tries each of these).
+psycopg2's `commit()` returns without an error when the server answered ROLLBACK,
+because a statement had failed and its error was swallowed. The server says ROLLBACK to
+COMMIT for one reason only: the transaction had failed before (EndTransactionBlock in
+its xact.c). It tells so with the answer to every statement, and between two statements
+nothing happens in a backend that could fail a transaction and leave the connection
+alive: time-outs and whoever ends backends close it, a cancellation finds nothing to
+cancel, and what fails in COMMIT itself (deferred constraints and triggers,
+serialization) is an error. So the status of the last answer, looked at just before
+`commit()`, is proof enough, and saves the round trips that the command tag would cost
+(tests/postgres/test_commit.py tries each of these).
 """
 
 from __future__ import annotations
@@ -19,18 +22,27 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import extensions
 
-from txmq.errors import DatabaseConflict, DatabaseError, InDoubt, LocalProtocolError, TransactionAborted
+from txmq.errors import (
+    DatabaseConflict,
+    DatabaseError,
+    InDoubt,
+    LocalProtocolError,
+    TransactionAborted,
+)
 from txmq.tx.postgres.caller import end
+from txmq.tx.postgres.errors import CONFLICTS, describe, translate
 from txmq.tx.postgres.session import BEGIN, Connection, Cursor
-from txmq.tx.postgres.translate import CONFLICTS, describe, translate
 
-# The server's words where lc_messages is English. In another language the warning goes unseen, the commit stands.
+# The server's words where lc_messages is English. In another language the warning goes
+# unseen, the commit stands.
 _NOT_REPLICATED: Final = "synchronous replication"
 T = TypeVar("T")
 
 
 class CommitOutcome(NamedTuple):
-    """The transaction is committed. `replicated` is False where the wait for a synchronous standby was cancelled."""
+    """The transaction is committed. `replicated` is False where the wait for a
+    synchronous standby was cancelled.
+    """
 
     replicated: bool
 
@@ -38,8 +50,9 @@ class CommitOutcome(NamedTuple):
 def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     """Commits the open transaction, returns only if it is committed.
 
-    Raises TransactionAborted or DatabaseConflict where it certainly is not, InDoubt with the token where nobody knows:
-    then no decision may be sent, the resolver finds out. The connection is ready for the next transaction, or broken.
+    Raises TransactionAborted or DatabaseConflict where it certainly is not, InDoubt
+    with the token where nobody knows: then no decision may be sent, the resolver finds
+    out. The connection is ready for the next transaction, or broken.
     """
     _require_healthy(connection, token)
     before, notices = connection.notices, list[str]()
@@ -51,23 +64,31 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     finally:
         _give_back(connection, before, notices)
     if connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
-        raise InDoubt("COMMIT was sent, but the transaction is open", token=str(token), hint="the resolver finds out")
+        raise InDoubt(
+            "COMMIT was sent, but the transaction is open",
+            token=str(token),
+            hint="the resolver finds out",
+        )
     return CommitOutcome(replicated=not any(_NOT_REPLICATED in notice for notice in notices))
 
 
 def commit_and(connection: Connection, token: UUID, begin_next: Callable[[Cursor, str], T]) -> T:
-    """Commits the open transaction of a connection in autocommit mode, and begins the next one in the same round trip:
-    `begin_next` executes its first statement behind what it is given; its result is returned.
+    """Commits the open transaction of a connection in autocommit mode, and begins the
+    next one in the same round trip: `begin_next` executes its first statement behind
+    what it is given; its result is returned.
 
-    Returns only if the one is committed and the other open. Raises as `guarded_commit` before anything is sent. Then
-    every DatabaseError is InDoubt: none tells which side of COMMIT it came from, since a cancellation may meet both.
+    Returns only if the one is committed and the other open. Raises as `guarded_commit`
+    before anything is sent. Then every DatabaseError is InDoubt: none tells which side
+    of COMMIT it came from, since a cancellation may meet both.
     """
     _require_healthy(connection, token)
     try:
         with connection.cursor() as cursor:
             result = begin_next(cursor, f"COMMIT; {BEGIN}")
     except DatabaseError as error:
-        raise InDoubt(f"COMMIT was sent, and then {error}", token=str(token), hint="ask what it left") from None
+        raise InDoubt(
+            f"COMMIT was sent, and then {error}", token=str(token), hint="ask what it left"
+        ) from None
     if connection.info.transaction_status != extensions.TRANSACTION_STATUS_INTRANS:
         raise InDoubt("COMMIT was sent, but no transaction is open behind it", token=str(token))
     return result
@@ -88,12 +109,16 @@ def _commit(connection: Connection) -> None:
         tag = cursor.statusmessage
     _settle(connection)
     if tag != "COMMIT":
-        raise TransactionAborted(f"the server answered {tag} to COMMIT: a statement of the transaction had failed")
+        raise TransactionAborted(
+            f"the server answered {tag} to COMMIT: a statement of the transaction had failed"
+        )
 
 
 @contextmanager
 def noted(connection: Connection) -> Iterator[list[str]]:
-    """The server's notices of the block alone; afterwards they are in the connection's own list as well."""
+    """The server's notices of the block alone; afterwards they are in the connection's
+    own list as well.
+    """
     before, notices = connection.notices, list[str]()
     connection.notices = notices
     try:
@@ -104,7 +129,7 @@ def noted(connection: Connection) -> Iterator[list[str]]:
 
 def _give_back(connection: Connection, before: list[str], notices: list[str]) -> None:
     for notice in notices:
-        before.append(notice)  # noqa: PERF402 (psycopg2 takes anything that appends)
+        before.append(notice)
     connection.notices = before
 
 
@@ -119,25 +144,35 @@ def _require_healthy(connection: Connection, token: UUID) -> None:
         raise TransactionAborted("the connection was lost before COMMIT was sent")
     if status == extensions.TRANSACTION_STATUS_IDLE:
         raise InDoubt("somebody ended the transaction before its COMMIT", token=str(token))
-    raise LocalProtocolError("the connection is busy", hint="one thread, one transaction, one connection")
+    raise LocalProtocolError(
+        "the connection is busy", hint="one thread, one transaction, one connection"
+    )
 
 
 def _failure(
     connection: Connection, error: psycopg2.Error, token: UUID
 ) -> TransactionAborted | DatabaseConflict | InDoubt:
-    """An ERROR with the server idle again means an abort; all else, above all a broken connection, means nothing."""
+    """An ERROR with the server idle again means an abort; all else, above all a broken
+    connection, means nothing.
+    """
     idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
     if connection.closed or not idle or error.diag.severity_nonlocalized != "ERROR":
         return InDoubt(
-            f"COMMIT was sent and not answered: {describe(error)}", token=str(token), hint="the resolver finds out"
+            f"COMMIT was sent and not answered: {describe(error)}",
+            token=str(token),
+            hint="the resolver finds out",
         )
     _settle(connection)
-    if error.pgcode in CONFLICTS and isinstance(conflict := translate(error, "COMMIT"), DatabaseConflict):
+    if error.pgcode in CONFLICTS and isinstance(
+        conflict := translate(error, "COMMIT"), DatabaseConflict
+    ):
         return conflict
     return TransactionAborted(f"the server refused COMMIT: {describe(error)}")
 
 
 def _settle(connection: Connection) -> None:
-    """Ends what is still open. What became of COMMIT is known: a connection lost since then shows in its next use."""
+    """Ends what is still open. What became of COMMIT is known: a connection lost since
+    then shows in its next use.
+    """
     with suppress(psycopg2.Error):
         end(connection)

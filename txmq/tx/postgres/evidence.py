@@ -1,8 +1,10 @@
-"""What the token table proves, and how the proof is made lasting: the statements of the resolver.
+"""What the token table proves, and how the proof is made lasting: the statements of the
+resolver.
 
-Each runs as one query string on a connection in autocommit mode, so the reply comes after the commit. They are writers
-even where reading would show the same: their own flush to disk takes the transaction they report on along with it,
-which may have been committed without one.
+Each runs as one query string on a connection in autocommit mode, so the reply comes
+after the commit. They are writers even where reading would show the same: their own
+flush to disk takes the transaction they report on along with it, which may have been
+committed without one.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import psycopg2
 
 from txmq.crashpoints import crashpoint
 from txmq.tx.postgres.commit import noted
+from txmq.tx.postgres.errors import CHECK_VIOLATION, CONFLICTS, describe, translate, translated
 from txmq.tx.postgres.session import Connection, bounded
-from txmq.tx.postgres.translate import CHECK_VIOLATION, CONFLICTS, describe, translate, translated
 
-# Of one token's own making; halving the batch finds it, and the others go on without it.
+# Of one token's own making; halving the batch finds it, and the others go on without
+# it.
 _OF_ONE_TOKEN: Final = CONFLICTS | {CHECK_VIOLATION}
-# An id from the future, lost in a crash, would make pg_xact_status fail for all of them.
+# An id from the future, lost in a crash, would make pg_xact_status fail for all of
+# them.
 _RUNNING: Final = """
 SELECT x FROM unnest(%s::text[]) x
 WHERE CASE WHEN x::xid8 < pg_current_xact_id() THEN pg_xact_status(x::xid8) = 'in progress' ELSE false END
@@ -31,7 +35,9 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_xid::text = ANY (%s::text[])
   AND xact_start < clock_timestamp() - make_interval(secs => %s)
 """
-_LASTING: Final = "SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = %(lock_timeout_ms)s; "
+_LASTING: Final = (
+    "SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = %(lock_timeout_ms)s; "
+)
 PROVE: Final = (
     _LASTING
     + """
@@ -39,7 +45,8 @@ UPDATE public.txmq_token SET state = 'D'
 WHERE tok = ANY (%(tokens)s::uuid[]) AND log_id = %(log_id)s::uuid AND state IN ('C', 'D') RETURNING tok::text
 """
 )
-# A fence of an earlier attempt is written again, so that it is on disk before it is spoken of. A row is left alone.
+# A fence of an earlier attempt is written again, so that it is on disk before it is
+# spoken of. A row is left alone.
 FENCE: Final = (
     _LASTING
     + """
@@ -51,39 +58,59 @@ ON CONFLICT (tok, log_id) DO UPDATE SET state = 'R' WHERE known.state = 'R' RETU
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a statement waits for a lock, and in all (a commit waits for a synchronous standby, too)."""
+    """How long a statement waits for a lock, and in all (a commit waits for a
+    synchronous standby, too).
+    """
 
     lock_timeout_ms: int = 50
     deadline_s: float = 10.0
 
 
 class Written(NamedTuple):
-    """The tokens that the statement wrote for, and those it could not be carried out for, with the reason."""
+    """The tokens that the statement wrote for, and those it could not be carried out
+    for, with the reason.
+    """
 
     done: frozenset[UUID]
     blocked: dict[UUID, str]
 
 
 def running(connection: Connection, xids: Sequence[int]) -> set[int]:
-    """Those of `xids` that are in progress, or that somebody in progress got after a crash. Raises DatabaseError."""
+    """Those of `xids` that are in progress, or that somebody in progress got after a
+    crash. Raises DatabaseError.
+    """
     with translated("asking for transactions in progress"), connection.cursor() as cursor:
         cursor.execute(_RUNNING, ([str(xid) for xid in xids],))
         return {int(xid) for (xid,) in cursor.fetchall()}
 
 
 def end_stuck(connection: Connection, xids: Sequence[int], older_than_s: float) -> int:
-    """Ends the backends that are in one of the transactions for longer; returns how many. Raises DatabaseError."""
+    """Ends the backends that are in one of the transactions for longer; returns how
+    many. Raises DatabaseError.
+    """
     with translated("ending stuck transactions"), connection.cursor() as cursor:
         cursor.execute(_END_STUCK, ([str(xid & 0xFFFFFFFF) for xid in xids], older_than_s))
         return cursor.rowcount
 
 
-def write(connection: Connection, statement: str, log_id: UUID, tokens: Sequence[UUID], limits: Limits) -> Written:
-    """Carries out and commits PROVE or FENCE for `tokens`. Raises DatabaseError where it failed as a whole."""
+def write(
+    connection: Connection, statement: str, log_id: UUID, tokens: Sequence[UUID], limits: Limits
+) -> Written:
+    """Carries out and commits PROVE or FENCE for `tokens`. Raises DatabaseError where
+    it failed as a whole.
+    """
     crashpoint("resolver.before_write")
-    values = {"lock_timeout_ms": limits.lock_timeout_ms, "log_id": str(log_id), "tokens": [str(t) for t in tokens]}
+    values = {
+        "lock_timeout_ms": limits.lock_timeout_ms,
+        "log_id": str(log_id),
+        "tokens": [str(t) for t in tokens],
+    }
     try:
-        with bounded(connection, limits.deadline_s), noted(connection) as notices, connection.cursor() as cursor:
+        with (
+            bounded(connection, limits.deadline_s),
+            noted(connection) as notices,
+            connection.cursor() as cursor,
+        ):
             cursor.execute(statement, values)
             done = frozenset(UUID(token) for (token,) in cursor.fetchall())
     except psycopg2.Error as error:
@@ -92,9 +119,16 @@ def write(connection: Connection, statement: str, log_id: UUID, tokens: Sequence
         if len(tokens) == 1:
             return Written(frozenset(), {tokens[0]: describe(error)})
         middle = len(tokens) // 2
-        halves = [write(connection, statement, log_id, half, limits) for half in (tokens[:middle], tokens[middle:])]
+        halves = [
+            write(connection, statement, log_id, half, limits)
+            for half in (tokens[:middle], tokens[middle:])
+        ]
         return Written(halves[0].done | halves[1].done, halves[0].blocked | halves[1].blocked)
     crashpoint("resolver.after_write")
-    if notices:  # nothing here is noticed but a cancelled wait for a synchronous standby: a failover could undo it
-        return Written(frozenset(), dict.fromkeys(tokens, "no synchronous standby has confirmed it"))
+    # nothing here is noticed but a cancelled wait for a synchronous standby: a failover
+    # could undo it
+    if notices:
+        return Written(
+            frozenset(), dict.fromkeys(tokens, "no synchronous standby has confirmed it")
+        )
     return Written(done, {})

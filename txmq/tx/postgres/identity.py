@@ -1,7 +1,8 @@
 """Which database a connection leads to, and whether it is one to decide by.
 
-The system identifier stays the same in a standby, a clone and a restored copy, so it does not do alone: the timeline
-grows with each promotion, and a server that is behind the one a transaction began on knows nothing of it.
+The system identifier stays the same in a standby, a clone and a restored copy, so it
+does not do alone: the timeline grows with each promotion, and a server that is behind
+the one a transaction began on knows nothing of it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from weakref import WeakKeyDictionary
 
 from txmq.errors import UnsupportedServer
 from txmq.tx.postgres.caller import is_idle, roll_back
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.translate import translated
 
 OLDEST: Final = 140000  # multiranges, xid8 and pg_current_xact_id
 
-# The control file learns of a promotion with the checkpoint after it, which may take minutes; the log's name tells now.
+# The control file learns of a promotion with the checkpoint after it, which may take
+# minutes; the log's name tells now.
 _QUERY: Final = """
 SELECT (SELECT system_identifier FROM pg_control_system()),
        CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
@@ -37,7 +39,9 @@ class ServerIdentity(NamedTuple):
     database_oid: int
 
     def why_not(self, server: Server) -> str:
-        """Why `server` may not decide a transaction of the database named here; empty where it may."""
+        """Why `server` may not decide a transaction of the database named here; empty
+        where it may.
+        """
         found = server.identity
         if server.in_recovery:
             return "the server is in recovery"
@@ -60,7 +64,9 @@ class Server(NamedTuple):
 
 
 def read_server(connection: Connection) -> Server:
-    """Asks the server; one round trip. In a transaction of the caller's it becomes part of it."""
+    """Asks the server; one round trip. In a transaction of the caller's it becomes part
+    of it.
+    """
     with translated("reading the server's identity"), connection.cursor() as cursor:
         cursor.execute(_QUERY)
         row = cursor.fetchone()
@@ -70,7 +76,9 @@ def read_server(connection: Connection) -> Server:
 
 
 def server_of(connection: Connection) -> Server:
-    """As `read_server`, which is asked once for each connection: after a failover it takes a new one."""
+    """As `read_server`, which is asked once for each connection: after a failover it
+    takes a new one.
+    """
     known = _known.get(connection)
     if known is None:
         idle = is_idle(connection)
@@ -83,6 +91,8 @@ def server_of(connection: Connection) -> Server:
 def require_supported(server: Server) -> None:
     """Raises UnsupportedServer for one that is too old or takes no writes."""
     if server.version < OLDEST:
-        raise UnsupportedServer(f"PostgreSQL {server.version // 10000} is too old", hint="14 or newer is needed")
+        raise UnsupportedServer(
+            f"PostgreSQL {server.version // 10000} is too old", hint="14 or newer is needed"
+        )
     if server.in_recovery:
         raise UnsupportedServer("the server is a standby", hint="use the primary")

@@ -1,10 +1,13 @@
-"""Exactly one effect: the check for a duplicate is part of the transaction that has the effect.
+"""Exactly one effect: the check for a duplicate is part of the transaction that has the
+effect.
 
-A message is known by where it first stood: topic, partition and offset of the original, and the epoch that a consumer
-group's reset raises. Never by the place of a retry or a replay.
+A message is known by where it first stood: topic, partition and offset of the original,
+and the epoch that a consumer group's reset raises. Never by the place of a retry or a
+replay.
 
-Handlers take a shared lock before they look, the folder (`folding`) takes it alone: else a row could move into the
-ranges after the look at the ranges and before the look at the rows, and the effect would come twice.
+Handlers take a shared lock before they look, the folder (`folding`) takes it alone:
+else a row could move into the ranges after the look at the ranges and before the look
+at the rows, and the effect would come twice.
 """
 
 from __future__ import annotations
@@ -14,22 +17,26 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, Cursor
-from txmq.tx.postgres.translate import translated
 
 # The claim itself is in schema_3.sql.
-_HERE: Final = "grp = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND epoch = %(epoch)s"
+_HERE: Final = (
+    "grp = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND epoch = %(epoch)s"
+)
 _APPLIED: Final = f"""
 SELECT lower(r), upper(r) FROM unnest(
     coalesce((SELECT applied FROM public.txmq_inbox WHERE {_HERE}), '{{}}'::int8multirange)
     + coalesce((SELECT range_agg(int8range("offset", "offset" + 1)) FROM public.txmq_inbox_recent WHERE {_HERE}),
                '{{}}'::int8multirange)) r
 ORDER BY 1
-"""  # noqa: S608 (constants)
+"""
 
 
 class Position(NamedTuple):
-    """What offsets count in: a partition's history as one consumer group sees it since its last reset."""
+    """What offsets count in: a partition's history as one consumer group sees it since
+    its last reset.
+    """
 
     group: str
     topic: str
@@ -43,7 +50,9 @@ class AppliedRanges(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
 
     def floor(self, start: int = 0) -> int:
-        """The lowest offset from `start` that is not applied: where a consumer has to go on, at the latest."""
+        """The lowest offset from `start` that is not applied: where a consumer has to
+        go on, at the latest.
+        """
         for first, end in self.ranges:
             if first > start:
                 break
@@ -57,18 +66,23 @@ Claims = frozenset[tuple[Position, int]]
 
 @lru_cache(maxsize=4_096)
 def lock_key(position: Position) -> int:
-    """The advisory lock of a position. It shares the database's 64-bit keys with the service's own locks."""
+    """The advisory lock of a position. It shares the database's 64-bit keys with the
+    service's own locks.
+    """
     name = f"txmq.inbox/{position.group}/{position.topic}/{position.partition}"
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
-    """Those of the messages at `wanted` that are to be applied now, by this transaction; the others were before.
+    """Those of the messages at `wanted` that are to be applied now, by this
+    transaction; the others were before.
 
-    Called in the transaction of the effect, which takes the claims back if it rolls back. While another transaction has
-    one of the messages in hand it waits for that one's end. `first` is sent before it, in the same round trip: BEGIN,
-    for a connection in autocommit mode, whose transaction `guarded_commit` then ends.
-    Raises DatabaseConflict where the whole transaction is to be run again (REPEATABLE READ and higher), DatabaseError.
+    Called in the transaction of the effect, which takes the claims back if it rolls
+    back. While another transaction has one of the messages in hand it waits for that
+    one's end. `first` is sent before it, in the same round trip: BEGIN, for a
+    connection in autocommit mode, whose transaction `guarded_commit` then ends. Raises
+    DatabaseConflict where the whole transaction is to be run again (REPEATABLE READ and
+    higher), DatabaseError.
     """
     positions, calls, names = sorted(wanted), list[str](), list[str]()
     for number, position in enumerate(positions):  # in one order for all, against deadlocks

@@ -1,8 +1,10 @@
-"""The outbox: transactions whose messages wait in the database, because their broker was away.
+"""The outbox: transactions whose messages wait in the database, because their broker
+was away.
 
-A row is written by the transaction that the messages belong to, and has the token of the group that it will be. Whoever
-fetches it stores the group, has it decided, and only then deletes the row. All of that may be done twice, even by two
-at once: the token keeps it from counting twice.
+A row is written by the transaction that the messages belong to, and has the token of
+the group that it will be. Whoever fetches it stores the group, has it decided, and only
+then deletes the row. All of that may be done twice, even by two at once: the token
+keeps it from counting twice.
 """
 
 from __future__ import annotations
@@ -12,19 +14,23 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from txmq.errors import LocalProtocolError
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.translate import translated
 
 AT_ONCE: Final = 256  # rows in one go
 BYTES_AT_ONCE: Final = 8 << 20
-_FRESH: Final = ("read committed", "read uncommitted")  # where each statement sees what was committed before it
+_FRESH: Final = (
+    "read committed",
+    "read uncommitted",
+)  # where each statement sees what was committed before it
 _LOOK: Final = """
 SELECT log::text, current_setting('transaction_isolation'),
        EXISTS (SELECT FROM public.txmq_broker b WHERE b.log_id = log AND b.forgotten_at IS NULL),
        EXISTS (SELECT FROM public.txmq_outbox o WHERE o.log_id = log)
 FROM unnest(%s::uuid[]) log
 """
-# The token that the broker may have a group of is fenced by the transaction itself: it can never be committed.
+# The token that the broker may have a group of is fenced by the transaction itself: it
+# can never be committed.
 _EXCHANGE: Final = """
 UPDATE public.txmq_token SET state = 'R' WHERE tok = %(replaced)s::uuid AND log_id = %(log_id)s::uuid;
 INSERT INTO public.txmq_token (tok, log_id) VALUES (%(token)s::uuid, %(log_id)s::uuid);
@@ -43,14 +49,18 @@ SELECT seq, tok::text, service, content FROM (
 
 
 class Queue(NamedTuple):
-    """What a transaction finds of a broker: whether it will fetch what is queued for it, and whether anything is."""
+    """What a transaction finds of a broker: whether it will fetch what is queued for
+    it, and whether anything is.
+    """
 
     fetched: bool
     waiting: bool
 
 
 class Entering(NamedTuple):
-    """A transaction's messages for one broker; `replaced` is the token of a group that the broker may have of it."""
+    """A transaction's messages for one broker; `replaced` is the token of a group that
+    the broker may have of it.
+    """
 
     log_id: UUID
     token: UUID
@@ -70,21 +80,27 @@ class Queued(NamedTuple):
 
 
 def look(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, Queue]:
-    """What waits for the brokers with these logs, as of now; one round trip in the caller's transaction.
+    """What waits for the brokers with these logs, as of now; one round trip in the
+    caller's transaction.
 
-    Raises LocalProtocolError in a transaction that sees an older state than that, DatabaseError.
+    Raises LocalProtocolError in a transaction that sees an older state than that,
+    DatabaseError.
     """
     with translated("looking at the outbox"), connection.cursor() as cursor:
         cursor.execute(_LOOK, ([str(log_id) for log_id in log_ids],))
         rows = cursor.fetchall()
     if any(isolation not in _FRESH for _log, isolation, *_ in rows):
         hint = "use READ COMMITTED, or on_unavailable='fail'"
-        raise LocalProtocolError("messages could overtake those in the outbox, which a snapshot hides", hint=hint)
+        raise LocalProtocolError(
+            "messages could overtake those in the outbox, which a snapshot hides", hint=hint
+        )
     return {UUID(log): Queue(*found) for log, _isolation, *found in rows}
 
 
 def enqueue(connection: Connection, entering: Sequence[Entering]) -> None:
-    """Puts messages into the outbox, in the caller's transaction. Raises DatabaseError."""
+    """Puts messages into the outbox, in the caller's transaction. Raises
+    DatabaseError.
+    """
     with translated("writing to the outbox"), connection.cursor() as cursor:
         for row in entering:
             values = row._asdict() | {"log_id": str(row.log_id), "token": str(row.token)}
@@ -94,8 +110,13 @@ def enqueue(connection: Connection, entering: Sequence[Entering]) -> None:
 
 
 def fetch(connection: Connection, log_id: UUID, done: Sequence[int]) -> list[Queued]:
-    """Deletes the rows that are done, and gives the next ones, in their order. Raises DatabaseError."""
+    """Deletes the rows that are done, and gives the next ones, in their order. Raises
+    DatabaseError.
+    """
     values = {"log_id": str(log_id), "done": list(done), "most": AT_ONCE, "bytes": BYTES_AT_ONCE}
     with translated("fetching from the outbox"), connection.cursor() as cursor:
         cursor.execute(_FETCH, values)
-        return [Queued(seq, UUID(token), service, bytes(content)) for seq, token, service, content in cursor]
+        return [
+            Queued(seq, UUID(token), service, bytes(content))
+            for seq, token, service, content in cursor
+        ]

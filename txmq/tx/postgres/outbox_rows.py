@@ -1,4 +1,6 @@
-"""Rows of the outbox under an operator's hand: looked at, taken out, or given another token (docs/FORMATS.md 6)."""
+"""Rows of the outbox under an operator's hand: looked at, taken out, or given another
+token (docs/FORMATS.md 6).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from txmq.batch import with_producer
-from txmq.tx.outbox import pack, unpack
+from txmq.tx.outbox_entry import pack, unpack
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, transaction
-from txmq.tx.postgres.translate import translated
 
 _LISTED: Final = """
 SELECT seq, tok::text, log_id::text, service, messages, octet_length(content),
@@ -25,7 +27,9 @@ UPDATE public.txmq_outbox SET tok = %(new)s::uuid, content = %(content)s WHERE s
 
 
 class Waiting(NamedTuple):
-    """A row; `size` is its content's in bytes, `at` when its transaction began, in microseconds since the epoch."""
+    """A row; `size` is its content's in bytes, `at` when its transaction began, in
+    microseconds since the epoch.
+    """
 
     seq: int
     token: UUID
@@ -37,7 +41,9 @@ class Waiting(NamedTuple):
 
 
 def waiting(connection: Connection, most: int) -> list[Waiting]:
-    """The rows, in the order in which they are published, for whatever broker. Raises DatabaseError."""
+    """The rows, in the order in which they are published, for whatever broker. Raises
+    DatabaseError.
+    """
     return _listed(connection, None, most)
 
 
@@ -61,22 +67,27 @@ def content_of(connection: Connection, seq: int) -> bytes | None:
 
 
 def drop(connection: Connection, seq: int) -> bool:
-    """Takes a row out: its messages are never sent. Returns whether it was there. Raises DatabaseError."""
+    """Takes a row out: its messages are never sent. Returns whether it was there.
+    Raises DatabaseError.
+    """
     with translated("dropping a row of the outbox"), connection.cursor() as cursor:
         cursor.execute(_DELETE, (seq,))
         return bool(cursor.rowcount)
 
 
 def renew(connection: Connection, row: Waiting, token: UUID) -> bool:
-    """Gives a row another token, that of a younger transaction. Returns whether the row was there as it is.
+    """Gives a row another token, that of a younger transaction. Returns whether the row
+    was there as it is.
 
-    For one that no broker takes any more, because it is older than the outcomes that are kept. Raises DatabaseError,
-    RemoteProtocolError where the row is damaged.
+    For one that no broker takes any more, because it is older than the outcomes that
+    are kept. Raises DatabaseError, RemoteProtocolError where the row is damaged.
     """
     content = content_of(connection, row.seq)
     if content is None:
         return False
-    entries = [entry._replace(batch=with_producer(entry.batch, token.bytes)) for entry in unpack(content)]
+    entries = [
+        entry._replace(batch=with_producer(entry.batch, token.bytes)) for entry in unpack(content)
+    ]
     values = {"old": str(row.token), "new": str(token), "log_id": str(row.log_id)}
     with translated("renewing a row of the outbox"), transaction(connection) as cursor:
         cursor.execute(_RENEW, values | {"seq": row.seq, "content": pack(entries)})

@@ -1,12 +1,14 @@
-"""The partitions of the token table: made ahead, dropped when nobody needs their rows any more.
+"""The partitions of the token table: made ahead, dropped when nobody needs their rows
+any more.
 
     MINVALUE .. floor     txmq_token_closed    refuses every row, so that nobody fences a token whose row was dropped
     floor .. last         one a day            named after the day it begins with, in UTC
     everything else       txmq_token_default   empties into each day's partition as that is made
 
-A token's row and the fence against it are routed by the token alone. They meet in one unique index as long as a range
-is never in two partitions at once: each step below is one transaction, and PostgreSQL checks the bounds again for a row
-that was on its way to the default partition meanwhile.
+A token's row and the fence against it are routed by the token alone. They meet in one
+unique index as long as a range is never in two partitions at once: each step below is
+one transaction, and PostgreSQL checks the bounds again for a row that was on its way to
+the default partition meanwhile.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from psycopg2.sql import SQL, Identifier, Literal
 
 from txmq.errors import DatabaseConflict
 from txmq.tx.postgres.brokers import Broker, registered
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, transaction
-from txmq.tx.postgres.translate import translated
 
 DAY_MS: Final = 86_400_000
 KEEP_MS: Final = DAY_MS  # the rows are evidence when log and tables are reconciled
@@ -33,8 +35,9 @@ _PARTITIONS: Final = """
 SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'public.txmq_token'::regclass
 """
-# Whoever holds the default partition is the only one to change the others. Dropping takes the whole table from the
-# producers for a moment: rather put off than in a queue that they wait behind.
+# Whoever holds the default partition is the only one to change the others. Dropping
+# takes the whole table from the producers for a moment: rather put off than in a queue
+# that they wait behind.
 _ALONE: Final = "SET LOCAL lock_timeout = '200ms'; LOCK TABLE public.txmq_token_default IN ACCESS EXCLUSIVE MODE"
 _CREATE: Final = SQL("""
 CREATE TABLE public.{name} (LIKE public.txmq_token INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
@@ -47,11 +50,15 @@ DROP TABLE public.{name}, public.txmq_token_closed;
 CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token (CONSTRAINT txmq_token_too_old CHECK (false))
 FOR VALUES FROM (MINVALUE) TO ({floor})
 """)
-_STRANGERS: Final = SQL("SELECT DISTINCT log_id::text FROM public.{name} WHERE log_id <> ALL (%s::uuid[])")
+_STRANGERS: Final = SQL(
+    "SELECT DISTINCT log_id::text FROM public.{name} WHERE log_id <> ALL (%s::uuid[])"
+)
 
 
 class Partition(NamedTuple):
-    """A range of tokens, `upper` excluded; `lower` is None where it has no beginning."""
+    """A range of tokens, `upper` excluded; `lower` is None where it has no
+    beginning.
+    """
 
     name: str
     lower: UUID | None
@@ -59,7 +66,9 @@ class Partition(NamedTuple):
 
 
 class MaintenanceReport(NamedTuple):
-    """Names of partitions: made, dropped, and put off until next time with the reason."""
+    """Names of partitions: made, dropped, and put off until next time with the
+    reason.
+    """
 
     created: list[str]
     dropped: list[str]
@@ -79,11 +88,13 @@ def maintain(
     ahead: int = AHEAD,
     now_ms: int | None = None,
 ) -> MaintenanceReport:
-    """Makes the partitions of the days to come and drops those that nobody needs. Called every hour or so.
+    """Makes the partitions of the days to come and drops those that nobody needs.
+    Called every hour or so.
 
-    A partition goes when every registered broker says that it has no undecided transaction as old, in a report that is
-    not older than `fresh_ms`. One with rows of a log that never reported stays. `now_ms` is the server's time unless
-    given. Raises DatabaseError; a lock that others hold only puts a partition off until next time.
+    A partition goes when every registered broker says that it has no undecided
+    transaction as old, in a report that is not older than `fresh_ms`. One with rows of
+    a log that never reported stays. `now_ms` is the server's time unless given. Raises
+    DatabaseError; a lock that others hold only puts a partition off until next time.
     """
     report = MaintenanceReport([], [], {})
     with translated("maintaining the token table"):
@@ -93,18 +104,27 @@ def maintain(
             _create_if_free(connection, start, report)
         brokers = registered(connection)
         for old in _outlived(connection, bound(now_ms - keep_ms)):
-            if not _drop(connection, old, _needed(connection, old, brokers, (now_ms - fresh_ms) * 1_000), report):
+            if not _drop(
+                connection,
+                old,
+                _needed(connection, old, brokers, (now_ms - fresh_ms) * 1_000),
+                report,
+            ):
                 break  # what is closed stays one range
     return report
 
 
 def create(connection: Connection, lower_ms: int, upper_ms: int) -> str | None:
-    """Makes the partition for tokens of this span and moves waiting rows into it; returns its name.
+    """Makes the partition for tokens of this span and moves waiting rows into it;
+    returns its name.
 
-    None where some of the span has a partition already. Raises DatabaseConflict where others hold a lock for long.
+    None where some of the span has a partition already. Raises DatabaseConflict where
+    others hold a lock for long.
     """
     lower, upper, name = bound(lower_ms), bound(upper_ms), _name(lower_ms)
-    statement = _CREATE.format(name=Identifier(name), lower=Literal(str(lower)), upper=Literal(str(upper)))
+    statement = _CREATE.format(
+        name=Identifier(name), lower=Literal(str(lower)), upper=Literal(str(upper))
+    )
     if not _free(connection, lower, upper):
         return None
     with translated("making a partition"), transaction(connection) as cursor:
@@ -125,7 +145,9 @@ def partitions(connection: Connection) -> list[Partition]:
 
 def _free(connection: Connection, lower: UUID, upper: UUID) -> bool:
     known = partitions(connection)
-    return not any(lower < other.upper and (other.lower is None or other.lower < upper) for other in known)
+    return not any(
+        lower < other.upper and (other.lower is None or other.lower < upper) for other in known
+    )
 
 
 def _create_if_free(connection: Connection, start_ms: int, report: MaintenanceReport) -> None:
@@ -155,7 +177,9 @@ def _drop(connection: Connection, old: Partition, reason: str, report: Maintenan
         try:
             with translated("dropping a partition"), transaction(connection) as cursor:
                 cursor.execute(_ALONE)
-                cursor.execute(_DROP.format(name=Identifier(old.name), floor=Literal(str(old.upper))))
+                cursor.execute(
+                    _DROP.format(name=Identifier(old.name), floor=Literal(str(old.upper)))
+                )
         except DatabaseConflict as busy:
             reason = busy.message
     if reason:
@@ -165,13 +189,18 @@ def _drop(connection: Connection, old: Partition, reason: str, report: Maintenan
     return not reason
 
 
-def _needed(connection: Connection, old: Partition, brokers: Sequence[Broker], fresh_from: int) -> str:
+def _needed(
+    connection: Connection, old: Partition, brokers: Sequence[Broker], fresh_from: int
+) -> str:
     """Why the rows of `old` may still be asked for; empty if they cannot be."""
     for broker in brokers:
         if broker.forgotten_at is None and (reason := _needed_by(broker, old.upper, fresh_from)):
             return reason
     with connection.cursor() as cursor:
-        cursor.execute(_STRANGERS.format(name=Identifier(old.name)), ([str(broker.log_id) for broker in brokers],))
+        cursor.execute(
+            _STRANGERS.format(name=Identifier(old.name)),
+            ([str(broker.log_id) for broker in brokers],),
+        )
         silent = [log_id for (log_id,) in cursor.fetchall()]
     return f"no report of log {', '.join(silent)}" if silent else ""
 
@@ -181,7 +210,11 @@ def _needed_by(broker: Broker, upper: UUID, fresh_from: int) -> str:
     if broker.reported_at < fresh_from:
         since = datetime.fromtimestamp(broker.reported_at / 1_000_000, UTC)
         return f"{name} has not reported since {since:%Y-%m-%d %H:%M}: start it, or forget it (txmq schema brokers)"
-    return f"{name} has the undecided transaction {token}" if token is not None and token < upper else ""
+    return (
+        f"{name} has the undecided transaction {token}"
+        if token is not None and token < upper
+        else ""
+    )
 
 
 def _server_time(connection: Connection) -> int:

@@ -1,12 +1,15 @@
-"""Branches in two phases: a PREPARE that is believed only for good reason, and the end of a prepared branch.
+"""Branches in two phases: a PREPARE that is believed only for good reason, and the end
+of a prepared branch.
 
-psycopg2's `tpc_prepare()` returns without an error when the server answered ROLLBACK to it, because a statement had
-failed and its error was swallowed. So PREPARE TRANSACTION goes through a cursor, together with a look at what the
-server has prepared under that gid: one query string, one round trip, no second connection. A BEGIN in between keeps
-psycopg2, which still thinks the transaction open, in step with the server until `end` takes both back.
+psycopg2's `tpc_prepare()` returns without an error when the server answered ROLLBACK to
+it, because a statement had failed and its error was swallowed. So PREPARE TRANSACTION
+goes through a cursor, together with a look at what the server has prepared under that
+gid: one query string, one round trip, no second connection. A BEGIN in between keeps
+psycopg2, which still thinks the transaction open, in step with the server until `end`
+takes both back.
 
-Transactions are begun by `tpc_begin` all the same: it makes psycopg2 refuse `commit()` and `rollback()`, which would
-tear a branch out of its transaction.
+Transactions are begun by `tpc_begin` all the same: it makes psycopg2 refuse `commit()`
+and `rollback()`, which would tear a branch out of its transaction.
 """
 
 from __future__ import annotations
@@ -19,25 +22,38 @@ from typing import Final, NamedTuple
 import psycopg2
 from psycopg2 import extensions, sql
 
-from txmq.errors import DatabaseError, InDoubt, LocalProtocolError, TransactionAborted, TwoPhaseFull, TwoPhaseOff
+from txmq.errors import (
+    DatabaseError,
+    InDoubt,
+    LocalProtocolError,
+    TransactionAborted,
+    TwoPhaseFull,
+    TwoPhaseOff,
+)
 from txmq.tx.postgres.caller import begin, end, require_healthy
+from txmq.tx.postgres.errors import CONFLICTS, describe, translate, translated
 from txmq.tx.postgres.identity import Server
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.translate import CONFLICTS, describe, translate, translated
 from txmq.tx.xid import Branch
 
 NOT_SUPPORTED: Final = "0A000"
 UNKNOWN_GID: Final = "42704"
 SWITCHED_OFF: Final = "55000"
 FULL: Final = "53200"
-SWITCH_ON: Final = "set max_prepared_transactions above the number of connections and restart the server"
+SWITCH_ON: Final = (
+    "set max_prepared_transactions above the number of connections and restart the server"
+)
 
 _LOOK: Final = "SELECT pg_current_xact_id_if_assigned()::text, current_user::text"
-_PREPARE: Final = "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT FROM pg_prepared_xact() WHERE gid = %(gid)s"
+_PREPARE: Final = (
+    "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT FROM pg_prepared_xact() WHERE gid = %(gid)s"
+)
 
 
 class Work(NamedTuple):
-    """What a branch has done: its transaction's id, None where it wrote nothing, and the role that will own it."""
+    """What a branch has done: its transaction's id, None where it wrote nothing, and
+    the role that will own it.
+    """
 
     xid: int | None
     owner: str
@@ -59,7 +75,9 @@ def require_two_phase(server: Server) -> None:
 
 
 def begin_branch(connection: Connection, branch: Branch) -> None:
-    """Makes sure that statements from here on are one transaction, an open one included. Raises as `caller.begin`."""
+    """Makes sure that statements from here on are one transaction, an open one
+    included. Raises as `caller.begin`.
+    """
     begin(connection)
     if not connection.autocommit and connection.status == extensions.STATUS_READY:
         with translated("beginning a branch"):
@@ -67,7 +85,9 @@ def begin_branch(connection: Connection, branch: Branch) -> None:
 
 
 def look(connection: Connection, branch: Branch) -> Work:
-    """What the open branch has done so far; nothing may be written from here on. Raises as `prepare`."""
+    """What the open branch has done so far; nothing may be written from here on. Raises
+    as `prepare`.
+    """
     _require_open(connection, branch)
     with translated("looking at a branch"), connection.cursor() as cursor:
         cursor.execute(_LOOK)
@@ -76,10 +96,11 @@ def look(connection: Connection, branch: Branch) -> Work:
 
 
 def prepare(connection: Connection, branch: Branch) -> None:
-    """Prepares the open branch, returns only if it is prepared. Afterwards the connection is ready for other work.
+    """Prepares the open branch, returns only if it is prepared. Afterwards the
+    connection is ready for other work.
 
-    Raises InDoubt where nobody knows; all else means that it certainly is not prepared: TransactionAborted,
-    DatabaseConflict, TwoPhaseFull, TwoPhaseOff.
+    Raises InDoubt where nobody knows; all else means that it certainly is not prepared:
+    TransactionAborted, DatabaseConflict, TwoPhaseFull, TwoPhaseOff.
     """
     _require_open(connection, branch)
     try:
@@ -93,14 +114,18 @@ def prepare(connection: Connection, branch: Branch) -> None:
     ):  # what became of PREPARE is known: a connection lost since then shows in its next use
         end(connection)
     if not prepared:
-        raise TransactionAborted("the server answered ROLLBACK to PREPARE: a statement of the transaction had failed")
+        raise TransactionAborted(
+            "the server answered ROLLBACK to PREPARE: a statement of the transaction had failed"
+        )
 
 
 def commit_prepared(connection: Connection, gid: str, xid: int | None) -> Ending:
-    """Commits a prepared branch of this database, over any idle connection of its owner's.
+    """Commits a prepared branch of this database, over any idle connection of its
+    owner's.
 
-    A gid that is not there proves nothing by itself: what became of the transaction `xid`, as it was when it was
-    prepared, tells. Raises DatabaseError where the branch is as it was, or nobody knows: try again later.
+    A gid that is not there proves nothing by itself: what became of the transaction
+    `xid`, as it was when it was prepared, tells. Raises DatabaseError where the branch
+    is as it was, or nobody knows: try again later.
     """
     return _finish(connection, gid, xid, commit=True)
 
@@ -112,7 +137,9 @@ def roll_back_prepared(connection: Connection, gid: str, xid: int | None) -> End
 
 @contextmanager
 def in_role(connection: Connection, owner: str) -> Iterator[None]:
-    """The block acts as that role, on a connection of our own: membership alone does not end another's branch."""
+    """The block acts as that role, on a connection of our own: membership alone does
+    not end another's branch.
+    """
     _set_role(connection, sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
     try:
         yield
@@ -126,7 +153,9 @@ def _set_role(connection: Connection, statement: sql.Composable) -> None:
 
 
 def _require_open(connection: Connection, branch: Branch) -> None:
-    """The guard without which PREPARE of a failed transaction would be its silent rollback."""
+    """The guard without which PREPARE of a failed transaction would be its silent
+    rollback.
+    """
     status = connection.info.transaction_status
     if status == extensions.TRANSACTION_STATUS_INTRANS:
         return
@@ -135,25 +164,39 @@ def _require_open(connection: Connection, branch: Branch) -> None:
         raise TransactionAborted("the connection was lost before PREPARE was sent")
     if status == extensions.TRANSACTION_STATUS_IDLE:
         hint = "nobody may commit or roll back inside the block"
-        raise InDoubt(f"somebody ended branch {branch.number} before its end", token=str(branch.token), hint=hint)
-    raise LocalProtocolError("the connection is busy", hint="one thread, one transaction, one connection")
+        raise InDoubt(
+            f"somebody ended branch {branch.number} before its end",
+            token=str(branch.token),
+            hint=hint,
+        )
+    raise LocalProtocolError(
+        "the connection is busy", hint="one thread, one transaction, one connection"
+    )
 
 
 def _refusal(
     connection: Connection, error: psycopg2.Error, branch: Branch
 ) -> DatabaseError | TransactionAborted | InDoubt:
-    """An ERROR with the server idle again is PREPARE's own; the look after it fails inside a transaction."""
+    """An ERROR with the server idle again is PREPARE's own; the look after it fails
+    inside a transaction.
+    """
     idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
     certain = not connection.closed and idle and error.diag.severity_nonlocalized == "ERROR"
     with suppress(psycopg2.Error):
         end(connection)
     text = f"PREPARE of branch {branch.number}: {describe(error)}"
     if not certain:
-        return InDoubt(f"{text}: it was sent and not answered", token=str(branch.token), hint="recovery finds out")
+        return InDoubt(
+            f"{text}: it was sent and not answered",
+            token=str(branch.token),
+            hint="recovery finds out",
+        )
     if error.pgcode == SWITCHED_OFF:
         return TwoPhaseOff(text, hint=SWITCH_ON, sqlstate=error.pgcode)
     if error.pgcode == FULL:
-        return TwoPhaseFull(text, hint="raise max_prepared_transactions, or look for orphans", sqlstate=error.pgcode)
+        return TwoPhaseFull(
+            text, hint="raise max_prepared_transactions, or look for orphans", sqlstate=error.pgcode
+        )
     if error.pgcode in CONFLICTS:
         return translate(error, "PREPARE")
     if error.pgcode == NOT_SUPPORTED:
@@ -173,7 +216,9 @@ def _finish(connection: Connection, gid: str, xid: int | None, *, commit: bool) 
 
 
 def _ended(connection: Connection, xid: int | None, *, commit: bool) -> Ending:
-    """How a transaction ended that was prepared: PREPARE had written its id to disk, so that no other has it."""
+    """How a transaction ended that was prepared: PREPARE had written its id to disk, so
+    that no other has it.
+    """
     if xid is None:
         return Ending.UNKNOWN
     with translated("asking how a branch ended"), connection.cursor() as cursor:

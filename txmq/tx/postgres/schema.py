@@ -1,4 +1,6 @@
-"""The tables that txmq keeps in a business database: made, brought up to date and looked over."""
+"""The tables that txmq keeps in a business database: made, brought up to date and
+looked over.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ from importlib import resources
 from typing import Final
 
 from txmq.errors import SchemaMissing
+from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import read_server, require_supported
 from txmq.tx.postgres.partitions import maintain
 from txmq.tx.postgres.session import Connection, Cursor, transaction
-from txmq.tx.postgres.translate import translated
 
 VERSION: Final = 3  # version n is made from n - 1 by schema_n.sql
 _LOCK: Final = 0x74786D71  # "txmq": two installations at once take turns
@@ -25,9 +27,11 @@ _CLAIM: Final = "public.txmq_claim(text, text, int, int8, int8, int8[])"
 
 
 def install(connection: Connection) -> None:
-    """Makes the tables, or brings them up to date; does nothing where they are. `connection` is one of our own.
+    """Makes the tables, or brings them up to date; does nothing where they are.
+    `connection` is one of our own.
 
-    Raises UnsupportedServer, SchemaMissing where a newer txmq made the tables, DatabaseError where a right is missing.
+    Raises UnsupportedServer, SchemaMissing where a newer txmq made the tables,
+    DatabaseError where a right is missing.
     """
     require_supported(read_server(connection))
     with translated("installing the schema"), transaction(connection) as cursor:
@@ -35,7 +39,9 @@ def install(connection: Connection) -> None:
         found = _version(cursor)
         _refuse_newer(found)
         for version in range(found + 1, VERSION + 1):
-            cursor.execute(resources.files(__package__).joinpath(f"schema_{version}.sql").read_text("utf-8"))
+            cursor.execute(
+                resources.files(__package__).joinpath(f"schema_{version}.sql").read_text("utf-8")
+            )
         cursor.execute(
             "INSERT INTO public.txmq_schema (version) VALUES (%s)"
             " ON CONFLICT (one) DO UPDATE SET version = EXCLUDED.version WHERE txmq_schema.version <> EXCLUDED.version",
@@ -55,7 +61,8 @@ def check(connection: Connection) -> list[str]:
         _refuse_newer(found)
         if found < VERSION:
             raise SchemaMissing(
-                f"the database has no txmq tables of version {VERSION}" + (f", but of {found}" if found else ""),
+                f"the database has no txmq tables of version {VERSION}"
+                + (f", but of {found}" if found else ""),
                 hint=f"txmq schema install '{_place(connection)}'",
             )
         return [*_missing_rights(cursor), *_remarks(cursor)]
@@ -72,7 +79,9 @@ def _version(cursor: Cursor) -> int:
 
 def _refuse_newer(found: int) -> None:
     if found > VERSION:
-        raise SchemaMissing(f"the txmq tables are of version {found}, this txmq knows {VERSION}", hint="update txmq")
+        raise SchemaMissing(
+            f"the txmq tables are of version {found}, this txmq knows {VERSION}", hint="update txmq"
+        )
 
 
 def _missing_rights(cursor: Cursor) -> list[str]:
@@ -81,24 +90,36 @@ def _missing_rights(cursor: Cursor) -> list[str]:
         for right in rights.split(", "):
             cursor.execute("SELECT has_table_privilege(%s, %s)", (f"public.{table}", right))
             if cursor.fetchone() == (False,):
-                remarks.append(f"the role may not {right} on {table}: GRANT {right} ON public.{table} TO the role")
+                remarks.append(
+                    f"the role may not {right} on {table}: GRANT {right} ON public.{table} TO the role"
+                )
     cursor.execute("SELECT has_function_privilege(%s, 'EXECUTE')", (_CLAIM,))
     if cursor.fetchone() == (False,):
-        remarks.append(f"the role may not EXECUTE txmq_claim: GRANT EXECUTE ON FUNCTION {_CLAIM} TO the role")
+        remarks.append(
+            f"the role may not EXECUTE txmq_claim: GRANT EXECUTE ON FUNCTION {_CLAIM} TO the role"
+        )
     return remarks
 
 
 def _remarks(cursor: Cursor) -> list[str]:
     remarks = []
-    cursor.execute("SELECT EXISTS (SELECT FROM public.txmq_token_default), current_setting('synchronous_commit')")
+    cursor.execute(
+        "SELECT EXISTS (SELECT FROM public.txmq_token_default), current_setting('synchronous_commit')"
+    )
     row = cursor.fetchone()
     if row and row[0]:
-        remarks.append("tokens without a partition of their own: maintenance is late, or a producer's clock is ahead")
+        remarks.append(
+            "tokens without a partition of their own: maintenance is late, or a producer's clock is ahead"
+        )
     if row and row[1] in ("off", "local"):
-        remarks.append(f"synchronous_commit is {row[1]} by default: transactions with messages will be refused")
+        remarks.append(
+            f"synchronous_commit is {row[1]} by default: transactions with messages will be refused"
+        )
     return remarks
 
 
 def _place(connection: Connection) -> str:
     known = connection.info.dsn_parameters
-    return " ".join(f"{name}={known[name]}" for name in ("host", "port", "dbname", "user") if name in known)
+    return " ".join(
+        f"{name}={known[name]}" for name in ("host", "port", "dbname", "user") if name in known
+    )

@@ -1,8 +1,10 @@
-"""Connections of txmq's own: each wait has an end, and `pg_stat_activity` tells whose they are.
+"""Connections of txmq's own: each wait has an end, and `pg_stat_activity` tells whose
+they are.
 
-They are in autocommit mode. There psycopg2 keeps out of the way, and statements sent as one query string are one
-transaction that commits before the reply: several steps, one round trip, no half-done state to clean up. Each statement
-of the string still gets a snapshot of its own, which both the resolver and the inbox rest on.
+They are in autocommit mode. There psycopg2 keeps out of the way, and statements sent as
+one query string are one transaction that commits before the reply: several steps, one
+round trip, no half-done state to clean up. Each statement of the string still gets a
+snapshot of its own, which both the resolver and the inbox rest on.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import psycopg2
 from psycopg2 import extensions
 
 from txmq.errors import DatabaseError, TransactionAborted
-from txmq.tx.postgres.translate import describe, translated
+from txmq.tx.postgres.errors import describe, translated
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
 Connection: TypeAlias = extensions.connection
 Cursor: TypeAlias = extensions.cursor
 
-# A peer that vanished without a word is noticed within half a minute; PostgreSQL's own default is two hours.
+# A peer that vanished without a word is noticed within half a minute; PostgreSQL's own
+# default is two hours.
 SETTINGS: Final = {
     "connect_timeout": "5",
     "keepalives": "1",
@@ -35,44 +38,58 @@ SETTINGS: Final = {
 
 
 def connect(dsn: str, *, application_name: str) -> Connection:
-    """A connection to the server of `dsn` that takes writes. What `dsn` itself says goes before the settings here.
+    """A connection to the server of `dsn` that takes writes. What `dsn` itself says
+    goes before the settings here.
 
-    Raises DatabaseUnavailable, or DatabaseError where trying again is no use, as with what is no DSN.
+    Raises DatabaseUnavailable, or DatabaseError where trying again is no use, as with
+    what is no DSN.
     """
     try:
         given = extensions.parse_dsn(dsn)
     except psycopg2.ProgrammingError as error:
-        raise DatabaseError(describe(error), hint="postgresql://role@host/database, or host=… dbname=…") from None
+        raise DatabaseError(
+            describe(error), hint="postgresql://role@host/database, or host=… dbname=…"
+        ) from None
     with translated("connecting to PostgreSQL"):
-        connection: Connection = psycopg2.connect(**{**SETTINGS, "application_name": application_name, **given})
+        connection: Connection = psycopg2.connect(
+            **{**SETTINGS, "application_name": application_name, **given}
+        )
     connection.autocommit = True
     return connection
 
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[Cursor]:
-    """BEGIN and COMMIT around the block on one of our own connections; ROLLBACK where it raises.
+    """BEGIN and COMMIT around the block on one of our own connections; ROLLBACK where
+    it raises.
 
-    Raises TransactionAborted where a failed statement's error was swallowed in the block.
+    Raises TransactionAborted where a failed statement's error was swallowed in the
+    block.
     """
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
         try:
             yield cursor
         except BaseException:
-            if not connection.closed and connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
+            if (
+                not connection.closed
+                and connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE
+            ):
                 cursor.execute("ROLLBACK")
             raise
         cursor.execute("COMMIT")
         if cursor.statusmessage != "COMMIT":
-            raise TransactionAborted("the server rolled the transaction back: a statement in it had failed")
+            raise TransactionAborted(
+                "the server rolled the transaction back: a statement in it had failed"
+            )
 
 
 @contextmanager
 def bounded(connection: Connection, seconds: float) -> Iterator[None]:
     """Cancels what runs on `connection` after `seconds`.
 
-    `statement_timeout` is no substitute: it does not cover the wait of a COMMIT for a synchronous standby.
+    `statement_timeout` is no substitute: it does not cover the wait of a COMMIT for a
+    synchronous standby.
     """
     timer = Timer(seconds, _cancel, (connection,))
     timer.daemon = True

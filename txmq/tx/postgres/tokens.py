@@ -1,7 +1,9 @@
-"""The row that proves a commit, written by the producer in its own business transaction.
+"""The row that proves a commit, written by the producer in its own business
+transaction.
 
-The caller sends the group to the broker first and calls `insert_token` while the broker's answer is under way: the two
-need no order between them, row and fence alone decide.
+The caller sends the group to the broker first and calls `insert_token` while the
+broker's answer is under way: the two need no order between them, row and fence alone
+decide.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ import psycopg2
 
 from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced
 from txmq.tx.postgres.caller import require_open
+from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.translate import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
 
-WEAK: Final = ("off", "local")  # COMMIT returns before the row is on disk here, or on the standby it should be on
-# What the transaction would commit under comes back, but for `on`: to have text decoded costs more than to write it.
+WEAK: Final = (
+    "off",
+    "local",
+)  # COMMIT returns before the row is on disk here, or on the standby it should be on
+# What the transaction would commit under comes back, but for `on`: to have text decoded
+# costs more than to write it.
 _INSERT: Final = """
 INSERT INTO public.txmq_token (tok, log_id) VALUES {} RETURNING nullif(current_setting('synchronous_commit'), 'on')
 """
@@ -30,12 +36,14 @@ _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
 def insert_token(
     connection: Connection, token: UUID, log_ids: Sequence[UUID], *, allow_weak_commit: bool = False
 ) -> str:
-    """Writes one row per participating broker's log into the open transaction, in one round trip.
+    """Writes one row per participating broker's log into the open transaction, in one
+    round trip.
 
-    Gives the synchronous_commit that it will commit under. It is the last statement before `guarded_commit`. After any
-    error the transaction must be rolled back: TokenFenced where a resolver was faster, SynchronousCommitOff under `off`
-    or `local` unless `allow_weak_commit` takes the risk that a crash undoes what was published, TransactionAborted
-    where a statement had failed before, DatabaseError.
+    Gives the synchronous_commit that it will commit under. It is the last statement
+    before `guarded_commit`. After any error the transaction must be rolled back:
+    TokenFenced where a resolver was faster, SynchronousCommitOff under `off` or `local`
+    unless `allow_weak_commit` takes the risk that a crash undoes what was published,
+    TransactionAborted where a statement had failed before, DatabaseError.
     """
     require_open(connection)
     # Sorted, so that no two writers of several rows can wait for one another.
@@ -64,10 +72,15 @@ def _insert(rows: int) -> str:
 
 def _refusal(error: psycopg2.Error, token: UUID) -> TokenFenced | DatabaseError:
     if error.pgcode == UNIQUE_VIOLATION:
-        return TokenFenced(f"transaction {token} was decided as rolled back before it could commit", hint="roll back")
+        return TokenFenced(
+            f"transaction {token} was decided as rolled back before it could commit",
+            hint="roll back",
+        )
     refused = translate(error, "writing the token")
     if error.pgcode == CHECK_VIOLATION:
         refused = DatabaseError(
-            refused.message, hint="the token is too old: check this machine's clock", sqlstate=error.pgcode
+            refused.message,
+            hint="the token is too old: check this machine's clock",
+            sqlstate=error.pgcode,
         )
     return refused

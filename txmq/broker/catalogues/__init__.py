@@ -1,0 +1,1 @@
+"""Catalogues of keys and message ids: built beside the broker, merged, searched."""

@@ -1,1 +1,0 @@
-"""The rules of the broker: `decide(state, command, now)` judges, `apply(state, event, place)` records; no waiting."""

@@ -1,1 +1,0 @@
-"""The rules of consumer groups: who reads what, what is leased, acked, tried again, fenced, dead."""

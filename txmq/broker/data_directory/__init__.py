@@ -1,0 +1,3 @@
+"""The data directory: kept within its limits, read again for rot, catalogued, mended
+while no broker runs.
+"""

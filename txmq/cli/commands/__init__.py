@@ -1,0 +1,1 @@
+"""The commands of `txmq`, one module per group of commands."""

@@ -1,0 +1,3 @@
+"""Connections to a broker: one conversation without I/O, sockets that block, and the
+pool that lends them out.
+"""

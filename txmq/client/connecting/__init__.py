@@ -1,1 +1,0 @@
-"""Connections to a broker: one conversation without I/O, sockets that block, and the pool that lends them out."""

@@ -1,0 +1,3 @@
+"""The client without I/O: conversations, batching, members of consumer groups,
+transactions.
+"""

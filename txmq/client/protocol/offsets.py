@@ -1,0 +1,145 @@
+"""Where readers keep their own positions: a small protocol, and files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Protocol
+from uuid import UUID
+
+from pydantic import Field
+
+from txmq.errors import ConfigError, LogChanged, StoreError, TxmqError
+from txmq.model.message import check_name
+from txmq.wire.json import WireModel, parse_as
+
+Spot = tuple[str, int]  # topic, partition
+Offsets = Mapping[Spot, int]  # the next message to read of each partition
+VERSION = 1
+
+
+class OffsetStore(Protocol):
+    """Positions of readers by their names, of one log each. For one thread at a
+    time.
+    """
+
+    def load(self, name: str, log_id: UUID) -> Offsets:
+        """The positions last saved, none for a new name. Raises LogChanged where they
+        are of another log.
+        """
+
+    def save(self, name: str, log_id: UUID, offsets: Offsets) -> None:
+        """Keeps the positions, all of them; what it returns from outlives the machine's
+        power.
+        """
+
+    def close(self) -> None:
+        """Nothing more will be saved."""
+
+
+class _Saved(WireModel):
+    """A file's contents."""
+
+    version: int
+    log_id: str
+    offsets: dict[str, Annotated[dict[int, Annotated[int, Field(ge=0)]], Field()]]
+
+
+class FileOffsets:
+    """A file for each reader in one directory, replaced as a whole; a name that another
+    process uses is refused.
+
+    Raises ConfigError for a file that is none of its own, and StoreError as the file
+    system refuses: what was saved last is kept then.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+        self._locks: dict[str, int] = {}
+
+    def load(self, name: str, log_id: UUID) -> Offsets:
+        path = self._path(name)
+        with _translated(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock(name)
+            data = path.read_bytes() if path.exists() else None
+        if data is None:
+            return {}
+        saved = _parsed(path, data)
+        if saved.log_id != str(log_id):
+            hint = f"move {path} away to begin anew"
+            raise LogChanged(
+                f"the positions of {name!r} are of log {saved.log_id}, not of {log_id}", hint=hint
+            )
+        return {
+            (topic, number): offset
+            for topic, of in saved.offsets.items()
+            for number, offset in of.items()
+        }
+
+    def save(self, name: str, log_id: UUID, offsets: Offsets) -> None:
+        by_topic: dict[str, dict[int, int]] = {}
+        for (topic, partition), offset in sorted(offsets.items()):
+            by_topic.setdefault(topic, {})[partition] = offset
+        text = json.dumps({"version": VERSION, "log_id": str(log_id), "offsets": by_topic})
+        with _translated(self._directory):
+            self._replace(self._path(name), text)
+
+    def close(self) -> None:
+        while self._locks:
+            os.close(self._locks.popitem()[1])
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{check_name(name, 'reader')}.json"
+
+    def _replace(self, path: Path, text: str) -> None:
+        fresh = path.with_suffix(".tmp")
+        with fresh.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _lock(self, name: str) -> None:
+        if name in self._locks:
+            return
+        lock = os.open(self._directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            hint = "give each reader a name of its own"
+            raise ConfigError(
+                "name", f"a reader {name!r} keeps its positions there already", hint=hint
+            ) from None
+        self._locks[name] = lock
+
+
+@contextmanager
+def _translated(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "positions need a directory to write to, on a disk with space; what was saved last is kept"
+        raise StoreError(f"{error.filename or directory}: {error.strerror}", hint=hint) from error
+
+
+def _parsed(path: Path, data: bytes) -> _Saved:
+    with suppress(TxmqError):
+        saved = parse_as(_Saved, data)
+        if saved.version == VERSION:
+            return saved
+    raise ConfigError(
+        "offsets",
+        f"{path} holds no positions of version {VERSION}",
+        hint="move it away to begin anew",
+    )

@@ -1,0 +1,1 @@
+"""Sending without I/O: accumulator, batches, frames in flight, routing."""

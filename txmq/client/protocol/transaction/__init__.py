@@ -1,0 +1,3 @@
+"""Transactions without I/O: buffered messages, tokens, entries of the database
+outbox.
+"""

@@ -1,1 +1,0 @@
-"""Reading without a group: nothing is leased or acked, readers keep positions of their own."""

@@ -1,1 +1,0 @@
-"""Sends: how messages become batches, and how batches go out, waited for (`producer`) or not (`pipeline`)."""

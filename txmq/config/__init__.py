@@ -1,0 +1,1 @@
+"""Settings of a broker, checked before anything is opened."""

@@ -1,0 +1,44 @@
+"""Addresses that a server listens on."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import NamedTuple
+
+PORTS = range(1 << 16)
+
+
+class ListenAddress(NamedTuple):
+    """Where a server listens; port 0 = any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def listen_address(text: str) -> ListenAddress:
+    """The address in "HOST:PORT", where an IPv6 host stands in brackets. Raises
+    ValueError.
+    """
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if (
+        not host
+        or (":" in host) != bracketed
+        or not (port.isascii() and port.isdigit() and int(port) in PORTS)
+    ):
+        raise ValueError(f"{text!r} is no address like 127.0.0.1:7650 or [::1]:7650")
+    return ListenAddress(host, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine itself can reach `host`, which is an address or
+    "localhost".
+    """
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

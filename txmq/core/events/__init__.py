@@ -1,0 +1,1 @@
+"""Events: the outcomes that the log holds, one module per subject."""

@@ -1,0 +1,3 @@
+"""Rules about the end of things: messages, letters, outcomes and log segments that
+nobody needs any more.
+"""

@@ -1,0 +1,3 @@
+"""The rules of transactions: groups stored, decided once, and published in the order of
+their tickets.
+"""

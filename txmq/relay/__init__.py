@@ -1,0 +1,3 @@
+"""From what services emit into PostgreSQL's log (`txmq.emit`) to the broker, through a
+logical slot.
+"""

@@ -1,0 +1,65 @@
+"""Ending a prepared branch that somebody else has left, as its owner where that is
+needed.
+
+Only a superuser and the role that prepared a branch may end it; a member of that role
+has to become it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from txmq.errors import DatabaseError
+from txmq.model.message import Decision
+from txmq.tx.postgres.errors import translated
+from txmq.tx.postgres.prepared import Ending, commit_prepared, in_role, roll_back_prepared
+from txmq.tx.postgres.prepared_list import Prepared
+from txmq.tx.postgres.session import Connection, bounded
+
+DEADLINE_S: Final = 10.0  # a commit waits for a synchronous standby, too
+FORBIDDEN: Final = "42501"
+BUSY: Final = "55000"  # another session is ending the branch just now
+_ENDS: Final = {Decision.COMMIT: commit_prepared, Decision.ROLLBACK: roll_back_prepared}
+# Asking for an id that the server has not given yet is an error: one lost in a crash,
+# or of a restored copy.
+_STATUSES: Final = """
+SELECT x, CASE WHEN x::xid8 < pg_snapshot_xmax(pg_current_snapshot()) THEN pg_xact_status(x::xid8) END
+FROM unnest(%s::text[]) x
+"""
+
+
+def finish(connection: Connection, branch: Prepared, decision: Decision) -> Ending:
+    """Commits or rolls back a branch of this database, on a connection in autocommit
+    mode.
+
+    Raises DatabaseError where it stands as it did, or nobody knows; of FORBIDDEN see
+    `grant_for`.
+    """
+    with bounded(connection, DEADLINE_S):
+        try:
+            return _ENDS[decision](connection, branch.gid, branch.xid)
+        except DatabaseError as error:
+            if error.sqlstate != FORBIDDEN or branch.owner is None:
+                raise
+        with in_role(connection, branch.owner):
+            return _ENDS[decision](connection, branch.gid, branch.xid)
+
+
+def grant_for(connection: Connection, branch: Prepared) -> str:
+    """What to do about a branch that this connection's role may not end."""
+    if branch.owner is None:
+        return "its owner's role is gone: name a superuser's DSN"
+    return f'GRANT "{branch.owner}" TO "{connection.info.user}", or name a DSN of the owner\'s'
+
+
+def statuses(connection: Connection, xids: Iterable[int]) -> dict[int, str | None]:
+    """What pg_xact_status says of transactions: "committed", "aborted", "in progress",
+    None where it cannot tell.
+
+    Raises DatabaseError.
+    """
+    doing = "asking for the status of transactions"
+    with translated(doing), bounded(connection, DEADLINE_S), connection.cursor() as cursor:
+        cursor.execute(_STATUSES, ([str(xid) for xid in xids],))
+        return {int(xid): status for xid, status in cursor.fetchall()}
