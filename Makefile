@@ -5,6 +5,7 @@
 #   make soak    the tests that run for minutes         T= narrows
 #   make bench   all benchmarks: a table, bench.json    ONLY=tx. narrows, SCALE=0.1 shortens
 #   make check   ruff, mypy strict, the layer test, several at once
+#   make house   the numbers of the code's structure and of four walks   NAMES=1 lists the cases
 #   make lock    writes requirements/ anew              UPGRADE=1 takes the newest versions
 #   make clean   removes what the others made, but for .venv
 #
@@ -18,10 +19,10 @@ venv := .venv
 python := $(venv)/bin/python
 ready := $(venv)/.ready
 pip := $(python) -m pip --disable-pip-version-check --no-input
-sources := $(wildcard txmq spark examples tests)
+sources := $(wildcard txmq spark examples tests scripts)
 compiled := .cache/compiled
 
-.PHONY: help demo test soak bench check types style layers lock clean
+.PHONY: help demo test soak bench check types style layers house lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,6 +71,11 @@ style: $(ready)
 
 layers: $(ready) $(compiled)
 	@$(python) -m pytest --quiet tests/test_layers.py
+
+house: $(ready)
+	@$(python) scripts/house.py $(if $(NAMES),--names)
+	@echo
+	@$(python) scripts/walks.py $(if $(NAMES),--hot 10)
 
 lock: compile := $(python) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
