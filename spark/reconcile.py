@@ -1,13 +1,13 @@
-"""Classes the dead letters of a consumer group against log and database, and freezes a
-plan to replay them.
+r"""Classify the dead letters of a consumer group by the log and the database, and write
+a plan to replay them.
 
-spark-submit spark/reconcile.py --group billing --dsn postgresql://... --plan plan.jsonl
---report report.html
+    spark-submit spark/reconcile.py --group billing --dsn postgresql://... \
+        --plan plan.jsonl --report report.html
 """
 
 import sys
 
-from txmq_spark.commands import reconcile_main
+from txmq_spark.command_line import reconcile_main
 
 if __name__ == "__main__":
     sys.exit(reconcile_main())

@@ -1,6 +1,4 @@
-"""What every test runs under: no failure of a Deferred goes unseen, and examples have
-no deadline of their own.
-"""
+"""Settings of all tests, and a check that no failure of a Deferred is dropped."""
 
 from __future__ import annotations
 
@@ -15,16 +13,16 @@ import pytest
 
 pytest_plugins = ["tests.fixtures_postgres", "tests.reporting"]
 
-# Machines that run tests are shared and slow now and then; the limit is pytest's, for
-# the test as a whole.
+# Shared machines are slow now and then, so examples have no deadline of their own.
+# The timeout of pytest limits the whole test.
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_finish() -> None:
-    # What importing left behind stays for good: the collections below need not walk it
-    # again after each test, and may come less often in between.
+    # Imported modules stay for good, so the collection after each test need not walk
+    # them, and automatic collections may be less frequent.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)
@@ -32,8 +30,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def no_unhandled_failure() -> Iterator[None]:
-    """Fails a test that dropped a Deferred with a failure nobody handled: Twisted
-    notices when it is collected.
+    """Fail a test that dropped a Deferred with an unhandled failure.
+
+    Twisted reports the failure when the Deferred is collected.
     """
     if "twisted.internet.defer" not in sys.modules:
         yield
@@ -46,9 +45,8 @@ def no_unhandled_failure() -> Iterator[None]:
         if event.get("log_namespace") == "twisted.internet.defer" and "log_failure" in event:
             failures.append(event["log_failure"].getTraceback())
 
-    observer = cast(
-        "ILogObserver", observe
-    )  # any callable is one, which zope's interfaces cannot tell mypy
+    # any callable is an observer, but mypy cannot see that from zope's interface
+    observer = cast("ILogObserver", observe)
     globalLogPublisher.addObserver(observer)
     try:
         yield
@@ -57,5 +55,6 @@ def no_unhandled_failure() -> Iterator[None]:
         globalLogPublisher.removeObserver(observer)
     if failures:
         pytest.fail(
-            "a Deferred failed and nobody handled it:\n" + "\n".join(failures), pytrace=False
+            "a Deferred failed and no code handled the failure:\n" + "\n".join(failures),
+            pytrace=False,
         )

@@ -1,9 +1,8 @@
-"""Fixtures of PostgreSQL: one server for the session, a database with txmq's tables for
-each test.
+"""Fixtures of PostgreSQL: a server per session, and a database with txmq's tables per
+test.
 
-Both servers run with fsync off. The tests kill processes, not the machine: what a
-process has written is safe with the kernel, and what it has not is lost, with or
-without fsync.
+The servers run with fsync off. The tests kill processes, not the machine: the kernel
+keeps what a process has written, with or without fsync.
 """
 
 from __future__ import annotations
@@ -14,12 +13,18 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from txmq.testing.postgres import LOGICAL, OwnServer, PostgresServer, any_server, temporary_server
+from txmq.testing.postgres_server import (
+    LOGICAL,
+    OwnServer,
+    PostgresServer,
+    any_server,
+    temporary_server,
+)
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
 
-# What tests make, use up or leave behind; locks of a connection that somebody forgot to
-# close go first.
+# Removes the rows and tables of tests. Connections that were left open go first,
+# because they may hold locks.
 CLEAN = """
 SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid();
@@ -27,8 +32,8 @@ DO $$
 DECLARE
     own regclass;
 BEGIN
-    FOR own IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v')
-        AND relname NOT LIKE 'txmq%'
+    FOR own IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace
+        AND relkind IN ('r', 'p', 'v') AND relname NOT LIKE 'txmq%'
     LOOP
         EXECUTE format('DROP TABLE %s CASCADE', own);
     END LOOP;
@@ -40,9 +45,12 @@ DELETE FROM public.txmq_inbox_recent;
 DELETE FROM public.txmq_inbox;
 """
 FINGERPRINT = """
-SELECT (SELECT array_agg(concat_ws(' ', oid, relname, relacl) ORDER BY oid) FROM pg_class WHERE oid >= 16384),
-       (SELECT array_agg(concat_ws(' ', oid, proacl, prosrc) ORDER BY oid) FROM pg_proc WHERE oid >= 16384),
-       (SELECT array_agg(concat_ws(' ', oid, nspname) ORDER BY oid) FROM pg_namespace WHERE oid >= 16384),
+SELECT (SELECT array_agg(concat_ws(' ', oid, relname, relacl) ORDER BY oid)
+        FROM pg_class WHERE oid >= 16384),
+       (SELECT array_agg(concat_ws(' ', oid, proacl, prosrc) ORDER BY oid)
+        FROM pg_proc WHERE oid >= 16384),
+       (SELECT array_agg(concat_ws(' ', oid, nspname) ORDER BY oid)
+        FROM pg_namespace WHERE oid >= 16384),
        (SELECT array_agg(pubname) FROM pg_publication),
        (SELECT count(*) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
         WHERE d.datname = current_database()),
@@ -51,18 +59,19 @@ SELECT (SELECT array_agg(concat_ws(' ', oid, relname, relacl) ORDER BY oid) FROM
 
 
 class Databases:
-    """Copies of one database with txmq's tables. A copy serves again if a test left no
-    more than rows and tables.
+    """Copies of a database with txmq's tables.
+
+    A copy is reused where a test has left only rows and tables behind.
     """
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
-        self._template = with_tables(server)
-        self._fingerprint = self._look(self._template)
+        self._template = create_database(server)
+        self._fingerprint = self._fingerprint_of(self._template)
         self._clean: list[str] = []
 
-    def take(self) -> str:
-        """The name of a database as good as new."""
+    def borrow(self) -> str:
+        """Return the name of a clean database."""
         return (
             self._clean.pop()
             if self._clean
@@ -71,15 +80,15 @@ class Databases:
 
     def give_back(self, name: str) -> None:
         try:
-            as_new = self._look(name, CLEAN) == self._fingerprint
+            as_new = self._fingerprint_of(name, CLEAN) == self._fingerprint
         except psycopg2.Error:
-            as_new = False  # txmq's own tables are gone, or out of reach
+            as_new = False  # the tables of txmq are dropped or inaccessible
         if as_new:
             self._clean.append(name)
         else:
             self._server.drop_database(name)
 
-    def _look(self, name: str, before: str = "") -> list[tuple[object, ...]]:
+    def _fingerprint_of(self, name: str, before: str = "") -> list[tuple[object, ...]]:
         with closing(self._server.connect(name)) as connection, connection.cursor() as cursor:
             cursor.execute(before + FINGERPRINT)
             return cursor.fetchall()
@@ -87,8 +96,9 @@ class Databases:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A server that many tests share: they may not crash it. TXMQ_TEST_DSN names it,
-    else it is a temporary one.
+    """A server for many tests, which may not crash it.
+
+    TXMQ_TEST_DSN names it, else it is temporary.
     """
     with any_server(fsync=False) as server:
         yield server
@@ -96,15 +106,16 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def crashable_postgres() -> Iterator[OwnServer]:
-    """A temporary server that tests may kill; each leaves it running."""
+    """A temporary server that tests may kill; each test leaves it running."""
     with temporary_server(fsync=False) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def logical_postgres() -> Iterator[OwnServer]:
-    """A temporary server with what a relay needs; tests may kill it, and leave it
-    running without slots.
+    """A temporary server with logical decoding, which tests may kill.
+
+    Each test leaves it running without slots.
     """
     with temporary_server(fsync=False, settings=LOGICAL) as server:
         yield server
@@ -112,16 +123,17 @@ def logical_postgres() -> Iterator[OwnServer]:
 
 @pytest.fixture(scope="session")
 def logical_databases(logical_postgres: OwnServer) -> Databases:
-    """Where `logical_database` comes from."""
+    """The databases for `logical_database`."""
     return Databases(logical_postgres)
 
 
 @pytest.fixture
 def logical_database(logical_postgres: OwnServer, logical_databases: Databases) -> Iterator[str]:
-    """The DSN of a database with txmq's tables and nothing in them on that server; its
-    slots go with it.
+    """The DSN of a database with empty tables of txmq on that server.
+
+    Its slots are dropped with it.
     """
-    name = logical_databases.take()
+    name = logical_databases.borrow()
     yield logical_postgres.dsn(name)
     logical_postgres.drop_slots()
     logical_databases.give_back(name)
@@ -129,7 +141,7 @@ def logical_database(logical_postgres: OwnServer, logical_databases: Databases) 
 
 @pytest.fixture(scope="session")
 def databases(postgres: PostgresServer) -> Databases:
-    """Where `database` comes from; for tests that need several."""
+    """The databases for `database`, and for tests that need several."""
     return Databases(postgres)
 
 
@@ -143,20 +155,20 @@ def empty_database(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def database(postgres: PostgresServer, databases: Databases) -> Iterator[str]:
-    """The DSN of a database with txmq's tables and nothing in them."""
-    name = databases.take()
+    """The DSN of a database with empty tables of txmq."""
+    name = databases.borrow()
     yield postgres.dsn(name)
     databases.give_back(name)
 
 
 @pytest.fixture
 def crashable_database(crashable_postgres: OwnServer) -> str:
-    """The DSN of a new database with txmq's tables on the server that may be killed."""
-    return crashable_postgres.dsn(with_tables(crashable_postgres))
+    """The DSN of a new database with txmq's tables on a server that may be killed."""
+    return crashable_postgres.dsn(create_database(crashable_postgres))
 
 
-def with_tables(server: PostgresServer) -> str:
-    """A new database with txmq's tables."""
+def create_database(server: PostgresServer) -> str:
+    """Create a database with txmq's tables; return its name."""
     name = server.create_database()
     with closing(connect(server.dsn(name), application_name="fixtures")) as connection:
         install(connection)

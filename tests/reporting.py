@@ -1,5 +1,5 @@
-"""What tests tell beside "passed", the counts of a run at its end; and how they are
-shared out to several processes.
+"""Counts that tests report, and the order and grouping of tests in several
+processes.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from typing import TypeAlias
 import pytest
 
 COUNTS = "counts"
-# Spark starts a Java machine in each process that needs one; all others are kept
-# together file by file.
-TOGETHER = ("spark",)
-# The longest first, so that none is left to one process at the end; those of "system"
-# before those that are shorter.
+# These folders stay in one process each, because Spark starts a Java machine in each
+# process that needs one. Other tests stay together file by file.
+ONE_PROCESS = ("spark",)
+# Each test of these folders may run in another process.
+TEST_BY_TEST = ("simulation", "system")
+# The longest folders begin first, so that no process is left with one at the end.
 FIRST = ("demo", "spark")
-CALCULATES = "simulation"  # waits for nothing: always one of them beside those that wait,
-SPREAD = 0.9  # but none at the very end, each being long for one process
+# Simulations never wait, so one of them always runs beside tests that do. None begins
+# at the very end, because each is long for one process.
+CALCULATING = "simulation"
+SPREAD = 0.9
 Report: TypeAlias = Callable[[Mapping[str, int]], None]
 
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Report:
-    """Keeps a test's counts for the end of the run."""
+    """A function that keeps the counts of a test for the end of the run."""
 
     def keep(counts: Mapping[str, int]) -> None:
         text = ", ".join(f"{name} {number}" for name, number in counts.items())
@@ -35,8 +38,10 @@ def report(request: pytest.FixtureRequest) -> Report:
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Two processes more than there are cores: tests with processes of their own wait
-    for them most of the time. PYTEST_XDIST_AUTO_NUM_WORKERS sets another number.
+    """Return two more processes than there are cores.
+
+    Tests with processes of their own wait for them most of the time.
+    PYTEST_XDIST_AUTO_NUM_WORKERS sets another number.
     """
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None
@@ -45,25 +50,23 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Groups what shares fixtures of a file or folder, and sorts the groups by when
-    they are to begin.
-    """
+    """Group the tests that share fixtures, and sort the groups by their start."""
     tests = config.rootpath / "tests"
     groups: dict[pytest.Item, str] = {}
     folders: dict[str, str] = {}
     for item in items:
-        place = _place(item, tests)
-        groups[item] = _group(item, place)
-        folders[groups[item]] = place.parts[0]
+        path = item.path.relative_to(tests) if item.path.is_relative_to(tests) else item.path
+        groups[item] = _group(item, path)
+        folders[groups[item]] = path.parts[0]
         item.add_marker(pytest.mark.xdist_group(groups[item]))
-    begins = when_to_begin(folders)
-    items.sort(key=lambda item: begins[groups[item]])
+    starts = start_order(folders)
+    items.sort(key=lambda item: starts[groups[item]])
 
 
-def when_to_begin(folders: Mapping[str, str]) -> dict[str, float]:
-    """Places in a row for groups of tests, each given with its folder."""
-    calculating = [group for group, folder in folders.items() if folder == CALCULATES]
-    others = [group for group, folder in folders.items() if folder not in (*FIRST, CALCULATES)]
+def start_order(folders: Mapping[str, str]) -> dict[str, float]:
+    """Return a sort key for each group of tests, which is given with its folder."""
+    calculating = [group for group, folder in folders.items() if folder == CALCULATING]
+    others = [group for group, folder in folders.items() if folder not in (*FIRST, CALCULATING)]
     others.sort(key=lambda group: folders[group] != "system")
     first = {
         group: FIRST.index(folder) - 2.0 for group, folder in folders.items() if folder in FIRST
@@ -72,23 +75,21 @@ def when_to_begin(folders: Mapping[str, str]) -> dict[str, float]:
     return first | beside | {group: number / len(others) for number, group in enumerate(others)}
 
 
-def _place(item: pytest.Item, tests: Path) -> Path:
-    """Where it stands among the tests; its whole path where it is not among them."""
-    return item.path.relative_to(tests) if item.path.is_relative_to(tests) else item.path
-
-
-def _group(item: pytest.Item, place: Path) -> str:
-    if place.parts[0] in TOGETHER:
-        return place.parts[0]
-    return item.nodeid if place.parts[0] in ("simulation", "system") else str(place)
+def _group(item: pytest.Item, path: Path) -> str:
+    folder = path.parts[0]
+    if folder in ONE_PROCESS:
+        return folder
+    return item.nodeid if folder in TEST_BY_TEST else str(path)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reports: Iterable[pytest.TestReport] = terminalreporter.stats.get("passed", ())
-    told = (
-        (one.nodeid.rpartition("::")[2], *told) for one in reports for told in one.user_properties
-    )
-    lines = [f"{test}: {text}" for test, name, text in told if name == COUNTS]
+    passed: Iterable[pytest.TestReport] = terminalreporter.stats.get("passed", ())
+    lines = [
+        f"{test.nodeid.rpartition('::')[2]}: {text}"
+        for test in passed
+        for name, text in test.user_properties
+        if name == COUNTS
+    ]
     if lines:
         terminalreporter.section("counts")
     for line in lines:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the values of txmq, all in one place."""
+"""Hypothesis strategies for the values of txmq."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from hypothesis import strategies as st
 
 from txmq.batch import Codec, encode
 from txmq.model import limits
+from txmq.model.bundle import BundleState, DecideReceipt
+from txmq.model.decider import (
+    COMMITTED_WHEN_STORED,
+    BrokerBranch,
+    ByBroker,
+    ByChecker,
+    ByForeign,
+    ByHome,
+    ByJob,
+    ByPostgres,
+    PostgresBranch,
+)
 from txmq.model.message import Decision, Message
+from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch
 from txmq.wire.chunks import Chunk
+from txmq.wire.data_requests import Ack, AckedRange, Decide, Fetch, Read, Send, SendReceipt
 from txmq.wire.frames import Frame
-from txmq.wire.group import Description, Part, PartBatch
-from txmq.wire.headers import Ack, Acked, Decide, DecideReceipt, Fetch, Read, Send, SendReceipt
 
 NAME_CHARACTERS = "abcXYZ019._-"
 U16, U32 = st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 32) - 1)
@@ -31,9 +43,8 @@ tags = texts.filter(lambda text: len(text.encode()) <= limits.TAG) | st.sampled_
 )
 headers: st.SearchStrategy[Mapping[str, str]] = st.dictionaries(texts, texts, max_size=5)
 times = st.integers(0, limits.TIME)
-moments = st.integers(limits.SPAN, limits.TIME) | st.just(
-    0
-)  # of delivery and expiry: what is earlier is a span
+# of delivery and expiry: what is earlier is a span
+moments = st.integers(limits.SPAN, limits.TIME) | st.just(0)
 spans = st.timedeltas(timedelta(0), timedelta(days=3_649))
 offsets = st.integers(0, limits.SEQUENCE)
 ids = st.binary(min_size=16, max_size=16)
@@ -73,7 +84,7 @@ printable = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=50)
 decides = st.builds(
     Decide, st.sampled_from([Decision.COMMIT, Decision.ROLLBACK]), ids, U32, printable
 )
-decide_receipts = st.builds(DecideReceipt, st.integers(0, 255), st.booleans())
+decide_receipts = st.builds(DecideReceipt, st.sampled_from(BundleState), st.booleans())
 fetches = st.builds(
     Fetch,
     U32,
@@ -87,7 +98,7 @@ fetches = st.builds(
     st.lists(names, max_size=3).map(tuple),
 )
 acked = st.builds(
-    Acked, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE)
+    AckedRange, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE)
 )
 acks = st.builds(Ack, U32, groups, names, st.lists(acked, max_size=5).map(tuple))
 reads = st.builds(Read, U32, offsets, U32, U32, names)
@@ -97,42 +108,46 @@ positive = st.integers(1, (1 << 32) - 1)
 xids = st.none() | st.integers(3, (1 << 64) - 1)
 gtrids = st.binary(max_size=64)
 deciders = st.one_of(
-    st.tuples(st.just("checker"), names),
-    st.tuples(st.just("postgres"), system_ids, positive, positive, xids),
-    st.tuples(st.just("home"), ids, ids),
-    st.tuples(st.just("job"), ids),
-    st.tuples(st.just("foreign"), st.integers(0, (1 << 31) - 1), gtrids, gtrids),
-    st.just(("local",)),
+    names.map(ByChecker),
+    st.tuples(system_ids, positive, positive, xids).map(lambda fields: ByPostgres(*fields)),
+    st.tuples(ids, ids).map(lambda fields: ByHome(*fields)),
+    ids.map(ByJob),
+    st.tuples(st.integers(0, (1 << 31) - 1), gtrids, gtrids).map(lambda f: ByForeign(*f)),
+    st.just(ByBroker()),
 )
 identifiers = st.text("abcXYZ_-0é", min_size=1, max_size=20)
 gids = st.text("0123456789_+/=abcXYZ", min_size=1, max_size=199)
 participants = st.lists(
-    st.tuples(st.just("postgres"), system_ids, positive, identifiers, identifiers, gids, xids)
-    | st.tuples(st.just("broker"), ids),
+    st.tuples(system_ids, positive, identifiers, identifiers, gids, xids).map(
+        lambda fields: PostgresBranch(*fields)
+    )
+    | ids.map(BrokerBranch),
     max_size=3,
 ).map(tuple)
 actions = st.lists(st.tuples(st.just("ack"), names, U32, offsets), max_size=3).map(tuple)
-descriptions = st.builds(Description, deciders, names | st.just(""), actions, times, participants)
+descriptions = st.builds(
+    BundleDescription, deciders, names | st.just(""), actions, times, participants
+)
 part_batches = st.lists(st.builds(PartBatch, names, U32, U16, batches), max_size=3).map(tuple)
 digests = st.binary(min_size=32, max_size=32).filter(any)
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> Part:
-    """Parts of groups, first and later ones, sealed or not."""
+def parts(draw: st.DrawFn) -> BundlePart:
+    """Draw a part of a bundle, first or later, sealed or not."""
     number, sealed = draw(st.integers(0, 3)), draw(st.booleans())
     description = None if number else draw(descriptions)
-    at_once = description is not None and description.decider[0] in ("local", "foreign")
+    at_once = description is not None and isinstance(description.decider, COMMITTED_WHEN_STORED)
     commit = sealed and at_once and draw(st.booleans())
     digest = draw(digests) if sealed else bytes(32)
-    return Part(
+    return BundlePart(
         draw(ids), number, draw(U32), sealed, commit, digest, description, draw(part_batches)
     )
 
 
 @st.composite
 def chunks(draw: st.DrawFn) -> Chunk:
-    """Chunks that cover some rows of a batch."""
+    """Draw a chunk that covers some rows of a batch."""
     sent = draw(message_lists)
     batch = encode(sent, producer_id=draw(ids), epoch=1, sequence=0, born_at=draw(times))
     first = draw(st.integers(0, len(sent) - 1))

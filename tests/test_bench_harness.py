@@ -1,4 +1,4 @@
-"""The benchmark harness: programs, rows, goals, and the run as a whole."""
+"""The benchmark harness: programs, rows, goals and runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from tests.bench.__main__ import main
 from tests.bench.harness import (
     BenchError,
     in_turn,
-    latency_us,
     measured,
-    percentile,
     rss_anon,
     sampled,
     serving,
 )
+from tests.bench.raw.latency import latency_us, percentile
 from tests.bench.rows import ROWS, Row, Run, at_least, at_most, benchmark, row
 from tests.bench.suite import BENCHMARKS
 from txmq.testing.wait import wait_until
@@ -65,14 +64,14 @@ def test_a_percentile_is_one_of_the_values_and_bounds_its_share_of_them(
 
 
 @pytest.mark.parametrize(("values", "share"), [([], 50), ([1.0], 0), ([1.0], 100.1)])
-def test_there_is_no_percentile_of_nothing_or_beyond_the_whole(
+def test_there_is_no_percentile_of_an_empty_sequence_or_above_100(
     values: list[float], share: float
 ) -> None:
     with pytest.raises(ValueError, match="percentile"):
         percentile(values, share)
 
 
-def test_latencies_are_told_in_microseconds() -> None:
+def test_latencies_are_in_microseconds() -> None:
     assert latency_us([0.002, 0.001, 0.003]) == pytest.approx({"p50_us": 2_000, "p99_us": 3_000})
 
 
@@ -140,18 +139,16 @@ def test_a_killed_server_stays_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "within_s", "complaint"),
+    ("text", "within_s", "error"),
     [
         ("raise SystemExit('no disk left')", 60.0, "no disk left"),
         ("print('hello', flush=True)", 60.0, "ready ADDRESS"),
         ("import signal; signal.pause()", 1.0, "was not ready in time"),
     ],
 )
-def test_a_server_that_does_not_get_ready_says_why(
-    text: str, within_s: float, complaint: str
-) -> None:
+def test_a_server_that_does_not_get_ready_says_why(text: str, within_s: float, error: str) -> None:
     with (
-        pytest.raises(BenchError, match=complaint),
+        pytest.raises(BenchError, match=error),
         serving(python_text(text), ready_within_s=within_s),
     ):
         pytest.fail("it was taken for ready")
@@ -164,18 +161,18 @@ def test_what_a_program_prints_last_is_its_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "error"),
     [
         ("raise SystemExit('lost the broker')", "lost the broker"),
         ("while 1: pass", "more than 0.2 s"),
     ],
 )
-def test_a_program_that_fails_or_hangs_gives_no_result(text: str, complaint: str) -> None:
-    with pytest.raises(BenchError, match=complaint):
+def test_a_program_that_fails_or_hangs_gives_no_result(text: str, error: str) -> None:
+    with pytest.raises(BenchError, match=error):
         measured(python_text(text), within_s=0.2)
 
 
-def test_anonymous_memory_is_told_in_bytes_and_sampled_while_the_block_runs() -> None:
+def test_anonymous_memory_is_in_bytes_and_sampled_during_the_block() -> None:
     before = rss_anon(os.getpid())
     with sampled(lambda: rss_anon(os.getpid()), every_s=0.001) as memory:
         held = bytearray(b"x" * (64 << 20))
@@ -210,7 +207,7 @@ def written(tmp_path: Path) -> dict[str, Row]:
     return {one.id: one for one in ROWS.validate_json((tmp_path / "bench.json").read_bytes())}
 
 
-def test_a_missed_goal_is_told_and_fails_nothing(
+def test_a_missed_goal_is_printed_and_fails_nothing(
     tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*options, "--scale", "0.5"], [quick]) == 0
@@ -231,7 +228,7 @@ def test_a_missed_goal_is_told_and_fails_nothing(
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_benchmark_that_cannot_be_run_is_told_and_the_others_run(
+def test_a_failed_benchmark_is_printed_and_the_others_run(
     tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(options, [broken, fine]) == 1

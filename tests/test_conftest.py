@@ -1,6 +1,4 @@
-"""The net under every other test: pytest run on small test files beside a copy of our
-conftest.
-"""
+"""The conftest of all tests: pytest runs on small test files beside a copy of it."""
 
 import os
 import subprocess
@@ -14,12 +12,12 @@ FORGOTTEN = """
 from twisted.internet.defer import Deferred, fail
 
 def test_forgets_a_failure():
-    fail(ValueError("nobody handled me"))
+    fail(ValueError("unhandled"))
 
 def test_forgets_a_failure_held_by_a_cycle():
     deferred = Deferred()
     deferred.itself = deferred
-    deferred.errback(KeyError("nor me"))
+    deferred.errback(KeyError("in a cycle"))
 
 def test_handles_its_failure():
     fail(ValueError("handled")).addErrback(lambda failure: failure.trap(ValueError))
@@ -65,13 +63,13 @@ def run_pytest(directory: Path, test: str, **environ: str) -> str:
     ).stdout
 
 
-def test_a_failure_nobody_handled_fails_the_test_that_dropped_it(tmp_path: Path) -> None:
-    said = run_pytest(tmp_path, FORGOTTEN)
-    assert "3 passed, 2 errors" in said
-    assert "ERROR test_it.py::test_forgets_a_failure" in said
-    assert "ERROR test_it.py::test_forgets_a_failure_held_by_a_cycle" in said
-    assert "a Deferred failed and nobody handled it" in said
-    assert "ValueError: nobody handled me" in said
+def test_an_unhandled_failure_fails_the_test_that_dropped_it(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, FORGOTTEN)
+    assert "3 passed, 2 errors" in output
+    assert "ERROR test_it.py::test_forgets_a_failure" in output
+    assert "ERROR test_it.py::test_forgets_a_failure_held_by_a_cycle" in output
+    assert "a Deferred failed and no code handled the failure" in output
+    assert "ValueError: unhandled" in output
 
 
 def test_generated_examples_are_the_same_ones_each_time_in_ci(tmp_path: Path) -> None:

@@ -40,11 +40,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     8: (
         "test_a_token_inside_a_savepoint_that_is_taken_back_is_gone",
-        "test_a_savepoint_takes_back_rows_and_messages_together",
+        "test_a_savepoint_withdraws_rows_and_messages_together",
     ),
     9: (
         "test_the_same_decision_again_changes_nothing",
-        "test_a_decision_whose_answer_is_lost_is_told_again",
+        "test_a_decision_whose_answer_is_lost_is_sent_again",
     ),
     10: ("test_the_other_decision_is_refused_and_kept",),
     11: ("test_the_same_token_again_gets_the_same_answer_and_other_contents_are_refused",),
@@ -59,10 +59,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
     14: ("test_a_child_after_a_fork_has_connections_of_its_own",),
     15: (
         "test_fault_20_a_commit_in_a_black_hole_is_waited_for",
-        "test_a_stuck_transaction_is_ended_where_the_policy_says_so",
+        "test_a_stuck_transaction_is_ended_if_the_policy_says_so",
     ),
     # the network
-    16: ("test_a_group_whose_answer_is_lost_is_stored_once",),
+    16: ("test_a_bundle_whose_answer_is_lost_is_stored_once",),
     17: ("test_fault_20_a_decision_that_does_not_reach_the_broker_is_read_off_the_row",),
     18: (
         "test_fault_18_a_send_into_a_black_hole_is_stored_once_when_it_heals",
@@ -80,15 +80,15 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     21: ("test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message",),
     # the broker and its disk
-    22: ("test_a_broker_killed_under_load_keeps_its_word",),
-    23: ("test_a_broker_killed_under_load_keeps_its_word",),
+    22: ("test_a_broker_killed_under_load_keeps_all_acknowledged_messages",),
+    23: ("test_a_broker_killed_under_load_keeps_all_acknowledged_messages",),
     24: (
         "test_a_killed_process_leaves_the_last_commit",
         "test_no_power_cut_in_a_rebuild_of_the_index_changes_what_the_broker_has",
         "test_brokers_killed_under_transactions",
     ),
     25: (
-        "test_every_invariant_holds_whatever_the_seed",
+        "test_every_invariant_holds_for_every_seed",
         "test_brokers_killed_under_transactions",
     ),
     26: (
@@ -97,11 +97,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_rebuild_that_is_killed_anywhere_leaves_a_broker_what_it_had",
     ),
     27: (
-        "test_a_segment_that_was_never_finished_is_taken_away_but_proves_the_one_before",
+        "test_an_unfinished_segment_is_removed_but_proves_the_one_before",
         "test_every_crash_point_of_a_life_keeps_the_promises",
     ),
     28: (
-        "test_no_power_cut_in_retention_loses_what_is_kept",
+        "test_no_power_cut_in_retention_loses_kept_messages",
         "test_a_killed_process_leaves_catalogues_that_find_all",
     ),
     29: ("test_every_crash_point_of_a_life_keeps_the_promises",),
@@ -124,39 +124,39 @@ FAULTS: dict[int, tuple[str, ...]] = {
     34: ("test_a_write_that_the_kernel_cuts_short_is_finished",),
     35: (
         "test_a_flipped_bit_in_durable_data_is_refused",
-        "test_a_reader_gets_what_is_before_then_an_error_that_says_where_to_go_on",
+        "test_a_reader_gets_messages_before_damage_then_an_error_with_the_next_offset",
         "test_a_damaged_letter_is_named_and_the_others_are_shown",
     ),
-    36: ("test_a_page_of_zeros_in_durable_data_is_refused_and_not_taken_for_the_end",),
+    36: ("test_a_page_of_zeros_in_durable_data_is_damage",),
     37: (
         "test_an_older_copy_of_the_last_segment_is_refused_even_among_zeros",
-        "test_a_log_that_lost_its_end_is_refused_if_anybody_knows",
+        "test_a_log_known_to_have_lost_its_end_is_refused",
     ),
     38: (
-        "test_one_cut_anywhere_zeroed_or_too_long_is_set_aside",
+        "test_a_cut_zeroed_or_too_long_snapshot_is_set_aside",
         "test_a_cache_from_the_future_is_discarded",
         "test_the_index_is_what_a_rebuild_makes_after_any_work",
         "test_catalogues_of_another_log_or_of_a_log_that_is_shorter_now_are_not_believed",
     ),
     39: (
         "test_time_goes_on_while_the_clock_is_behind_and_meets_it_again",
-        "test_every_invariant_holds_whatever_the_seed",
+        "test_every_invariant_holds_for_every_seed",
     ),
     # the broker's process
-    40: ("test_fault_40_a_broker_that_stood_still_gives_no_member_up",),
-    41: ("test_fault_41_without_file_handles_left_those_who_are_connected_go_on",),
-    42: ("test_a_broker_killed_under_load_keeps_its_word",),
+    40: ("test_fault_40_a_broker_that_stood_still_keeps_its_members",),
+    41: ("test_fault_41_without_free_file_handles_open_connections_go_on",),
+    42: ("test_a_broker_killed_under_load_keeps_all_acknowledged_messages",),
     43: ("test_a_second_broker_is_refused_and_the_first_serves_on",),
     44: ("test_sigterm_under_load_drains",),
     45: (
-        "test_another_versions_segment_is_refused_and_left_alone",
-        "test_another_versions_record_is_refused_and_left_alone",
+        "test_a_segment_of_another_version_is_refused_unchanged",
+        "test_a_record_of_another_version_is_refused_unchanged",
         "test_another_versions_cache_is_refused_and_kept",
     ),
-    46: ("test_what_a_crash_left_undecided_is_published_or_dropped_by_its_rows",),
+    46: ("test_transactions_left_undecided_by_a_crash_end_as_their_rows_say",),
     # the resolver and PostgreSQL
-    47: ("test_a_mistaken_resolver_is_found_out",),
-    48: ("test_one_token_in_the_way_does_not_hold_up_the_others",),
+    47: ("test_a_planted_resolver_bug_is_found",),
+    48: ("test_one_undecided_token_does_not_delay_the_others",),
     49: (
         "test_another_database_decides_nothing",
         "test_a_standby_decides_nothing_and_a_promoted_one_does",
@@ -164,17 +164,17 @@ FAULTS: dict[int, tuple[str, ...]] = {
     50: (KILLED_IN_COMMIT, "test_a_crash_in_the_middle_of_commit_is_in_doubt_and_then_decided"),
     51: ("test_the_row_decides_and_not_the_xid_of_a_lost_commit", KILLED_IN_COMMIT),
     52: (
-        "test_an_answer_makes_the_commit_last_that_it_is_about",
+        "test_an_answer_makes_its_commit_durable",
         "test_a_commit_that_does_not_wait_for_the_disk_is_refused_unless_allowed",
     ),
-    53: ("test_a_promoted_standby_decides_by_what_it_has",),
+    53: ("test_a_promoted_standby_decides_by_its_own_rows",),
     54: ("test_nothing_is_decided_that_a_synchronous_standby_has_not_confirmed",),
     55: (
         "test_fault_55_a_transaction_that_finds_the_disk_full_is_rolled_back_whole",
         "test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards",
     ),
     56: (
-        "test_a_server_that_is_away_is_asked_less_and_less_often",
+        "test_an_unreachable_server_is_asked_less_and_less_often",
         "test_a_database_that_cannot_be_reached_leaves_everything_as_it_is",
     ),
     57: (
@@ -182,11 +182,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_deadlock_ends_one_transaction_and_it_may_be_tried_again",
     ),
     58: (
-        "test_what_cannot_be_read_is_unknown_and_heals",
-        "test_missing_tables_and_rights_are_told_with_the_remedy",
+        "test_an_unreadable_table_gives_unknown_until_it_is_repaired",
+        "test_missing_tables_and_rights_are_reported_with_the_remedy",
     ),
     59: (
-        "test_a_partition_that_may_be_asked_for_stays",
+        "test_a_partition_that_a_broker_may_need_stays",
         "test_one_silent_broker_of_two_keeps_the_rows_of_both_until_it_is_forgotten",
     ),
     60: ("test_an_xid_is_no_more_than_a_hint",),
@@ -201,22 +201,22 @@ FAULTS: dict[int, tuple[str, ...]] = {
     64: (KILLED_COORDINATOR, "test_a_server_that_dies_after_the_decision_finds_it_carried_out"),
     65: (
         "test_a_failed_statement_is_never_prepared",
-        "test_a_rollback_in_the_place_of_prepare_is_seen_even_without_the_guard",
+        "test_a_rollback_instead_of_prepare_is_seen_even_without_the_guard",
     ),
     66: (
         "test_a_connection_that_is_lost_in_prepare_rolls_everything_back",
         "test_a_database_that_is_lost_after_the_decision_is_left_to_recovery",
     ),
     67: (
-        "test_a_branch_that_a_hand_rolled_back_is_told_and_journalled",
+        "test_a_branch_rolled_back_by_hand_is_reported_and_journalled",
         "test_a_branch_ended_the_other_way_between_two_passes_is_mixed",
     ),
     68: (
         "test_a_server_that_prepares_nothing_is_refused_at_the_beginning",
-        "test_a_server_without_a_place_for_one_more_rolls_everything_back",
+        "test_a_server_without_a_free_slot_rolls_everything_back",
     ),
     69: (
-        "test_a_branch_of_a_log_that_nobody_has_is_left_alone_with_an_alarm",
+        "test_a_branch_of_an_unknown_log_is_left_alone_with_an_alarm",
         "test_foreign_branches_are_left_alone_for_ever",
     ),
     70: (
@@ -225,48 +225,48 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     71: (
         "test_a_branch_of_another_owner_is_finished_by_a_member_of_the_role",
-        "test_a_branch_of_another_database_is_finished_there_or_told_of",
+        "test_a_branch_of_another_database_is_finished_there_or_reported",
     ),
-    72: ("test_an_orphan_is_told_of_with_its_locks_once_it_is_old",),
+    72: ("test_an_old_orphan_is_reported_with_its_locks",),
     # consumers
-    73: ("test_consumers_killed_in_mid_handler",),
+    73: ("test_consumers_killed_in_their_handlers",),
     74: (
         "test_fault_74_an_ack_of_a_frozen_member_settles_nothing",
         "test_fault_74_a_frozen_handler_and_the_one_that_takes_over_have_one_effect",
     ),
-    75: ("test_exactly_the_message_that_kills_is_a_dead_letter",),
+    75: ("test_only_the_message_that_kills_is_a_dead_letter",),
     76: (
         "test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_order",
         "test_each_key_keeps_its_order_while_consumers_are_killed",
     ),
     78: (
-        "test_fault_78_acks_that_were_lost_with_the_broker_are_only_redelivered",
+        "test_fault_78_messages_with_lost_acks_are_only_redelivered",
         "test_fault_78_a_position_beyond_the_end_is_refused",
     ),
     # dead letters, Spark, retention
     79: (
         "test_every_message_is_in_one_place_and_keys_stay_in_order",
-        "test_every_invariant_holds_whatever_the_seed",
+        "test_every_invariant_holds_for_every_seed",
     ),
     80: (
-        "test_a_run_that_died_is_given_up_and_run_again",
+        "test_a_run_that_died_is_rolled_back_and_repeated",
         "test_a_plan_that_is_run_twice_replays_once",
-        "test_a_task_that_is_tried_again_stores_the_same_once",
+        "test_a_repeated_task_stores_its_bundle_once",
         "test_of_two_runs_at_once_one_replays",
-        "test_letters_come_again_and_their_keys_follow_in_order",
+        "test_letters_are_delivered_again_and_their_keys_follow_in_order",
     ),
     81: (
         "test_pages_shrink_until_large_bodies_fit",
         "test_letters_with_large_bodies_come_in_pages_that_fit",
         "test_a_damaged_letter_is_named_and_the_others_are_shown",
-        "test_versions_and_queries_speak_too",
+        "test_versions_and_queries_are_evidence",
     ),
-    82: ("test_fault_82_a_group_behind_retention_is_told_what_it_missed",),
+    82: ("test_fault_82_a_group_behind_retention_gets_an_alarm_with_what_it_missed",),
     # administration, time
     86: ("test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted",),
     88: (
         "test_a_clock_put_back_and_right_again_makes_no_jump",
-        "test_whatever_the_jumps_time_never_goes_back_between_two_looks",
+        "test_time_never_goes_back_between_two_comparisons_whatever_the_jumps",
         "test_a_datetime_of_any_zone_is_the_moment_it_names",
         "test_times_have_known_numbers",
     ),
@@ -277,7 +277,7 @@ BUGS = {
     "acknowledging before the sync": ("ack_before_fsync", "replies go out before the flush"),
     "no sync": ("a flush does not sync", "no_fsync_after_recovery", "no_sync_of_directories"),
     "no checksum": ("no_checksum",),
-    "records in each other's place": ("test_a_record_of_another_position_is_none",),
+    "records in each other's place": ("test_a_record_of_another_position_is_refused",),
     "cutting a damaged middle": ("test_the_check_finds_a_recovery_that_cuts_the_damaged_middle",),
     "tables ahead of the log": ("a snapshot leads the log", "position_before_the_rows"),
     "tables named whole before they are": (
@@ -291,23 +291,25 @@ BUGS = {
         "replay_takes_other_times",
     ),
     "publishing before the flush": (
-        "a slice becomes visible early",
+        "a piece becomes visible early",
         "replies go out before the flush",
     ),
     "storing twice": (
         "a repeated send is stored again",
         "a job decided again is carried out again",
     ),
-    "a group without its end": ("a group is published in part",),
+    "a bundle without its end": ("a bundle is published in part",),
     "silence taken for a rollback": (
         "no answer is taken for a rollback",
         "absence is taken for a rollback",
     ),
     "the row before the status": ("row_before_status",),
     "no fence before ROLLBACK": ("without_fence",),
-    "trusting tpc_prepare": ("test_a_prepare_that_is_believed_as_psycopg2_tells_it_would_be_seen",),
+    "trusting tpc_prepare": (
+        "test_a_prepare_that_is_believed_as_psycopg2_reports_it_would_be_detected",
+    ),
     "committing without all votes": ("CommitsWithoutAVote",),
-    "folding without locks": ("test_a_fold_without_the_locks_is_found_out",),
+    "folding without locks": ("test_a_fold_without_locks_is_found",),
     "order by the decision": ("order tickets are ignored", "plain sends pass held keys"),
     "no look at the generation": ("no_look_at_the_generation",),
 }

@@ -1,4 +1,4 @@
-"""Forked processes: what they are given, what they leave, and how they end."""
+"""Forked processes: their arguments, output, environment and end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from txmq.testing.forked import Forked, script, txmq_command
+from txmq.testing.forked import Forked, run_source, txmq_command
 from txmq.testing.wait import wait_until
 
 
-def tell(*words: str) -> None:
-    """What it was started with; its exit status is the number of words."""
+def echo(*words: str) -> None:
+    """Print the arguments; the exit status is their number."""
     sys.stdout.write(f"{' '.join((*words, str(os.getpid())))}\n")
     sys.stderr.write(f"{sorted(os.environ)}\n")
     sys.exit(len(words))
 
 
 def hang() -> None:
-    """Until a signal ends it."""
+    """Wait for a signal."""
     sys.stdout.write("hangs\n")
     sys.stdout.flush()
     signal.pause()
@@ -31,17 +31,17 @@ def hang() -> None:
 def start(directory: Path, main: object, *arguments: str) -> Forked:
     out, err = directory / "out", directory / "err"
     assert callable(main)
-    return Forked(main, arguments, out=out, err=err, environment={"WHO": "nobody"})
+    return Forked(main, arguments, out=out, err=err, environment={"NAME": "value"})
 
 
 def test_arguments_environment_output_and_status_are_its_own(tmp_path: Path) -> None:
-    first, second = start(tmp_path, tell, "to", "you"), start(tmp_path, tell)
+    first, second = start(tmp_path, echo, "to", "you"), start(tmp_path, echo)
     assert (first.wait(60), second.wait(60)) == (2, 0)
     assert first.pid != second.pid != os.getpid()
     assert sorted((tmp_path / "out").read_text().splitlines()) == sorted(
         (f"to you {first.pid}", str(second.pid))
     )
-    assert (tmp_path / "err").read_text() == "['WHO']\n" * 2
+    assert (tmp_path / "err").read_text() == "['NAME']\n" * 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -53,7 +53,7 @@ def test_it_runs_until_a_signal_ends_it(tmp_path: Path, number: signal.Signals) 
     assert process.poll() is process.returncode is None
     process.send_signal(number)
     assert process.wait(60) == process.poll() == process.returncode == -number
-    process.kill()  # and nobody else by its number
+    process.kill()  # kills no other process with that id
 
 
 def test_a_command_is_run_as_from_a_shell(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_command_is_run_as_from_a_shell(tmp_path: Path) -> None:
     assert "Usage: txmq topic create" in (tmp_path / "err").read_text()
 
 
-def test_a_program_s_source_is_run_as_from_a_shell(tmp_path: Path) -> None:
+def test_a_source_is_run_as_from_a_shell(tmp_path: Path) -> None:
     text = "import sys; print(__name__, sys.argv); sys.exit(3)"
-    assert start(tmp_path, script, text, "a", "b").wait(60) == 3
+    assert start(tmp_path, run_source, text, "a", "b").wait(60) == 3
     assert (tmp_path / "out").read_text() == "__main__ ['-c', 'a', 'b']\n"

@@ -54,5 +54,5 @@ def test_one_without_is_found() -> None:
 
 
 def test_an_error_s_own_hint_comes_before_that_of_its_kind() -> None:
-    assert str(errors.ClientClosed("it is closed")) == "it is closed (make another one)"
+    assert str(errors.ClientClosed("it is closed")) == "it is closed (make a new one)"
     assert str(errors.ClientClosed("it is closed", hint="wait")) == "it is closed (wait)"

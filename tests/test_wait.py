@@ -1,5 +1,5 @@
-"""Waiting for a condition: back at once when it holds, an error that names it when it
-never does.
+"""Waiting for a condition: an immediate return, and an error that names the
+condition.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from txmq.testing.wait import wait_until
 
 
 def test_returns_as_soon_as_the_condition_holds() -> None:
-    looks = iter([False, 0, "", True, False])
-    wait_until(lambda: next(looks))
-    assert list(looks) == [False]
+    results = iter([False, 0, "", True, False])
+    wait_until(lambda: next(results))
+    assert list(results) == [False]
 
 
-def test_says_what_it_waited_for_when_time_is_up() -> None:
+def test_the_error_after_the_timeout_names_the_condition() -> None:
     with pytest.raises(TimeoutError, match=r"0\.02 s: the broker to answer"):
         wait_until(lambda: False, 0.02, what="the broker to answer")
 
@@ -26,14 +26,14 @@ def test_a_condition_that_already_holds_needs_no_time() -> None:
     wait_until(lambda: True, 0)
 
 
-def test_looks_that_take_long_come_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_predicates_are_called_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now, began, ended = 0.0, list[float](), list[float]()
 
     def sleep(seconds: float) -> None:
         nonlocal now
         now += seconds
 
-    def look() -> bool:
+    def poll() -> bool:
         began.append(now)
         sleep(0.05)
         ended.append(now)
@@ -42,6 +42,6 @@ def test_looks_that_take_long_come_seldom(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         "txmq.testing.wait.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep)
     )
-    wait_until(look)
+    wait_until(poll)
     pauses = [after - before for before, after in zip(ended, began[1:], strict=False)]
     assert all(0.1 <= pause <= 0.25 for pause in pauses), pauses

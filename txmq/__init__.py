@@ -1,6 +1,6 @@
 """txmq: transactional messaging for Python services that keep their data in PostgreSQL.
 
-The names that users import; the client itself is loaded when it is first used.
+These are the names that users import. Those of the client load it at their first use.
 """
 
 from __future__ import annotations
@@ -20,15 +20,26 @@ from txmq.model.message import (
     delay_level,
 )
 from txmq.model.retry import RetryPolicy
+from txmq.version import __version__
 
 if TYPE_CHECKING:
-    from txmq.client.blocking.client import Client, connect
+    from txmq.client.blocking.client import Client
     from txmq.client.blocking.cluster import Cluster
+    from txmq.client.blocking.connect import connect
+    from txmq.client.blocking.consumer.consumer import Consumer, Consumers
+    from txmq.client.blocking.reader import Reader, Readers
+    from txmq.client.blocking.transaction.checkers import Half
+    from txmq.client.blocking.transaction.half import HalfTransaction
+    from txmq.client.blocking.transaction.jobs import Job
+    from txmq.client.blocking.transaction.transaction import Transaction
+    from txmq.client.blocking.transaction.xa import XaTransaction
+    from txmq.client.blocking.transaction.xa_resource import XaResource
     from txmq.client.protocol.consumer.fetched import ReceivedBatch
+    from txmq.client.protocol.message_search import FoundMessage
     from txmq.client.protocol.offsets import FileOffsets, OffsetStore
+    from txmq.client.protocol.sender.batches import StoredBatch
+    from txmq.client.protocol.transaction.half_message import HalfMessage
     from txmq.tx.postgres.emit import emit
-
-__version__ = "0.1.0"
 
 __all__ = [
     "COMMIT",
@@ -36,14 +47,28 @@ __all__ = [
     "UNKNOWN",
     "Client",
     "Cluster",
+    "Consumer",
+    "Consumers",
     "Decision",
     "FileOffsets",
+    "FoundMessage",
+    "Half",
+    "HalfMessage",
+    "HalfTransaction",
+    "Job",
     "Message",
     "OffsetStore",
+    "Reader",
+    "Readers",
     "Receipt",
     "ReceivedBatch",
     "ReceivedMessage",
     "RetryPolicy",
+    "StoredBatch",
+    "Transaction",
+    "XaResource",
+    "XaTransaction",
+    "__version__",
     "connect",
     "delay_level",
     "emit",
@@ -53,20 +78,32 @@ __all__ = [
 _LAZY = {
     "Client": "txmq.client.blocking.client",
     "Cluster": "txmq.client.blocking.cluster",
+    "Consumer": "txmq.client.blocking.consumer.consumer",
+    "Consumers": "txmq.client.blocking.consumer.consumer",
     "FileOffsets": "txmq.client.protocol.offsets",
+    "FoundMessage": "txmq.client.protocol.message_search",
+    "Half": "txmq.client.blocking.transaction.checkers",
+    "HalfMessage": "txmq.client.protocol.transaction.half_message",
+    "HalfTransaction": "txmq.client.blocking.transaction.half",
+    "Job": "txmq.client.blocking.transaction.jobs",
     "OffsetStore": "txmq.client.protocol.offsets",
+    "Reader": "txmq.client.blocking.reader",
+    "Readers": "txmq.client.blocking.reader",
     "ReceivedBatch": "txmq.client.protocol.consumer.fetched",
-    "connect": "txmq.client.blocking.client",
+    "StoredBatch": "txmq.client.protocol.sender.batches",
+    "Transaction": "txmq.client.blocking.transaction.transaction",
+    "XaResource": "txmq.client.blocking.transaction.xa_resource",
+    "XaTransaction": "txmq.client.blocking.transaction.xa",
+    "connect": "txmq.client.blocking.connect",
     "emit": "txmq.tx.postgres.emit",
 }
 
 
 def __getattr__(name: str) -> object:
-    """`txmq.connect` and its like cost an import of the client when first asked for;
-    `txmq.twisted` one of Twisted.
-    """
+    """Import a name of the client at its first use; `txmq.twisted` imports Twisted."""
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        return value
     if name == "twisted":
         return import_module("txmq.twisted")
     raise AttributeError(f"module 'txmq' has no attribute {name!r}")

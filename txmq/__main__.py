@@ -1,4 +1,4 @@
-"""`python -m txmq` is `txmq`."""
+"""`python -m txmq` runs the command `txmq`."""
 
 from txmq.cli.app import main
 

@@ -1,9 +1,8 @@
-"""Named places where a test may kill the process, to see that nothing is lost whatever
-was done by then.
+"""Crash points: named places where a test may kill the process.
 
     TXMQ_CRASHPOINT=tx.after_token          dies the first time it gets there
-    TXMQ_CRASHPOINT=tx.after_token:3        the third time
-    TXMQ_CRASHPOINT=tx.after_token:3:STOP   stops there instead, until somebody lets it go on (SIGCONT)
+    TXMQ_CRASHPOINT=tx.after_token:3        dies the third time
+    TXMQ_CRASHPOINT=tx.after_token:3:STOP   stops there instead, until SIGCONT
 
 Without the variable a crash point does nothing.
 """
@@ -17,13 +16,13 @@ from itertools import count
 VARIABLE = "TXMQ_CRASHPOINT"
 UNREAD = ""
 _passed = count(1)
-_armed: str | None = (
-    UNREAD  # read once in each process: to look there costs more than all else that is done here
-)
+# The variable is read once per process: a look at the environment costs more than the
+# rest of a crash point.
+_armed: str | None = UNREAD
 
 
 def crashpoint(name: str) -> None:
-    """Kills this process with SIGKILL, or stops it, if the environment names this
+    """Kill this process with SIGKILL, or stop it, if the environment names this
     place.
     """
     if _armed is not None:
@@ -31,7 +30,7 @@ def crashpoint(name: str) -> None:
 
 
 def _meet(name: str) -> None:
-    global _armed
+    global _armed  # noqa: PLW0603  # one per process, like the environment
     _armed = wanted = _armed or os.environ.get(VARIABLE)
     if wanted is None:
         return
@@ -42,8 +41,8 @@ def _meet(name: str) -> None:
 
 
 def _forget() -> None:
-    """A child of a fork may be told something else."""
-    global _armed
+    # The parent may change the variable before it forks.
+    global _armed  # noqa: PLW0603  # likewise
     _armed = UNREAD
 
 

@@ -11,15 +11,14 @@
     reader = await client.reader("audit", ["orders"], txmq.FileOffsets("offsets"))
     cluster = txmq.twisted.connect(reactor, ["txmq://a:7650", "txmq://b:7650"])
 
-Every call gives a Deferred, which coroutines of Deferreds can await. On asyncio, with
-AsyncioSelectorReactor installed, hand such a coroutine over as a whole: `await
-Deferred.fromCoroutine(work()).asFuture(loop)`.
+Every call returns a Deferred, which coroutines of Deferreds can await. On asyncio, with
+AsyncioSelectorReactor installed, convert such a coroutine as a whole:
+`await Deferred.fromCoroutine(work()).asFuture(loop)`.
 
-A transaction together with a database runs its statements in threads of the client's
-own:
+A transaction with a database runs its statements in threads of the client:
 
-    async with client.transaction(connection) as tx:        # a psycopg2 connection
-        await tx.run(insert_order, connection, order)       # a function, called in a thread
+    async with client.transaction(connection) as tx:    # a psycopg2 connection
+        await tx.run(insert_order, connection, order)   # a function, called in a thread
         tx.send("orders", b"...", key="o-1")
 """
 
@@ -28,14 +27,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack, overload
 
-from txmq.client.protocol.settings import Options, Settings
+from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.consumer.fetched import ReceivedBatch
+from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.settings import ClientSettings, Options
+from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.twisted.client import Client, Found
 from txmq.client.twisted.cluster import Cluster
-from txmq.client.twisted.consumer import Consumer
-from txmq.client.twisted.consumer_cluster import Consumers
+from txmq.client.twisted.consumer.consumer import Consumer, Consumers
+from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import Reactor
-from txmq.client.twisted.reader import Reader
-from txmq.client.twisted.threads import ThreadedHalf, ThreadedTransaction
+from txmq.client.twisted.reader import Reader, Readers
+from txmq.client.twisted.threaded_transaction import (
+    ThreadedHalf,
+    ThreadedTransaction,
+    ThreadedXa,
+)
 from txmq.client.twisted.transaction import Transaction
 from txmq.errors import ConfigError
 
@@ -45,9 +53,16 @@ __all__ = [
     "Consumer",
     "Consumers",
     "Found",
+    "FoundMessage",
+    "Half",
+    "HalfMessage",
     "Reader",
+    "Readers",
+    "ReceivedBatch",
+    "StoredBatch",
     "ThreadedHalf",
     "ThreadedTransaction",
+    "ThreadedXa",
     "Transaction",
     "connect",
 ]
@@ -78,17 +93,20 @@ def connect(
     partition_map: Mapping[str, Sequence[int]] | None = None,
     **options: Unpack[Options],
 ) -> Client | Cluster:
-    """A client of the broker at `url`, on this reactor; of several brokers for a
-    sequence of URLs: see Cluster.
+    """Return a client of the broker at `url`, or of several brokers for a sequence of
+    URLs.
 
-    Nothing is connected before it is needed. For `partition_map` see `txmq.connect`,
-    for the `options` `txmq.client.protocol.settings.Options`. Raises ConfigError.
+    It works on this reactor, and connects when it is first used. `txmq.connect`
+    describes `url`, `service` and `partition_map`,
+    `txmq.client.protocol.settings.Options` the options. Raises ConfigError.
     """
-    settings = Settings.of(service, **options)
+    settings = ClientSettings.of(service, **options)
     if not isinstance(url, str):
         return Cluster(reactor, url, settings, partition_map)
     if partition_map is not None:
         raise ConfigError(
-            "partition_map", "one broker knows its partitions", hint="it is for a sequence of URLs"
+            "partition_map",
+            "a broker knows its own partitions",
+            hint="leave it out, or give a sequence of URLs",
         )
-    return Client(reactor, url, settings)
+    return Client(TwistedCore(reactor, url, settings))

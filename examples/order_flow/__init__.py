@@ -1,7 +1,6 @@
-"""The order flow: a shop's services on txmq and PostgreSQL, run end to end under the
-faults that a business meets.
+"""The order flow: a shop on txmq and PostgreSQL, run end to end under faults.
 
-`services/` is what a user would write. All else prepares the input, injects faults,
-reconciles, replays and audits: `flow` directs it, `python -m examples.order_flow` runs
-it.
+`services/` contains the code that a user of txmq would write. The other modules make
+the input, inject faults, reconcile and replay letters, and audit the result. `python -m
+examples.order_flow` runs the flow, and `flow` directs it.
 """

@@ -1,6 +1,4 @@
-"""`python -m examples.order_flow`, which is `make demo`: the order flow from nothing to
-the audit.
-"""
+"""Run the order flow from the input to the audit: `make demo`."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from examples.order_flow.processes import ROOT
+from examples.order_flow.fleet import ROOT
 from txmq.errors import TxmqError
 
 FAILED = 1
@@ -21,26 +19,31 @@ SMALLEST, LARGEST = 0.001, 10.0
 
 
 def scale_of(text: str) -> float:
-    """The argument of --scale."""
+    """Parse the argument of --scale."""
     scale = float(text)
     if not SMALLEST <= scale <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text} is not between {SMALLEST} and {LARGEST}")
+        raise argparse.ArgumentTypeError(f"invalid scale {text}: use {SMALLEST} to {LARGEST}")
     return scale
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.order_flow", description=__doc__)
     parser.add_argument(
-        "--scale", type=scale_of, default=0.01, help="of the TPC-H input: 0.01 is 15,000 orders"
+        "--scale",
+        type=scale_of,
+        default=0.01,
+        help="scale of the TPC-H input: 0.01 is 15,000 orders (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the faults")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the faults (default: %(default)s)"
+    )
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="leave broker, console and PostgreSQL running at the end",
+        help="keep broker, console and PostgreSQL running at the end",
     )
     parser.add_argument(
-        "--directory", type=Path, metavar="DIR", help="where logs and reports go: a new directory"
+        "--directory", type=Path, metavar="DIR", help="new directory for logs and reports"
     )
     options = parser.parse_args()
     directory: Path = (
@@ -48,7 +51,7 @@ def main() -> int:
         or ROOT / "out" / "demo" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     )
     signal.signal(signal.SIGTERM, _end)
-    from examples.order_flow.flow import run  # --help needs no database driver
+    from examples.order_flow.flow import run  # noqa: PLC0415  # the driver is not needed for --help
 
     try:
         return (
@@ -57,15 +60,15 @@ def main() -> int:
             else FAILED
         )
     except (TxmqError, TimeoutError, OSError) as error:
-        print(f"order flow: {error}\nlogs are in {directory}", file=sys.stderr)
+        print(f"order flow: {error}\nsee the logs in {directory}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print(f"order flow: interrupted; logs are in {directory}", file=sys.stderr)
+        print(f"order flow: interrupted; see the logs in {directory}", file=sys.stderr)
         return INTERRUPTED
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(FAILED)  # through the blocks that end what was started
+    sys.exit(FAILED)  # the exit runs the blocks that end all processes
 
 
 if __name__ == "__main__":

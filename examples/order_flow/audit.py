@@ -1,5 +1,5 @@
-"""The audit: what must be true in the end, asked of the tables and of the topic as it
-reads back.
+"""The audit of the final state: claims about the tables and about the topic as it reads
+back.
 
 Each claim is a query for the rows that contradict it.
 """
@@ -16,21 +16,23 @@ from io import StringIO
 from typing import Any, Final, NamedTuple
 
 import psycopg2
-from psycopg2.extensions import cursor as Cursor  # a class, whatever its name
+from psycopg2.extensions import cursor as Cursor  # noqa: N812  # a class
 
 import txmq
 from examples.order_flow.data import read_orders
-from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.processes import ROOT, ProcessEnded
-from examples.order_flow.stage import Stage
+from examples.order_flow.deployment import Deployment
+from examples.order_flow.fleet import ROOT
+from examples.order_flow.order_placed import ORDER_PLACED, OrderPlaced
+from txmq.testing.processes import ProcessEnded
 
-SHOWN: Final = 3  # contradictions of one claim
-PAGE: Final = 1_000  # letters in one call
+SHOWN: Final = 3  # examples per claim
+PAGE: Final = 1_000  # letters per call
 
 TABLES: Final = """
 CREATE TEMPORARY TABLE input (order_id int8, customer_id int8, lines int8, cents int8);
 CREATE TEMPORARY TABLE found (
-    partition int4, "offset" int8, message_id text, key text, order_id int8, customer_id int8, version int8, cents int8
+    partition int4, "offset" int8, message_id text, key text,
+    order_id int8, customer_id int8, version int8, cents int8
 );
 CREATE TEMPORARY TABLE letters (grp text, partition int4, "offset" int8, state text, reason text);
 CREATE TEMPORARY TABLE undecided (token text, state text);
@@ -43,102 +45,128 @@ CLAIMS: Final = {
         GROUP BY o.order_id HAVING count(f.order_id) <> 1""",
     "every message has its committed order, with the same contents": """
         SELECT f.message_id FROM found f LEFT JOIN orders o USING (order_id)
-        WHERE (o.customer_id, o.version, o.total_cents) IS DISTINCT FROM (f.customer_id, f.version, f.cents)""",
+        WHERE (o.customer_id, o.version, o.total_cents)
+              IS DISTINCT FROM (f.customer_id, f.version, f.cents)""",
     "every order of the input is committed with all its lines, and no other": """
         SELECT order_id FROM input i FULL JOIN (
-            SELECT o.*, (SELECT count(*) FROM order_lines l WHERE l.order_id = o.order_id) AS lines FROM orders o
+            SELECT o.*,
+                   (SELECT count(*) FROM order_lines l WHERE l.order_id = o.order_id) AS lines
+            FROM orders o
         ) o USING (order_id)
-        WHERE (i.customer_id, i.lines, i.cents) IS DISTINCT FROM (o.customer_id, o.lines, o.total_cents)""",
-    "each customer's messages stand in the order of their versions": """
+        WHERE (i.customer_id, i.lines, i.cents)
+              IS DISTINCT FROM (o.customer_id, o.lines, o.total_cents)""",
+    "each customer's messages are in the order of their versions": """
         SELECT customer_id, version FROM (
-            SELECT *, row_number() OVER (PARTITION BY customer_id ORDER BY partition, "offset") AS place FROM found
+            SELECT *, row_number() OVER (
+                PARTITION BY customer_id ORDER BY partition, "offset"
+            ) AS place FROM found
         ) placed WHERE version <> place""",
-    "each balance is the opening one less its orders": """
-        SELECT c.customer_id FROM customers c LEFT JOIN orders USING (customer_id) GROUP BY c.customer_id
-        HAVING balance_cents <> opening_cents - coalesce(sum(total_cents), 0) OR c.version <> count(order_id)""",
+    "each balance is the opening balance minus the orders": """
+        SELECT c.customer_id FROM customers c LEFT JOIN orders USING (customer_id)
+        GROUP BY c.customer_id
+        HAVING balance_cents <> opening_cents - coalesce(sum(total_cents), 0)
+               OR c.version <> count(order_id)""",
     "each order is charged exactly once, or refused": """
         WITH charged AS (SELECT order_id, count(*) AS times FROM charges GROUP BY order_id),
-             refused AS (SELECT order_id, count(*) AS times FROM found JOIN letters USING (partition, "offset")
-                         WHERE grp = 'payment' GROUP BY order_id)
-        SELECT order_id, c.times, r.times FROM orders LEFT JOIN charged c USING (order_id)
-        LEFT JOIN refused r USING (order_id) WHERE coalesce(c.times, 0) + coalesce(r.times, 0) <> 1""",
-    "each charge is of its order's customer and amount": """
+             refused AS (
+                 SELECT order_id, count(*) AS times
+                 FROM found JOIN letters USING (partition, "offset")
+                 WHERE grp = 'payment' GROUP BY order_id
+             )
+        SELECT order_id, c.times, r.times FROM orders
+        LEFT JOIN charged c USING (order_id) LEFT JOIN refused r USING (order_id)
+        WHERE coalesce(c.times, 0) + coalesce(r.times, 0) <> 1""",
+    "each charge has the customer and the amount of its order": """
         SELECT charge_id FROM charges c LEFT JOIN orders o USING (order_id)
         WHERE (o.customer_id, o.total_cents) IS DISTINCT FROM (c.customer_id, c.cents)""",
-    "refused are the orders of blocked customers, and only they": """
-        SELECT order_id FROM orders o JOIN customers USING (customer_id) LEFT JOIN charges USING (order_id)
-        WHERE blocked <> (charge_id IS NULL)""",
+    "exactly the orders of blocked customers are refused": """
+        SELECT order_id FROM orders o JOIN customers USING (customer_id)
+        LEFT JOIN charges USING (order_id) WHERE blocked <> (charge_id IS NULL)""",
     "each customer's orders were shipped in the order of their versions, without a gap": """
         SELECT customer_id, version FROM (
             SELECT o.customer_id, o.version, shipment_id,
                    row_number() OVER (PARTITION BY o.customer_id ORDER BY shipment_id) AS place
-            FROM orders o LEFT JOIN shipments s ON (s.order_id, s.version) = (o.order_id, o.version)
+            FROM orders o
+            LEFT JOIN shipments s ON (s.order_id, s.version) = (o.order_id, o.version)
         ) shipped WHERE version <> place OR shipment_id IS NULL
-        UNION ALL SELECT customer_id, -1 FROM shipments GROUP BY customer_id, order_id HAVING count(*) <> 1""",
-    "analytics counted each order once": """
+        UNION ALL
+        SELECT customer_id, -1 FROM shipments GROUP BY customer_id, order_id
+        HAVING count(*) <> 1""",
+    "analytics counted each order exactly once": """
         SELECT ordered_on FROM sales s
-        FULL JOIN (SELECT ordered_on, count(*) AS orders, sum(total_cents) AS cents FROM orders GROUP BY 1) o
-        USING (ordered_on) WHERE (s.orders, s.cents) IS DISTINCT FROM (o.orders, o.cents)""",
+        FULL JOIN (
+            SELECT ordered_on, count(*) AS orders, sum(total_cents) AS cents FROM orders GROUP BY 1
+        ) o USING (ordered_on)
+        WHERE (s.orders, s.cents) IS DISTINCT FROM (o.orders, o.cents)""",
     "no message is in two places": """
-        SELECT partition, "offset" FROM letters JOIN found USING (partition, "offset") JOIN charges USING (order_id)
-        WHERE grp = 'payment'
-        UNION ALL SELECT partition, "offset" FROM letters JOIN found USING (partition, "offset")
+        SELECT partition, "offset" FROM letters JOIN found USING (partition, "offset")
+        JOIN charges USING (order_id) WHERE grp = 'payment'
+        UNION ALL
+        SELECT partition, "offset" FROM letters JOIN found USING (partition, "offset")
         JOIN shipments USING (order_id) WHERE grp = 'shipping'
-        UNION ALL SELECT partition, "offset" FROM found GROUP BY partition, "offset" HAVING count(*) > 1
-        UNION ALL SELECT partition, "offset" FROM letters WHERE state <> 'abandoned'""",
-    "every consumer group is through: no lag, lease, retry, fence or parked message": "SELECT * FROM unsettled",
+        UNION ALL
+        SELECT partition, "offset" FROM found GROUP BY partition, "offset" HAVING count(*) > 1
+        UNION ALL
+        SELECT partition, "offset" FROM letters WHERE state <> 'abandoned'""",
+    "every consumer group is done: no lag, lease, retry, fence or parked message": """
+        SELECT * FROM unsettled""",
     "no transaction is undecided, in doubt or contradictory": """
-        SELECT token, state FROM undecided UNION ALL SELECT gid, 'prepared' FROM pg_prepared_xacts
-        WHERE database = current_database()""",
-    "each transaction in the token table has its message, and the other way round": """
-        SELECT tok FROM (SELECT replace(tok::text, '-', '') AS tok FROM txmq_token WHERE state IN ('C', 'D')) t
+        SELECT token, state FROM undecided
+        UNION ALL
+        SELECT gid, 'prepared' FROM pg_prepared_xacts WHERE database = current_database()""",
+    "each transaction in the token table has its message, and each message its transaction": """
+        SELECT tok FROM (
+            SELECT replace(tok::text, '-', '') AS tok FROM txmq_token WHERE state IN ('C', 'D')
+        ) t
         FULL JOIN (SELECT left(message_id, 32) AS tok FROM found) f USING (tok)
         WHERE (t IS NULL) OR (f IS NULL)""",
 }
 
 
-class Finding(NamedTuple):
-    """A claim and what contradicts it."""
+class ClaimResult(NamedTuple):
+    """A claim, the number of its contradictions, and examples of them."""
 
     claim: str
     contradictions: int
     examples: list[tuple[Any, ...]]
 
 
-def audit(stage: Stage) -> list[Finding]:
-    """Reads topic and letters back and asks for every claim."""
+def audit(deployment: Deployment) -> list[ClaimResult]:
+    """Read topic and letters back and check all claims."""
     with (
-        closing(psycopg2.connect(stage.dsn)) as connection,
+        closing(psycopg2.connect(deployment.dsn)) as connection,
         connection,
         connection.cursor() as cursor,
     ):
         cursor.execute(TABLES)
-        _fill(cursor, stage)
-        return judge(cursor)
+        _fill(cursor, deployment)
+        return check_claims(cursor)
 
 
-def judge(cursor: Cursor) -> list[Finding]:
-    """Asks for every claim, once TABLES are made and filled."""
-    return [_ask(cursor, claim, query) for claim, query in CLAIMS.items()]
+def check_claims(cursor: Cursor) -> list[ClaimResult]:
+    """Check all claims; TABLES must exist and be filled."""
+    return [_check_claim(cursor, claim, query) for claim, query in CLAIMS.items()]
 
 
-def _ask(cursor: Cursor, claim: str, query: str) -> Finding:
+def _check_claim(cursor: Cursor, claim: str, query: str) -> ClaimResult:
     cursor.execute(query)
     rows = cursor.fetchall()
-    return Finding(claim, len(rows), rows[:SHOWN])
+    return ClaimResult(claim, len(rows), rows[:SHOWN])
 
 
-def _fill(cursor: Cursor, stage: Stage) -> None:
-    orders = read_orders(stage.data)
+def _fill(cursor: Cursor, deployment: Deployment) -> None:
+    orders = read_orders(deployment.data)
     _copy(
         cursor, "input", ((o.order_id, o.customer_id, len(o.lines), o.total_cents) for o in orders)
     )
-    _copy(cursor, "found", read_back(stage.url))
-    with stage.client() as client:
+    _copy(cursor, "found", read_back(deployment.url))
+    with deployment.client() as client:
         _copy(cursor, "letters", letters(client, "payment", "shipping"))
         states = ("undecided", "waiting", "in-doubt", "conflicts")
-        told = ((state, client.call("tx.list", state=state)["transactions"]) for state in states)
-        _copy(cursor, "undecided", ((row["token"], state) for state, rows in told for row in rows))
+        listed = ((state, client.call("tx.list", state=state)["transactions"]) for state in states)
+        _copy(
+            cursor, "undecided", ((row["token"], state) for state, rows in listed for row in rows)
+        )
         names = ("lag", "leased", "retrying", "parked", "fences", "letters")
         groups = client.call("group.list")["groups"]
         _copy(
@@ -149,7 +177,7 @@ def _fill(cursor: Cursor, stage: Stage) -> None:
 
 
 def read_back(url: str) -> Iterator[tuple[Any, ...]]:
-    """Every message of the topic, as the command line reads it."""
+    """Yield all messages of the topic, as the command line reads them."""
     command = [
         sys.executable,
         "-m",
@@ -162,7 +190,7 @@ def read_back(url: str) -> Iterator[tuple[Any, ...]]:
         url,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None, "it is a pipe"
+        assert process.stdout is not None, "stdout is a pipe"
         for line in process.stdout:
             message = json.loads(line)
             order = OrderPlaced.decode(message["body"].encode())
@@ -173,7 +201,7 @@ def read_back(url: str) -> Iterator[tuple[Any, ...]]:
 
 
 def letters(client: txmq.Client, *groups: str) -> Iterator[tuple[Any, ...]]:
-    """The dead letters of those consumer groups, abandoned ones included."""
+    """Yield the dead letters of consumer groups, including abandoned ones."""
     for group in groups:
         after: int | None = 0
         while after is not None:

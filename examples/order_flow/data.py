@@ -1,5 +1,5 @@
-"""The input: orders, their lines and customers as the TPC-H generator makes them, the
-same ones at every run.
+"""The input: orders, order lines and customers of the TPC-H generator, the same in
+every run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from txmq.errors import ConfigError
 TABLES = ("customer", "lineitem", "orders")
 
 
-class Line(NamedTuple):
-    """So many pieces of one part."""
+class OrderLine(NamedTuple):
+    """A quantity of one part."""
 
     line: int
     part_id: int
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 
 class Order(NamedTuple):
-    """An order as it comes in."""
+    """An incoming order."""
 
     order_id: int
     customer_id: int
@@ -43,22 +43,23 @@ class Order(NamedTuple):
     ordered_on: date
     priority: str
     carrier: str
-    lines: list[Line]
+    lines: list[OrderLine]
 
 
-class Facts(NamedTuple):
-    """What stands in the input."""
+class InputSummary(NamedTuple):
+    """The size of the input, and the ids in it."""
 
     orders: int
     lines: int
-    customers: tuple[int, ...]  # those who order something
+    customers: tuple[int, ...]  # those with orders
     parts: tuple[int, ...]
     carriers: tuple[str, ...]
 
 
 def generate(directory: Path, scale: float) -> None:
-    """Makes the tables as CSV files in `directory`. Raises ConfigError where the
-    generator is not there or fails.
+    """Generate the tables as CSV files in `directory`.
+
+    Raises ConfigError where the generator is missing or fails.
     """
     program = Path(sys.executable).with_name("tpchgen-cli")
     options = [
@@ -82,10 +83,12 @@ def generate(directory: Path, scale: float) -> None:
 
 
 def read_orders(directory: Path, *, share: int = 0, of: int = 1) -> Iterator[Order]:
-    """The orders in the order of their numbers; of several shares every so-manieth."""
-    lines = groupby(
-        _rows(directory, "lineitem"), key=itemgetter("l_orderkey")
-    )  # sorted by it, as the orders are
+    """Yield the orders by number.
+
+    With `of` > 1, yield each `of`-th order from number `share` on.
+    """
+    # both files are sorted by the order key
+    lines = groupby(_rows(directory, "lineitem"), key=itemgetter("l_orderkey"))
     both = zip(_rows(directory, "orders"), lines, strict=True)
     for row, (order_id, its_lines) in islice(both, share, None, of):
         assert row["o_orderkey"] == order_id, "every order has lines"
@@ -101,7 +104,7 @@ def _order(row: dict[str, str], lines: list[dict[str, str]]) -> Order:
         priority=row["o_orderpriority"],
         carrier=lines[0]["l_shipmode"],
         lines=[
-            Line(
+            OrderLine(
                 int(line["l_linenumber"]),
                 int(line["l_partkey"]),
                 int(line["l_quantity"]),
@@ -112,11 +115,11 @@ def _order(row: dict[str, str], lines: list[dict[str, str]]) -> Order:
     )
 
 
-def load(directory: Path, dsn: str) -> Facts:
-    """Makes the shop's tables and fills those that are there before the first order
-    comes.
+def load(directory: Path, dsn: str) -> InputSummary:
+    """Create the tables of the shop and fill those that exist before the first
+    order.
     """
-    facts = _look_through(directory)
+    facts = _summarise(directory)
     with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(resources.files(__package__).joinpath("schema.sql").read_text("utf-8"))
         customers = [
@@ -140,7 +143,7 @@ def load(directory: Path, dsn: str) -> Facts:
     return facts
 
 
-def _look_through(directory: Path) -> Facts:
+def _summarise(directory: Path) -> InputSummary:
     orders = lines = 0
     customers, parts, carriers = set[int](), set[int](), set[str]()
     for order in read_orders(directory):
@@ -149,7 +152,7 @@ def _look_through(directory: Path) -> Facts:
         customers.add(order.customer_id)
         parts.update(line.part_id for line in order.lines)
         carriers.add(order.carrier)
-    return Facts(
+    return InputSummary(
         orders, lines, tuple(sorted(customers)), tuple(sorted(parts)), tuple(sorted(carriers))
     )
 

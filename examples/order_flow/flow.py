@@ -1,5 +1,5 @@
-"""The director: prepares the stage, lets the services run under faults, has the letters
-dealt with, audits.
+"""The phases of the order flow: servers, input, services under faults, recovery, drain,
+audit.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Final
 
 from examples.order_flow import data, faults
 from examples.order_flow.audit import audit
-from examples.order_flow.data import Facts
-from examples.order_flow.faults import Plan
+from examples.order_flow.data import InputSummary
+from examples.order_flow.deployment import Deployment
+from examples.order_flow.faults import FaultPlan
 from examples.order_flow.journal import totals
-from examples.order_flow.messages import ORDER_PLACED
+from examples.order_flow.order_placed import ORDER_PLACED
 from examples.order_flow.screen import Screen
-from examples.order_flow.stage import Stage
-from examples.order_flow.tables import counts_table, findings_table, groups_table
-from examples.order_flow.traffic import CONSUMERS, PAUSE_S, Traffic, tend, watch
+from examples.order_flow.summary import claims_table, counts_table, groups_table
+from examples.order_flow.traffic import CONSUMERS, PAUSE_S, Traffic, restart_crashed, run_until
 
 PARTITIONS: Final = 8
-TALLY: Final = """
+COUNTS: Final = """
 SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM txmq_token WHERE state = 'D'),
        (SELECT count(*) FROM txmq_token WHERE state = 'R'),
        (SELECT count(*) FROM charges), (SELECT count(*) FROM shipments)
 """
-LOOK_AROUND: Final = Template("""
-Broker, console and PostgreSQL run on:
+LEFT_RUNNING: Final = Template("""
+Broker, console and PostgreSQL are still running:
   broker      $url
   console     $console
   metrics     ${console}metrics
   PostgreSQL  $dsn
-To look around:
+To explore:
   export TXMQ_BROKER=$url; alias txmq='$python -m txmq'
   txmq topic show order-placed
   txmq tail order-placed --no-follow --count 5
@@ -43,104 +43,108 @@ To look around:
   txmq dlq list payment
   txmq tx list; txmq alarms
   psql '$dsn' -c 'TABLE shipments LIMIT 5'
-To end it all:
+To stop and remove them:
   $end
 """)
 
 
 def run(directory: Path, *, scale: float, seed: int, keep: bool) -> bool:
-    """The whole flow; whether the audit found nothing. Raises TxmqError where it could
-    not be brought to its end.
+    """Run the whole flow; return whether the audit found no contradiction.
+
+    Raises TxmqError where the flow could not be completed.
     """
-    screen, stage = Screen(), Stage(directory)
-    stage.fleet.environment |= screen.environment
+    screen, deployment = Screen(), Deployment(directory)
+    deployment.fleet.environment |= screen.environment
     screen.event(f"logs and reports: {directory}")
     passed = left = False
     try:
-        passed = _act(stage, screen, scale=scale, seed=seed)
+        passed = _run_phases(deployment, screen, scale=scale, seed=seed)
         if passed and keep:
             places = {
-                "url": stage.url,
-                "console": stage.console,
-                "dsn": stage.dsn,
+                "url": deployment.url,
+                "console": deployment.console,
+                "dsn": deployment.dsn,
                 "python": sys.executable,
             }
-            screen.say(LOOK_AROUND.substitute(places, end=stage.leave_running()))
+            screen.echo(LEFT_RUNNING.substitute(places, end=deployment.leave_running()))
             left = True
     finally:
         if not left:
-            stage.close(clear=passed)
+            deployment.close(clear=passed)
         if not passed:
-            screen.event(f"not passed; the data is kept: {', '.join(map(str, stage.places()))}")
+            screen.event(
+                f"failed; the data is kept in {', '.join(map(str, deployment.data_directories()))}"
+            )
     return passed
 
 
-def _act(stage: Stage, screen: Screen, *, scale: float, seed: int) -> bool:
+def _run_phases(deployment: Deployment, screen: Screen, *, scale: float, seed: int) -> bool:
     with screen.phase("PostgreSQL and broker"):
-        screen.event(f"PostgreSQL serves: {stage.start_postgres()}")
-        screen.event(f"broker serves: {stage.start_broker()}, console: {stage.console}")
+        screen.event(f"PostgreSQL is ready: {deployment.start_postgres()}")
+        screen.event(f"broker is ready: {deployment.start_broker()}, console: {deployment.console}")
     with screen.phase("Input"):
-        facts, plan = _prepare(stage, screen, scale, seed)
-    traffic = Traffic(stage, screen, facts, plan)
+        facts, plan = _prepare(deployment, screen, scale, seed)
+    traffic = Traffic(deployment, screen, facts, plan)
     with screen.phase("Services under faults"):
         traffic.start()
-        screen.show(groups_table(watch(stage, screen, facts.orders, traffic.step).groups))
+        screen.show(groups_table(run_until(deployment, screen, facts.orders, traffic.step).groups))
     with screen.phase("Reconcile, fix, replay"):
-        letters = _recover(stage, screen)
+        letters = _recover(deployment, screen)
     with screen.phase("Drain"):
-        watch(stage, screen, facts.orders, lambda now: now.drained)
-        stage.fleet.stop(*CONSUMERS)
+        run_until(deployment, screen, facts.orders, lambda now: now.drained)
+        deployment.fleet.stop(*CONSUMERS)
     with screen.phase("Audit"):
-        findings = audit(stage)
-        screen.show(findings_table(findings))
-    counts = _counts(stage, letters)
+        results = audit(deployment)
+        screen.show(claims_table(results))
+    counts = _counts(deployment, letters)
     screen.show(counts_table(counts))
     screen.show(screen.times_table())
-    _keep_result(stage.directory, counts, screen.times)
-    return not any(finding.contradictions for finding in findings)
+    _write_result(deployment.directory, counts, screen.times)
+    return not any(result.contradictions for result in results)
 
 
-def _prepare(stage: Stage, screen: Screen, scale: float, seed: int) -> tuple[Facts, Plan]:
-    """Input, faults and the first row of everything."""
-    data.generate(stage.data, scale)
-    facts = data.load(stage.data, stage.dsn)
-    plan = faults.draw(seed, facts)
-    stage.query(
+def _prepare(
+    deployment: Deployment, screen: Screen, scale: float, seed: int
+) -> tuple[InputSummary, FaultPlan]:
+    """Generate the input, draw the faults, and create the tables and the topic."""
+    data.generate(deployment.data, scale)
+    facts = data.load(deployment.data, deployment.dsn)
+    plan = faults.draw_plan(seed, facts)
+    deployment.query(
         "UPDATE parts SET customs_code = NULL WHERE part_id = ANY(%s)", (list(plan.bad_parts),)
     )
-    stage.query(
+    deployment.query(
         "UPDATE customers SET blocked = true WHERE customer_id = ANY(%s)", (list(plan.refused),)
     )
-    with stage.client() as client:
+    with deployment.client() as client:
         client.call("topic.create", name=ORDER_PLACED, partitions=PARTITIONS)
     screen.event(
         f"{facts.orders:,} orders with {facts.lines:,} lines of {len(facts.customers):,} customers"
     )
     screen.event(
-        f"seed {seed}: {len(plan.bad_parts)} parts without a customs code, {len(plan.refused)} customers blocked,"
-        f" {plan.kills} kills to come, an outage of {plan.carrier}, a crash of PostgreSQL"
+        f"seed {seed}: {len(plan.bad_parts)} parts without a customs code,"
+        f" {len(plan.refused)} customers blocked,"
+        f" {plan.kills} kills, an outage of {plan.carrier}, a crash of PostgreSQL"
     )
     return facts, plan
 
 
-def _recover(stage: Stage, screen: Screen) -> dict[str, int]:
-    """Lets the operator deal with the letters; returns how many there were of which
-    fate.
-    """
-    operator = stage.fleet.start(
-        "operator", ["-m", "examples.order_flow.recovery", str(stage.directory)]
+def _recover(deployment: Deployment, screen: Screen) -> dict[str, int]:
+    """Run the operator's recovery of the letters; return the numbers by outcome."""
+    operator = deployment.fleet.start(
+        "operator", ["-m", "examples.order_flow.operator_run", str(deployment.directory)]
     )
-    said = 0
+    shown = 0
     with screen.waiting("Spark reconciles and replays"):
-        while operator.ended() is None:
-            tend(stage, screen)
-            said += screen.say(operator.output()[said:])
+        while operator.exit_status() is None:
+            restart_crashed(deployment, screen)
+            shown += screen.echo(operator.output()[shown:])
             time.sleep(PAUSE_S)
-    tend(stage, screen)
-    screen.say(operator.output()[said:])
+    restart_crashed(deployment, screen)
+    screen.echo(operator.output()[shown:])
     headers = [
         json.loads(plan.read_text("ascii").partition("\n")[0])
-        for plan in stage.directory.glob("*-plan.jsonl")
+        for plan in deployment.directory.glob("*-plan.jsonl")
     ]
     return {
         "dead": sum(sum(header["letters"].values()) for header in headers),
@@ -149,13 +153,13 @@ def _recover(stage: Stage, screen: Screen) -> dict[str, int]:
     }
 
 
-def _counts(stage: Stage, letters: Mapping[str, int]) -> dict[str, int]:
-    """What happened in this run; `tables.MEANINGS` tells what each count is of."""
-    noted = totals(stage.journals)
-    [(committed, found_committed, fenced, charges, shipments)] = stage.query(TALLY)
+def _counts(deployment: Deployment, letters: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of this run; `summary.MEANINGS` explains each of them."""
+    noted = totals(deployment.journals)
+    [(committed, found_committed, fenced, charges, shipments)] = deployment.query(COUNTS)
     return {
         "attempted": noted["attempted"],
-        "killed": sum(stage.fleet.killed().values()),
+        "killed": sum(deployment.fleet.killed().values()),
         "committed": committed,
         "checked back, committed": found_committed,
         "checked back, rolled back": fenced,
@@ -168,9 +172,9 @@ def _counts(stage: Stage, letters: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _keep_result(
+def _write_result(
     directory: Path, counts: Mapping[str, int], times: list[tuple[str, float]]
 ) -> None:
-    """For programs: the same as a file."""
+    """Write the counts and times as a file for programs."""
     result = {"counts": counts, "seconds": {title: round(seconds, 3) for title, seconds in times}}
     (directory / "result.json").write_text(json.dumps(result, indent=2), "utf-8")

@@ -1,5 +1,5 @@
-"""A file in which a process counts what it does, one line each, so that SIGKILL takes
-nothing back.
+"""A file in which a process counts its actions, one per line, so that SIGKILL loses
+none.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from pathlib import Path
 
 
 class Journal:
-    """What one process notes."""
+    """The counts of one process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def note(self, word: str, count: int = 1) -> None:
+    def count(self, word: str, count: int = 1) -> None:
         os.write(self._file, f"{word} {count}\n".encode())
 
 
 def totals(directory: Path) -> Counter[str]:
-    """What all processes noted in that directory."""
+    """Return the counts of all processes in the directory."""
     found = Counter[str]()
     for path in directory.glob("*.journal"):
         for line in path.read_text("ascii").splitlines():

@@ -1,19 +1,19 @@
--- The shop's own tables; txmq's are installed beside them.
+-- The tables of the shop; the tables of txmq are installed in the same database.
 --
--- charges and shipments have no constraint that would refuse a second row for an order: that there is none is the
--- inbox's doing, and the audit's to find out.
+-- charges and shipments have no constraint against a second row for an order.
+-- The inbox prevents such rows, and the audit checks that there are none.
 
 CREATE TABLE customers (
     customer_id int8 PRIMARY KEY,
     opening_cents int8 NOT NULL,
     balance_cents int8 NOT NULL,
-    version int8 NOT NULL DEFAULT 0,       -- of the account: how many orders it has seen
-    blocked bool NOT NULL DEFAULT false    -- payment refuses it
+    version int8 NOT NULL DEFAULT 0,       -- number of orders of the account
+    blocked bool NOT NULL DEFAULT false    -- payment refuses its orders
 );
 
 CREATE TABLE parts (
     part_id int8 PRIMARY KEY,
-    customs_code text                      -- without one, nothing that contains the part can be shipped
+    customs_code text                      -- orders with a part without a code cannot be shipped
 );
 
 CREATE TABLE carriers (
@@ -48,7 +48,7 @@ CREATE TABLE charges (
 );
 
 CREATE TABLE shipments (
-    shipment_id bigserial PRIMARY KEY,     -- rises in the order in which things left
+    shipment_id bigserial PRIMARY KEY,     -- in the order of shipping
     order_id int8 NOT NULL,
     customer_id int8 NOT NULL,
     version int8 NOT NULL,

@@ -1,6 +1,4 @@
-"""What the terminal shows: phases with their times, events as they happen, bars for
-what is under way.
-"""
+"""The output of a run: phases with their times, events, and progress bars."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ Update = Callable[[Mapping[str, int]], None]
 
 
 class Screen:
-    """One run's output."""
+    """The output of one run."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -26,22 +24,20 @@ class Screen:
 
     @contextmanager
     def phase(self, title: str) -> Iterator[None]:
-        """What is printed inside belongs to the phase; its time is kept."""
+        """Print a heading, and measure the time of the block."""
         began = time.monotonic()
         self.console.rule(f"[bold]{title}", align="left")
         yield
         self.times.append((title, time.monotonic() - began))
 
     def event(self, text: str, style: str = "") -> None:
-        """One line, with the time since the start."""
+        """Print a line with the time since the start."""
         self.console.print(
             f"{time.monotonic() - self._began:7.1f} s  {text}", style=style, highlight=False
         )
 
-    def say(self, text: str) -> int:
-        """Whole lines of another program, as they are; returns how much of the text
-        that was.
-        """
+    def echo(self, text: str) -> int:
+        """Print the complete lines of another program's output; return their length."""
         lines = text[: text.rfind("\n") + 1]
         if lines:
             self.console.print(Text.from_ansi(lines.rstrip("\n")), soft_wrap=True)
@@ -49,13 +45,13 @@ class Screen:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Shows that something goes on."""
+        """Show a status line during the block."""
         with self.console.status(what):
             yield
 
     @property
     def environment(self) -> dict[str, str]:
-        """What lets the output of another program look like ours."""
+        """Variables that make the output of other programs look the same."""
         return {"COLUMNS": str(self.console.width)} | (
             {"FORCE_COLOR": "1"} if self.console.is_terminal else {}
         )
@@ -65,14 +61,14 @@ class Screen:
 
     @contextmanager
     def bars(self, totals: Mapping[str, int]) -> Iterator[Update]:
-        """Bars by name; the function yielded sets how far they are."""
+        """Show progress bars by name; yield the function that updates them."""
         columns = (
             TextColumn("{task.description:>12}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        hidden = not self.console.is_terminal  # else each run would leave a bar in a file
+        hidden = not self.console.is_terminal  # a file would get a bar of each run
         with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
             tasks = {name: progress.add_task(name, total=total) for name, total in totals.items()}
 
@@ -83,10 +79,10 @@ class Screen:
             yield update
 
     def times_table(self) -> Table:
-        """The phases and how long they took."""
+        """Return a table of the phases and their times."""
         table = Table("phase", "seconds", title="Times", title_justify="left")
         table.columns[1].justify = "right"
         for title, seconds in self.times:
             table.add_row(title, f"{seconds:.1f}")
-        table.add_row("in all", f"{time.monotonic() - self._began:.1f}", style="bold")
+        table.add_row("total", f"{time.monotonic() - self._began:.1f}", style="bold")
         return table

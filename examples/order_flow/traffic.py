@@ -1,4 +1,4 @@
-"""The services at work under faults, and how far they are."""
+"""The services under faults, and their progress."""
 
 from __future__ import annotations
 
@@ -7,87 +7,99 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from examples.order_flow.data import Facts
-from examples.order_flow.faults import ORDERS_PROCESSES, Blow, Plan
+from examples.order_flow.data import InputSummary
+from examples.order_flow.deployment import Deployment
+from examples.order_flow.faults import ORDERS_PROCESSES, Fault, FaultPlan
 from examples.order_flow.screen import Screen
-from examples.order_flow.stage import Stage
 from txmq.errors import TxmqError
 
 CONSUMERS: Final = {"payment": 2, "shipping": 2, "analytics": 1}  # processes
-OUTAGE_S: Final = 2.5  # less than the retries last
-STUCK_S: Final = 60.0
+OUTAGE_S: Final = 2.5  # shorter than all retries
+STALL_LIMIT_S: Final = 60.0
 PAUSE_S: Final = 0.3
-LOOKS: Final = 0.2  # of the time at most: counting a million rows is work, too
+POLL_SHARE: Final = 0.2  # of the time at most, because counting a million rows is expensive
 NAMES: Final = ("placed", "charged", "shipped", "counted")
 COUNTS: Final = """
-SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM charges), (SELECT count(*) FROM shipments),
-       (SELECT coalesce(sum(orders), 0)::int8 FROM sales)
+SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM charges),
+       (SELECT count(*) FROM shipments), (SELECT coalesce(sum(orders), 0)::int8 FROM sales)
 """
-MOVING: Final = ("lag", "leased", "retrying")
-WAITING: Final = ("parked", "fences", "letters")
-OPEN: Final = ("undecided", "waiting", "in-doubt")
+UNSETTLED_COUNTS: Final = ("lag", "leased", "retrying")
+FAILURE_COUNTS: Final = ("parked", "fences", "letters")
+OPEN_STATES: Final = ("undecided", "waiting", "in-doubt")
 
 
-class Stuck(TxmqError):
-    """Nothing moved any more, though something should have."""
+class FlowStalled(TxmqError):
+    """No progress within the time limit, although work was left."""
 
 
-class Standing(NamedTuple):
-    """How far everything is."""
+class FlowState(NamedTuple):
+    """The progress of the flow."""
 
-    counts: Mapping[str, int]  # of rows, by what they stand for
-    groups: Mapping[str, Mapping[str, Any]]  # consumer groups, as the broker tells
+    counts: Mapping[str, int]  # of rows, by name
+    groups: Mapping[str, Mapping[str, Any]]  # consumer groups, as the broker reports them
     undecided: int
 
     @property
     def settled(self) -> bool:
-        """Whether only letters and what waits behind them are left."""
+        """True where only letters, and messages behind them, are left."""
         here = self.groups.keys() >= CONSUMERS.keys() and not self.undecided
-        return here and not self._any(*MOVING)
+        return here and not self._any(*UNSETTLED_COUNTS)
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is left at all."""
-        return self.settled and not self._any(*WAITING)
+        """True where no work is left."""
+        return self.settled and not self._any(*FAILURE_COUNTS)
 
     def left(self) -> str:
-        """What is not done, in words."""
+        """Return a description of the work that is left."""
         left = [f"{self.undecided} transactions undecided"] if self.undecided else []
         for name, group in self.groups.items():
-            left += [f"{name}: {what} {group[what]}" for what in (*MOVING, *WAITING) if group[what]]
+            left += [
+                f"{name}: {what} {group[what]}"
+                for what in (*UNSETTLED_COUNTS, *FAILURE_COUNTS)
+                if group[what]
+            ]
         return ", ".join([*(f"{count} {what}" for what, count in self.counts.items()), *left])
 
     def _any(self, *names: str) -> bool:
         return any(group[name] for group in self.groups.values() for name in names)
 
 
-def standing(stage: Stage) -> Standing:
-    """Asks database and broker."""
-    [row] = stage.query(COUNTS)
-    with stage.client() as client:
+def read_state(deployment: Deployment) -> FlowState:
+    """Read the state from database and broker."""
+    [row] = deployment.query(COUNTS)
+    with deployment.client() as client:
         groups = {group["group"]: group for group in client.call("group.list")["groups"]}
-        undecided = sum(len(client.call("tx.list", state=state)["transactions"]) for state in OPEN)
-    return Standing(dict(zip(NAMES, row, strict=True)), groups, undecided)
+        undecided = sum(
+            len(client.call("tx.list", state=state)["transactions"]) for state in OPEN_STATES
+        )
+    return FlowState(dict(zip(NAMES, row, strict=True)), groups, undecided)
 
 
 class Traffic:
-    """The services at work, and what strikes them."""
+    """The services, and the faults that are injected."""
 
-    def __init__(self, stage: Stage, screen: Screen, facts: Facts, plan: Plan) -> None:
-        self._stage, self._screen, self._facts, self._plan = stage, screen, facts, plan
-        self._events = deque(plan.events)
+    def __init__(
+        self, deployment: Deployment, screen: Screen, facts: InputSummary, plan: FaultPlan
+    ) -> None:
+        self._deployment, self._screen, self._facts, self._plan = deployment, screen, facts, plan
+        self._events = deque(plan.scheduled)
         self._outage_ends: float | None = None
 
     def start(self) -> None:
         for service, processes in {**CONSUMERS, "orders": ORDERS_PROCESSES}.items():
             for number in range(processes):
                 name = f"{service}-{number}"
-                self._stage.start_service(name, self._plan.deaths.get(name, ()), of=processes)
+                self._deployment.start_service(
+                    name, self._plan.crash_points.get(name, ()), of=processes
+                )
 
-    def step(self, now: Standing) -> bool:
-        """Strikes where it is time to; whether all that was to happen has happened."""
+    def step(self, now: FlowState) -> bool:
+        """Inject the faults that are due; return whether all work and all faults are
+        done.
+        """
         while self._events and now.counts["placed"] >= self._events[0].at * self._facts.orders:
-            self._strike(self._events.popleft().blow)
+            self._inject(self._events.popleft().fault)
         if self._outage_ends is not None and time.monotonic() >= self._outage_ends:
             self._outage_ends = None
             self._set_carrier(available=True)
@@ -98,58 +110,67 @@ class Traffic:
         )
         return (
             done
-            and all(process.ended() == 0 for process in self._stage.fleet.named("orders"))
+            and all(
+                process.exit_status() == 0 for process in self._deployment.fleet.named("orders")
+            )
             and now.settled
         )
 
-    def _strike(self, blow: Blow) -> None:
-        self._screen.event(str(blow), "red")
-        match blow:
-            case Blow.CARRIER_OUT:
+    def _inject(self, fault: Fault) -> None:
+        self._screen.event(str(fault), "red")
+        match fault:
+            case Fault.CARRIER_OUT:
                 self._set_carrier(available=False)
                 self._outage_ends = time.monotonic() + OUTAGE_S
-            case Blow.BROKER_KILLED:
-                self._stage.crash_broker()
-                self._screen.event("broker serves again")
-            case Blow.POSTGRES_CRASHED:
-                crashed = self._stage.crash_postgres()
+            case Fault.BROKER_KILLED:
+                self._deployment.crash_broker()
+                self._screen.event("broker is ready again")
+            case Fault.POSTGRES_CRASHED:
+                crashed = self._deployment.crash_postgres()
                 self._screen.event(
-                    "PostgreSQL serves again" if crashed else "PostgreSQL is not ours to crash"
+                    "PostgreSQL is ready again"
+                    if crashed
+                    else "PostgreSQL is not crashed: TXMQ_DSN names it"
                 )
 
     def _set_carrier(self, *, available: bool) -> None:
         statement = "UPDATE carriers SET available = %s WHERE carrier = %s"
-        self._stage.query(statement, (available, self._plan.carrier))
-        self._screen.event(f"{self._plan.carrier} {'is back' if available else 'takes nothing'}")
+        self._deployment.query(statement, (available, self._plan.carrier))
+        state = "accepts shipments again" if available else "accepts no shipments"
+        self._screen.event(f"{self._plan.carrier} {state}")
 
 
-def watch(stage: Stage, screen: Screen, orders: int, done: Callable[[Standing], bool]) -> Standing:
-    """Looks on until it is done, starting again what dies as planned. Raises Stuck
-    where nothing moves any more.
+def run_until(
+    deployment: Deployment, screen: Screen, orders: int, done: Callable[[FlowState], bool]
+) -> FlowState:
+    """Wait until `done`, and start processes again that crash as planned.
+
+    Raises FlowStalled where there is no progress.
     """
-    before: Standing | None = None
+    before: FlowState | None = None
     moved_at = time.monotonic()
     with screen.bars(dict.fromkeys(NAMES, orders)) as update:
         while True:
-            tend(stage, screen)
+            restart_crashed(deployment, screen)
             began = time.monotonic()
-            now = standing(stage)
+            now = read_state(deployment)
             took = time.monotonic() - began
             update(now.counts)
             if done(now):
                 return now
             if now != before:
                 before, moved_at = now, time.monotonic()
-            elif time.monotonic() > moved_at + STUCK_S:
-                raise Stuck(
-                    f"nothing moved for {STUCK_S:.0f} s: {now.left()}", hint="the logs may tell why"
+            elif time.monotonic() > moved_at + STALL_LIMIT_S:
+                raise FlowStalled(
+                    f"no progress for {STALL_LIMIT_S:.0f} s: {now.left()}", hint="read the logs"
                 )
-            time.sleep(max(PAUSE_S, took / LOOKS - took))
+            time.sleep(max(PAUSE_S, took / POLL_SHARE - took))
 
 
-def tend(stage: Stage, screen: Screen) -> None:
-    """Starts again what died as planned. Raises ProcessEnded for what ended
-    otherwise.
+def restart_crashed(deployment: Deployment, screen: Screen) -> None:
+    """Start processes again that crashed as planned.
+
+    Raises ProcessEnded for any other failure.
     """
-    for name, point in stage.fleet.tend():
+    for name, point in deployment.fleet.restart_crashed():
         screen.event(f"{name} killed at {point}, started again", "red")

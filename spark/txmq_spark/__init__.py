@@ -1,4 +1,4 @@
-"""Spark for txmq: the data source, and the jobs that reconcile and replay dead
+"""Spark for txmq: a data source, and the jobs that reconcile and replay dead
 letters.
 """
 

@@ -1,5 +1,6 @@
-"""Bars as inline SVG. Every text that goes in is escaped here: keys and errors come
-from strangers.
+"""Bar charts as inline SVG.
+
+All texts are escaped here, because keys and errors come from untrusted messages.
 """
 
 from __future__ import annotations
@@ -10,42 +11,44 @@ from typing import Final, NamedTuple
 
 ROW, LABEL, WIDTH, COUNT = 24, 230, 640, 70  # pixels
 LONGEST: Final = 34  # characters of a label
-# What does not print could turn the text around it, or hide it.
+# Unprintable characters could reverse the text around them, or hide it.
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class Bar(NamedTuple):
-    """One row: what, how many, and the class of its colour."""
+    """A row of a chart: its label, its count, and the CSS class of its colour."""
 
     label: str
-    count: int  # type: ignore[assignment] # hides a method of tuples that nobody calls on a bar
+    count: int  # type: ignore[assignment] # hides a method of tuples that nobody needs here
     kind: str
 
 
-def safe(text: str, most: int = 300) -> str:
-    """Any text as HTML shows it: one line, visible characters, at most so many."""
+def escape_text(text: str, most: int = 300) -> str:
+    """Return a text for HTML: one line of printable characters, at most `most` of
+    them.
+    """
     line = "".join(
         character if character.isprintable() else REPLACEMENT for character in text[: most + 1]
     )
     return escape(line if len(line) <= most else f"{line[: most - 1]}…")
 
 
-def bars(title: str, rows: Sequence[Bar]) -> str:
-    """A figure of horizontal bars, the longest as wide as there is room."""
+def bar_chart(title: str, rows: Sequence[Bar]) -> str:
+    """Return a figure of horizontal bars; the longest takes the full width."""
     largest = max((row.count for row in rows), default=0)
     drawn = "".join(_bar(row, place * ROW, largest) for place, row in enumerate(rows))
     height = max(len(rows), 1) * ROW
     empty = '<text x="0" y="16">none</text>' if not rows else ""
     size = f"0 0 {LABEL + WIDTH + COUNT} {height}"
-    svg = f'<svg viewBox="{size}" role="img" aria-label="{safe(title)}">{drawn}{empty}</svg>'
-    return f"<figure><figcaption>{safe(title)}</figcaption>{svg}</figure>"
+    svg = f'<svg viewBox="{size}" role="img" aria-label="{escape_text(title)}">{drawn}{empty}</svg>'
+    return f"<figure><figcaption>{escape_text(title)}</figcaption>{svg}</figure>"
 
 
 def _bar(row: Bar, y: int, largest: int) -> str:
     width = max(row.count * WIDTH // largest, 2) if row.count else 0
-    label = (
-        f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{safe(row.label, LONGEST)}</text>'
-    )
-    bar = f'<rect x="{LABEL}" y="{y + 4}" width="{width}" height="{ROW - 8}" rx="2" class="{safe(row.kind)}"/>'
+    text = escape_text(row.label, LONGEST)
+    label = f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{text}</text>'
+    size = f'width="{width}" height="{ROW - 8}"'
+    bar = f'<rect x="{LABEL}" y="{y + 4}" {size} rx="2" class="{escape_text(row.kind)}"/>'
     count = f'<text x="{LABEL + width + 6}" y="{y + 16}">{row.count}</text>'
-    return f"<g><title>{safe(row.label)}: {row.count}</title>{label}{bar}{count}</g>"
+    return f"<g><title>{escape_text(row.label)}: {row.count}</title>{label}{bar}{count}</g>"

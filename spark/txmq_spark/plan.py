@@ -1,16 +1,16 @@
-"""What is to become of each dead letter, and in which order the ones worth it are
-replayed.
+"""Classes of dead letters, and the order in which letters are replayed.
 
-    pending           an undecided transaction has it in hand: the next run will know
-    applied           its effect is in the database: it failed after that, or its ack was lost
-    no_business_row   what it speaks of was never committed, or is gone
-    superseded        a newer version of its key has been applied
-    poison            it would fail again
-    replay_chain      safe, with others of its key before or behind it: only in their order
+    pending           an undecided transaction acks or replays the letter
+    applied           the effect is in the database: the handler failed after it,
+                      or its ack was lost
+    no_business_row   the row that the message is about was never committed, or is gone
+    superseded        a newer version of the key has been applied
+    poison            the message would fail again
+    replay_chain      safe, only in the order of the key's messages before and behind
     replay_alone      safe
 
-The first class that fits is the letter's. Nothing here waits, reads a clock or asks
-anybody: the same letters in any order give the same plan.
+A letter belongs to the first class that matches. These rules are pure: the same letters
+in any order give the same plan.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 
-class Class(StrEnum):
-    """What log and tables say of a letter; see above."""
+class LetterClass(StrEnum):
+    """Classes of a letter by log and tables, explained above."""
 
     PENDING = "pending"
     APPLIED = "applied"
@@ -33,23 +33,26 @@ class Class(StrEnum):
     REPLAY_ALONE = "replay_alone"
 
 
-SAFE: Final = frozenset({Class.REPLAY_ALONE, Class.REPLAY_CHAIN})
-# A letter of these that stays where it is still has an effect to come: later letters of
-# its key would overtake it.
-BLOCKING: Final = frozenset({Class.PENDING, Class.POISON})
+SAFE: Final = frozenset({LetterClass.REPLAY_ALONE, LetterClass.REPLAY_CHAIN})
+# Letters of these classes that are not replayed may still take effect later. Later
+# letters of their keys must not overtake them.
+BLOCKING: Final = frozenset({LetterClass.PENDING, LetterClass.POISON})
 
 
-class Token(StrEnum):
-    """What the token table says of the transaction that sent a message."""
+class TokenEvidence(StrEnum):
+    """The state of the transaction that sent a message, by the token table."""
 
-    NONE = "none"  # not sent by a transaction, or too old: its row may have been dropped since
+    NONE = "none"  # no transaction sent it, or the row may have been dropped
     COMMITTED = "committed"
     ABSENT = "absent"
     FENCED = "fenced"
 
 
 class Letter(NamedTuple):
-    """A dead letter and the evidence about it. None = not asked, or no answer."""
+    """A dead letter and its evidence.
+
+    A field of the evidence is None where its table was not read or has no answer.
+    """
 
     topic: str
     partition: int
@@ -62,66 +65,66 @@ class Letter(NamedTuple):
     error_type: str = ""
     error_text: str = ""
     fingerprint: str = ""
-    deaths: int = 0  # deliveries that ended without an answer: the consumer crashed
+    deaths: int = 0  # deliveries during which the consumer was lost
     replays: int = 0
     parked: int = 0  # later messages of its key that wait behind it
-    busy: bool = False  # in the hands of an undecided transaction
+    reserved: bool = False  # an undecided transaction acks or replays it
     applied: bool | None = None
-    later_applied: int | None = (
-        None  # offset of a later message of its key whose effect is committed
-    )
-    token: Token = Token.NONE
+    # offset of a later message of its key whose effect is committed
+    later_applied: int | None = None
+    token: TokenEvidence = TokenEvidence.NONE
     business_row: bool | None = None
-    version: int | None = None  # of the key, as the message says
-    current_version: int | None = None  # as the tables say
-    readable: bool = True  # the version could be read from it, where one was to be
+    version: int | None = None  # of the key, in the message
+    current_version: int | None = None  # in the tables
+    readable: bool = True  # False where the version should be in it and is not
 
 
-class Rules(NamedTuple):
-    """When a letter counts as poison, and what the plan takes."""
+class PlanRules(NamedTuple):
+    """The rules for poison letters, and the classes that a plan includes."""
 
-    replays: int = 2  # after so many replays that ended here again
-    deaths: int = 3  # after so many crashes of its consumer
-    error_types: frozenset[str] = frozenset()  # always
+    replays: int = 2  # poison after so many failed replays
+    deaths: int = 3  # poison after so many losses of the consumer
+    error_types: frozenset[str] = frozenset()  # errors that are always poison
     fingerprints: frozenset[str] = frozenset()
-    include: frozenset[Class] = SAFE
-    chunk: int = 1_000  # letters in a task, unless one key has more
+    include: frozenset[LetterClass] = SAFE
+    chunk: int = 1_000  # letters of a task, unless one key has more
 
 
-class Planned(NamedTuple):
-    """A letter, its class and why. `chunk` is the task that replays it, None = it is
-    left as it is.
+class PlannedLetter(NamedTuple):
+    """A letter, its class, and the reason.
+
+    `chunk` is the task that replays it, None where the plan leaves the letter.
     """
 
     letter: Letter
-    cls: Class
+    cls: LetterClass
     reason: str
     chunk: int | None
 
 
-Verdict = tuple[Class, str]
+Classification = tuple[LetterClass, str]
 
 
-def plan(letters: Iterable[Letter], rules: Rules) -> list[Planned]:
-    """Every letter with its class, chunk by chunk; what is left comes last. In a chunk
-    stand whole keys, in order.
+def make_plan(letters: Iterable[Letter], rules: PlanRules) -> list[PlannedLetter]:
+    """Return all letters with their classes: chunk by chunk, then those that stay.
+
+    A chunk contains whole keys, in order.
     """
-    taken: list[list[Planned]] = []
-    left: list[Planned] = []
-    for chain in chains(letters):
-        judged = list(_judge_chain(chain, rules))
+    replayed_chains: list[list[PlannedLetter]] = []
+    staying: list[PlannedLetter] = []
+    for chain in key_chains(letters):
+        judged = list(_classify_chain(chain, rules))
         if replayed := [item for item in judged if item.chunk is not None]:
-            taken.append(replayed)
-        left += [item for item in judged if item.chunk is None]
-    return [*_numbered(taken, rules.chunk), *left]
+            replayed_chains.append(replayed)
+        staying += [item for item in judged if item.chunk is None]
+    return [*_chunked(replayed_chains, rules.chunk), *staying]
 
 
-def chains(letters: Iterable[Letter]) -> list[list[Letter]]:
-    """The letters of each key, in the order in which they were published; a letter
-    without a key stands alone.
+def key_chains(letters: Iterable[Letter]) -> list[list[Letter]]:
+    """Return the letters of each key in the order of publication.
 
-    After its topic has grown a key may be in two partitions: the one it was in first
-    comes first.
+    A letter without a key is a chain of its own. When a topic has grown, a key may be
+    in two partitions; the partition that had it first comes first.
     """
     distinct = sorted(
         {(letter.topic, letter.partition, letter.offset): letter for letter in letters}.values(),
@@ -145,8 +148,8 @@ def _place(letter: Letter) -> tuple[str, int, int]:
 
 
 def _in_order(chain: list[Letter]) -> list[Letter]:
-    # Within a partition the offset alone counts: a transaction may be stored long
-    # before it gets one.
+    # Within a partition only offsets count: a transaction may be stored long before its
+    # messages get offsets.
     born: dict[int, int] = {}
     for letter in chain:
         born[letter.partition] = min(letter.stored_at, born.get(letter.partition, letter.stored_at))
@@ -155,43 +158,44 @@ def _in_order(chain: list[Letter]) -> list[Letter]:
     )
 
 
-def _judge_chain(chain: Sequence[Letter], rules: Rules) -> Iterator[Planned]:
-    verdicts = [verdict(letter, rules) for letter in chain]
+def _classify_chain(chain: Sequence[Letter], rules: PlanRules) -> Iterator[PlannedLetter]:
+    verdicts = [classify(letter, rules) for letter in chain]
     several = sum(found is None for found in verdicts) > 1
     blocked = ""
     for letter, found in zip(chain, verdicts, strict=True):
         cls, reason = found or _safe(letter, several=several)
         if cls not in rules.include:
-            yield Planned(letter, cls, reason, None)
+            yield PlannedLetter(letter, cls, reason, None)
             if cls in BLOCKING:
                 blocked = (
                     blocked
-                    or f"behind {letter.partition}/{letter.offset} of its key, which is {cls} and stays"
+                    or f"behind {letter.partition}/{letter.offset} of its key,"
+                    f" which is {cls} and stays"
                 )
         elif blocked:
-            yield Planned(letter, cls, blocked, None)
+            yield PlannedLetter(letter, cls, blocked, None)
         else:
-            yield Planned(letter, cls, reason, 0)
+            yield PlannedLetter(letter, cls, reason, 0)
 
 
-def verdict(letter: Letter, rules: Rules) -> Verdict | None:
-    """The letter's class and why, None where nothing speaks against a replay."""
-    if letter.busy:
-        return Class.PENDING, "an undecided transaction acks or replays it"
+def classify(letter: Letter, rules: PlanRules) -> Classification | None:
+    """Return the class of the letter and the reason; None where it may be replayed."""
+    if letter.reserved:
+        return LetterClass.PENDING, "an undecided transaction acks or replays it"
     if letter.applied:
-        return Class.APPLIED, "its effect is committed"
-    if letter.token is Token.FENCED:
-        return Class.NO_BUSINESS_ROW, "its transaction was decided as rolled back"
-    if letter.token is Token.ABSENT:
-        return Class.NO_BUSINESS_ROW, "its transaction left no row in the database"
+        return LetterClass.APPLIED, "its effect is committed"
+    if letter.token is TokenEvidence.FENCED:
+        return LetterClass.NO_BUSINESS_ROW, "its transaction was decided as rolled back"
+    if letter.token is TokenEvidence.ABSENT:
+        return LetterClass.NO_BUSINESS_ROW, "its transaction left no row in the database"
     if letter.business_row is False:
-        return Class.NO_BUSINESS_ROW, "there is no row of its key"
+        return LetterClass.NO_BUSINESS_ROW, "there is no row of its key"
     return _superseded(letter) or _poison(letter, rules)
 
 
-def _superseded(letter: Letter) -> Verdict | None:
+def _superseded(letter: Letter) -> Classification | None:
     if letter.later_applied is not None:
-        return Class.SUPERSEDED, f"offset {letter.later_applied} of its key has been applied"
+        return LetterClass.SUPERSEDED, f"offset {letter.later_applied} of its key has been applied"
     if (
         letter.version is None
         or letter.current_version is None
@@ -199,36 +203,37 @@ def _superseded(letter: Letter) -> Verdict | None:
     ):
         return None
     return (
-        Class.SUPERSEDED,
+        LetterClass.SUPERSEDED,
         f"it has version {letter.version}, the tables have {letter.current_version}",
     )
 
 
-def _poison(letter: Letter, rules: Rules) -> Verdict | None:
+def _poison(letter: Letter, rules: PlanRules) -> Classification | None:
     if not letter.readable:
-        return Class.POISON, "its version cannot be read"
+        return LetterClass.POISON, "its version cannot be read"
     if letter.deaths >= rules.deaths:
-        return Class.POISON, f"its consumer died of it {letter.deaths} times"
+        return LetterClass.POISON, f"its consumer died of it {letter.deaths} times"
     if letter.replays >= rules.replays:
-        return Class.POISON, f"it was replayed {letter.replays} times and failed again"
+        return LetterClass.POISON, f"it was replayed {letter.replays} times and failed again"
     if letter.error_type in rules.error_types:
-        return Class.POISON, f"errors of type {letter.error_type} do not heal"
+        return LetterClass.POISON, f"errors of type {letter.error_type} do not heal"
     if letter.fingerprint in rules.fingerprints:
-        return Class.POISON, f"failures like {letter.fingerprint} do not heal"
+        return LetterClass.POISON, f"failures like {letter.fingerprint} do not heal"
     return None
 
 
-def _safe(letter: Letter, *, several: bool) -> Verdict:
+def _safe(letter: Letter, *, several: bool) -> Classification:
     if several:
-        return Class.REPLAY_CHAIN, "in order with the other letters of its key"
+        return LetterClass.REPLAY_CHAIN, "in order with the other letters of its key"
     if letter.parked:
-        return Class.REPLAY_CHAIN, f"{letter.parked} messages of its key wait behind it"
-    return Class.REPLAY_ALONE, "nothing speaks against it"
+        return LetterClass.REPLAY_CHAIN, f"{letter.parked} messages of its key wait behind it"
+    return LetterClass.REPLAY_ALONE, "nothing speaks against it"
 
 
-def _numbered(chains: Iterable[Sequence[Planned]], size: int) -> Iterator[Planned]:
-    """Chains in chunks of `size` letters; a chain is never cut, so a long one makes a
-    long chunk.
+def _chunked(chains: Iterable[Sequence[PlannedLetter]], size: int) -> Iterator[PlannedLetter]:
+    """Assign chains to chunks of `size` letters.
+
+    A chain is never cut, so a long chain makes a long chunk.
     """
     chunk, filled = 0, 0
     for chain in chains:

@@ -1,8 +1,7 @@
-"""Reconciling: every dead letter of a consumer group, and what log and business tables
-say of it, made into a plan.
+"""Classification of a consumer group's dead letters by log and database, as a plan.
 
-First a snapshot of the database, then the published ends of the topics: what is seen in
-the tables had its message sent before, unless its transaction is still undecided. The
+The snapshot of the database comes first, then the published ends. So a row of the
+snapshot had its message sent before, unless the transaction is still undecided. The
 plan is a function of the two, byte for byte. Nothing is changed.
 """
 
@@ -18,123 +17,136 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError, UnknownTransaction
+from txmq.model.units import DAY, MILLISECOND
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq_spark.columns import MESSAGES
-from txmq_spark.evidence import Tables, evidence, unseen_keys, unseen_tokens, version_of
-from txmq_spark.letters import LETTERS
-from txmq_spark.link import Link
-from txmq_spark.manifest import Facts, Manifest, freeze, thaw
-from txmq_spark.plan import Letter, Planned, Rules, Token, plan
-from txmq_spark.postgres import Snapshot, snapshot
-from txmq_spark.tables import Business, Group, oldest_token, tables
-
-REMEMBERED_US: Final = (
-    7 * 24 * 3_600 * 1_000_000
-)  # how long a broker knows the outcome of a transaction
-MISSING_LISTED: Final = (
-    10_000  # committed rows without a message, listed one by one; the rest is counted
+from txmq_spark.arrow_letters import LETTERS
+from txmq_spark.arrow_messages import MESSAGES
+from txmq_spark.broker_link import BrokerLink
+from txmq_spark.database_snapshot import DatabaseSnapshot, open_snapshot
+from txmq_spark.database_tables import BusinessTable, GroupIdentity, oldest_token, read_tables
+from txmq_spark.letter_evidence import (
+    EvidenceTables,
+    join_evidence,
+    keys_without_messages,
+    tokens_without_messages,
+    version_column,
 )
+from txmq_spark.plan import Letter, PlannedLetter, PlanRules, TokenEvidence, make_plan
+from txmq_spark.plan_file import PlanFile, PlanInputs, decode_plan, encode_plan
+
+# the broker keeps outcomes of transactions for so long
+OUTCOME_KEPT_US: Final = 7 * DAY
+# more missing messages are counted, not listed
+MISSING_LISTED: Final = 10_000
 
 
-class Question(NamedTuple):
-    """What to reconcile. Without `dsn` only the letters themselves are looked at."""
+class ReconcileOptions(NamedTuple):
+    """Options of a reconciliation. Without `dsn` it uses the letters alone."""
 
     url: str
     group: str
     dsn: str | None = None
-    topics: tuple[str, ...] = ()  # () = those that the group reads
-    business: Business | None = None
+    topics: tuple[str, ...] = ()  # () = the topics that the group reads
+    business: BusinessTable | None = None
     applied_query: str | None = None
-    version: str | None = None  # where a message says its key's version: header:NAME or json:PATH
-    rules: Rules = Rules()
+    version: str | None = None  # source of the key's version in a message: header:NAME or json:PATH
+    rules: PlanRules = PlanRules()
 
 
-class Missing(NamedTuple):
-    """Something committed whose message is not in the log.
+class MissingMessage(NamedTuple):
+    """A committed transaction or key whose message is not in the log.
 
-    `state`: "missing"; "pending" = stored and undecided, or waiting behind an earlier
-    message of its key; "rolled back" = decided against its own row; "forgotten" = too
-    old for the broker to know whether its messages went elsewhere.
+    `state` is "missing"; "pending" where the message is stored and undecided, or waits
+    behind an earlier message of its key; "rolled back" where the broker decided against
+    the committed row; "forgotten" where the transaction is too old for the broker to
+    know whether its messages went to other topics.
     """
 
     what: str  # "transaction" or "key"
     name: str
     state: str
-    at: int | None  # microseconds, None where the table does not say
+    at: int | None  # microseconds; None where the table has no time
 
 
 class Reconciliation(NamedTuple):
-    """What was found, and the plan that follows from it. `unlisted` are more missing
-    ones than `missing` names.
+    """The plan and the missing messages.
+
+    `unlisted` is the number of missing messages that `missing` does not list.
     """
 
     data: bytes  # of the plan's file
-    manifest: Manifest
-    planned: tuple[Planned, ...]
-    missing: tuple[Missing, ...]
+    manifest: PlanFile
+    planned: tuple[PlannedLetter, ...]
+    missing: tuple[MissingMessage, ...]
     unlisted: int
 
     def counts(self) -> Counter[str]:
-        """Letters by class."""
+        """Return the number of letters by class."""
         return Counter(str(item.cls) for item in self.planned)
 
 
-class _Frozen(NamedTuple):
-    """The moment that everything is read at."""
+class _Inputs(NamedTuple):
+    """The snapshot and the published ends, and the connections that read them."""
 
-    link: Link
-    taken: Snapshot | None
-    group: Group
+    link: BrokerLink
+    snapshot: DatabaseSnapshot | None
+    group: GroupIdentity
     ends: dict[str, tuple[int, ...]]
 
 
-def reconcile(spark: SparkSession, question: Question) -> Reconciliation:
-    """Looks at everything and changes nothing. Raises TxmqError."""
-    version = version_of(question.version)
+def reconcile(spark: SparkSession, options: ReconcileOptions) -> Reconciliation:
+    """Classify the letters and make a plan; change nothing. Raises TxmqError."""
+    version = version_column(options.version)
     with ExitStack() as stack:
-        taken = stack.enter_context(snapshot(question.dsn)) if question.dsn else None
-        moment = _freeze(stack.enter_context(Link(question.url)), taken, question)
-        found = Tables()
-        if taken is not None:
-            found = tables(spark, taken, moment.group, question.business, question.applied_query)
+        snapshot = stack.enter_context(open_snapshot(options.dsn)) if options.dsn else None
+        inputs = _fix_inputs(stack.enter_context(BrokerLink(options.url)), snapshot, options)
+        found = EvidenceTables()
+        if snapshot is not None:
+            found = read_tables(
+                spark, snapshot, inputs.group, options.business, options.applied_query
+            )
         log = _log(
-            spark, question.url, moment, ["topic", "partition", "offset", "message_id", "key"]
+            spark, options.url, inputs, ["topic", "partition", "offset", "message_id", "key"]
         )
-        frame = evidence(_letters(spark, question, moment), log, found, version)
-        letters = list(_judged(moment, frame.toArrow().to_pylist(), versioned=version is not None))
-        missing, unlisted = _missing(moment, found, log)
-    planned = plan(letters, question.rules)
-    data = freeze(_facts(moment, found), question.rules, planned)
-    return Reconciliation(data, thaw(data), tuple(planned), missing, unlisted)
+        frame = join_evidence(_letters(spark, options, inputs), log, found, version)
+        letters = list(
+            _as_letters(inputs, frame.toArrow().to_pylist(), versioned=version is not None)
+        )
+        missing, unlisted = _missing(inputs, found, log)
+    planned = make_plan(letters, options.rules)
+    data = encode_plan(_plan_inputs(inputs, found), options.rules, planned)
+    return Reconciliation(data, decode_plan(data), tuple(planned), missing, unlisted)
 
 
-def _freeze(link: Link, taken: Snapshot | None, question: Question) -> _Frozen:
-    shown = link.call("group.show", group=question.group)
+def _fix_inputs(
+    link: BrokerLink, snapshot: DatabaseSnapshot | None, options: ReconcileOptions
+) -> _Inputs:
+    shown = link.call("group.show", group=options.group)
     there = {topic["name"] for topic in link.call("topic.list")["topics"]}
-    topics = question.topics or there.intersection(shown["topics"])
+    topics = options.topics or there.intersection(shown["topics"])
     if not topics:
         raise ConfigError(
-            "group", f"{question.group} reads no topic", hint="is it the right group?"
+            "group", f"group {options.group} reads no topic", hint="check the name of the group"
         )
     ends = {topic: tuple(link.published_ends(topic)) for topic in sorted(topics)}
-    return _Frozen(link, taken, Group(question.group, shown["epoch"], link.log_id), ends)
+    return _Inputs(link, snapshot, GroupIdentity(options.group, shown["epoch"], link.log_id), ends)
 
 
-def _facts(moment: _Frozen, found: Tables) -> Facts:
-    taken = moment.taken
-    return Facts(
-        group=moment.group.name,
-        log_id=moment.group.log_id,
-        ends=moment.ends,
+def _plan_inputs(inputs: _Inputs, found: EvidenceTables) -> PlanInputs:
+    snapshot = inputs.snapshot
+    return PlanInputs(
+        group=inputs.group.name,
+        log_id=inputs.group.log_id,
+        ends=inputs.ends,
         evidence=tuple(name for name, frame in found._asdict().items() if frame is not None),
-        database=f"{taken.identity.system_id}/{taken.database}" if taken else None,
-        snapshot=taken.sees if taken else None,
-        snapshot_at=taken.at if taken else None,
+        database=f"{snapshot.identity.system_id}/{snapshot.database}" if snapshot else None,
+        snapshot=snapshot.visible if snapshot else None,
+        snapshot_at=snapshot.at if snapshot else None,
     )
 
 
-def _log(spark: SparkSession, url: str, moment: _Frozen, names: Sequence[str]) -> DataFrame:
-    ends = {topic: dict(enumerate(ends)) for topic, ends in moment.ends.items()}
+def _log(spark: SparkSession, url: str, inputs: _Inputs, names: Sequence[str]) -> DataFrame:
+    ends = {topic: dict(enumerate(ends)) for topic, ends in inputs.ends.items()}
     reader = spark.read.format("txmq").option("url", url).option("topic", ",".join(ends))
     reader = reader.option("endingOffsets", json.dumps(ends)).option(
         "minPartitions", spark.sparkContext.defaultParallelism
@@ -142,18 +154,18 @@ def _log(spark: SparkSession, url: str, moment: _Frozen, names: Sequence[str]) -
     return reader.schema(_ddl(MESSAGES, names)).load()
 
 
-def _letters(spark: SparkSession, question: Question, moment: _Frozen) -> DataFrame:
-    """Open letters of messages below the ends, with times as numbers."""
+def _letters(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) -> DataFrame:
+    """Return the open letters of messages below the ends, with times as numbers."""
     names = [
         name
         for name in LETTERS.names
-        if name != "body" or (question.version or "").startswith("json:")
+        if name != "body" or (options.version or "").startswith("json:")
     ]
-    reader = spark.read.format("txmq").option("url", question.url).option("letters", question.group)
+    reader = spark.read.format("txmq").option("url", options.url).option("letters", options.group)
     letters = reader.schema(_ddl(LETTERS, names)).load()
     ends = [
         (topic, number, end)
-        for topic, ends in moment.ends.items()
+        for topic, ends in inputs.ends.items()
         for number, end in enumerate(ends)
     ]
     below = spark.createDataFrame(ends, "topic string, partition int, end bigint")
@@ -161,10 +173,10 @@ def _letters(spark: SparkSession, question: Question, moment: _Frozen) -> DataFr
         letters.join(f.broadcast(below), ["topic", "partition"]).where("offset < end").drop("end")
     )
     known = known.withColumns({name: f.unix_micros(name) for name in ("stored_at", "dead_at")})
-    return known.localCheckpoint()  # listed once: several joins must see the same letters
+    return known.localCheckpoint()  # listed once, because several joins must see the same letters
 
 
-def _ddl(schema: Any, names: Sequence[str]) -> str:  # Arrow has no types
+def _ddl(schema: Any, names: Sequence[str]) -> str:  # noqa: ANN401  # Arrow has no types
     kinds = {
         "timestamp[us, tz=UTC]": "timestamp",
         "int32": "int",
@@ -177,44 +189,51 @@ def _ddl(schema: Any, names: Sequence[str]) -> str:  # Arrow has no types
     )
 
 
-def _judged(
-    moment: _Frozen, rows: Sequence[Mapping[str, Any]], *, versioned: bool
+def _as_letters(
+    inputs: _Inputs, rows: Sequence[Mapping[str, Any]], *, versioned: bool
 ) -> Iterator[Letter]:
-    """Rows of evidence as letters; what the token table leaves open is asked of the
-    broker.
+    """Yield rows of evidence as letters.
+
+    The broker is asked about tokens that the token table does not have.
     """
-    oldest = oldest_token(moment.taken) if moment.taken else None
-    asked: dict[str, Token] = {}
+    oldest = oldest_token(inputs.snapshot) if inputs.snapshot else None
+    by_token: dict[str, TokenEvidence] = {}
     for row in rows:
-        token = Token.NONE
-        if row["token"] is not None and moment.taken is not None:
-            token = _token(moment.link, moment.taken, row, oldest, asked)
+        token = TokenEvidence.NONE
+        if row["token"] is not None and inputs.snapshot is not None:
+            token = _token_evidence(inputs.link, inputs.snapshot, row, oldest, by_token)
         fields = {name: row[name] for name in Letter._fields if name in row}
         fields |= {
-            "busy": row["reserved_by"] is not None,
+            "reserved": row["reserved_by"] is not None,
             "token": token,
             "readable": not versioned or row["version"] is not None,
         }
         yield Letter(**fields)
 
 
-def _token(
-    link: Link, taken: Snapshot, row: Mapping[str, Any], oldest: str | None, asked: dict[str, Token]
-) -> Token:
+def _token_evidence(
+    link: BrokerLink,
+    snapshot: DatabaseSnapshot,
+    row: Mapping[str, Any],
+    oldest: str | None,
+    by_token: dict[str, TokenEvidence],
+) -> TokenEvidence:
     state, token = row["token_state"], row["token"]
     if state is not None:
-        return Token.FENCED if state == "R" else Token.COMMITTED
+        return TokenEvidence.FENCED if state == "R" else TokenEvidence.COMMITTED
     if oldest is None or token < oldest:
-        return Token.NONE
-    if token not in asked:
-        asked[token] = Token.ABSENT if _decided_by(link, token, taken.identity) else Token.NONE
-    return asked[token]
+        return TokenEvidence.NONE
+    if token not in by_token:
+        by_token[token] = (
+            TokenEvidence.ABSENT
+            if _decided_by(link, token, snapshot.identity)
+            else TokenEvidence.NONE
+        )
+    return by_token[token]
 
 
-def _decided_by(link: Link, token: str, database: ServerIdentity) -> bool:
-    """Whether this very database decided the transaction, so that a row of it should be
-    there.
-    """
+def _decided_by(link: BrokerLink, token: str, database: ServerIdentity) -> bool:
+    """Return whether this database decided the transaction, and should have its row."""
     try:
         kind, *fields = link.call("tx.show", token=token)["decider"]
     except UnknownTransaction:
@@ -224,26 +243,30 @@ def _decided_by(link: Link, token: str, database: ServerIdentity) -> bool:
     )
 
 
-def _missing(moment: _Frozen, found: Tables, log: DataFrame) -> tuple[tuple[Missing, ...], int]:
-    """Committed rows whose messages are not in the log, and how many are not listed."""
-    missing: list[Missing] = []
+def _missing(
+    inputs: _Inputs, found: EvidenceTables, log: DataFrame
+) -> tuple[tuple[MissingMessage, ...], int]:
+    """Return the missing messages, and the number of those not listed."""
+    missing: list[MissingMessage] = []
     more = 0
     if found.tokens is not None:
-        rows, unlisted = _listed(unseen_tokens(found.tokens, log), "token")
-        states = ((row, _state(moment, row["token"])) for row in rows)
+        rows, unlisted = _listed(tokens_without_messages(found.tokens, log), "token")
+        states = ((row, _state(inputs, row["token"])) for row in rows)
         missing += [
-            Missing("transaction", row["token"], state, row["at"]) for row, state in states if state
+            MissingMessage("transaction", row["token"], state, row["at"])
+            for row, state in states
+            if state
         ]
         more += unlisted
     if found.business is not None:
-        rows, unlisted = _listed(unseen_keys(found.business, log), "key")
-        missing += [Missing("key", row["key"], "missing", None) for row in rows]
+        rows, unlisted = _listed(keys_without_messages(found.business, log), "key")
+        missing += [MissingMessage("key", row["key"], "missing", None) for row in rows]
         more += unlisted
     return tuple(missing), more
 
 
 def _listed(frame: DataFrame, name: str) -> tuple[list[Row], int]:
-    """The first rows in order, and how many more there are."""
+    """Return the first rows in order, and the number of the others."""
     rows = frame.orderBy(name).limit(MISSING_LISTED).collect()
     return rows, frame.count() - len(rows) if len(rows) == MISSING_LISTED else 0
 
@@ -257,12 +280,15 @@ STATES: Final = {
 }
 
 
-def _state(moment: _Frozen, token: str) -> str:
-    """What the broker says of a transaction whose messages were not read; "" = they
-    went elsewhere, or it had none.
+def _state(inputs: _Inputs, token: str) -> str:
+    """Return the state of a transaction without messages in the frames.
+
+    It is "" for one whose messages are in other topics, or that had none.
     """
     try:
-        return STATES[moment.link.call("tx.show", token=token)["state"]]
+        return STATES[inputs.link.call("tx.show", token=token)["state"]]
     except UnknownTransaction:
-        now = moment.taken.at if moment.taken else 0
-        return "missing" if int(token[:12], 16) * 1_000 > now - REMEMBERED_US else "forgotten"
+        now = inputs.snapshot.at if inputs.snapshot else 0
+        return (
+            "missing" if int(token[:12], 16) * MILLISECOND > now - OUTCOME_KEPT_US else "forgotten"
+        )

@@ -1,13 +1,12 @@
-"""Replaying a plan: one job whose tasks store what is to be replayed, and one decision
-that makes all of it happen.
+"""Replay of a plan: tasks store the replays as bundles, and one decision publishes
+them.
 
-A task stores a group for each chunk, without messages: its actions are the replays of
-the chunk's letters, in the order of their keys. The job is named by the plan's digest,
-so that a plan that was run is not run again; a run that died half-way is given up
-first. A letter that is no longer there, or that somebody else has in hand, is left out
-and said so.
+A task stores one bundle per chunk, without messages. Its actions are the replays of the
+chunk's letters, in the order of their keys. The job is named by the plan's digest, so a
+plan is replayed once. A run that died before its decision is rolled back first. Letters
+that are gone, or that another transaction has reserved, are left out and reported.
 
-A replayed letter is delivered again in its place, with the same id; once it is acked,
+A replayed letter is delivered again in its place, with the same id. Once it is acked,
 the messages of its key that were parked behind it follow.
 """
 
@@ -24,46 +23,53 @@ from pyspark.sql import SparkSession
 
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted, UnknownLetter
+from txmq.model.actions import ReplayAction
+from txmq.model.decider import ByJob
 from txmq.model.message import COMMIT
-from txmq.wire.group import NO_DIGEST, Description, Part, group_digest
-from txmq_spark.jobs import current
-from txmq_spark.link import Link
-from txmq_spark.manifest import Entry, Manifest
-from txmq_spark.writing import EXPIRE_S, SERVICE, connected
+from txmq.model.units import SECOND
+from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, bundle_digest
+from txmq_spark.broker_link import BrokerLink
+from txmq_spark.named_jobs import current_job
+from txmq_spark.plan_file import PlanEntry, PlanFile
+from txmq_spark.writing import EXPIRE_S, SERVICE, task_client
 
-Place = tuple[str, int, int]
-Letters = Mapping[Place, Mapping[str, Any]]  # as the broker tells them
-ATTEMPTS: Final = 3  # to get hold of all letters at once, while others may be at work on them
-EXPIRE_US: Final = int(EXPIRE_S * 1_000_000)
-EARLIER: Final = "by an earlier run of this plan"
-LEFT: Final = "an earlier run of this plan left it: reconcile again for another plan"
+LetterPlace = tuple[str, int, int]
+Letters = Mapping[LetterPlace, Mapping[str, Any]]  # as the broker lists them
+RESERVE_ATTEMPTS: Final = 3  # to reserve all letters, while others may replay or close some
+EXPIRE_US: Final = int(EXPIRE_S * SECOND)
+DONE_BEFORE: Final = "by an earlier run of this plan"
+LEFT_BEFORE: Final = "an earlier run of this plan left it: run reconcile again"
 
 
-class Outcome(NamedTuple):
-    """What became of a letter: "done" = it is delivered again; "refused", and why; in a
-    dry run "planned".
+class LetterOutcome(NamedTuple):
+    """The outcome for one letter.
+
+    "done" means that it is delivered again, "refused" has a reason, and a dry run gives
+    "planned".
     """
 
-    entry: Entry
+    entry: PlanEntry
     outcome: str
     why: str = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LetterPlace:
         return self.entry.topic, self.entry.partition, self.entry.offset
 
 
-class Replay(NamedTuple):
-    """A run of a plan. `job` is None where nothing was replayed; `repeated` = an
-    earlier run had done it.
+class ReplayResult(NamedTuple):
+    """The result of a run.
+
+    `job` is None where nothing was replayed. `repeated` means that an earlier run has
+    replayed the plan.
     """
 
     job: UUID | None
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[LetterOutcome, ...]
     repeated: bool = False
 
     def lines(self) -> Iterator[str]:
-        """The outcomes as JSON lines."""
+        """Yield the outcomes as JSON lines."""
         for one in self.outcomes:
             topic, partition, offset = one.place
             fields = {
@@ -80,62 +86,74 @@ class Replay(NamedTuple):
 def replay(
     spark: SparkSession,
     url: str,
-    plan: Manifest,
+    plan: PlanFile,
     *,
     canary: int | None = None,
     dry_run: bool = False,
-) -> Replay:
-    """Replays what the plan takes; `canary`: only so many letters from its beginning,
-    and the rest of the last key.
+) -> ReplayResult:
+    """Replay the letters of the plan.
 
-    Raises ConfigError where the plan is of another broker's log, TransactionAborted
-    where others got in the way: then nothing was replayed.
+    `canary` takes that many letters from the beginning, and the rest of the last key.
+    Raises ConfigError where the plan is of another broker's log. Raises
+    TransactionAborted where other transactions interfered; then nothing was replayed.
     """
-    entries = plan.replays if canary is None else first_keys(plan.replays, canary)
+    entries = plan.replays if canary is None else take_canary(plan.replays, canary)
     group = plan.header.facts.group
-    with Link(url) as link:
+    with BrokerLink(url) as link:
         _require_log(link, plan)
         if dry_run:
-            return Replay(None, tuple(foresee(entries, _open_letters(link, group), "planned")))
-        name = f"replay {plan.digest}" + ("" if canary is None else f" first {len(entries)}")
-        for _ in range(ATTEMPTS):
+            return ReplayResult(
+                None, tuple(expected_outcomes(entries, _open_letters(link, group), "planned"))
+            )
+        name = f"replay {plan.header.digest}" + ("" if canary is None else f" first {len(entries)}")
+        for _ in range(RESERVE_ATTEMPTS):
             done = _run(spark, link, url, group, name, entries)
             if done is not None:
                 return done
     raise TransactionAborted(
-        "others replay or close letters of this plan just now",
-        hint="run it again when they are done",
+        "other transactions replay or close letters of this plan",
+        hint="run it again later",
     )
 
 
 def _run(
-    spark: SparkSession, link: Link, url: str, group: str, name: str, entries: Sequence[Entry]
-) -> Replay | None:
-    """One attempt; None = the letters changed meanwhile, or another run took over, and
-    nothing was replayed.
+    spark: SparkSession,
+    link: BrokerLink,
+    url: str,
+    group: str,
+    name: str,
+    entries: Sequence[PlanEntry],
+) -> ReplayResult | None:
+    """Make one attempt.
+
+    Returns None where letters changed meanwhile or another run took over; then nothing
+    was replayed.
     """
-    with connected(url) as client:
-        job = current(client, name, take_over=True)
+    with task_client(url) as client:
+        job = current_job(client, name, take_over=True)
         letters = _open_letters(link, group)
         if job.committed:
-            return Replay(job.token, tuple(recall(entries, letters)), repeated=True)
-        foreseen = tuple(foresee(entries, letters, "done"))
+            return ReplayResult(job.token, tuple(past_outcomes(entries, letters)), repeated=True)
+        foreseen = tuple(expected_outcomes(entries, letters, "done"))
         if all(one.outcome == "refused" for one in foreseen):
-            return Replay(None, foreseen)
-        winners = _store(spark, url, group, job.token, foreseen)
+            return ReplayResult(None, foreseen)
+        winners = _store_chunks(spark, url, group, job.token, foreseen)
         if winners is None:
             client.job(job.token).abort()
             return None
         decided = client.job(job.token).decide(winners)
-    return Replay(job.token, foreseen, decided.repeated) if decided.outcome is COMMIT else None
+    return (
+        ReplayResult(job.token, foreseen, decided.repeated) if decided.outcome is COMMIT else None
+    )
 
 
-def first_keys(entries: Sequence[Entry], count: int) -> tuple[Entry, ...]:
-    """The first entries, at least `count` of them, that end with the end of a key.
+def take_canary(entries: Sequence[PlanEntry], count: int) -> tuple[PlanEntry, ...]:
+    """Return the first `count` entries or a few more, up to the end of a key.
+
     Raises ConfigError.
     """
     if count < 1:
-        raise ConfigError("canary", f"{count} is no number of letters", hint="1 or more")
+        raise ConfigError("canary", f"invalid number of letters {count}", hint="use 1 or more")
     chosen = list(entries[:count])
     for entry in entries[count:]:
         if entry.key is None or (entry.topic, entry.key) != (chosen[-1].topic, chosen[-1].key):
@@ -144,74 +162,78 @@ def first_keys(entries: Sequence[Entry], count: int) -> tuple[Entry, ...]:
     return tuple(chosen)
 
 
-def foresee(entries: Iterable[Entry], letters: Letters, good: str) -> Iterator[Outcome]:
-    """What will become of each entry, as the letters are now. Nothing overtakes a
-    letter of its key that stays.
+def expected_outcomes(
+    entries: Iterable[PlanEntry], letters: Letters, good: str
+) -> Iterator[LetterOutcome]:
+    """Yield the outcome of each entry, by the present letters.
+
+    No letter overtakes an earlier one of its key that stays.
     """
     staying: dict[tuple[str, str], str] = {}
     for entry in entries:
         letter = letters.get((entry.topic, entry.partition, entry.offset))
-        why = _refused(entry, letter)
+        why = _refusal_reason(entry, letter)
         if entry.key is not None:
             key, place = (entry.topic, entry.key), f"{entry.partition}/{entry.offset}"
             if why and letter is not None:
                 staying.setdefault(key, place)
             elif not why and key in staying:
                 why = f"behind {staying[key]} of its key, which stays"
-        yield Outcome(entry, "refused" if why else good, why)
+        yield LetterOutcome(entry, "refused" if why else good, why)
 
 
-def _refused(entry: Entry, letter: Mapping[str, Any] | None) -> str:
-    """Why a letter cannot be replayed by this plan; "" = it can."""
+def _refusal_reason(entry: PlanEntry, letter: Mapping[str, Any] | None) -> str:
+    """Return why this plan cannot replay a letter; "" where it can."""
     if letter is None:
-        return "it is no dead letter any more"
-    if not _same(entry, letter):
-        return "it was replayed since the plan was made, and died again"
+        return "it is not a dead letter any more"
+    if not _is_planned_death(entry, letter):
+        return "it was replayed after the plan was made, and failed again"
     return (
-        f"transaction {letter['reserved_by']} has it in hand"
+        f"transaction {letter['reserved_by']} has reserved it"
         if letter["reserved_by"] is not None
         else ""
     )
 
 
-def _same(entry: Entry, letter: Mapping[str, Any]) -> bool:
-    """Whether the letter is the one that was planned: that message, and that death of
-    it.
-    """
+def _is_planned_death(entry: PlanEntry, letter: Mapping[str, Any]) -> bool:
+    """Return whether this is the message of the plan, and the same failure of it."""
     return (letter["message_id"], letter["dead_at"]) == (entry.message_id, entry.dead_at)
 
 
-def recall(entries: Iterable[Entry], letters: Letters) -> Iterator[Outcome]:
-    """What became of each entry in an earlier run, as far as can be seen now."""
+def past_outcomes(entries: Iterable[PlanEntry], letters: Letters) -> Iterator[LetterOutcome]:
+    """Yield the outcome of each entry in an earlier run, by the present letters."""
     for entry in entries:
         letter = letters.get((entry.topic, entry.partition, entry.offset))
-        left = letter is not None and _same(entry, letter)
-        yield Outcome(entry, "refused", LEFT) if left else Outcome(entry, "done", EARLIER)
+        left = letter is not None and _is_planned_death(entry, letter)
+        yield (
+            LetterOutcome(entry, "refused", LEFT_BEFORE)
+            if left
+            else LetterOutcome(entry, "done", DONE_BEFORE)
+        )
 
 
-def _require_log(link: Link, plan: Manifest) -> None:
+def _require_log(link: BrokerLink, plan: PlanFile) -> None:
     expected = plan.header.facts.log_id
     if link.log_id != expected:
         raise ConfigError(
             "plan",
-            f"it is of log {expected}, the broker has {link.log_id}",
-            hint="ask the right broker",
+            f"the plan is of log {expected}, the broker has log {link.log_id}",
+            hint="connect to the broker of the plan",
         )
 
 
-def _open_letters(link: Link, group: str) -> dict[Place, dict[str, Any]]:
+def _open_letters(link: BrokerLink, group: str) -> dict[LetterPlace, dict[str, Any]]:
     letters = link.letters(group, bodies=False)
     return {(letter["topic"], letter["partition"], letter["offset"]): letter for letter in letters}
 
 
-def _store(
-    spark: SparkSession, url: str, group: str, job: UUID, foreseen: Iterable[Outcome]
+def _store_chunks(
+    spark: SparkSession, url: str, group: str, job: UUID, foreseen: Iterable[LetterOutcome]
 ) -> list[UUID] | None:
-    """Stores a group for each chunk and returns their tokens, in order; None where a
-    letter is not to be had any more.
+    """Store a bundle for each chunk and return their tokens, in order.
 
-    A chunk's token is the same in every attempt of its task, and so is what it stores:
-    to store it twice does nothing.
+    Returns None where a letter is not available any more. All attempts of a task store
+    the same bundle under the same token, so repeated storing changes nothing.
     """
     ready = [one for one in foreseen if one.outcome == "done"]
     rows = [
@@ -220,10 +242,10 @@ def _store(
     ]
 
     def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with Link(url) as link:
+        with BrokerLink(url) as link:
             for batch in batches:
                 refusals = [
-                    _refusal(link, group, job, row["token"], row["places"])
+                    _store_chunk(link, group, job, row["token"], row["places"])
                     for row in batch.to_pylist()
                 ]
                 yield pa.RecordBatch.from_pydict({"refusal": pa.array(refusals, pa.string())})
@@ -235,16 +257,14 @@ def _store(
     return [UUID(token) for token, _places in rows] if not any(refusals) else None
 
 
-def _refusal(link: Link, group: str, job: UUID, token: str, places: str) -> str | None:
-    """Stores one chunk; returns why the broker would not have it, None where it is
-    stored.
-    """
+def _store_chunk(link: BrokerLink, group: str, job: UUID, token: str, places: str) -> str | None:
+    """Store one chunk; return the reason of a refusal, None where it is stored."""
     actions = tuple(
-        ("replay", group, topic, partition, offset)
+        ReplayAction(group, topic, partition, offset)
         for topic, partition, offset in json.loads(places)
     )
-    description = Description(("job", job.bytes), SERVICE, actions, EXPIRE_US)
-    part = Part(
+    description = BundleDescription(ByJob(job.bytes), SERVICE, actions, EXPIRE_US)
+    part = BundlePart(
         UUID(token).bytes,
         0,
         0,
@@ -255,7 +275,7 @@ def _refusal(link: Link, group: str, job: UUID, token: str, places: str) -> str 
         batches=(),
     )
     try:
-        link.store(part._replace(digest=group_digest([part])))
+        link.store(part._replace(digest=bundle_digest([part])))
     except UnknownLetter as error:
         return error.message
     return None

@@ -1,9 +1,8 @@
-"""What a reconciliation found, for people: a table in the terminal and one HTML page
-that needs nothing else.
+"""Reports of a reconciliation: a table for the terminal, and a self-contained HTML
+page.
 
-The page loads nothing and runs nothing, and says so to the browser. Whatever comes from
-messages is escaped, and what does not print is replaced: a body is data, also to
-whoever looks at it.
+The page loads no resource and runs no script, and its policy tells the browser so.
+Texts from messages are escaped, and unprintable characters are replaced.
 """
 
 from __future__ import annotations
@@ -19,38 +18,39 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from txmq_spark.charts import Bar, bars, safe
-from txmq_spark.manifest import Header
-from txmq_spark.plan import Class, Planned
-from txmq_spark.reconcile import Missing, Reconciliation
+from txmq.model.units import DAY, HOUR, SECOND
+from txmq_spark.charts import Bar, bar_chart, escape_text
+from txmq_spark.plan import LetterClass, PlannedLetter
+from txmq_spark.plan_file import PlanHeader
+from txmq_spark.reconcile import MissingMessage, Reconciliation
 
-SECOND: Final = 1_000_000
-AGES: Final = ((3_600, "under an hour"), (86_400, "under a day"), (7 * 86_400, "under a week"))
+AGES: Final = ((HOUR, "under an hour"), (DAY, "under a day"), (7 * DAY, "under a week"))
 OLDER: Final = "a week or more"
-MOST: Final = 12  # bars of a chart
-LETTERS: Final = 20  # shown of each class
-MISSING: Final = 100  # shown of the rows without a message
+CHART_BARS: Final = 12  # the other bars are summed up
+LISTED_LETTERS: Final = 20  # shown of each class
+LISTED_MISSING: Final = 100  # shown of the rows without a message
 MEANINGS: Final = {
-    Class.PENDING: "an undecided transaction has it in hand: run this again later",
-    Class.APPLIED: "its effect is committed: replayed, it would do nothing but lift its key's fence",
-    Class.NO_BUSINESS_ROW: "what it speaks of was never committed, or is gone",
-    Class.SUPERSEDED: "a newer version of its key has been applied",
-    Class.POISON: "it would fail again: mend the consumer or the message first",
-    Class.REPLAY_CHAIN: "safe to replay, in the order of its key",
-    Class.REPLAY_ALONE: "safe to replay",
+    LetterClass.PENDING: "an undecided transaction acks or replays it: reconcile again later",
+    LetterClass.APPLIED: "its effect is committed: a replay would only lift the fence of its key",
+    LetterClass.NO_BUSINESS_ROW: "the row that it is about was never committed, or is gone",
+    LetterClass.SUPERSEDED: "a newer version of its key has been applied",
+    LetterClass.POISON: "it would fail again: fix the consumer or the message first",
+    LetterClass.REPLAY_CHAIN: "safe to replay, in the order of its key",
+    LetterClass.REPLAY_ALONE: "safe to replay",
 }
 
 
-def terminal(found: Reconciliation) -> RenderableType:
-    """The summary for a terminal. Texts of strangers are shown as they are printed,
-    never as markup.
+def terminal_summary(found: Reconciliation) -> RenderableType:
+    """Return the summary for a terminal.
+
+    Texts from messages are printed as they are, never as markup.
     """
     header, counts = found.manifest.header, found.counts()
     table = Table(title=f"Dead letters of {header.facts.group}", title_justify="left")
     table.add_column("class")
     table.add_column("letters", justify="right")
     table.add_column("what it means")
-    for cls in Class:
+    for cls in LetterClass:
         table.add_row(
             Text(cls, style=STYLES[cls]),
             str(counts[cls]),
@@ -61,55 +61,53 @@ def terminal(found: Reconciliation) -> RenderableType:
 
 
 STYLES: Final = {
-    Class.PENDING: "yellow",
-    Class.APPLIED: "green",
-    Class.NO_BUSINESS_ROW: "magenta",
-    Class.SUPERSEDED: "cyan",
-    Class.POISON: "red",
-    Class.REPLAY_CHAIN: "bold blue",
-    Class.REPLAY_ALONE: "bold blue",
+    LetterClass.PENDING: "yellow",
+    LetterClass.APPLIED: "green",
+    LetterClass.NO_BUSINESS_ROW: "magenta",
+    LetterClass.SUPERSEDED: "cyan",
+    LetterClass.POISON: "red",
+    LetterClass.REPLAY_CHAIN: "bold blue",
+    LetterClass.REPLAY_ALONE: "bold blue",
 }
 
 
-def _lines(found: Reconciliation, header: Header) -> Iterable[Text]:
+def _lines(found: Reconciliation, header: PlanHeader) -> Iterable[Text]:
     facts = header.facts
-    tables = (
-        ", ".join(facts.evidence) or "none: without a database only the letters themselves speak"
-    )
+    tables = ", ".join(facts.evidence) or "none (no database was read)"
     yield Text(f"Evidence: {tables}")
     total = len(found.missing) + found.unlisted
     states = Counter(row.state for row in found.missing)
-    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    by_state = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield Text(
-        f"Committed rows without a message: {total}" + (f" ({told})" if told else ""),
+        f"Committed rows without a message: {total}" + (f" ({by_state})" if by_state else ""),
         "red" if total else "",
     )
     yield Text(f"Plan {header.digest[:12]}: {_extent(header)}", "bold")
 
 
-def _extent(header: Header) -> str:
+def _extent(header: PlanHeader) -> str:
     letters, chunks = header.replays, header.chunks
     return (
         f"{letters} letter{'s' * (letters != 1)} to replay in {chunks} chunk{'s' * (chunks != 1)}"
     )
 
 
-def page(found: Reconciliation) -> str:
-    """The report as one HTML page."""
+def html_page(found: Reconciliation) -> str:
+    """Return the report as one HTML page."""
     header = found.manifest.header
     template = Template(resources.files(__package__).joinpath("report.html").read_text("utf-8"))
     return template.substitute(
-        group=safe(header.facts.group),
+        group=escape_text(header.facts.group),
         facts=_facts(header),
         charts=_charts(found),
         letters="".join(
-            _class(cls, [item for item in found.planned if item.cls is cls]) for cls in Class
+            _class(cls, [item for item in found.planned if item.cls is cls]) for cls in LetterClass
         ),
         missing=_missing(found.missing, found.unlisted),
     )
 
 
-def _facts(header: Header) -> str:
+def _facts(header: PlanHeader) -> str:
     facts = header.facts
     ends = "; ".join(f"{topic} {', '.join(map(str, ends))}" for topic, ends in facts.ends.items())
     rows = (
@@ -119,16 +117,16 @@ def _facts(header: Header) -> str:
         ("Log", f"{facts.log_id}, published ends: {ends}"),
         (
             "Database",
-            f"{facts.database} at {when(facts.snapshot_at)}" if facts.database else "none asked",
+            f"{facts.database} at {format_time(facts.snapshot_at)}" if facts.database else "none",
         ),
         ("Evidence", ", ".join(facts.evidence) or "none"),
     )
-    return "".join(f"<dt>{name}</dt><dd>{safe(value, 2_000)}</dd>" for name, value in rows)
+    return "".join(f"<dt>{name}</dt><dd>{escape_text(value, 2_000)}</dd>" for name, value in rows)
 
 
 def _charts(found: Reconciliation) -> str:
     counts = found.counts()
-    by_class = [Bar(cls, counts[cls], cls) for cls in Class]
+    by_class = [Bar(cls, counts[cls], cls) for cls in LetterClass]
     prints = Counter(
         f"{item.letter.error_type} {item.letter.fingerprint}".strip() for item in found.planned
     )
@@ -143,23 +141,25 @@ def _charts(found: Reconciliation) -> str:
         "Letters by age, at the time of this report",
     )
     return "".join(
-        bars(title, rows) for title, rows in zip(titles, (by_class, by_print, by_age), strict=True)
+        bar_chart(title, rows)
+        for title, rows in zip(titles, (by_class, by_print, by_age), strict=True)
     )
 
 
 def _most(counts: Counter[str]) -> list[tuple[str, int]]:
-    """The most frequent first, equal ones by name; the rest as one."""
+    """Return the largest counts, equal ones by name, and the sum of the rest."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    rest = ordered[MOST:]
+    rest = ordered[CHART_BARS:]
     return [
-        *ordered[:MOST],
+        *ordered[:CHART_BARS],
         *([(f"{len(rest)} others", sum(count for _name, count in rest))] if rest else []),
     ]
 
 
 def _now(found: Reconciliation) -> int:
-    """The time of the snapshot; without one, of the youngest letter: no clock has a say
-    in a report of fixed facts.
+    """Return the time of the snapshot, or the time of the youngest letter.
+
+    The report is a function of the findings, so no clock is read.
     """
     return found.manifest.header.facts.snapshot_at or max(
         (item.letter.dead_at for item in found.planned), default=0
@@ -167,51 +167,54 @@ def _now(found: Reconciliation) -> int:
 
 
 def _age(dead_at: int, now: int) -> str:
-    return next((name for limit, name in AGES if now - dead_at < limit * SECOND), OLDER)
+    return next((name for limit, name in AGES if now - dead_at < limit), OLDER)
 
 
-def _class(cls: Class, items: Sequence[Planned]) -> str:
+def _class(cls: LetterClass, items: Sequence[PlannedLetter]) -> str:
     if not items:
         return ""
-    rows = "".join(_letter(item) for item in items[:LETTERS])
-    more = f"<p>and {len(items) - LETTERS} more</p>" if len(items) > LETTERS else ""
-    head = "<tr><th>letter</th><th>key</th><th>failure</th><th>died</th><th>why</th><th>chunk</th></tr>"
-    title = (
-        f'<h2><span class="dot {cls}"></span>{cls}: {len(items)}</h2><p>{safe(MEANINGS[cls])}</p>'
-    )
+    rows = "".join(_letter(item) for item in items[:LISTED_LETTERS])
+    more = f"<p>and {len(items) - LISTED_LETTERS} more</p>" if len(items) > LISTED_LETTERS else ""
+    head = _row("th", "letter", "key", "failure", "died", "why", "chunk")
+    meaning = escape_text(MEANINGS[cls])
+    title = f'<h2><span class="dot {cls}"></span>{cls}: {len(items)}</h2><p>{meaning}</p>'
     return (
         f"<section>{title}<table><thead>{head}</thead><tbody>{rows}</tbody></table>{more}</section>"
     )
 
 
-def _letter(item: Planned) -> str:
+def _letter(item: PlannedLetter) -> str:
     letter = item.letter
     cells = (
         f"{letter.topic}/{letter.partition}/{letter.offset}",
         letter.key or "",
         f"{letter.error_type}: {letter.error_text}" if letter.error_text else letter.error_type,
-        when(letter.dead_at),
+        format_time(letter.dead_at),
         item.reason,
         "left" if item.chunk is None else str(item.chunk),
     )
-    return f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in cells)}</tr>"
+    return _row("td", *cells)
 
 
-def _missing(missing: Sequence[Missing], unlisted: int) -> str:
+def _row(tag: str, *cells: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape_text(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _missing(missing: Sequence[MissingMessage], unlisted: int) -> str:
     total = len(missing) + unlisted
     if not total:
-        return "<p>None: every committed row that was looked at has its message.</p>"
+        return "<p>None: every committed row that was read has its message.</p>"
     rows = "".join(
-        f"<tr><td>{safe(row.what)}</td><td>{safe(row.name)}</td><td>{safe(row.state)}</td><td>{when(row.at)}</td></tr>"
-        for row in missing[:MISSING]
+        _row("td", row.what, row.name, row.state, format_time(row.at))
+        for row in missing[:LISTED_MISSING]
     )
-    more = f"<p>and {total - MISSING} more</p>" if total > MISSING else ""
-    head = "<tr><th>what</th><th>name</th><th>state</th><th>committed</th></tr>"
+    more = f"<p>and {total - LISTED_MISSING} more</p>" if total > LISTED_MISSING else ""
+    head = _row("th", "what", "name", "state", "committed")
     return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>{more}"
 
 
-def when(micros: int | None) -> str:
-    """A time for people."""
+def format_time(micros: int | None) -> str:
+    """Return a time as text, in UTC."""
     return (
         ""
         if micros is None

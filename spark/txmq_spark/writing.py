@@ -1,12 +1,11 @@
-"""DataFrames as messages: one job, whose tasks store groups and whose one decision
-sends them all.
+"""DataFrames as messages: one job, whose tasks store bundles and whose one decision
+publishes them.
 
-Each task stores what it gets as a group under a fresh token, undecided and invisible,
-and tells the driver the token. The driver's commit is one decision that names the
-winning groups; a group that another attempt of the task stored, or a task that was
-given up, is dropped by it. So a task that is tried again, a second copy of a slow one
-and a driver that dies change nothing. With `idempotency_key` the job has a name:
-running it again meets the first run's decision.
+Each task stores its rows as an undecided, invisible bundle under a new token, and
+returns the token to the driver. The driver's commit is one decision that names the
+winning bundles. It drops the bundles of other attempts and of tasks that were given up.
+So repeated tasks, speculative copies and a driver that dies send nothing twice. With
+`idempotency_key` the job has a name, and a second run meets the decision of the first.
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ import txmq
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted
 from txmq.model.message import COMMIT, Message
-from txmq_spark.jobs import Job, current
-from txmq_spark.options import Writing
+from txmq_spark.named_jobs import NamedJob, current_job
+from txmq_spark.source_options import WriteOptions
 
 if TYPE_CHECKING:
-    from txmq.client.blocking.transaction.jobs import JobGroup
+    from txmq.client.blocking.transaction.jobs import JobBundle
 
 SERVICE: Final = "txmq-spark"
-PATIENCE_S: Final = 30.0  # a decision over many groups is more than one send
-VISIBLE_S: Final = 30.0  # for the messages of a run to be seen; a large one takes a second or two
-EXPIRE_S: Final = (
-    24 * 3_600.0
-)  # then the broker gives up a job whose driver never came to decide it
+TIMEOUT_S: Final = 30.0  # a decision over many bundles takes longer than a send
+PUBLISH_TIMEOUT_S: Final = 30.0  # until all messages are visible; a large run takes a second or two
+# the broker rolls back a job that has not been decided after this time
+EXPIRE_S: Final = 24 * 3_600.0
 TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "body": BinaryType(),
@@ -44,13 +42,16 @@ TYPES: Final[dict[str, DataType]] = {
     "tag": StringType(),
     "headers": MapType(StringType(), StringType()),
 }
-HINT: Final = "select what shall be sent: body binary; and key, tag, topic string, headers map<string,string> if wanted"
+HINT: Final = (
+    "select body binary, and optionally key, tag, topic string, headers map<string,string>"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Stored(WriterCommitMessage):
-    """What a task tells the driver: the token of its group, None where there was
-    nothing to send.
+class StoredBundle(WriterCommitMessage):
+    """A task's result for the driver: the token of its bundle.
+
+    The token is None where there was nothing to send.
     """
 
     token: str | None
@@ -58,79 +59,83 @@ class Stored(WriterCommitMessage):
 
 
 class JobWriter(DataSourceArrowWriter):
-    """Writes to topics. Made by the driver, where `commit` and `abort` run, too;
-    `write` runs in its tasks.
+    """Writer to topics.
+
+    The driver makes it and runs `commit` and `abort`; the tasks run `write`.
     """
 
-    def __init__(self, wanted: Writing, job: Job) -> None:
-        self._wanted, self._job = wanted, job
+    def __init__(self, options: WriteOptions, job: NamedJob) -> None:
+        self._options, self._job = options, job
 
     @classmethod
-    def planned(cls, wanted: Writing, schema: StructType, *, overwrite: bool) -> Self:
-        """The writer for rows of this schema. Raises ConfigError where they are no
-        messages, BrokerUnavailable.
+    def for_schema(cls, options: WriteOptions, schema: StructType, *, overwrite: bool) -> Self:
+        """Return the writer for rows of this schema.
+
+        Raises ConfigError where the rows are not messages, BrokerUnavailable.
         """
         if overwrite:
             raise ConfigError("mode", "a topic cannot be overwritten", hint='mode("append")')
-        check_columns(schema, wanted.topic)
-        if wanted.idempotency_key is None:
-            return cls(wanted, Job(new_token(), committed=False))
-        with connected(wanted.url) as client:
+        check_columns(schema, options.topic)
+        if options.idempotency_key is None:
+            return cls(options, NamedJob(new_token(), committed=False))
+        with task_client(options.url) as client:
             return cls(
-                wanted, current(client, f"write {wanted.topic or ''} {wanted.idempotency_key}")
+                options,
+                current_job(client, f"write {options.topic or ''} {options.idempotency_key}"),
             )
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
-        """Stores the rows as one group, in parts if they are many. Raises what
-        `client.send` raises.
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBundle:
+        """Store the rows as one bundle, in several parts if it is large.
+
+        Raises the errors of `client.send`.
         """
         if self._job.committed:
-            return Stored(None, 0)
-        with connected(self._wanted.url) as client:
+            return StoredBundle(None, 0)
+        with task_client(self._options.url) as client:
             group = client.job(self._job.token, expire_after=EXPIRE_S).group()
-            messages = sum(_add(group, batch, self._wanted.topic) for batch in iterator)
-            return Stored(group.store().hex if messages else None, messages)
+            messages = sum(_add(group, batch, self._options.topic) for batch in iterator)
+            return StoredBundle(group.store().hex if messages else None, messages)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Sends everything; what waits behind an undecided message of its key may be
-        seen only after this returns.
+        """Publish all winning bundles.
 
-        Raises TransactionAborted where another run of the same job gave it up
-        meanwhile.
+        Messages that wait behind an undecided message of their key may become visible
+        after this returns. Raises TransactionAborted where another run of the job
+        rolled it back.
         """
         winners = [
             UUID(message.token)
             for message in messages
-            if isinstance(message, Stored) and message.token
+            if isinstance(message, StoredBundle) and message.token
         ]
-        with connected(self._wanted.url) as client:
+        with task_client(self._options.url) as client:
             job = client.job(self._job.token)
             decided = job.decide(winners)
             if decided.outcome is COMMIT and not decided.repeated:
-                job.wait_published(winners, VISIBLE_S)
+                job.wait_published(winners, PUBLISH_TIMEOUT_S)
         if decided.outcome is not COMMIT:
-            hint = "nothing was sent: run it again"
+            hint = "nothing was sent; run it again"
             raise TransactionAborted(
                 f"job {self._job.token} was rolled back by another run or by its time-out",
                 hint=hint,
             )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drops everything; what another run of the job has committed stays."""
-        with connected(self._wanted.url) as client:
+        """Drop all bundles. A commit of another run stays."""
+        with task_client(self._options.url) as client:
             client.job(self._job.token).abort()
 
 
-def connected(url: str) -> txmq.Client:
-    """A client for a task or the driver."""
-    return txmq.connect(url, service=SERVICE, timeout=PATIENCE_S)
+def task_client(url: str) -> txmq.Client:
+    """Return a client for a task or the driver."""
+    return txmq.connect(url, service=SERVICE, timeout=TIMEOUT_S)
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Raises ConfigError where rows of this schema are no messages."""
+    """Raise ConfigError where rows of this schema are not messages."""
     for field in schema:
-        wanted = TYPES.get(field.name)
-        if wanted is None or not _same(field.dataType, wanted):
+        expected = TYPES.get(field.name)
+        if expected is None or not _same(field.dataType, expected):
             what = f"{field.name} {field.dataType.simpleString()}"
             raise ConfigError("columns", f"a message has no column {what}", hint=HINT)
     if "body" not in schema.names:
@@ -138,37 +143,39 @@ def check_columns(schema: StructType, topic: str | None) -> None:
     if ("topic" in schema.names) == (topic is not None):
         raise ConfigError(
             "topic",
-            "either an option or a column says where to send",
+            "name the topic by either an option or a column",
             hint='option("topic", "orders")',
         )
 
 
-def _same(found: DataType, wanted: DataType) -> bool:
-    if isinstance(wanted, MapType):
+def _same(found: DataType, expected: DataType) -> bool:
+    if isinstance(expected, MapType):
         return isinstance(found, MapType) and (found.keyType, found.valueType) == (
-            wanted.keyType,
-            wanted.valueType,
+            expected.keyType,
+            expected.valueType,
         )
-    return found == wanted
+    return found == expected
 
 
-def _add(group: JobGroup, batch: pa.RecordBatch, topic: str | None) -> int:
-    """Adds the rows to the group; returns how many they are."""
+def _add(group: JobBundle, batch: pa.RecordBatch, topic: str | None) -> int:
+    """Add the rows to the bundle; return their number."""
     if topic is not None:
         _send(group, topic, batch)
         return int(batch.num_rows)
     topics = batch.column("topic")
     for name in pc.unique(topics).to_pylist():
         if name is None:
-            raise ConfigError("columns", "a row has no topic", hint="filter it out, or give it one")
+            raise ConfigError(
+                "columns", "a row has no topic", hint="filter such rows out, or fill in a topic"
+            )
         _send(group, name, batch.filter(pc.equal(topics, name)))
     return int(batch.num_rows)
 
 
-def _send(group: JobGroup, topic: str, batch: pa.RecordBatch) -> None:
+def _send(group: JobBundle, topic: str, batch: pa.RecordBatch) -> None:
     if batch.column("body").null_count:
         raise ConfigError(
-            "columns", "a row has no body", hint="filter it out, or send an empty one"
+            "columns", "a row has no body", hint="filter such rows out, or send empty bodies"
         )
     bodies, keys, tags, headers = (
         _values(batch, name) for name in ("body", "key", "tag", "headers")
@@ -184,5 +191,5 @@ def _send(group: JobGroup, topic: str, batch: pa.RecordBatch) -> None:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any] | None:
-    """A column as Python values, None where there is no such column."""
+    """Return a column as Python values, None where it does not exist."""
     return batch.column(name).to_pylist() if name in batch.schema.names else None

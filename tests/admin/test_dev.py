@@ -22,7 +22,7 @@ DSN = "postgresql://dev@127.0.0.1/dev"
         ("127.0.0.1:9000", "localhost:80", "localhost:80"),
     ],
 )
-def test_the_console_is_next_to_the_broker_unless_it_is_told_where(
+def test_the_console_is_next_to_the_broker_by_default(
     tmp_path: Path, listen: str | None, http: str | None, console: str
 ) -> None:
     assert _settings(tmp_path, listen, http, DSN).broker.http == console

@@ -1,6 +1,4 @@
-"""The admin pages' HTTP, in memory: who is let in, how much may be sent, and how long
-anybody may take.
-"""
+"""HTTP of the admin pages, in memory: access, sizes and times."""
 
 from __future__ import annotations
 
@@ -11,15 +9,15 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from txmq.admin.http import BODY_BYTES, MOST_CONNECTIONS, AdminFactory, Query, Reply, Respond
+from txmq.admin.http import MAX_BODY_BYTES, MAX_CONNECTIONS, AdminFactory, HttpReply, Query, Respond
 
 REQUEST_S = 20.0
 GET = b"GET /here?a=1 HTTP/1.1\r\nHost: localhost:7651\r\n"
 
 
-class Door:
-    """A factory whose every answer is the request's path, unless it is told to keep the
-    answer for later.
+class ScriptedSite:
+    """A factory that replies with the path of each request, at once or (`later`) when
+    the test says so.
     """
 
     def __init__(self) -> None:
@@ -29,12 +27,12 @@ class Door:
 
     def _handle(self, path: str, query: Query, respond: Respond) -> None:
         if self.later is None:
-            respond(Reply(200, f"{path} {dict(query)}".encode()))
+            respond(HttpReply(200, f"{path} {dict(query)}".encode()))
         else:
             self.later.append(respond)
 
-    def knock(self, data: bytes) -> tuple[Any, StringTransport]:
-        """A new connection, a Channel, on which this arrives."""
+    def request(self, data: bytes) -> tuple[Any, StringTransport]:
+        """Send data on a new connection."""
         transport, channel = StringTransport(), self.factory.buildProtocol(None)
         channel.makeConnection(transport)
         channel.dataReceived(data)
@@ -58,7 +56,9 @@ def status(transport: StringTransport) -> int:
     ],
 )
 def test_this_machine_is_let_in_by_its_own_names(host: str) -> None:
-    _, transport = Door().knock(f"GET /here?a=1 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    _, transport = ScriptedSite().request(
+        f"GET /here?a=1 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    )
     assert status(transport) == 200
     assert transport.value().endswith(b"\r\n\r\n/here {b'a': [b'1']}")
 
@@ -82,7 +82,7 @@ def test_this_machine_is_let_in_by_its_own_names(host: str) -> None:
     ],
 )
 def test_a_name_that_was_made_to_lead_here_gets_nothing(headers: bytes) -> None:
-    _, transport = Door().knock(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
+    _, transport = ScriptedSite().request(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
     assert status(transport) == 421
     assert b"evil" not in transport.value()
 
@@ -98,7 +98,7 @@ def test_a_name_that_was_made_to_lead_here_gets_nothing(headers: bytes) -> None:
     ],
 )
 def test_only_its_own_pages_may_ask(origin: bytes, expected: int) -> None:
-    _, transport = Door().knock(GET + b"Origin: " + origin + b"\r\n\r\n")
+    _, transport = ScriptedSite().request(GET + b"Origin: " + origin + b"\r\n\r\n")
     assert status(transport) == expected
     assert b"Access-Control" not in transport.value()
 
@@ -107,21 +107,23 @@ def test_only_its_own_pages_may_ask(origin: bytes, expected: int) -> None:
     "method", [b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"CONNECT", b"BREW"]
 )
 def test_whatever_could_change_something_is_refused(method: bytes) -> None:
-    _, transport = Door().knock(GET.replace(b"GET", method) + b"Content-Length: 2\r\n\r\n{}")
+    _, transport = ScriptedSite().request(
+        GET.replace(b"GET", method) + b"Content-Length: 2\r\n\r\n{}"
+    )
     assert status(transport) == 405
     assert b"\r\nAllow: GET, HEAD\r\n" in transport.value()
 
 
 def test_a_head_is_a_get_without_the_body() -> None:
-    door = Door()
-    _, whole = door.knock(GET + b"\r\n")
-    _, head = door.knock(GET.replace(b"GET", b"HEAD") + b"\r\n")
+    site = ScriptedSite()
+    _, whole = site.request(GET + b"\r\n")
+    _, head = site.request(GET.replace(b"GET", b"HEAD") + b"\r\n")
     assert head.value() == whole.value().partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
 
 @pytest.mark.parametrize("data", [GET + b"\r\n", GET.replace(b"localhost", b"evil") + b"\r\n"])
 def test_every_answer_forbids_what_a_browser_could_do_with_it(data: bytes) -> None:
-    _, transport = Door().knock(data)
+    _, transport = ScriptedSite().request(data)
     head = transport.value().partition(b"\r\n\r\n")[0].decode()
     headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
     assert headers["Content-Security-Policy"].startswith(
@@ -137,12 +139,12 @@ def test_every_answer_forbids_what_a_browser_could_do_with_it(data: bytes) -> No
     "length",
     [
         b"Content-Length: 2000000000\r\n",
-        b"Content-Length: %d\r\n" % (BODY_BYTES + 1),
+        b"Content-Length: %d\r\n" % (MAX_BODY_BYTES + 1),
         b"Transfer-Encoding: chunked\r\n",
     ],
 )
 def test_a_body_without_measure_is_not_read(length: bytes) -> None:
-    channel, transport = Door().knock(GET + length + b"\r\n" + b"x" * 8_192)
+    channel, transport = ScriptedSite().request(GET + length + b"\r\n" + b"x" * 8_192)
     assert status(transport) == 413
     assert transport.disconnecting
     assert channel.requests[0].content.getbuffer().nbytes == 0
@@ -161,84 +163,84 @@ def test_a_body_without_measure_is_not_read(length: bytes) -> None:
     ids=["both lengths", "negative", "long header", "many headers", "tls", "no colon"],
 )
 def test_what_is_no_request_of_ours_is_hung_up_on(data: bytes) -> None:
-    _, transport = Door().knock(data)
+    _, transport = ScriptedSite().request(data)
     assert status(transport) == 400
     assert transport.disconnecting
 
 
 def test_a_line_without_end_is_hung_up_on() -> None:
-    _, transport = Door().knock(b"GET /" + b"x" * 20_000)
+    _, transport = ScriptedSite().request(b"GET /" + b"x" * 20_000)
     assert transport.disconnecting
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /", GET, GET + b"Content-Length: 100\r\n\r\n"])
-def test_bytes_that_trickle_in_keep_nobody_here(begun: bytes) -> None:
-    door = Door()
-    channel, transport = door.knock(begun)
+def test_slow_requests_are_cut_off(begun: bytes) -> None:
+    site = ScriptedSite()
+    channel, transport = site.request(begun)
     for _ in range(int(REQUEST_S) - 1):
-        door.clock.advance(1)
+        site.clock.advance(1)
         channel.dataReceived(b"x")
     assert not transport.disconnecting
-    door.clock.advance(1)
+    site.clock.advance(1)
     assert transport.disconnecting
 
 
 def test_a_connection_may_ask_again_and_its_time_begins_anew() -> None:
-    door = Door()
-    channel, transport = door.knock(GET + b"\r\n")
-    door.clock.advance(REQUEST_S - 1)
+    site = ScriptedSite()
+    channel, transport = site.request(GET + b"\r\n")
+    site.clock.advance(REQUEST_S - 1)
     channel.dataReceived(GET + b"\r\n")
-    door.clock.advance(REQUEST_S - 1)
+    site.clock.advance(REQUEST_S - 1)
     assert not transport.disconnecting
     assert transport.value().count(b"200 OK") == 2
-    door.clock.advance(1)
+    site.clock.advance(1)
     assert transport.disconnecting
 
 
 @pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
-def test_whoever_does_not_take_the_answer_is_cut_off(version: bytes) -> None:
-    door = Door()
-    _, transport = door.knock(GET.replace(b"HTTP/1.1", version) + b"Connection: close\r\n\r\n")
+def test_a_client_that_does_not_read_its_reply_is_cut_off(version: bytes) -> None:
+    site = ScriptedSite()
+    _, transport = site.request(GET.replace(b"HTTP/1.1", version) + b"Connection: close\r\n\r\n")
     assert transport.disconnecting  # but what was written need not be out
-    door.clock.advance(REQUEST_S - 1)
+    site.clock.advance(REQUEST_S - 1)
     assert not transport.disconnected
-    door.clock.advance(1)
+    site.clock.advance(1)
     assert transport.disconnected
 
 
 def test_an_answer_that_comes_after_its_asker_has_gone_is_dropped(
     lost: Callable[[Any], None],
 ) -> None:
-    door = Door()
-    door.later = []
-    channel, transport = door.knock(GET + b"\r\n")
+    site = ScriptedSite()
+    site.later = []
+    channel, transport = site.request(GET + b"\r\n")
     lost(channel)
-    door.later[0](Reply(200, b"late"))
+    site.later[0](HttpReply(200, b"late"))
     assert transport.value() == b""
 
 
 def test_there_is_a_limit_to_connections_and_room_again_after_one_has_gone(
     lost: Callable[[Any], None],
 ) -> None:
-    door = Door()
-    channels = [door.knock(b"")[0] for _ in range(MOST_CONNECTIONS)]
-    assert door.factory.buildProtocol(None) is None
+    site = ScriptedSite()
+    channels = [site.request(b"")[0] for _ in range(MAX_CONNECTIONS)]
+    assert site.factory.buildProtocol(None) is None
     lost(channels[0])
-    _, transport = door.knock(GET + b"\r\n")
+    _, transport = site.request(GET + b"\r\n")
     assert status(transport) == 200
 
 
 def test_connections_end_when_it_stops_to_listen() -> None:
-    door = Door()
-    door.factory.doStart()
-    _, transport = door.knock(GET + b"\r\n")
-    door.factory.doStop()
+    site = ScriptedSite()
+    site.factory.doStart()
+    _, transport = site.request(GET + b"\r\n")
+    site.factory.doStop()
     assert transport.disconnected
 
 
 @pytest.fixture
 def lost() -> Callable[[Any], None]:
-    """Tells a channel that its connection is gone."""
+    """A function that ends the connection of a channel."""
     from twisted.internet.error import ConnectionLost
     from twisted.python.failure import Failure
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told of transactions, resolvers and alarms."""
+"""Metrics of transactions, resolvers and alarms."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.broker.support import SECOND, Broker, Oracle
+from tests.broker.support import BrokerInMemory, FakeResolver
 from txmq.admin.metrics import Metrics
-from txmq.admin.transactions import kind_of
-from txmq.broker.alarms.alarms import RULES
+from txmq.admin.transactions import decider_kind
 from txmq.broker.checkback.resolver_service import ResolverStatus
-from txmq.broker.service import Parts
-from txmq.config.broker import Settings
-from txmq.core.transactions.decisions import Decide
+from txmq.broker.monitoring.alarm_rules import ALARM_RULES
+from txmq.broker.service import BrokerParts
+from txmq.config.broker import SettingsFile
+from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.jobs import DecideJob
 from txmq.core.transactions.xa import DecideByHand
+from txmq.model.decider import ByHome, ByJob
 from txmq.model.message import Decision, Message
+from txmq.model.units import SECOND
 
-SETTINGS = Settings.model_validate(
+SETTINGS = SettingsFile.model_validate(
     {
         "broker": {"data": "/data"},
         "checks": {"first_s": 6.0, "then_s": 10.0, "longest_s": 10.0, "in_doubt_after": 1},
@@ -27,20 +29,20 @@ SETTINGS = Settings.model_validate(
 )
 
 
-class Desk:
+class MetricsBroker:
     """A broker and its metrics."""
 
     def __init__(self) -> None:
-        self.oracle = Oracle()
-        self.broker = broker = Broker(self.oracle, SETTINGS)
+        self.oracle = FakeResolver()
+        self.broker = broker = BrokerInMemory(self.oracle, SETTINGS)
         broker.start()
         assembly, resolving = broker.assembly, self.oracle
         self._metrics = Metrics(
-            Parts(
+            BrokerParts(
                 broker.engine,
                 assembly.calls,
                 SETTINGS,
-                assembly.watching,
+                assembly.listeners,
                 assembly.alarms,
                 resolving,
                 broker.clock,
@@ -51,7 +53,7 @@ class Desk:
         return bytes.fromhex(self.broker.half(number, Message(b"m", key), **options))
 
     def decide(self, token: bytes, outcome: Decision, by: str) -> None:
-        self.broker.do(Decide(token, outcome, by))
+        self.broker.do(DecideTransaction(token, outcome, by))
 
     def value(self, name: str, /, **labels: str) -> float:
         """Of a sample, 0 = there is none."""
@@ -64,17 +66,17 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def desk() -> MetricsBroker:
+    return MetricsBroker()
 
 
-def test_transactions_are_counted_by_how_they_stand(desk: Desk) -> None:
+def test_transactions_are_counted_by_how_they_stand(desk: MetricsBroker) -> None:
     first, second = desk.half(1), desk.half(2, check_after=0)
     desk.half(3, sealed=False, check_after=0)
     desk.decide(second, Decision.COMMIT, "producer shop")
     desk.broker.pass_time(7)
     desk.oracle.answer(first, Decision.UNKNOWN, "in progress")
-    home = desk.half(4, "other", decider=("home", b"l" * 16, b"t" * 16), check_after=0)
+    home = desk.half(4, "other", decider=ByHome(b"l" * 16, b"t" * 16), check_after=0)
     desk.broker.do(
         DecideByHand(home, Decision.ROLLBACK, "ada", "gone", desk.broker.log.log_id.bytes)
     )
@@ -89,7 +91,9 @@ def test_transactions_are_counted_by_how_they_stand(desk: Desk) -> None:
     assert desk.value("txmq_transactions_oldest_undecided_seconds") == 27
 
 
-def test_decisions_are_counted_by_outcome_and_by_whom_with_their_latency(desk: Desk) -> None:
+def test_decisions_are_counted_by_outcome_and_by_whom_with_their_latency(
+    desk: MetricsBroker,
+) -> None:
     tokens = [desk.half(number, str(number), check_after=0) for number in range(4)]
     desk.decide(tokens[0], Decision.COMMIT, "producer shop")
     desk.broker.pass_time(1)
@@ -108,27 +112,29 @@ def test_decisions_are_counted_by_outcome_and_by_whom_with_their_latency(desk: D
     assert desk.value("txmq_decision_seconds_bucket", le="2.0") == 4
 
 
-def test_a_job_s_decisions_are_counted_one_by_one(desk: Desk) -> None:
-    tokens = [desk.half(number, decider=("job", b"j" * 16)) for number in range(3)]
+def test_a_job_s_decisions_are_counted_one_by_one(desk: MetricsBroker) -> None:
+    tokens = [desk.half(number, decider=ByJob(b"j" * 16)) for number in range(3)]
     desk.broker.do(DecideJob(b"j" * 16, Decision.COMMIT, tuple(tokens[:2]), "job"))
     assert desk.value("txmq_decisions_total", outcome="COMMIT", by="job") == 2
     assert desk.value("txmq_decisions_total", outcome="ROLLBACK", by="job") == 1
 
 
-def test_answers_conflicts_and_refusals_are_counted(desk: Desk) -> None:
+def test_answers_conflicts_and_refusals_are_counted(desk: MetricsBroker) -> None:
     token = desk.half(1)
     for answer in (Decision.UNKNOWN, Decision.UNKNOWN, Decision.COMMIT):
         desk.broker.pass_time(11)
         desk.oracle.answer(token, answer)
     desk.decide(token, Decision.ROLLBACK, "producer shop")
-    desk.broker.assembly.watching.unresolvable()
+    desk.broker.assembly.listeners.unresolvable()
     assert desk.value("txmq_checks_total", kind="postgres", answer="UNKNOWN") == 2
     assert desk.value("txmq_checks_total", kind="postgres", answer="COMMIT") == 1
     assert desk.value("txmq_conflicts_total") == 1
     assert desk.value("txmq_no_resolver_total") == 1
 
 
-def test_resolvers_tell_whether_they_are_up_and_when_they_last_were(desk: Desk) -> None:
+def test_resolvers_have_their_status_and_the_time_of_the_last_check_back(
+    desk: MetricsBroker,
+) -> None:
     now = desk.broker.now()
     up, down, fresh = (now, 0), (now - 60 * SECOND, now - 50 * SECOND), (0, 0)
     desk.oracle.is_like = tuple(
@@ -145,7 +151,7 @@ def test_resolvers_tell_whether_they_are_up_and_when_they_last_were(desk: Desk) 
         for name in ("up", "down", "new")
     ]
     assert seen == [now / SECOND, now / SECOND - 60, 0]
-    raised = {rule.name: desk.value("txmq_alarm", name=rule.name) for rule in RULES}
+    raised = {rule.name: desk.value("txmq_alarm", name=rule.name) for rule in ALARM_RULES}
     assert raised == dict.fromkeys(raised, 0) | {"resolver.unreachable": 1}
 
 
@@ -160,4 +166,4 @@ def test_resolvers_tell_whether_they_are_up_and_when_they_last_were(desk: Desk) 
     ],
 )
 def test_a_name_is_no_label(by: str, kind: str) -> None:
-    assert kind_of(by) == kind
+    assert decider_kind(by) == kind

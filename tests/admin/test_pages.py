@@ -19,15 +19,16 @@ from prometheus_client.parser import text_string_to_metric_families
 import txmq.admin
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
+from txmq.model.decider import ByChecker
 from txmq.testing.processes import Running, running
 from txmq.testing.wait import wait_until
-from txmq.wire.calls import CALLS
+from txmq.wire.calls.registry import CALLS
 
 STATIC = Path(txmq.admin.__file__).parent / "static"
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """A reply."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -83,7 +84,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             _send(url, 2)
             shop.dead_letters("billing", "orders", 2)
             _send(url, 3)
-            token = shop.half("orders", b"secret half", ("checker", "shop"))
+            token = shop.half("orders", b"secret half", ByChecker("shop"))
         yield Served(process, url, console, token)
 
 
@@ -93,7 +94,7 @@ def test_probes_say_that_the_broker_is_well(served: Served) -> None:
         assert (answer.status, answer.body) == (200, b"ok\n")
 
 
-def test_what_the_api_tells_is_what_the_command_line_tells(served: Served) -> None:
+def test_the_api_and_the_command_line_give_the_same_replies(served: Served) -> None:
     for path, command in (
         ("broker", None),
         ("topics", ("topic", "list")),
@@ -113,19 +114,19 @@ def test_what_the_api_tells_is_what_the_command_line_tells(served: Served) -> No
         ("transactions?state=waiting", ("tx", "list", "--state", "waiting")),
         ("transactions?state=conflicts", ("tx", "list", "--state", "conflicts")),
     ):
-        told = served.api(path)
-        assert told
+        output = served.api(path)
+        assert output
         if command is not None:
-            assert steady(told) == steady(reply(*command, broker=served.url)), path
+            assert steady(output) == steady(reply(*command, broker=served.url)), path
 
 
-def steady(told: Any) -> Any:
-    """Without what grows with time."""
-    if isinstance(told, dict):
+def steady(output: Any) -> Any:
+    """Return the value without fields that grow with time."""
+    if isinstance(output, dict):
         return {
-            name: steady(value) for name, value in told.items() if name not in ("lag_ms", "why")
+            name: steady(value) for name, value in output.items() if name not in ("lag_ms", "why")
         }
-    return [steady(item) for item in told] if isinstance(told, list) else told
+    return [steady(item) for item in output] if isinstance(output, list) else output
 
 
 def test_the_numbers_are_those_of_the_broker(served: Served) -> None:
@@ -328,7 +329,7 @@ def test_an_open_console_does_not_keep_a_broker_from_draining(tmp_path: Path) ->
             open_one.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert open_one.recv(1)
             began = time.monotonic()
-            assert process.end() == 0
+            assert process.terminate() == 0
             assert time.monotonic() - began < 45
         assert process.out.read_text().count("\n") == 1
         lives = [event.get("state") for event in process.events()]
@@ -342,9 +343,9 @@ def test_an_address_that_is_taken_is_an_error_of_that_setting(
     where = ("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--http", taken)
     with running(tmp_path, "broker", *where) as second:
         assert second.status() == 1
-    told = second.err.read_text().splitlines()[-1]
-    assert told.startswith("txmq: broker.http: ")
-    assert taken in told
+    output = second.err.read_text().splitlines()[-1]
+    assert output.startswith("txmq: broker.http: ")
+    assert taken in output
     assert second.out.read_text() == ""
 
 

@@ -1,11 +1,11 @@
 """Run the benchmarks: rows into bench.json, a table on standard output, progress on
 standard error.
 
-python -m tests.bench [--only PREFIX] [--scale 0.1] [--out bench.json] [--directory
-out/bench] [--dsn DSN] [--list]
+    python -m tests.bench [--only PREFIX] [--scale 0.1] [--out bench.json]
+        [--directory out/bench] [--dsn DSN] [--list]
 
-Exit status 0 if everything ran, goals met or not; 1 if a benchmark could not be run; 2
-for wrong usage.
+The exit status is 0 if all benchmarks ran, whether goals were met or not; 1 if a
+benchmark could not run; 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tests.bench.database import Database
+from tests.bench.database import BenchDatabase
 from tests.bench.harness import ROOT, BenchError, machine_line
 from tests.bench.rows import ROWS, Benchmark, Row, Run
 from tests.bench.suite import BENCHMARKS
 
-FILE_WIDTH = 160  # of a table that goes to a file: nobody asks it how wide it is
+FILE_WIDTH = 160  # columns of a table in a file
 
 
-class Outcome(NamedTuple):
-    """What ran, and what could not."""
+class SuiteResult(NamedTuple):
+    """The rows of a run, and the benchmarks that failed."""
 
     rows: list[Row]
     failures: list[str]
 
 
 def run_all(
-    benchmarks: Sequence[Benchmark], run: Run, only: str, outcome: Outcome, console: Console
+    benchmarks: Sequence[Benchmark], run: Run, only: str, result: SuiteResult, console: Console
 ) -> None:
-    """Run one after the other, telling each row at once. One that fails does not keep
-    the others from running.
+    """Run the benchmarks one by one and print each row at once.
+
+    A failed benchmark does not stop the others.
     """
     columns = (
         SpinnerColumn(),
@@ -65,20 +66,20 @@ def run_all(
             progress.print(f"{one.prefix}: {one.title} ...", style="dim")
             try:
                 for row in one.rows(run, only):
-                    outcome.rows.append(row)
+                    result.rows.append(row)
                     progress.print(
                         f"  {row.id}  {number(row.value)} {row.unit}",
                         highlight=False,
                         soft_wrap=True,
                     )
             except BenchError as error:
-                outcome.failures.append(f"{one.prefix}: {error}")
+                result.failures.append(f"{one.prefix}: {error}")
                 progress.print(f"  {error}", style="red", markup=False, soft_wrap=True)
             progress.advance(task)
 
 
 def number(value: float | None) -> str:
-    """Short enough to compare at a glance."""
+    """Format a figure briefly, for quick comparison."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -101,16 +102,16 @@ def table(rows: Sequence[Row]) -> Table:
     return view
 
 
-def report(outcome: Outcome, console: Console) -> None:
-    """The table, then what is missed and what could not be run."""
-    console.print(table(outcome.rows))
-    for row in outcome.rows:
+def report(result: SuiteResult, console: Console) -> None:
+    """Print the table, then missed goals and failed benchmarks."""
+    console.print(table(result.rows))
+    for row in result.rows:
         if row.met is False:
             figure = row.value if row.ratio is None else row.ratio
             console.print(
                 f"goal missed: {row.id}: {row.goal}, is {number(figure)}", style="red", markup=False
             )
-    for failure in outcome.failures:
+    for failure in result.failures:
         console.print(f"not run: {failure}", style="red", markup=False)
 
 
@@ -119,10 +120,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tests.bench", description="Run the benchmarks of txmq."
     )
     parser.add_argument(
-        "--only", default="", metavar="PREFIX", help="run what has ids that begin so, such as tx."
+        "--only",
+        default="",
+        metavar="PREFIX",
+        help="run only rows whose ids have this prefix, such as tx.",
     )
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of the full counts and durations (1.0)"
+        "--scale", type=float, default=1.0, help="factor on counts and durations (1.0)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("bench.json"), help="file for the rows (bench.json)"
@@ -131,12 +135,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--directory",
         type=Path,
         default=ROOT / "out" / "bench",
-        help="where to put files: the disk to be measured",
+        help="directory on the disk to measure",
     )
     parser.add_argument(
-        "--dsn", help="a PostgreSQL to use (else TXMQ_TEST_DSN, TXMQ_DSN, one started for the run)"
+        "--dsn",
+        help="PostgreSQL server to use (else TXMQ_TEST_DSN, TXMQ_DSN, one started for the run)",
     )
-    parser.add_argument("--list", action="store_true", help="list the benchmarks and leave")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and exit")
     parsed = parser.parse_args(argv)
     if parsed.scale <= 0:
         parser.error(f"--scale must be above 0, not {parsed.scale}")
@@ -162,23 +167,23 @@ def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BE
     options.directory.mkdir(parents=True, exist_ok=True)
     dsn = options.dsn or os.environ.get("TXMQ_TEST_DSN") or os.environ.get("TXMQ_DSN")
     progress.print(machine_line(options.directory), highlight=False, soft_wrap=True)
-    outcome = Outcome([], [])
+    result = SuiteResult([], [])
     with (
         tempfile.TemporaryDirectory(dir=options.directory.resolve()) as directory,
-        closing(Database(dsn)) as database,
+        closing(BenchDatabase(dsn)) as database,
     ):
         try:
             run_all(
                 chosen,
                 Run(Path(directory), options.scale, database),
                 options.only,
-                outcome,
+                result,
                 progress,
             )
         finally:
-            options.out.write_bytes(ROWS.dump_json(outcome.rows, indent=1) + b"\n")
-    report(outcome, output)
-    return 1 if outcome.failures else 0
+            options.out.write_bytes(ROWS.dump_json(result.rows, indent=1) + b"\n")
+    report(result, output)
+    return 1 if result.failures else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Brokers as processes of their own, for benchmarks."""
+"""Broker processes for benchmarks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ FLUSH_10_MS = "flush = { every_ms = 10, messages = 100_000 }"
 
 @contextmanager
 def broker(run: Run, settings: str = "", resolvers: str = "") -> Iterator[Program]:
-    """A broker with data of its own for the length of the block; `settings` are lines
-    of [broker].
+    """Run a broker with a data directory of its own during the block.
+
+    `settings` are lines of [broker].
     """
     directory = Path(tempfile.mkdtemp(dir=run.directory))
     try:
@@ -30,15 +31,13 @@ def broker(run: Run, settings: str = "", resolvers: str = "") -> Iterator[Progra
 
 
 def command(directory: Path, settings: str = "", resolvers: str = "") -> list[str]:
-    """The command line of a broker with its data and settings below `directory`."""
+    """Return the command line of a broker with data and settings below `directory`."""
     config = directory / "txmq.toml"
     config.write_text(f'[broker]\ndata = "{directory / "data"}"\n{settings}\n{resolvers}')
     return python("txmq", "broker", "--config", config, "--listen", "127.0.0.1:0")
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process has computed, its own and the kernel's for it. Linux
-    only.
-    """
+    """Return the CPU seconds of a process, in user and kernel mode. Linux only."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S

@@ -1,5 +1,5 @@
-"""The PostgreSQL that benchmarks of transactions use: the one that is named, else one
-started when first asked for.
+"""The PostgreSQL server of the benchmarks: the named one, or one started at first
+use.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from pathlib import Path
 
 from tests.bench.harness import BenchError, file_system
 from txmq.errors import TxmqError
-from txmq.testing.postgres import PostgresServer, temporary_server
+from txmq.testing.postgres_server import PostgresServer, temporary_server
 
-SETTINGS = {
-    "wal_level": "logical"
-}  # for all, so that figures of the same run can stand beside one another
+# the same for all benchmarks, so that the figures of a run are comparable
+SETTINGS = {"wal_level": "logical"}
 
 
 @dataclass(slots=True)
-class Database:
-    """`named` is the DSN of a running server, whose role may create databases, or
-    None.
+class BenchDatabase:
+    """A database server; `named` is the DSN of a running one, or None.
+
+    Its role must be able to create databases.
     """
 
     named: str | None
@@ -29,8 +29,9 @@ class Database:
     _second: str = ""
 
     def dsn(self) -> str:
-        """A DSN for psycopg2 of a database that this run has for itself. Raises
-        BenchError where there is no server.
+        """Return the DSN of a database of this run.
+
+        Raises BenchError where there is no server.
         """
         if self._server is None:
             try:
@@ -41,15 +42,15 @@ class Database:
         return self._dsn
 
     def second(self) -> str:
-        """The DSN of another database, on the same server."""
+        """Return the DSN of another database on the same server."""
         self.dsn()
-        assert self._server is not None, "it was needed for the first"
+        assert self._server is not None, "dsn() has set the server"
         if not self._second:
             self._second = self._server.dsn(self._server.create_database())
         return self._second
 
     def close(self) -> None:
-        """The database goes, and with it a server that was started here."""
+        """Drop the databases, and stop a server that was started here."""
         if self._server is not None:
             self._server.stop()
 
@@ -58,6 +59,7 @@ def _temporary_server() -> PostgresServer:
     directory = tempfile.gettempdir()
     if file_system(Path(directory)) == "tmpfs":
         raise BenchError(
-            f"{directory} is in memory, where a commit costs nothing: set TMPDIR, or name a server by --dsn"
+            f"{directory} is in memory, where a commit costs nothing:"
+            " set TMPDIR, or name a server with --dsn"
         )
     return temporary_server(settings=SETTINGS)

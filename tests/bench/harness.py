@@ -1,14 +1,11 @@
-"""What every benchmark stands on: programs started and stopped, percentiles, memory,
-the machine.
+"""The harness of the benchmarks: programs, memory, the machine.
 
-Standard library alone, so that the yardstick programs can use it too. Benchmarks
-themselves are explained in `tests/bench/__init__.py`.
+`tests/bench/__init__.py` explains benchmarks.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import selectors
@@ -30,63 +27,47 @@ STOPS_WITHIN_S = 15.0
 
 
 class BenchError(Exception):
-    """A program did not do what a benchmark needs; its figures would mean nothing."""
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of `values`, in any order, that `share` percent of them do not
-    exceed: nearest rank.
-    """
-    if not values:
-        raise ValueError("no values, so no percentile")
-    if not 0 < share <= 100:
-        raise ValueError(f"a percentile lies in (0, 100], not at {share}")
-    return sorted(values)[math.ceil(share / 100 * len(values)) - 1]
-
-
-def latency_us(took_s: Sequence[float]) -> dict[str, float]:
-    """p50 and p99 of times in seconds, in microseconds."""
-    return {"p50_us": percentile(took_s, 50) * 1e6, "p99_us": percentile(took_s, 99) * 1e6}
+    """A program failed, so that its figures mean nothing."""
 
 
 def in_turn(rounds: int, *measures: Callable[[], float]) -> tuple[float, ...]:
-    """The median of each measure over `rounds`, taken in turn, so that a slow machine
-    slows both sides of a ratio.
+    """Return the median of each measure over `rounds`.
+
+    The measures take turns, so that a slow machine slows both sides of a ratio.
     """
     results = [[measure() for measure in measures] for _ in range(rounds)]
     return tuple(statistics.median(column) for column in zip(*results, strict=True))
 
 
 def python(module: str, *args: object) -> list[str]:
-    """The command line of a Python module under this interpreter."""
+    """Return the command line of a Python module under this interpreter."""
     return [sys.executable, "-m", module, *map(str, args)]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A server in a process of its own. `address` is what it printed after "ready"."""
+    """A server process. `address` is the text that it printed after "ready"."""
 
     process: subprocess.Popen[bytes]
     address: str
     ready_after_s: float
 
     def rss_anon(self) -> int:
-        """Bytes of memory that belong to this process alone."""
+        """Return the anonymous resident memory in bytes."""
         return rss_anon(self.process.pid)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait for the end of the process."""
         self.process.kill()
         self.process.wait(STOPS_WITHIN_S)
 
 
 @contextmanager
 def serving(argv: Sequence[str], ready_within_s: float = READY_WITHIN_S) -> Iterator[Program]:
-    """Run a server for the length of the block; it has to listen on port 0 and to print
-    `ready ADDRESS`.
+    """Run a server during the block.
 
-    Raises BenchError, with the end of its standard error, where it ends or stays silent
-    before that.
+    It must listen on port 0 and print `ready ADDRESS`. Raises BenchError, with the end
+    of standard error, where it does not.
     """
     began = time.perf_counter()
     with tempfile.TemporaryFile() as errors:
@@ -101,7 +82,7 @@ def serving(argv: Sequence[str], ready_within_s: float = READY_WITHIN_S) -> Iter
 
 
 def measured(argv: Sequence[str], within_s: float = 600.0) -> dict[str, Any]:
-    """Run a program to its end; the JSON object in the last line that it printed."""
+    """Run a program to its end; return the JSON object on its last line of output."""
     try:
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, timeout=within_s, check=True)
     except subprocess.TimeoutExpired as slow:
@@ -115,19 +96,20 @@ def measured(argv: Sequence[str], within_s: float = 600.0) -> dict[str, Any]:
 
 
 def rss_anon(pid: int) -> int:
-    """Bytes of anonymous resident memory of a process: without files it maps, such as
-    an index. Linux only.
+    """Return the anonymous resident memory of a process in bytes.
+
+    It excludes mapped files, such as an index. Linux only.
     """
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise BenchError(f"/proc/{pid}/status has no RssAnon: is the process gone?")
+    raise BenchError(f"/proc/{pid}/status has no RssAnon: the process has ended")
 
 
 @contextmanager
 def sampled(probe: Callable[[], float], every_s: float = 0.05) -> Iterator[list[float]]:
-    """All that `probe` gave while the block ran, such as the `rss_anon` of a program
-    under load.
+    """Collect results of `probe` during the block, such as the `rss_anon` of a
+    program.
     """
     samples, done = [probe()], threading.Event()
 
@@ -145,19 +127,18 @@ def sampled(probe: Callable[[], float], every_s: float = 0.05) -> Iterator[list[
 
 
 def machine_line(directory: Path) -> str:
-    """One line on what the figures depend on."""
+    """Return a line about the machine."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return (
-        f"{cores} cores, {memory:.1f} GiB memory, {file_system(directory)}, load {os.getloadavg()[0]:.1f}, "
-        f"Python {platform.python_version()}, {platform.system()} {platform.release()} {platform.machine()}"
+        f"{cores} cores, {memory:.1f} GiB memory, {file_system(directory)}, "
+        f"load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.release()} {platform.machine()}"
     )
 
 
 def file_system(directory: Path) -> str:
-    """Type of the file system that holds `directory`: of the deepest mount point above
-    it, the last one made there.
-    """
+    """Return the type of the file system that holds `directory`."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     above = [mount for mount in mounts if directory.resolve().is_relative_to(mount[1])]
     return max(reversed(above), key=lambda mount: len(mount[1]))[2]
@@ -180,7 +161,7 @@ def _ready_address(
             line += piece
     word, _, address = line.decode().strip().partition(" ")
     if word != "ready" or not address:
-        raise BenchError(f"{name} printed {line!r} where `ready ADDRESS` was due")
+        raise BenchError(f"{name} printed {line!r} instead of `ready ADDRESS`")
     return address
 
 

@@ -1,4 +1,4 @@
-"""How large the inbox grows, and what it holds back, after millions of messages."""
+"""The size of the inbox after millions of messages, and the rate of its claims."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import psycopg2
 
 from tests.bench.rows import Row, Run, benchmark, row
 from txmq.tx.postgres.inbox import Position, claim
-from txmq.tx.postgres.inbox_compaction import fold
+from txmq.tx.postgres.inbox_compaction import compact
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import BEGIN, Connection
 
 GROUP, TOPIC, PARTITIONS = "billing", "orders", 16
 MESSAGES, BATCH = 10_000_000, 500
-SKIPPED = 0.001  # of the offsets: dead letters, gaps until they are replayed
+SKIPPED = 0.001  # share of the offsets: dead letters, which leave gaps until a replay
 FOLD_EVERY_S = 2.0
 TABLES = ("public.txmq_inbox", "public.txmq_inbox_recent")
 
@@ -27,9 +27,9 @@ def inbox(run: Run) -> Iterator[Row]:
     messages, random = run.count(MESSAGES), Random(7)
     with (
         closing(psycopg2.connect(run.database.dsn())) as ours,
-        closing(psycopg2.connect(run.database.dsn())) as keeper,
+        closing(psycopg2.connect(run.database.dsn())) as upkeep,
     ):
-        ours.autocommit = keeper.autocommit = True
+        ours.autocommit = upkeep.autocommit = True
         install(ours)
         began = folded = time.perf_counter()
         largest = 0
@@ -42,21 +42,26 @@ def inbox(run: Run) -> Iterator[Row]:
                 claim(cursor, {Position(GROUP, TOPIC, partition): offsets}, first=BEGIN)
                 cursor.execute("COMMIT")
             if time.perf_counter() - folded >= FOLD_EVERY_S:
-                fold(keeper, GROUP)
-                folded, largest = time.perf_counter(), max(largest, _bytes(keeper))
+                compact(upkeep, GROUP)
+                folded, largest = time.perf_counter(), max(largest, _bytes(upkeep))
         took = time.perf_counter() - began
-        fold(keeper, GROUP)
-        end, ranges = _bytes(keeper), _ranges(keeper)
-    what = f"after {messages:,} messages, one in {round(1 / SKIPPED):,} left out, folded every {FOLD_EVERY_S:.0f} s"
+        compact(upkeep, GROUP)
+        end, ranges = _bytes(upkeep), _ranges(upkeep)
+    what = (
+        f"after {messages:,} messages, one in {round(1 / SKIPPED):,} left out,"
+        f" folded every {FOLD_EVERY_S:.0f} s"
+    )
     yield row(
         "tx.inbox_claims",
-        f"messages claimed and committed, {BATCH} in a transaction",
+        f"messages claimed and committed, {BATCH} per transaction",
         "msg/s",
         messages / took,
     )
     yield row("tx.inbox_size", f"inbox tables {what}", "MiB", end / 2**20)
-    yield row("tx.inbox_size_largest", f"the same at its largest {what}", "MiB", largest / 2**20)
-    yield row("tx.inbox_ranges", f"ranges kept {what}", "ranges", ranges)
+    yield row(
+        "tx.inbox_size_largest", f"largest size of the inbox tables {what}", "MiB", largest / 2**20
+    )
+    yield row("tx.inbox_ranges", f"ranges in the inbox {what}", "ranges", ranges)
 
 
 def _bytes(connection: Connection) -> int:

@@ -1,4 +1,4 @@
-"""What a benchmark is and what it gives: rows of `bench.json`."""
+"""Benchmarks, and their results: the rows of `bench.json`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from tests.bench.database import Database
+from tests.bench.database import BenchDatabase
 
 ROW_ID = r"^(store|tx|consumer|recover|letters|spark|flow)\.[a-z0-9_]+(\.[a-z0-9_]+)*$"
 Text = Annotated[str, Field(min_length=1)]
 
 
 class Goal(NamedTuple):
-    """A bound on the ratio to the yardstick, or on the value itself where there is no
-    yardstick.
-    """
+    """A bound on the ratio to the yardstick, or on the value without a yardstick."""
 
     relation: Literal["<=", ">="]
     limit: float
@@ -36,8 +34,9 @@ def at_least(limit: float) -> Goal:
 
 
 class Row(BaseModel):
-    """One figure. `yardstick` is in the same unit as `value`; `ratio` is value /
-    yardstick, or both are None.
+    """One figure.
+
+    `yardstick` has the unit of `value`. `ratio` is value / yardstick, or both are None.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
@@ -54,9 +53,9 @@ class Row(BaseModel):
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
         if (self.yardstick is None) != (self.ratio is None):
-            raise ValueError("a yardstick and a ratio come together")
+            raise ValueError("a row has both a yardstick and a ratio, or neither")
         if (self.goal is None) != (self.met is None):
-            raise ValueError("a goal and whether it is met come together")
+            raise ValueError("a row has both a goal and its judgement, or neither")
         return self
 
 
@@ -72,7 +71,7 @@ def row(
     yardstick: float | None = None,
     goal: Goal | None = None,
 ) -> Row:
-    """A row with its ratio and its judgement worked out."""
+    """Return a row with its ratio and the judgement of its goal."""
     ratio = None if yardstick is None else value / yardstick
     subject, figure = ("value", value) if ratio is None else ("ratio", ratio)
     return Row(
@@ -89,20 +88,21 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a benchmark is given. `directory` is empty at the start of the run, on the
-    disk to be measured.
+    """The parameters of a run.
+
+    `directory` is empty at the start, and on the disk to measure.
     """
 
     directory: Path
     scale: float
-    database: Database
+    database: BenchDatabase
 
     def count(self, full: int) -> int:
-        """A number of repetitions, of which a full run makes `full`."""
+        """Return the scaled number of repetitions; a full run makes `full`."""
         return max(1, round(full * self.scale))
 
     def seconds(self, full: float) -> float:
-        """A duration, which is `full` seconds in a full run."""
+        """Return the scaled duration; a full run takes `full` seconds."""
         return max(0.1, full * self.scale)
 
 
@@ -110,18 +110,18 @@ Measure = Callable[[Run], Iterable[Row]]
 
 
 class Benchmark(NamedTuple):
-    """A measurement, and the prefix that the ids of all its rows share."""
+    """A measurement, and the common prefix of the ids of its rows."""
 
     prefix: str
     title: str
     measure: Measure
 
     def chosen_by(self, only: str) -> bool:
-        """Whether some of its rows may have ids that begin with `only`."""
+        """Return whether ids of its rows may begin with `only`."""
         return self.prefix.startswith(only) or only.startswith(self.prefix)
 
     def rows(self, run: Run, only: str) -> Iterable[Row]:
-        """Measure; those rows whose ids begin with `only`."""
+        """Measure; yield the rows whose ids begin with `only`."""
         for one in self.measure(run):
             if not one.id.startswith(self.prefix):
                 raise ValueError(
@@ -132,5 +132,7 @@ class Benchmark(NamedTuple):
 
 
 def benchmark(prefix: str, title: str) -> Callable[[Measure], Benchmark]:
-    """Make a Benchmark of the function below; `tests/bench/suite.py` then lists it."""
+    """Make a Benchmark of the decorated function, for the list in
+    `tests/bench/suite.py`.
+    """
     return lambda measure: Benchmark(prefix, title, measure)

@@ -1,4 +1,4 @@
-"""What a send costs: alone, with others under way, in volumes."""
+"""The cost of sends: one at a time, many outstanding, in large batches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What it costs to have a row and a message as one decision, with the resolver and the
-clean-up of tokens at work.
+"""The cost of a row and a message as one decision, with resolver and token clean-up
+running.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ SLOT = "txmq_bench"
 
 @contextmanager
 def transactional(run: Run) -> Iterator[Program]:
-    """A broker that resolves for the database, whose schema is installed and kept
-    clean.
-    """
+    """Run a broker that resolves for the database, with schema and token clean-up."""
     dsn = run.database.dsn()
     with closing(connect(dsn, application_name="bench")) as connection:
         install(connection)
@@ -42,7 +40,7 @@ def transactional(run: Run) -> Iterator[Program]:
 
 @contextmanager
 def cleaned(dsn: str) -> Iterator[None]:
-    """The token table's partitions are made and dropped all the while."""
+    """Create and drop partitions of the token table during the block."""
     over = Event()
 
     def clean() -> None:
@@ -78,7 +76,8 @@ def row_and_message(run: Run) -> Iterator[Row]:
             return plain_commit(run, clients, "processes", seconds=4)["per_s"]
 
         value, yardstick = in_turn(3, ours, plain)
-        what = f"row and message, {clients} client{'s' if clients > 1 else ''}, beside the same INSERT and COMMIT"
+        who = f"{clients} client{'s' if clients > 1 else ''}"
+        what = f"row and message, {who}, beside the same INSERT and COMMIT"
         yield row(
             f"tx.row_and_message_{clients}",
             what,
@@ -121,8 +120,9 @@ OUTBOX = (
 
 
 def end_to_end(run: Run, clients: int, how: str) -> dict[str, float]:
-    """{"per_s", "p50_us", "p99_us"}; `how`: "txmq", or an outbox with a relay: "notify"
-    or "poll".
+    """Return {"per_s", "p50_us", "p99_us"}.
+
+    `how` is "txmq", or a relay of an outbox: "notify" or "poll".
     """
     dsn = run.database.dsn()
     kind = "txmq" if how == "txmq" else "outbox"
@@ -149,7 +149,10 @@ def outbox(run: Run) -> Iterator[Row]:
             f"tx.outbox_{how}_rate_16", what, "tx/s", rate, yardstick=other, goal=at_least(1.0)
         )
         for clients, took in ((16, many), (1, few)):
-            what = f"from COMMIT to the consumer, {clients} clients, beside an outbox with a relay by {relay}: p50"
+            what = (
+                f"from COMMIT to the consumer, {clients} clients,"
+                f" beside an outbox with a relay by {relay}: p50"
+            )
             ours, theirs = took["txmq"]["p50_us"], took[how]["p50_us"]
             goal = at_most(share) if clients > 1 else None
             yield row(
@@ -159,7 +162,7 @@ def outbox(run: Run) -> Iterator[Row]:
 
 @contextmanager
 def relayed(run: Run) -> Iterator[Program]:
-    """A broker, and a relay that brings it what is emitted in the database."""
+    """Run a broker, and a relay of the messages that the database emits."""
     dsn = run.database.dsn()
     with (
         transactional(run) as program,
@@ -197,7 +200,7 @@ def relay(run: Run) -> Iterator[Row]:
 
     def ours() -> float:
         with relayed(run) as program:
-            argv = python(f"{CLIENTS}.emitting", program.address, dsn, 16, run.seconds(4))
+            argv = python(f"{CLIENTS}.emit", program.address, dsn, 16, run.seconds(4))
             return float(measured(argv)["per_s"])
 
     def transactions() -> float:
@@ -206,7 +209,10 @@ def relay(run: Run) -> Iterator[Row]:
             return float(measured(argv)["per_s"])
 
     value, yardstick = in_turn(3, ours, transactions)
-    what = "row and emitted message, 16 clients, until the last is at the broker, beside client.transaction"
+    what = (
+        "row and emitted message, 16 clients, until the last is at the broker,"
+        " beside client.transaction"
+    )
     yield row("tx.relay_16", what, "messages/s", value, yardstick=yardstick)
     with relayed(run) as program:
         took = measured(

@@ -1,5 +1,5 @@
-"""What two-phase commit over two databases and the broker costs, beside that over the
-databases alone.
+"""The cost of two-phase commit over two databases and a broker, beside the databases
+alone.
 """
 
 from __future__ import annotations
@@ -34,5 +34,6 @@ def two_databases(run: Run) -> Iterator[Row]:
             )
 
         value, yardstick = in_turn(ROUNDS, ours, bare)
-        what = f"two databases and a message, {threads} thread{'s' if threads > 1 else ''}, beside bare tpc_* calls"
+        who = f"{threads} thread{'s' if threads > 1 else ''}"
+        what = f"two databases and a message, {who}, beside bare tpc_* calls"
         yield row(f"tx.xa_{threads}", what, "tx/s", value, yardstick=yardstick, goal=at_least(GOAL))

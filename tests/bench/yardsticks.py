@@ -1,6 +1,4 @@
-"""The yardstick programs as functions for other benchmarks, and as rows of their
-own.
-"""
+"""The yardstick programs as functions for benchmarks, and as rows."""
 
 from __future__ import annotations
 
@@ -23,7 +21,9 @@ Clients = Literal["threads", "processes"]
 
 
 def disk(run: Run, count: int = 3_000) -> Latency:
-    """{"p50_us", "p99_us"} of one 1 KiB append to zero-filled space with fdatasync."""
+    """Return {"p50_us", "p99_us"} of a 1 KiB append to zero-filled space with
+    fdatasync.
+    """
     with tempfile.NamedTemporaryFile(dir=run.directory) as file:
         return measured(python(f"{RAW}.disk", file.name, run.count(count), 1024))
 
@@ -31,8 +31,9 @@ def disk(run: Run, count: int = 3_000) -> Latency:
 def bare_server(
     server: EchoServer = "echo", answers: Answers = "txmq_answer"
 ) -> AbstractContextManager[Program]:
-    """A server that answers every frame at once; with `txmq_answer` a txmq client can
-    say hello and send to it.
+    """Run a server that answers every frame at once.
+
+    With `txmq_answer` it accepts hello and send of a txmq client.
     """
     return serving(python(f"{RAW}.{server}", f"{RAW}.{answers}"))
 
@@ -40,16 +41,18 @@ def bare_server(
 def echo(
     run: Run, server: EchoServer = "echo", client: EchoClient = "echo_client", count: int = 10_000
 ) -> Latency:
-    """{"p50_us", "p99_us"} of a 1 KiB request and its 32-byte reply between a bare
-    client and a bare server.
+    """Return {"p50_us", "p99_us"} of a 1 KiB request and its 32-byte reply.
+
+    Client and server are bare.
     """
     with bare_server(server, "fixed_answer") as program:
         return measured(python(f"{RAW}.{client}", program.address, run.count(count)))
 
 
 def sink_per_s(run: Run, outstanding: int, sync: Sync = "thread", count: int = 200_000) -> float:
-    """Requests of 1 KiB per second through the raw Twisted sink, `outstanding` at a
-    time over one socket.
+    """Return the requests of 1 KiB per second through the raw Twisted sink.
+
+    `outstanding` requests are under way on one socket.
     """
     requests = run.count(count)
     mib = requests * REQUEST_BYTES // 2**20 + 1
@@ -63,8 +66,9 @@ def sink_per_s(run: Run, outstanding: int, sync: Sync = "thread", count: int = 2
 
 
 def best_sink_per_s(run: Run, outstanding: int, rounds: int = 3) -> float:
-    """The faster way to sync is the yardstick: a thread overlaps with receiving, the
-    reactor needs no hand-over.
+    """Return the rate with the faster kind of sync.
+
+    A thread overlaps the sync with receiving; the reactor saves the switch to a thread.
     """
     return max(
         in_turn(
@@ -76,8 +80,9 @@ def best_sink_per_s(run: Run, outstanding: int, rounds: int = 3) -> float:
 
 
 def stream_mb_per_s(run: Run, sync_ms: int, mib: int = 512) -> float:
-    """MB/s of a loopback stream into a file, synced every `sync_ms` or (0) not at
-    all.
+    """Return MB/s of a loopback stream into a file.
+
+    It is synced every `sync_ms`, and never with 0.
     """
     with tempfile.NamedTemporaryFile(dir=run.directory) as file:
         return float(
@@ -88,8 +93,8 @@ def stream_mb_per_s(run: Run, sync_ms: int, mib: int = 512) -> float:
 def plain_commit(
     run: Run, clients: int, kind: Clients = "threads", seconds: float = 5.0
 ) -> dict[str, float]:
-    """{"per_s", "p50_us", "p99_us"} of `raw.plain_commit.INSERT` and a commit by so
-    many clients.
+    """Return {"per_s", "p50_us", "p99_us"} of `raw.plain_commit.INSERT` and a
+    commit.
     """
     return measured(
         python(f"{RAW}.plain_commit", run.database.dsn(), clients, run.seconds(seconds), kind)

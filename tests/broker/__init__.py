@@ -1,1 +1,1 @@
-"""The broker around its core."""
+"""Tests of txmq.broker, by its folders."""

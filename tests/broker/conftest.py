@@ -1,15 +1,15 @@
-"""Brokers that tests of this folder share."""
+"""Fixtures that the tests of the broker share."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.broker.support import Broker
+from tests.broker.support import BrokerInMemory
 
 
 @pytest.fixture
-def broker() -> Broker:
-    """One whose timers run."""
-    broker = Broker()
+def broker() -> BrokerInMemory:
+    """A broker whose timers run."""
+    broker = BrokerInMemory()
     broker.start()
     return broker

@@ -1,5 +1,5 @@
-"""A broker in memory and clients of it, that are fed bytes: its disk, clock and
-databases are the test's.
+"""A broker in memory and clients that are fed bytes. The test controls disk, clock and
+databases.
 """
 
 from __future__ import annotations
@@ -17,46 +17,49 @@ from twisted.python.failure import Failure
 from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
-from txmq.broker.checkback.resolver_service import ResolverStatus, Resolves
-from txmq.broker.engine import Engine
-from txmq.config.broker import Settings, load
+from txmq.broker.checkback.resolver_service import Resolvers, ResolverStatus
+from txmq.broker.engine.engine import Engine
+from txmq.config.broker import SettingsFile, load_broker
 from txmq.core import machine
 from txmq.core.topics.topics import CreateTopic
-from txmq.core.transactions.half_storage import GroupBatch, GroupReceipt, StorePart
+from txmq.core.transactions.half_storage import BundleBatch, StorePart
+from txmq.model.bundle import BundleReceipt
+from txmq.model.decider import ByBroker, ByPostgres, Decider
 from txmq.model.message import Decision, Message
-from txmq.store.log import Log
+from txmq.model.units import SECOND
+from txmq.store.log.log import Log
+from txmq.store.log.writer import Flush
 from txmq.store.tables import MemoryTables
-from txmq.store.writer import Flush
 from txmq.testing.simfs import SimFS
-from txmq.wire import headers
-from txmq.wire.calls import encode_call
+from txmq.wire import data_requests
+from txmq.wire.calls.registry import encode_call
+from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
-from txmq.wire.headers import Opcode
 from txmq.wire.hello import Hello, Welcome
 from txmq.wire.json import parse
 from txmq.wire.status import to_error
 
 HELLO = encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test", service="s").encode())
-SECOND = 1_000_000
 BEGAN = 1_700_000_000 * SECOND
+DATABASE = ByPostgres(1, 1, 5, 7)
 Answered = Callable[[bytes, Decision, str, str], None]
 
 
-class Nobody:
-    """No database at all."""
+class NoResolvers:
+    """Resolvers of a broker without databases."""
 
-    def knows(self, decider: tuple[object, ...]) -> bool:
-        return decider[0] != "postgres"
+    def may_resolve(self, decider: Decider) -> bool:
+        return decider.kind != "postgres"
 
-    def ask(self, token: bytes, row: object, answered: object) -> None:
+    def resolve(self, token: bytes, row: object, answered: object) -> None:
         raise AssertionError("nobody knows")
 
     def status(self) -> tuple[()]:
         return ()
 
 
-class Oracle:
-    """A database that answers when the test says so."""
+class FakeResolver:
+    """A resolver that answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked: dict[bytes, Answered] = {}
@@ -66,11 +69,11 @@ class Oracle:
     def status(self) -> Sequence[ResolverStatus]:
         return self.is_like
 
-    def knows(self, decider: tuple[object, ...]) -> bool:
+    def may_resolve(self, decider: Decider) -> bool:
         del decider
         return self.known
 
-    def ask(self, token: bytes, row: object, answered: Answered) -> None:
+    def resolve(self, token: bytes, row: object, answered: Answered) -> None:
         assert token not in self.asked, "it is being asked already"
         self.asked[token] = answered
 
@@ -78,10 +81,12 @@ class Oracle:
         self.asked.pop(token)(token, answer, "resolver shop", reason)
 
 
-class Broker:
+class BrokerInMemory:
     """A broker whose disk and clock are simulated."""
 
-    def __init__(self, resolving: Resolves | None = None, settings: Settings | None = None) -> None:
+    def __init__(
+        self, resolving: Resolvers | None = None, settings: SettingsFile | None = None
+    ) -> None:
         self.clock = Clock()
         self.fs = SimFS()
         self.log, _ = Log.open(self.fs, "/data", now=1, segment_size=16 << 20, preallocate=4096)
@@ -90,9 +95,9 @@ class Broker:
             self.log, state, clock=self.clock, now=self.now, in_thread=self._at_once
         )
         self.engine.boot("test")
-        settings = settings or load(None, {"data": "/data"})
+        settings = settings or load_broker(None, {"data": "/data"})
         self.assembly = Assembly(
-            self.engine, settings, self.clock, resolving or Nobody(), Random(1)
+            self.engine, settings, self.clock, resolving or NoResolvers(), Random(1)
         )
 
     def start(self) -> None:
@@ -100,14 +105,14 @@ class Broker:
         self.assembly.start(Failure.raiseException)
 
     def now(self) -> int:
-        """Microseconds since the epoch."""
+        """Return microseconds since the epoch."""
         return BEGAN + round(self.clock.seconds() * SECOND)
 
     def _at_once(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
         return execute(function, *args)
 
     def connect(self, hello: bytes | None = HELLO) -> Client:
-        """A new connection; None = one that has not greeted."""
+        """Return a new connection; None = one without a hello."""
         client = Client(self)
         if hello is not None:
             client.send(hello)
@@ -118,12 +123,14 @@ class Broker:
         return self.assembly.sessions.accept()
 
     def pass_time(self, seconds: float) -> None:
-        """Turns of the reactor, so many that timers find each other's work done."""
+        """Let time pass, with enough turns of the reactor for timers that depend on
+        each other.
+        """
         for _ in range(10):
             self.clock.advance(seconds / 10)
 
     def ask(self, name: str, /, **args: object) -> Any:
-        """The reply to a call from inside: a dict or a Rejected."""
+        """Return the reply to a call from inside the process: a dict or a Rejected."""
         replies: list[Any] = []
         self.assembly.calls.ask(name, args, replies.append)
         self.pass_time(0)
@@ -131,7 +138,7 @@ class Broker:
         return reply
 
     def do(self, command: object) -> Any:
-        """The reply to a command of the core's."""
+        """Return the core's reply to a command."""
         replies: list[Any] = []
         self.engine.submit(command, replies.append)
         self.pass_time(0)
@@ -145,13 +152,13 @@ class Broker:
         self,
         number: int,
         *messages: Message,
-        decider: tuple[object, ...] = ("postgres", 1, 1, 5, 7),
+        decider: Decider = DATABASE,
         sealed: bool = True,
         check_after: int = 6 * SECOND,
         wait: bool = True,
     ) -> str:
-        """Stores a transaction with each of the messages as a batch of its own, in
-        topic t; returns its token.
+        """Store a transaction with each message as a batch of its own, in topic t.
+        Return its token.
         """
         if "t" not in self.engine.state.topics:
             self.do(CreateTopic("t", 1))
@@ -169,29 +176,29 @@ class Broker:
         token: bytes,
         datas: Sequence[bytes],
         *,
-        decider: tuple[object, ...] = ("postgres", 1, 1, 5, 7),
+        decider: Decider = DATABASE,
         sealed: bool = True,
         check_after: int = 6 * SECOND,
         wait: bool = True,
     ) -> str:
-        """Stores a transaction of these batches in topic t; returns its token."""
-        batches = tuple(GroupBatch("t", 0, 0, data, verify(data)) for data in datas)
-        digest, local = b"d" * 32 if sealed else bytes(32), decider == ("local",)
+        """Store a transaction of these batches in topic t. Return its token."""
+        batches = tuple(BundleBatch("t", 0, 0, data, verify(data)) for data in datas)
+        digest, local = b"d" * 32 if sealed else bytes(32), decider == ByBroker()
         command = StorePart(
             token, 0, batches, sealed, local, digest, 0, decider, "shop", (), check_after
         )
         if wait:
             reply = self.do(command)
-            assert isinstance(reply, GroupReceipt), reply
+            assert isinstance(reply, BundleReceipt), reply
         else:
             self.engine.submit(command, lambda _reply: None)
         return token.hex()
 
 
 class Client:
-    """The other end of one connection."""
+    """The client's end of one connection."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerInMemory) -> None:
         self.broker, self.session = broker, broker.protocol()
         self.transport = StringTransport()
         self.transport.setTcpNoDelay = lambda _enabled: None  # type: ignore[attr-defined]
@@ -226,19 +233,19 @@ class Client:
 
 def send_payload(sequence: int = 0, topic: str = "t", partition: int = 0) -> bytes:
     batch = encode([Message(b"m")], producer_id=b"p" * 16, epoch=0, sequence=sequence, born_at=1)
-    return headers.send_header(topic, partition, 0) + batch
+    return data_requests.send_header(topic, partition, 0) + batch
 
 
-def welcome(broker: Broker) -> Welcome:
-    """What the broker says to a client that it does not know yet."""
+def welcome(broker: BrokerInMemory) -> Welcome:
+    """Return the broker's reply to a hello."""
     client = broker.connect(None)
     client.send(encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test").encode()))
     [reply] = client.replies()
     return Welcome.parse(reply)
 
 
-def writes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """The writes of its log from now on: whether each was synced."""
+def writes(broker: BrokerInMemory, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Record the log's writes from now on: whether each was synced."""
     synced: list[bool] = []
     write = broker.log.write
 

@@ -1,4 +1,4 @@
-"""The `txmq` command, killed once it has written to LMDB so many times."""
+"""The `txmq` command, killed after a number of commits to LMDB."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from unittest.mock import patch
 
 from lmdb import Environment
 
-from txmq.store import environment, index
+from txmq.store.index import environment, lmdb_tables
 from txmq.testing.forked import txmq_command
 
 
 def run(nth: str, *arguments: str) -> None:
-    """The number of the commit after which it dies, and the command's arguments."""
-    keep_long_enough, commits = environment._keep_long_enough, count(1)
+    """Run a command, and kill the process after its commit number `nth`."""
+    extend_file, commits = environment._extend_file, count(1)
 
     def dying(env: Environment) -> None:
         if next(commits) == int(nth):
             os.kill(os.getpid(), signal.SIGKILL)
-        keep_long_enough(env)
+        extend_file(env)
 
     with (
-        patch.object(environment, "_keep_long_enough", dying),
-        patch.object(index, "LOADED_AT_ONCE", 60),
+        patch.object(environment, "_extend_file", dying),
+        patch.object(lmdb_tables, "LOADED_AT_ONCE", 60),
     ):
         txmq_command(*arguments)

@@ -1,5 +1,5 @@
-"""Another client of a broker, in the words of the wire: it leaves halves and dead
-letters for the commands to find.
+"""A client of a broker that speaks the wire protocol, and leaves half messages and dead
+letters.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ from typing import Any
 from uuid import UUID
 
 from txmq.batch import encode_one
-from txmq.client.blocking.connections.connection import Connection, dial
+from txmq.client.blocking.connections.connection import Connection, open_connection
 from txmq.client.protocol.address import parse_url
-from txmq.client.protocol.conversation import Conversation, LogPin
+from txmq.client.protocol.conversation import Conversation, LogIdentity
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.decider import Decider
 from txmq.model.message import Message
+from txmq.wire.bundle import (
+    NO_DIGEST,
+    BundleDescription,
+    BundlePart,
+    PartBatch,
+    bundle_digest,
+    pack_part,
+)
 from txmq.wire.chunks import Chunk, unpack_chunks
-from txmq.wire.decider import Decider
-from txmq.wire.group import NO_DIGEST, Description, Part, PartBatch, group_digest, pack_part
-from txmq.wire.headers import Fetch, Opcode, pack_fetch
+from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
 
 PATIENCE_S = 30.0
 
@@ -32,14 +39,14 @@ class Peer:
 
     @property
     def log_id(self) -> UUID:
-        """The identity of the broker's log."""
+        """Return the identity of the log."""
         return self._connection.welcome.log_id
 
     def call(self, name: str, **args: object) -> dict[str, Any]:
         return self._connection.call(name, args, timeout=PATIENCE_S)
 
     def half(self, topic: str, body: bytes, decider: Decider, token: UUID | None = None) -> str:
-        """Stores a half message in partition 0; returns its token."""
+        """Store a half message in partition 0; return its token."""
         name = (token or new_token()).bytes
         batch = encode_one(
             Message(body, "k"),
@@ -48,8 +55,8 @@ class Peer:
             sequence=0,
             born_at=time.time_ns() // 1_000,
         )
-        description, batches = Description(decider, "shop"), (PartBatch(topic, 0, 0, batch),)
-        part = Part(
+        description, batches = BundleDescription(decider, "shop"), (PartBatch(topic, 0, 0, batch),)
+        part = BundlePart(
             name,
             0,
             0,
@@ -59,14 +66,12 @@ class Peer:
             description=description,
             batches=batches,
         )
-        payload = pack_part(part._replace(digest=group_digest([part])))
+        payload = pack_part(part._replace(digest=bundle_digest([part])))
         self._connection.request(Opcode.GROUP, payload, timeout=PATIENCE_S)
         return name.hex()
 
     def dead_letters(self, group: str, topic: str, count: int) -> list[tuple[str, int, int]]:
-        """Takes so many messages of the topic and gives up on each; returns where they
-        were.
-        """
+        """Make dead letters of this many messages of the topic; return their places."""
         joined = self.call(
             "consumer.join", group=group, member="m-1", instance="i-1", topics=[topic]
         )
@@ -92,8 +97,8 @@ class Peer:
 @contextmanager
 def peer(url: str) -> Iterator[Peer]:
     """A peer for the block."""
-    pin = LogPin()
-    connection = dial(
+    pin = LogIdentity()
+    connection = open_connection(
         parse_url(url), lambda: Conversation("shop", pin), time.monotonic() + PATIENCE_S
     )
     try:

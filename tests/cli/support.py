@@ -1,4 +1,4 @@
-"""Commands run in this process, and a client that is told what to reply."""
+"""Commands run in this process, and a client with scripted replies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ WHY = ("--reason", "lost on 3 May")
 
 @dataclass
 class ScriptedClient:
-    """Replies in turn, or raises what stands there instead; keeps what it was asked."""
+    """A client that replies in turn, or raises the errors among its replies; it records
+    the calls.
+    """
 
     replies: list[dict[str, Any] | Exception] = field(default_factory=list)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -60,7 +62,7 @@ class ScriptedClient:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
-    """The client that commands get, whatever broker they name."""
+    """The client of all commands, at any address."""
     scripted = ScriptedClient()
 
     def connect(url: str) -> ScriptedClient:
@@ -75,8 +77,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
 
 
 def reply(*arguments: str, broker: str, stdin: bytes = b"") -> Any:
-    """What a command prints as JSON: an object, or a list of those on several lines. It
-    must succeed.
+    """Return the JSON that a command prints: an object, or a list of the objects on
+    several lines. The command must succeed.
     """
     result = run(*arguments, "--json", "--broker", broker, stdin=stdin)
     assert result.exit_code == 0, result.stderr
@@ -85,7 +87,7 @@ def reply(*arguments: str, broker: str, stdin: bytes = b"") -> Any:
 
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
-    """Runs `txmq ARGUMENTS`. Errors that no command should let through are raised."""
+    """Run `txmq ARGUMENTS`. Errors that a command should have caught are raised."""
     result = CliRunner().invoke(app, list(arguments), input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
+from txmq.model.decider import ByChecker
 from txmq.testing.processes import TXMQ, Running, running
 from txmq.testing.wait import wait_until
 
@@ -39,7 +40,7 @@ def test_a_broker_says_where_it_serves_and_ends_in_order(tmp_path: Path) -> None
     with running(tmp_path, *arguments, command=TXMQ) as process:
         line = process.first_line()
         assert re.fullmatch(r"ready txmq://127\.0\.0\.1:[1-9]\d*", line)
-        assert process.end() == 0
+        assert process.terminate() == 0
         assert process.out.read_text() == line + "\n"
     lives = [event["state"] for event in process.events() if event["event"] == "broker.life"]
     assert lives[-3:] == ["SERVING", "DRAINING", "CLOSED"]
@@ -56,7 +57,7 @@ def test_what_was_sent_outlives_the_broker(tmp_path: Path) -> None:
                 reply("send", "orders", "hello", "--partition", "2", broker=url)
             found = reply("tail", "orders", "--no-follow", broker=url)
             assert (found["partition"], found["offset"], found["body"]) == (2, 0, "hello")
-            assert process.end(signal.SIGINT) == 0
+            assert process.terminate(signal.SIGINT) == 0
 
 
 def test_topics_are_made_listed_grown_and_deleted(broker: str) -> None:
@@ -106,7 +107,7 @@ def test_a_message_is_sent_and_read_with_all_that_belongs_to_it(broker: str) -> 
     )
 
 
-def test_tail_begins_where_it_is_told(broker: str) -> None:
+def test_tail_begins_at_the_given_offset(broker: str) -> None:
     for number in range(4):
         reply("send", "numbers", str(number), "--partition", "1", broker=broker)
     bodies = [
@@ -125,7 +126,7 @@ def test_tail_follows_until_it_is_interrupted(broker: str, tmp_path: Path) -> No
         for partition in (5, 0):
             reply("send", "news", f"to {partition}", "--partition", str(partition), broker=broker)
         wait_until(lambda: tail.out.read_text().count("\n") == 3, what="three messages")
-        assert tail.end(signal.SIGINT) == 0
+        assert tail.terminate(signal.SIGINT) == 0
     assert {json.loads(line)["body"] for line in tail.out.read_text().splitlines()[1:]} == {
         "to 5",
         "to 0",
@@ -154,10 +155,10 @@ def test_where_nothing_is_there_lists_are_empty_and_names_are_unknown(broker: st
         assert (ran.exit_code, json.loads(ran.stderr)["error"]) == (1, error), arguments
 
 
-def test_an_operator_decides_what_nobody_else_can(broker: str) -> None:
+def test_an_operator_decides_a_transaction_without_a_decider(broker: str) -> None:
     reply("topic", "create", "halves", "--partitions", "1", broker=broker)
     with peer(broker) as shop:
-        lost, seen = (shop.half("halves", body, ("checker", "shop")) for body in (b"lost", b"seen"))
+        lost, seen = (shop.half("halves", body, ByChecker("shop")) for body in (b"lost", b"seen"))
     listed = reply("tx", "list", broker=broker)["transactions"]
     assert [(row["token"], row["state"], row["messages"]) for row in listed] == [
         (lost, "UNDECIDED", 1),
@@ -277,33 +278,33 @@ def test_a_second_broker_in_the_same_directory_is_refused(
     with running(tmp_path, "broker", "--data", str(data), "--listen", "127.0.0.1:0") as second:
         assert second.status() == 1
     assert second.out.read_text() == ""
-    told = second.err.read_text().splitlines()[-1]
-    assert told.startswith("txmq: ")
-    assert str(data) in told
-    assert "(" in told, "a hint is missing"
+    output = second.err.read_text().splitlines()[-1]
+    assert output.startswith("txmq: ")
+    assert str(data) in output
+    assert "(" in output, "a hint is missing"
 
 
 def test_a_port_that_is_taken_is_an_error(served: tuple[Running, str], tmp_path: Path) -> None:
     taken = served[1].removeprefix("txmq://")
     with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", taken) as second:
         assert second.status() == 1
-    told = second.err.read_text().splitlines()[-1]
-    assert told.startswith("txmq: ")
-    assert taken in told
+    output = second.err.read_text().splitlines()[-1]
+    assert output.startswith("txmq: ")
+    assert taken in output
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "output"),
     [
         ("[broker]\ndata = 'x'\nlisten = 'here'", "broker.listen: "),
         ("[broker]\ndata = 'x'\npartition = 3", "broker.partition: there is no such setting"),
         ("[broker", "is not TOML"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, text: str, told: str) -> None:
+def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, text: str, output: str) -> None:
     file = tmp_path / "broker.toml"
     file.write_text(text)
     ran = run("broker", "--config", str(file))
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
-    assert told in ran.stderr
+    assert output in ran.stderr
     assert str(file) in ran.stderr

@@ -1,4 +1,4 @@
-"""Which calls the commands make, and what becomes of the replies."""
+"""Calls that commands make, and the replies that they print."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ __all__ = ["client"]
             },
         ),
         (
-            "topic alter orders --set retention=none --set retention-size=1.5GiB --set letters=default",
+            (
+                "topic alter orders --set retention=none --set retention-size=1.5GiB"
+                " --set letters=default"
+            ),
             "topic.alter",
             {
                 "name": "orders",
@@ -40,7 +43,10 @@ __all__ = ["client"]
             },
         ),
         (
-            "topic alter orders --set max-message=64KiB --set writable=no --set readable=yes --set flush=sync",
+            (
+                "topic alter orders --set max-message=64KiB --set writable=no --set readable=yes"
+                " --set flush=sync"
+            ),
             "topic.alter",
             {
                 "name": "orders",
@@ -131,7 +137,7 @@ def test_the_broker_is_the_one_named_else_that_of_the_environment_else_the_defau
     assert client.url == "txmq://elsewhere:2"
 
 
-def test_an_error_is_told_on_standard_error_with_status_1(client: ScriptedClient) -> None:
+def test_an_error_is_printed_on_standard_error_with_status_1(client: ScriptedClient) -> None:
     client.replies = [
         UnknownGroup("no group 'x'", hint="see: txmq group list"),
         BrokerUnavailable("nobody there"),
@@ -212,7 +218,7 @@ def test_bad_usage_is_status_2_and_nothing_is_done(client: ScriptedClient, argum
 
 def test_the_histogram_of_flushes_is_for_programs(client: ScriptedClient) -> None:
     client.replies = [{"flush": {"count": 3, "buckets": [[50, 3]]}} for _ in range(2)]
-    told = run("stats").stdout
-    assert "count=3" in told
-    assert "buckets" not in told
+    output = run("stats").stdout
+    assert "count=3" in output
+    assert "buckets" not in output
     assert json.loads(run("stats", "--json").stdout)["flush"]["buckets"] == [[50, 3]]

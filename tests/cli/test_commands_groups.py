@@ -1,4 +1,4 @@
-"""Which calls the commands of groups and topics make, and what they ask before."""
+"""Calls of the commands of groups and topics, and their confirmations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_reset_shows_what_it_would_do_before_it_asks(
     ]
     lines = result.stdout.splitlines()  # with the answer, which the runner echoes, in between
     assert (lines[:3], lines[-3:]) == (table, table)
-    assert "go on from there?" in result.stderr
+    assert "Move group" in result.stderr
 
 
 @pytest.mark.parametrize("stdin", ["n\n", ""])
@@ -57,7 +57,7 @@ def test_a_reset_that_is_not_confirmed_is_not_done(client: ScriptedClient, stdin
         ("--json --dry-run", [True]),
     ],
 )
-def test_a_reset_asks_nothing_where_it_only_shows_or_is_told_not_to(
+def test_a_preview_and_a_confirmed_reset_ask_nothing(
     client: ScriptedClient, option: str, runs: list[bool | None]
 ) -> None:
     client.replies = [{"positions": []}]

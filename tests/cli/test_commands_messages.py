@@ -1,6 +1,4 @@
-"""Which calls the commands of messages, transactions and letters make, and how they
-show what they get.
-"""
+"""Calls of the commands of messages, transactions and letters, and their output."""
 
 from __future__ import annotations
 
@@ -17,7 +15,10 @@ __all__ = ["client"]
 
 
 def test_a_message_has_what_the_options_say(client: ScriptedClient) -> None:
-    options = "--key k --tag t --header a=1 --header b=x=y --partition 3 --deliver-at 2026-07-01T12:00:00Z --json"
+    options = (
+        "--key k --tag t --header a=1 --header b=x=y --partition 3"
+        " --deliver-at 2026-07-01T12:00:00Z --json"
+    )
     result = run("send", "orders", "hällo", *options.split())
     message = Message("hällo".encode(), "k", "t", {"a": "1", "b": "x=y"}, 1_782_907_200_000_000)
     assert client.sent == [("orders", message, 3)]
@@ -91,12 +92,12 @@ def test_a_search_goes_on_until_it_has_what_it_may_and_shows_text_as_text(
     )
     assert [args["after"] for _call, args in client.calls] == [None, [0, 9]]
     assert client.calls[0][1]["start"] == 1_782_907_200_000_000
-    told = json.loads(result.stdout)
-    assert [message["body"] for message in told["messages"]] == ["x", "x"]
-    assert told["more"] is True
+    output = json.loads(result.stdout)
+    assert [message["body"] for message in output["messages"]] == ["x", "x"]
+    assert output["more"] is True
 
 
-def test_a_message_that_is_not_known_is_status_1(client: ScriptedClient) -> None:
+def test_an_unknown_message_is_status_1(client: ScriptedClient) -> None:
     client.replies = [{"message": None}]
     assert run("message", "show", "a-1", "--json").exit_code == 1
 
@@ -123,8 +124,8 @@ def test_a_transaction_shows_its_messages_as_text_where_they_are_text(
     result = run("tx", "show", token, "--bodies", "--after", "2", "--limit", "3", "--json")
     args = {"token": TOKEN, "detail": True, "after": 2, "limit": 3, "bodies": True}
     assert client.calls == [("tx.show", args)]
-    told = [{"key": "a", "body": "hello"}, {"key": "b", "body_base64": "/w=="}, {"key": "c"}]
-    assert json.loads(result.stdout) == {"token": TOKEN, "rows": told, "next": 5}
+    output = [{"key": "a", "body": "hello"}, {"key": "b", "body_base64": "/w=="}, {"key": "c"}]
+    assert json.loads(result.stdout) == {"token": TOKEN, "rows": output, "next": 5}
 
 
 def test_letters_named_one_by_one_are_replayed_without_a_question(client: ScriptedClient) -> None:
@@ -135,7 +136,7 @@ def test_letters_named_one_by_one_are_replayed_without_a_question(client: Script
     assert result.stdout.split() == ["done", "2"]
 
 
-def test_status_1_tells_that_letters_were_refused(client: ScriptedClient) -> None:
+def test_refused_letters_make_the_status_1(client: ScriptedClient) -> None:
     client.replies = [
         {"done": [["orders", 3, 17]], "refused": [["orders", 3, 18, "no such letter"]]}
     ] * 2
@@ -149,7 +150,7 @@ def test_status_1_tells_that_letters_were_refused(client: ScriptedClient) -> Non
     assert client.calls[0][1]["reason"] == "lost on 3 May"
 
 
-def test_all_letters_means_those_that_were_dead_before_the_first_is_touched(
+def test_all_letters_are_listed_before_the_first_one_is_replayed(
     client: ScriptedClient,
 ) -> None:
     first = [letter(offset) for offset in range(1_000)]

@@ -1,6 +1,4 @@
-"""The commands that deal with a database: its tables, a resolver, and the broker with a
-server of its own.
-"""
+"""Commands that use a database: its tables, a resolver, and the development broker."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ import pytest
 
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
-from tests.postgres.support import xid_of
+from tests.tx.postgres.support import xid_of
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.decider import ByPostgres
 from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import report
@@ -67,17 +66,21 @@ def test_brokers_are_listed_and_a_lost_one_is_taken_out_for_a_reason(database: s
     lost, token = uuid4(), new_token()
     with closing(connect(database, application_name="test")) as connection:
         report(connection, lost, "b-1", token)
-    [told] = json.loads(run("schema", "brokers", database, "--json").stdout)["brokers"]
-    assert (told["log_id"], told["name"], told["oldest_undecided"]) == (str(lost), "b-1", token.hex)
-    assert (told["waiting"], told["forgotten_at"]) == (0, None)
+    [output] = json.loads(run("schema", "brokers", database, "--json").stdout)["brokers"]
+    assert (output["log_id"], output["name"], output["oldest_undecided"]) == (
+        str(lost),
+        "b-1",
+        token.hex,
+    )
+    assert (output["waiting"], output["forgotten_at"]) == (0, None)
     assert run("schema", "brokers", database, "--forget", str(lost)).exit_code == 2
     unknown = run("schema", "brokers", database, "--forget", uuid4().hex, "--reason", "gone")
     assert (unknown.exit_code, "has reported here" in unknown.stderr) == (1, True)
     result = run(
         "schema", "brokers", database, "--forget", lost.hex, "--reason", "its disk burnt", "--json"
     )
-    [told] = json.loads(result.stdout)["brokers"]
-    assert (told["forgotten_reason"], told["forgotten_at"] >= told["reported_at"]) == (
+    [output] = json.loads(result.stdout)["brokers"]
+    assert (output["forgotten_reason"], output["forgotten_at"] >= output["reported_at"]) == (
         "its disk burnt",
         True,
     )
@@ -106,20 +109,20 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(
         url = broker.first_line().removeprefix("ready ")
         reply("topic", "create", "orders", "--partitions", "1", broker=url)
         with peer(url) as shop, closing(psycopg2.connect(database)) as connection:
-            identity = tuple(read_server(connection).identity)
+            identity = read_server(connection).identity
             connection.rollback()
             committed = new_token()
             insert_token(connection, committed, [shop.log_id])
             xid = xid_of(connection)
-            proved = shop.half("orders", b"paid", ("postgres", *identity, xid), committed)
+            proved = shop.half("orders", b"paid", ByPostgres(*identity, xid=xid), committed)
             connection.commit()
-            absent = shop.half("orders", b"not paid", ("postgres", *identity, None))
+            absent = shop.half("orders", b"not paid", ByPostgres(*identity, xid=None))
         arguments = ("resolver", "--config", str(resolver_file), "--every", "0.05", "--broker", url)
         with running(tmp_path / "2", *arguments, command=TXMQ) as resolver:
             assert resolver.first_line() == "ready shop"
             wait_until(lambda: state_of(proved, url) == "PUBLISHED", what="the commit is found")
             wait_until(lambda: state_of(absent, url) == "ROLLED_BACK", what="the rollback is found")
-            assert resolver.end() == 0
+            assert resolver.terminate() == 0
         decided = {
             event["token"]: event["answer"]
             for event in resolver.events()
@@ -128,7 +131,7 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(
         assert decided == {proved: "COMMIT", absent: "ROLLBACK"}
         assert len(json.loads(run("schema", "brokers", database, "--json").stdout)["brokers"]) == 1
         assert reply("tail", "orders", "--no-follow", broker=url)["body"] == "paid"
-        assert broker.end() == 0
+        assert broker.terminate() == 0
 
 
 def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path: Path) -> None:
@@ -138,33 +141,33 @@ def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path:
         reply("topic", "create", "orders", "--partitions", "1", broker=url)
         assert run("schema", "check", dsn).exit_code == 0
         with peer(url) as shop, closing(psycopg2.connect(dsn)) as connection:
-            identity = tuple(read_server(connection).identity)
+            identity = read_server(connection).identity
             connection.rollback()
             token = new_token()
             insert_token(connection, token, [shop.log_id])
-            half = shop.half("orders", b"paid", ("postgres", *identity, None), token)
+            half = shop.half("orders", b"paid", ByPostgres(*identity, xid=None), token)
             connection.commit()
         assert reply("tx", "check", half, broker=url)["due"] == 1
         wait_until(
             lambda: state_of(half, url) == "PUBLISHED",
             what="the broker's resolver has asked the database",
         )
-        assert dev.end() == 0
+        assert dev.terminate() == 0
     with pytest.raises(psycopg2.OperationalError):
         psycopg2.connect(dsn)
 
 
 @pytest.fixture
 def reachable() -> Iterator[Path]:
-    """A directory that a server can work in that runs as another user, to whom pytest's
-    own are closed.
+    """A directory that a server can use which runs as another user. Pytest's own
+    directories are private.
     """
     with TemporaryDirectory(prefix="txmq-test-dev-") as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)
 
 
-def test_a_developer_s_data_is_kept_where_it_is_told(tmp_path: Path, reachable: Path) -> None:
+def test_a_developer_s_data_stays_in_the_given_directory(tmp_path: Path, reachable: Path) -> None:
     data = reachable / "data"
     for number in range(2):
         with running(
@@ -183,4 +186,4 @@ def test_a_developer_s_data_is_kept_where_it_is_told(tmp_path: Path, reachable: 
                 assert cursor.fetchone() == (number + 1,)
                 connection.commit()
             run("topic", "create", "orders", "--broker", addresses["broker"])
-            assert dev.end() == 0
+            assert dev.terminate() == 0

@@ -1,6 +1,4 @@
-"""What holds for each command of `txmq`: it explains itself, and with `--json` it
-prints JSON, errors too.
-"""
+"""Properties of each command of `txmq`: help texts, and JSON for results and errors."""
 
 from __future__ import annotations
 
@@ -15,14 +13,13 @@ from typer.main import get_command
 
 from tests.cli.support import run
 from txmq.cli.app import app
-from txmq.cli.command import Client
+from txmq.cli.command import CommandClient
 from txmq.errors import BrokerUnavailable
 
 TOKEN = "019a0000000070008000000000000001"
 NOBODY = "host=127.0.0.1 port=1 dbname=nowhere"
 NO_FILE, NO_DIR = "/nowhere/txmq.toml", "/nowhere/data"
-# each with what it needs, where neither a broker nor a database answers, and no file is
-# there
+# each with its required arguments; no broker or database answers, and no file exists
 COMMANDS = {
     "alarms": "",
     "broker": f"--config {NO_FILE}",
@@ -85,7 +82,7 @@ COMMANDS = {
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, Any]]:
-    """Each command there is, by its words."""
+    """Yield each command with its words."""
     if not hasattr(command, "commands"):
         yield " ".join(path), command
         return
@@ -99,9 +96,9 @@ EACH = dict(commands(get_command(app)))
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No broker answers, whatever its address."""
+    """Let no broker answer at any address."""
 
-    def connect(url: str) -> Client:
+    def connect(url: str) -> CommandClient:
         raise BrokerUnavailable(f"no broker answered at {url}", hint="is it running?")
 
     monkeypatch.setattr("txmq.cli.command.connect", connect)
@@ -112,22 +109,24 @@ def test_no_command_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_command_tells_what_it_and_each_of_its_options_does(name: str) -> None:
+def test_a_command_and_each_of_its_options_have_a_help_text(name: str) -> None:
     command = EACH[name]
     assert command.help
+    # rich would take words in brackets for markup, and leave them out
+    assert [option.name for option in command.params if "[" in (option.help or "")] == []
     assert any("--json" in option.opts for option in command.params)
     assert [option.name for option in command.params if not option.help] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_meets_nobody_says_why_and_what_to_do(name: str) -> None:
+def test_a_command_that_reaches_nothing_reports_an_error_with_a_hint(name: str) -> None:
     arguments = [
         *name.split(),
         *(NOBODY if word == "DSN" else word for word in COMMANDS[name].split()),
     ]
-    told = run(*arguments, "--json")
-    assert (told.exit_code, told.stdout) == (1, "")
-    error = json.loads(told.stderr)
+    result = run(*arguments, "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    error = json.loads(result.stderr)
     assert error.keys() >= {"error", "message", "hint", "retriable", "outcome"}
     assert error["hint"], error
     assert not Path("/nowhere").exists()
@@ -135,12 +134,18 @@ def test_a_command_that_meets_nobody_says_why_and_what_to_do(name: str) -> None:
 
 DOCUMENTS = [
     Path(__file__).parents[2] / name
-    for name in ("README.md", "docs/TRANSACTIONS.md", "docs/CONSUMERS.md")
+    for name in (
+        "README.md",
+        "docs/TRANSACTIONS.md",
+        "docs/CONSUMERS.md",
+        "docs/OPERATIONS.md",
+        "docs/GUIDE.md",
+    )
 ]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_the_commands_that_a_document_names_are_there_with_their_options(document: Path) -> None:
+def test_each_command_that_a_document_names_exists_with_its_options(document: Path) -> None:
     groups = {name.split()[0] for name in EACH if " " in name}
     seen = 0
     for line in re.findall(r"(?<![\w/])txmq ([a-z][^`\n#()]*)", document.read_text()):
@@ -148,14 +153,14 @@ def test_the_commands_that_a_document_names_are_there_with_their_options(documen
             if words[0] in groups and len(words) == 1:
                 continue
             name = " ".join(words[: 2 if words[0] in groups else 1])
-            known = {option for parameter in EACH[name].params for option in parameter.opts}
-            assert {word for word in words if word.startswith("--")} <= known, line
+            options = {option for parameter in EACH[name].params for option in parameter.opts}
+            assert {word for word in words if word.startswith("--")} <= options, line
             seen += 1
-    assert seen > 5
+    assert seen > (2 if document.name == "README.md" else 5)  # it names the first steps only
 
 
 def alternatives(words: list[str]) -> Iterator[list[str]]:
-    """The commands in "group pause|resume GROUP [TOPIC]": one for each."""
+    """Yield each of the commands in "group pause|resume GROUP [TOPIC]"."""
     bare = [word.strip("[],;.:") for word in words]
     if len(bare) > 1 and "|" in bare[1]:
         yield from ([bare[0], choice, *bare[2:]] for choice in bare[1].split("|"))

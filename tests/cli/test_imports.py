@@ -1,6 +1,4 @@
-"""Help, usage errors and completion stay quick: what a command needs is imported when
-it runs.
-"""
+"""Fast start of the command line: a command imports its dependencies when it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ finally:
     ("arguments", "status"),
     [("--help", 0), ("broker --help", 0), ("tx commit --help", 0), ("topic create", 2)],
 )
-def test_what_does_no_work_imports_nothing_heavy(arguments: str, status: int) -> None:
+def test_help_and_usage_errors_import_nothing_heavy(arguments: str, status: int) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments.split()],
         capture_output=True,

@@ -1,6 +1,4 @@
-"""`txmq log`: what it finds in a data directory, in one that is damaged, and in an
-archive.
-"""
+"""`txmq log` on a data directory, a damaged one, and an archive."""
 
 from __future__ import annotations
 
@@ -17,22 +15,30 @@ from twisted.internet.task import Clock
 from tests.cli import killed
 from tests.cli.support import run
 from txmq.batch import encode, verify
-from txmq.broker.data_directory.storage import Keeper, open_directory
-from txmq.broker.engine import Engine
-from txmq.config.broker import Broker
-from txmq.core.consumers.candidates import Wish
-from txmq.core.consumers.commands import Deliver, Failure, Join, Nack, Pick, Wanted
+from txmq.broker.data_directory.storage import StorageService, open_directory
+from txmq.broker.engine.engine import Engine
+from txmq.config.broker import BrokerSettings
+from txmq.core.consumers.candidates import FetchLimits
+from txmq.core.consumers.commands import (
+    CandidateRead,
+    Deliver,
+    FailureReport,
+    JoinGroup,
+    NackMessage,
+    RequestedSettings,
+)
 from txmq.core.consumers.planning import plan
-from txmq.core.topics.sends import Send, SendTogether
+from txmq.core.topics.sends import StoreBatch, StoreBatches
 from txmq.core.topics.topics import CreateTopic
-from txmq.core.transactions.batched import StoreTogether
-from txmq.core.transactions.decisions import Decide
-from txmq.core.transactions.half_storage import GroupBatch, StorePart
+from txmq.core.transactions.batched import StoreBundles
+from txmq.core.transactions.decisions import DecideTransaction
+from txmq.core.transactions.half_storage import BundleBatch, StorePart
+from txmq.model.decider import ByBroker, ByChecker
 from txmq.model.message import Decision, Message
-from txmq.store.fs import RealFileSystem
-from txmq.store.index import LmdbTables
-from txmq.store.segment import list_segments, read_log_id
-from txmq.store.tables import ENTRIES, MOVED
+from txmq.store.filesystem import RealFileSystem
+from txmq.store.index.lmdb_tables import LmdbTables
+from txmq.store.log.segment import list_segments, read_log_id
+from txmq.store.tables import ENTRIES, FAILED
 from txmq.testing.processes import running
 
 NOW = 1_700_000_000_000_000
@@ -49,18 +55,16 @@ def at_once(function: Any, *args: object) -> Deferred[Any]:
 
 
 class Life:
-    """A broker without a reactor, on a real disk, for as long as it takes to write
-    something.
-    """
+    """A broker without a reactor, on a real disk."""
 
     def __init__(self, data: Path, producer: bytes = b"p" * 16) -> None:
         self.producer = producer
-        settings = Broker(data=data, segment_bytes=SEGMENT, preallocate_bytes=4_096)
+        settings = BrokerSettings(data=data, segment_bytes=SEGMENT, preallocate_bytes=4_096)
         self.fs, self.clock = RealFileSystem(), Clock()
         opened = open_directory(self.fs, settings, NOW)
         self.log, self.state = opened.log, opened.state
         self.engine = Engine(self.log, self.state, clock=self.clock, now=now, in_thread=at_once)
-        self.keeper = Keeper(self.fs, self.engine, opened.tables, settings, at_once)
+        self.keeper = StorageService(self.fs, self.engine, opened.tables, settings, at_once)
         self.engine.boot("test")
         self.sequence = 0
 
@@ -76,12 +80,12 @@ class Life:
         self.do(self._batch(*bodies, topic=topic, partition=partition))
 
     def send_to(self, *topics: str) -> None:
-        """In one frame."""
+        """Send to the topics in one frame."""
         self.do(
-            SendTogether(tuple(self._batch(topic.encode() * 3, topic=topic) for topic in topics))
+            StoreBatches(tuple(self._batch(topic.encode() * 3, topic=topic) for topic in topics))
         )
 
-    def _batch(self, *bodies: bytes, topic: str, partition: int = 0) -> Send:
+    def _batch(self, *bodies: bytes, topic: str, partition: int = 0) -> StoreBatch:
         data = encode(
             [Message(body, "k") for body in bodies],
             producer_id=self.producer,
@@ -90,21 +94,21 @@ class Life:
             born_at=1,
         )
         self.sequence += len(bodies)
-        return Send(topic, 0, partition, data, verify(data))
+        return StoreBatch(topic, 0, partition, data, verify(data))
 
     def half(self, number: int, outcome: Decision | None) -> None:
         group = self.group(number)
         self.do(group)
         if outcome is not None:
-            self.do(Decide(group.token, outcome, "test"))
+            self.do(DecideTransaction(group.token, outcome, "test"))
 
     def group(self, number: int, topic: str = "t", *, local: bool = False) -> StorePart:
         token = bytes.fromhex(TOKEN)[:-1] + bytes([number])
         data = encode(
             [Message(b"half", f"key {number}")], producer_id=token, epoch=0, sequence=0, born_at=1
         )
-        batch = GroupBatch(topic, 0, 1, data, verify(data))
-        decider = ("local",) if local else ("checker", "s")
+        batch = BundleBatch(topic, 0, 1, data, verify(data))
+        decider = ByBroker() if local else ByChecker("s")
         return StorePart(token, 0, (batch,), True, local, b"d" * 32, 0, decider, "s", (), 0)
 
     def delayed(self, topic: str) -> None:
@@ -113,21 +117,30 @@ class Life:
             [message], producer_id=self.producer, epoch=0, sequence=self.sequence, born_at=1
         )
         self.sequence += 1
-        self.do(Send(topic, 0, 0, data, verify(data)))
+        self.do(StoreBatch(topic, 0, 0, data, verify(data)))
 
     def bury(self) -> None:
         generation = self.do(
-            Join("g", "a", "a", "concurrent", topics=("t",), wanted=Wanted())
+            JoinGroup("g", "a", "a", "concurrent", topics=("t",), wanted=RequestedSettings())
         ).generation
-        found: Any = plan(self.state, "g", "a", generation, self.log.durable, Wish(3, 1 << 30), NOW)
+        found: Any = plan(
+            self.state, "g", "a", generation, self.log.durable, FetchLimits(3, 1 << 30), NOW
+        )
         self.do(
             Deliver(
-                "g", "a", generation, tuple(Pick(candidate, None) for candidate in found.candidates)
+                "g",
+                "a",
+                generation,
+                tuple(CandidateRead(candidate, None) for candidate in found.candidates),
             )
         )
         candidate = found.candidates[0]
         place = ("t", candidate.partition, candidate.start)
-        self.do(Nack("g", "a", generation, *place, None, None, Failure("E", "no", "f"), True))
+        self.do(
+            NackMessage(
+                "g", "a", generation, *place, None, None, FailureReport("E", "no", "f"), True
+            )
+        )
 
     def close(self) -> None:
         self.keeper.close()
@@ -136,8 +149,8 @@ class Life:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Of a broker that was closed in good order: three segments, a letter, a half and
-    two decided ones.
+    """The directory of a broker after an orderly shutdown: three segments, a dead
+    letter, a half message and a delayed one.
     """
     directory = tmp_path / "data"
     life = Life(directory)
@@ -154,7 +167,7 @@ def data(tmp_path: Path) -> Path:
     return directory
 
 
-def told(*arguments: str, status: int = 0) -> Any:
+def command_json(*arguments: str, status: int = 0) -> Any:
     ran = run("log", *arguments, "--json")
     assert ran.exit_code == status, ran.stderr
     return json.loads(ran.stdout)
@@ -181,7 +194,7 @@ def kinds(data: Path, *options: str) -> list[str]:
 
 
 def test_a_whole_log_and_its_index_agree_row_by_row(data: Path) -> None:
-    found = told("verify", str(data), "--deep")
+    found = command_json("verify", str(data), "--deep")
     assert (found["damaged"], found["misplaced"], found["different"], found["torn"]) == (
         [],
         [],
@@ -196,7 +209,7 @@ def test_a_whole_log_and_its_index_agree_row_by_row(data: Path) -> None:
 def test_a_flipped_bit_is_named_by_verify_and_by_dump(data: Path) -> None:
     record = next(r for r in lines("dump", str(data)) if r["kind"] == "BatchStored")
     flip(data, record["position"] + 60)
-    [damage] = told("verify", str(data), status=1)["damaged"]
+    [damage] = command_json("verify", str(data), status=1)["damaged"]
     assert (damage["position"], damage["end"]) == (record["position"], record["end"])
     assert damage["reason"] == "checksum mismatch"
     *rest, last = lines("dump", str(data), status=1)
@@ -208,7 +221,7 @@ def test_a_row_of_the_index_that_points_elsewhere_is_named(data: Path) -> None:
     log_id = read_log_id(RealFileSystem(), str(data))
     assert log_id is not None
     tables = LmdbTables.open(data / "index", log_id=log_id)
-    for name in (ENTRIES, MOVED):
+    for name in (ENTRIES, FAILED):
         key, row = next(iter(tables[name].range(b"")))
         place = 0 if name == ENTRIES else 4
         tables[name].put(key, (*row[:place], row[place] + 8, *row[place + 1 :]))
@@ -217,13 +230,13 @@ def test_a_row_of_the_index_that_points_elsewhere_is_named(data: Path) -> None:
     tables.commit(frozen, durable=tables.position)
     tables.release(frozen)
     tables.close()
-    found = told("verify", str(data), "--deep", status=1)
-    assert [row["table"] for row in found["misplaced"]] == [ENTRIES, MOVED]
-    assert [row.split()[0] for row in found["different"]] == [ENTRIES, MOVED]
-    assert told("verify", str(data), status=1)["different"] == []
-    rebuilt = told("rebuild", str(data))
+    found = command_json("verify", str(data), "--deep", status=1)
+    assert [row["table"] for row in found["misplaced"]] == [ENTRIES, FAILED]
+    assert [row.split()[0] for row in found["different"]] == [ENTRIES, FAILED]
+    assert command_json("verify", str(data), status=1)["different"] == []
+    rebuilt = command_json("rebuild", str(data))
     assert (rebuilt["snapshot"], rebuilt["position"]) == (0, found["end"])
-    assert told("verify", str(data), "--deep")["index_rows"] == found["index_rows"]
+    assert command_json("verify", str(data), "--deep")["index_rows"] == found["index_rows"]
 
 
 def test_records_are_printed_as_events_and_can_be_chosen(data: Path) -> None:
@@ -261,7 +274,7 @@ def test_messages_are_found_by_their_topic_however_they_were_stored(tmp_path: Pa
     life = Life(tmp_path)
     for topic in ("t", "u"):
         life.do(CreateTopic(topic, 2))
-    life.do(StoreTogether((life.group(1), life.group(2, "u"))))
+    life.do(StoreBundles((life.group(1), life.group(2, "u"))))
     life.do(life.group(3, local=True))
     life.do(life.group(4, "u", local=True))
     life.delayed("u")
@@ -289,11 +302,11 @@ def test_a_log_that_refuses_to_start_is_repaired(data: Path) -> None:
     shutil.rmtree(data / "index")
     refused = run("log", "rebuild", str(data), "--json")
     assert (refused.exit_code, json.loads(refused.stderr)["error"]) == (1, "CorruptRecord")
-    [lost] = told("repair", str(data), "--yes")["lost"]
+    [lost] = command_json("repair", str(data), "--yes")["lost"]
     assert lost["position"] == record["position"]
-    assert told("verify", str(data))["damaged"] == []
+    assert command_json("verify", str(data))["damaged"] == []
     assert "Lost" in kinds(data)
-    assert told("rebuild", str(data))["position"] > 0
+    assert command_json("rebuild", str(data))["position"] > 0
 
 
 def test_an_archive_is_read_by_the_same_tools(data: Path, tmp_path: Path) -> None:
@@ -302,7 +315,7 @@ def test_an_archive_is_read_by_the_same_tools(data: Path, tmp_path: Path) -> Non
     segments = sorted((data / "log").glob("*.seg"))
     for path in segments[:2]:
         shutil.copy(path, archive / "log")
-    found = told("verify", str(archive))
+    found = command_json("verify", str(archive))
     assert (found["segments"], found["index"], found["damaged"]) == (2, None, [])
     assert found["records"] == len(kinds(archive)) > 5
     missing = run("log", "verify", str(tmp_path / "nothing"), "--json")
@@ -322,7 +335,7 @@ def test_a_rebuild_that_is_killed_anywhere_leaves_a_broker_what_it_had(
     life = Life(data)
     life.keeper._write_snapshot()  # of what is in the index: a rebuild begins with it
     life.close()
-    untouched = told("verify", str(data), "--deep")
+    untouched = command_json("verify", str(data), "--deep")
     for nth in range(1, 20):
         with running(
             tmp_path, str(nth), "log", "rebuild", str(data), command=killed.run
@@ -331,28 +344,29 @@ def test_a_rebuild_that_is_killed_anywhere_leaves_a_broker_what_it_had(
         if not status:
             break
         assert status == -signal.SIGKILL
-        opened = open_directory(RealFileSystem(), Broker(data=data), NOW)
+        opened = open_directory(RealFileSystem(), BrokerSettings(data=data), NOW)
         assert (opened.log.end, opened.state.boot_epoch) == (untouched["end"], 2)
         opened.tables.close()
         opened.log.close()
-        assert told("verify", str(data), "--deep")["different"] == []
+        assert command_json("verify", str(data), "--deep")["different"] == []
     assert nth > 5
-    assert told("verify", str(data), "--deep") == untouched
+    assert command_json("verify", str(data), "--deep") == untouched
 
 
 def test_messages_are_found_in_the_log_of_a_broker_that_is_stopped(data: Path) -> None:
     record = next(r for r in lines("dump", str(data)) if r["kind"] == "BatchStored")
     topic = record["event"]["topic"]
-    everything = told("find", str(data), topic)
+    everything = command_json("find", str(data), topic)
     first = everything["messages"][0]
     assert (first["position"], first["state"]) == (record["position"], "published")
     name = first["message_id"]
     assert [
-        row["message_id"] for row in told("find", str(data), topic, "--id", name)["messages"]
+        row["message_id"]
+        for row in command_json("find", str(data), topic, "--id", name)["messages"]
     ] == [name]
-    assert told("find", str(data), topic, "--key", "nobody's")["messages"] == []
-    assert told("find", str(data), topic, "--limit", "1")["more"] is True
+    assert command_json("find", str(data), topic, "--key", "nobody's")["messages"] == []
+    assert command_json("find", str(data), topic, "--limit", "1")["more"] is True
     flip(data, record["position"] + 60)
-    damaged = told("find", str(data), topic, status=1)
+    damaged = command_json("find", str(data), topic, status=1)
     assert name not in [row["message_id"] for row in damaged["messages"]]
     assert [one["position"] for one in damaged["damaged"]] == [record["position"]]

@@ -1,6 +1,4 @@
-"""The broker's log: what is in it, what is kept out of it, and that nobody can forge a
-line.
-"""
+"""The log of the broker's process: its contents, its secrets, and forged events."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from txmq.cli.logs import REDACTED, escape, observe, redact
+from txmq.cli.logs import REDACTED, escape_event, observe_twisted, redact_event
 
 
 def cleaned(**event: object) -> Mapping[str, Any]:
-    return redact(None, "info", dict(event))
+    return redact_event(None, "info", dict(event))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_on_a_terminal_no_value_can_begin_a_line_of_its_own() -> None:
         "exception": "Traceback\n  \x1bline\nError",
         "n": 3,
     }
-    assert escape(None, "info", event) == {
+    assert escape_event(None, "info", event) == {
         "service": "x\\n2026 [info] forged",
         "peer": "\\x1b[2J",
         "exception": "Traceback\n      \\x1bline\n    Error",
@@ -103,7 +101,7 @@ def test_twisted_s_events_and_failures_are_passed_on() -> None:
 
     failure = Failure(ValueError("broken"))
     with capture_logs() as logs:
-        observe(
+        observe_twisted(
             {
                 "log_format": "{count} left",
                 "count": 3,
@@ -111,8 +109,10 @@ def test_twisted_s_events_and_failures_are_passed_on() -> None:
                 "log_namespace": "a.b",
             }
         )
-        observe({"log_format": "oh", "log_level": LogLevel.critical, "log_failure": failure})
-        observe({"format": "old %(style)s", "style": "words"})
+        observe_twisted(
+            {"log_format": "oh", "log_level": LogLevel.critical, "log_failure": failure}
+        )
+        observe_twisted({"format": "old %(style)s", "style": "words"})
     assert [
         (log["log_level"], log["event"], log["text"], log["namespace"]) for log in logs[:2]
     ] == [
@@ -126,7 +126,7 @@ def test_twisted_s_events_and_failures_are_passed_on() -> None:
 PROGRAM = """
 from txmq.cli import logs
 logs.configure(as_json=False)
-logs.bridge_twisted()
+logs.redirect_twisted()
 import structlog
 from twisted.logger import Logger
 log = structlog.get_logger().bind(peer="127.0.0.1")

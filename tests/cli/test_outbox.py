@@ -1,4 +1,4 @@
-"""`txmq outbox`: rows of an outbox in an operator's hand."""
+"""`txmq outbox`: commands for single rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import psycopg2
 import pytest
 
 from tests.cli.support import run
-from tests.postgres.support import rows
+from tests.tx.postgres.support import rows
 from txmq.batch import BatchView, encode, verify
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.message import Message
-from txmq.tx.outbox_entry import Entry, pack, unpack
-from txmq.tx.postgres.outbox import Entering, enqueue
+from txmq.tx.outbox_entry import OutboxEntry, pack_entries, unpack_entries
+from txmq.tx.postgres.outbox import NewOutboxRow, enqueue
 from txmq.tx.postgres.tokens import insert_token
 
 Queue = Callable[[], UUID]
@@ -34,14 +34,14 @@ def queue(database: str) -> Queue:
         batch = encode(messages, producer_id=token.bytes, epoch=0, sequence=0, born_at=1)
         with closing(psycopg2.connect(database)) as connection, connection:
             insert_token(connection, token, [log_id])
-            content = pack([Entry("orders", None, "k", batch)])
-            enqueue(connection, [Entering(log_id, token, None, "shop", 2, content)])
+            content = pack_entries([OutboxEntry("orders", None, "k", batch)])
+            enqueue(connection, [NewOutboxRow(log_id, token, None, "shop", 2, content)])
         return token
 
     return put
 
 
-def told(*args: str) -> dict[str, Any]:
+def command_json(*args: str) -> dict[str, Any]:
     result = run("outbox", *args, "--json")
     assert result.exit_code == 0, result.stderr
     shown: dict[str, Any] = json.loads(result.stdout)
@@ -49,19 +49,19 @@ def told(*args: str) -> dict[str, Any]:
 
 
 def seqs(database: str) -> list[int]:
-    return [row["seq"] for row in told("list", database)["rows"]]
+    return [row["seq"] for row in command_json("list", database)["rows"]]
 
 
 def test_rows_are_listed_in_the_order_of_their_publication_and_shown(
     database: str, queue: Queue
 ) -> None:
     tokens = [queue(), queue()]
-    listed = told("list", database)["rows"]
+    listed = command_json("list", database)["rows"]
     assert [row["token"] for row in listed] == [token.hex for token in tokens]
     first, second = seqs(database)
     assert first < second
-    assert len(told("list", database, "--limit", "1")["rows"]) == 1
-    shown = told("show", database, str(first), "--bodies")
+    assert len(command_json("list", database, "--limit", "1")["rows"]) == 1
+    shown = command_json("show", database, str(first), "--bodies")
     assert (shown["token"], shown["service"], shown["messages"]) == (tokens[0].hex, "shop", 2)
     [one, other] = shown["rows"]
     assert (one["topic"], one["key"], one["tag"], one["body"], other["size"]) == (
@@ -83,7 +83,7 @@ def test_a_row_is_taken_out_only_when_what_it_held_is_kept(
     )
     assert json.loads(nowhere.stderr)["error"] == "ConfigError"
     assert seqs(database) == [seq]
-    told(
+    command_json(
         "drop",
         database,
         str(seq),
@@ -109,12 +109,12 @@ def test_a_row_older_than_outcomes_are_kept_gets_a_token_that_can_be_published(
 ) -> None:
     old = queue()
     [seq] = seqs(database)
-    renewed = told("renew", database, str(seq))
+    renewed = command_json("renew", database, str(seq))
     found: Any = rows(database, "SELECT tok, content FROM txmq_outbox")
     [(token, content)] = found
     assert (renewed["replaced"], renewed["token"]) == (old.hex, UUID(str(token)).hex)
     assert UUID(str(token)) > old
-    [entry] = unpack(bytes(content))
+    [entry] = unpack_entries(bytes(content))
     assert verify(entry.batch).producer_id == UUID(str(token)).bytes
     assert list(BatchView(entry.batch).bodies) == [b"one", b"\xff"]
     states: Any = rows(database, "SELECT tok::text, state FROM txmq_token")

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Output of commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from txmq.cli.output import Output, cell, printable
+from txmq.cli.output import Output, escape_controls, format_cell
 from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
 
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
@@ -83,7 +83,7 @@ def test_nothing_is_cut_where_no_terminal_sets_a_width(capsys: pytest.CaptureFix
     ],
 )
 def test_a_value_reads_as_what_it_is(name: str, value: object, text: str) -> None:
-    assert cell(name, value) == text
+    assert format_cell(name, value) == text
 
 
 def test_markup_in_a_value_is_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_json_is_the_reply_on_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(as_json=False).fail(TxmqError("first\nsecond", hint="do this"))
+    Output(as_json=False).print_error(TxmqError("first\nsecond", hint="do this"))
     assert capsys.readouterr() == ("", "txmq: first\\nsecond (do this)\n")
 
 
@@ -122,7 +122,7 @@ def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) 
             {
                 "error": "InDoubt",
                 "message": "who knows",
-                "hint": "what became of it: txmq tx show ab",
+                "hint": "see its outcome with: txmq tx show ab",
             }
             | {"retriable": False, "outcome": "unknown"},
         ),
@@ -139,14 +139,14 @@ def test_an_error_is_one_line_with_its_hint(capsys: pytest.CaptureFixture[str]) 
         ),
     ],
 )
-def test_an_error_as_json_tells_what_a_program_needs(
+def test_an_error_as_json_has_its_hint_and_outcome(
     capsys: pytest.CaptureFixture[str], error: TxmqError, fields: dict[str, Any]
 ) -> None:
-    Output(as_json=True).fail(error)
+    Output(as_json=True).print_error(error)
     out, err = capsys.readouterr()
     assert out == ""
     assert json.loads(err) == fields
 
 
 def test_printable_text_stays_as_it_is() -> None:
-    assert printable("o-1 ✓ naïve 日本") == "o-1 ✓ naïve 日本"
+    assert escape_controls("o-1 ✓ naïve 日本") == "o-1 ✓ naïve 日本"

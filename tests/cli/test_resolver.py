@@ -1,4 +1,4 @@
-"""A resolver's rounds: what it asks which database, and what it tells the broker."""
+"""Rounds of a resolver: questions to the databases, and answers to the broker."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import structlog
 from structlog.testing import capture_logs
 
 from tests.cli.support import ScriptedClient
-from txmq.cli.commands.resolver import UPKEEP_US, Broker, Rounds
+from txmq.cli.commands.resolver import MAINTENANCE_US, ResolvedBroker, ResolverRounds
 from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
 from txmq.model.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq.tx.postgres.outbox import Queued
+from txmq.tx.postgres.outbox import OutboxRow
 from txmq.tx.postgres.partitions import MaintenanceReport
 from txmq.tx.postgres.resolver import Answer, Check
 
 LOG = UUID(int=7)
-BROKER = Broker(LOG, "b-1")
+BROKER = ResolvedBroker(LOG, "b-1")
 NOW = 1_782_907_200_000_000
 FIRST = 6_000_000
 COMMIT, ROLLBACK = Answer(Decision.COMMIT), Answer(Decision.ROLLBACK)
 
 
-class Database:
-    """Answers by token; what it does not know is another database's."""
+class StubDatabase:
+    """A database that answers by token, and knows no other transactions."""
 
     def __init__(self, **answers: Answer) -> None:
         self._answers = answers
         self.asked: list[Check] = []
-        self.told: list[tuple[UUID, str, UUID | None]] = []
+        self.output: list[tuple[UUID, str, UUID | None]] = []
         self.trouble = ""
-        self.waiting: list[Queued] = []
+        self.waiting: list[OutboxRow] = []
 
-    def fetch(self, log_id: UUID, done: Sequence[int]) -> list[Queued]:
+    def fetch(self, log_id: UUID, done: Sequence[int]) -> list[OutboxRow]:
         assert log_id == LOG
         self.waiting = [row for row in self.waiting if row.seq not in done]
         return self.waiting[:2]
 
     def maintain(self, log_id: UUID, name: str, oldest: UUID | None) -> MaintenanceReport | None:
-        self.told.append((log_id, name, oldest))
+        self.output.append((log_id, name, oldest))
         return (
             None
             if self.trouble
@@ -68,18 +68,18 @@ def row(name: str, decider: list[Any] | None = None, age: int = FIRST) -> dict[s
     }
 
 
-def handed_over(row: Queued) -> None:
-    """Refuses what has a content."""
+def handed_over(row: OutboxRow) -> None:
+    """Refuse rows with contents."""
     if row.content:
         raise UnknownTopic("refused")
 
 
-def rounds(client: ScriptedClient, **databases: Database) -> Rounds:
-    """Rounds that have looked after the tokens just now."""
-    made = Rounds(client, BROKER, databases, FIRST, structlog.get_logger(), handed_over)  # type: ignore[arg-type]  # alike
+def rounds(client: ScriptedClient, **databases: StubDatabase) -> ResolverRounds:
+    """Rounds that have just maintained the token tables."""
+    made = ResolverRounds(client, BROKER, databases, FIRST, structlog.get_logger(), handed_over)  # type: ignore[arg-type]  # alike
     client.replies.insert(0, {"transactions": []})
     client.replies.insert(0, {"oldest": None})
-    made.go(NOW)
+    made.run_round(NOW)
     client.calls.clear()
     return made
 
@@ -89,7 +89,7 @@ def answers(client: ScriptedClient) -> list[tuple[str, str]]:
     return [(bytes.fromhex(args["token"]).rstrip(b"\0").decode(), args["answer"]) for args in given]
 
 
-def test_what_the_databases_know_is_told_to_the_broker() -> None:
+def test_answers_of_the_databases_are_sent_to_the_broker() -> None:
     listed = [
         row("a"),
         row("b"),
@@ -100,8 +100,8 @@ def test_what_the_databases_know_is_told_to_the_broker() -> None:
     client = ScriptedClient(
         [{"transactions": listed}, {"state": "PUBLISHED"}, {"state": "ROLLED_BACK"}]
     )
-    one, other = Database(a=COMMIT), Database(b=ROLLBACK)
-    rounds(client, one=one, other=other).go(NOW)
+    one, other = StubDatabase(a=COMMIT), StubDatabase(b=ROLLBACK)
+    rounds(client, one=one, other=other).run_round(NOW)
     assert client.calls[0] == ("tx.list", {"state": "undecided", "limit": 10_000})
     assert answers(client) == [("a", "COMMIT"), ("b", "ROLLBACK")]
     assert [name_of(check) for check in one.asked] == ["a", "b", "c"]
@@ -111,73 +111,73 @@ def test_what_the_databases_know_is_told_to_the_broker() -> None:
     )
 
 
-def test_nothing_to_ask_leaves_the_databases_in_peace() -> None:
-    client, database = ScriptedClient([{"transactions": [row("young", age=0)]}]), Database()
-    rounds(client, one=database).go(NOW)
+def test_databases_are_not_asked_without_undecided_transactions() -> None:
+    client, database = ScriptedClient([{"transactions": [row("young", age=0)]}]), StubDatabase()
+    rounds(client, one=database).run_round(NOW)
     assert database.asked == []
 
 
-def test_a_broker_that_is_away_is_asked_again_in_the_next_round() -> None:
+def test_a_round_without_a_broker_is_repeated() -> None:
     client = ScriptedClient(
         [BrokerUnavailable("away"), {"transactions": [row("a")]}, {"state": "PUBLISHED"}]
     )
-    resolver = rounds(client, one=Database(a=COMMIT))
+    resolver = rounds(client, one=StubDatabase(a=COMMIT))
     with capture_logs() as logs:
-        resolver.go(NOW)
-        resolver.go(NOW)
+        resolver.run_round(NOW)
+        resolver.run_round(NOW)
     assert answers(client) == [("a", "COMMIT")]
     assert [log["event"] for log in logs] == ["resolver.interrupted", "resolver.decided"]
 
 
-def test_a_decision_that_lost_holds_up_no_other() -> None:
+def test_a_refused_answer_does_not_stop_the_others() -> None:
     client = ScriptedClient(
         [{"transactions": [row("a"), row("b")]}, Conflict("decided"), {"state": "PUBLISHED"}]
     )
     with capture_logs() as logs:
-        rounds(client, one=Database(a=COMMIT, b=COMMIT)).go(NOW)
+        rounds(client, one=StubDatabase(a=COMMIT, b=COMMIT)).run_round(NOW)
     assert answers(client) == [("a", "COMMIT"), ("b", "COMMIT")]
     assert [log["event"] for log in logs] == ["resolver.refused", "resolver.decided"]
 
 
 def test_another_log_at_the_broker_s_address_ends_it() -> None:
     with pytest.raises(LogChanged):
-        rounds(ScriptedClient([LogChanged("another log")]), one=Database()).go(NOW)
+        rounds(ScriptedClient([LogChanged("another log")]), one=StubDatabase()).run_round(NOW)
 
 
-def test_a_trouble_is_logged_when_it_comes_and_not_while_it_lasts() -> None:
+def test_a_trouble_is_logged_once() -> None:
     client = ScriptedClient(
         [{"transactions": listed} for listed in ([row("a")], [row("a")], [], [row("a")])]
     )
-    resolver = rounds(client, one=Database())
+    resolver = rounds(client, one=StubDatabase())
     with capture_logs() as logs:
         for _ in range(4):
-            resolver.go(NOW)
+            resolver.run_round(NOW)
     assert [log["reason"] for log in logs] == ["another database"] * 2
 
 
 def test_the_broker_is_reported_to_every_database_each_hour() -> None:
     oldest = UUID(int=9)
     client = ScriptedClient([{"transactions": []}, {"oldest": oldest.hex}, {"transactions": []}])
-    one, other = Database(), Database()
+    one, other = StubDatabase(), StubDatabase()
     resolver = rounds(client, one=one, other=other)
     other.trouble = "no such database"
     with capture_logs() as logs:
-        resolver.go(NOW + UPKEEP_US - 1)
-        resolver.go(NOW + UPKEEP_US)
-    assert one.told == other.told == [(LOG, "b-1", None), (LOG, "b-1", oldest)]
+        resolver.run_round(NOW + MAINTENANCE_US - 1)
+        resolver.run_round(NOW + MAINTENANCE_US)
+    assert one.output == other.output == [(LOG, "b-1", None), (LOG, "b-1", oldest)]
     assert [(log["event"], log["resolver"]) for log in logs] == [
         ("resolver.upkeep", "one"),
         ("resolver.no_upkeep", "other"),
     ]
 
 
-def test_what_waits_is_handed_over_in_order_up_to_what_the_broker_refuses() -> None:
-    database = Database()
+def test_outbox_rows_are_published_in_order_up_to_a_refused_one() -> None:
+    database = StubDatabase()
     resolver = rounds(ScriptedClient([{"transactions": []}]), one=database)
     contents = (b"", b"", b"", b"unknown", b"")
-    database.waiting = [Queued(n, UUID(int=n), "", content) for n, content in enumerate(contents)]
+    database.waiting = [OutboxRow(n, UUID(int=n), "", content) for n, content in enumerate(contents)]
     with capture_logs() as logs:
-        resolver.go(NOW)
+        resolver.run_round(NOW)
     assert [row.seq for row in database.waiting] == [3, 4]
     events = [(log["event"], log.get("transactions")) for log in logs]
     assert events == [("outbox.published", 2), ("outbox.stuck", None), ("outbox.published", 1)]

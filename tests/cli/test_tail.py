@@ -1,6 +1,4 @@
-"""Reading a topic from the outside: where it begins and ends, and how a message
-reads.
-"""
+"""`txmq tail`: first and last messages, and their output."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from itertools import islice
 import pytest
 
 from txmq.batch import encode
-from txmq.cli.commands.tail import WAIT_MS, fields_of, read, text_of
+from txmq.cli.commands.tail import WAIT_MS, json_fields, read_partitions, text_line
 from txmq.model.message import Message, ReceivedMessage
 from txmq.wire.chunks import Chunk, Chunks
 
@@ -26,9 +24,7 @@ def batch(bodies: list[bytes], sequence: int) -> bytes:
 
 
 class Partitions:
-    """A topic's partitions as lists of batches, read as a broker does it: whole
-    batches, one in each answer.
-    """
+    """Partitions as lists of batches. Whole batches are read, as at a broker."""
 
     def __init__(self, **partitions: list[list[bytes]]) -> None:
         self.batches = {
@@ -37,11 +33,11 @@ class Partitions:
         self.asked: list[tuple[int, int, int]] = []
         self.open: list[tuple[int, int]] = []
 
-    def ask(self, partition: int, offset: int, wait_ms: int) -> None:
+    def poll(self, partition: int, offset: int, wait_ms: int) -> None:
         self.asked.append((partition, offset, wait_ms))
         self.open.append((partition, offset))
 
-    def answers(self) -> Iterator[tuple[int, Chunks]]:
+    def replies(self) -> Iterator[tuple[int, Chunks]]:
         partition, offset = self.open.pop(0)
         base = 0
         for bodies in self.batches[partition]:
@@ -61,7 +57,7 @@ def places(messages: Iterator[ReceivedMessage]) -> list[tuple[int, int, bytes]]:
 
 def test_each_partition_is_read_in_order_to_the_end_that_was_asked_for() -> None:
     polls = Partitions(p0=[[b"a", b"b"], [b"c"], [b"later"]], p2=[[b"x"]])
-    found = places(read(polls, {0: 0, 2: 0}, {0: 3, 2: 1}))
+    found = places(read_partitions(polls, {0: 0, 2: 0}, {0: 3, 2: 1}))
     assert [place for place in found if place[0] == 0] == [(0, 0, b"a"), (0, 1, b"b"), (0, 2, b"c")]
     assert [place for place in found if place[0] == 2] == [(2, 0, b"x")]
     assert {wait_ms for _partition, _offset, wait_ms in polls.asked} == {0}
@@ -69,18 +65,18 @@ def test_each_partition_is_read_in_order_to_the_end_that_was_asked_for() -> None
 
 def test_a_batch_that_begins_before_the_start_gives_only_its_later_rows() -> None:
     polls = Partitions(p0=[[b"a", b"b", b"c"]])
-    assert places(read(polls, {0: 1}, {0: 3})) == [(0, 1, b"b"), (0, 2, b"c")]
+    assert places(read_partitions(polls, {0: 1}, {0: 3})) == [(0, 1, b"b"), (0, 2, b"c")]
 
 
 def test_a_partition_with_nothing_to_read_is_not_asked() -> None:
     polls = Partitions(p0=[[b"a"]])
-    assert places(read(polls, {0: 1, 1: 5}, {0: 1, 1: 3})) == []
+    assert places(read_partitions(polls, {0: 1, 1: 5}, {0: 1, 1: 3})) == []
     assert polls.asked == []
 
 
 def test_following_asks_again_after_every_answer_and_waits() -> None:
     polls = Partitions(p0=[[b"a"]], p1=[[], [b"x", b"y"]])
-    assert places(islice(read(polls, {0: 0, 1: 0}), 3)) == [
+    assert places(islice(read_partitions(polls, {0: 0, 1: 0}), 3)) == [
         (0, 0, b"a"),
         (1, 0, b"x"),
         (1, 1, b"y"),
@@ -110,7 +106,7 @@ def message(body: bytes, **fields: str | None) -> ReceivedMessage:
     ],
 )
 def test_a_message_is_one_line_that_no_terminal_obeys(received: ReceivedMessage, line: str) -> None:
-    assert text_of(received) == line
+    assert text_line(received) == line
 
 
 def test_as_json_a_message_has_its_body_as_text_where_it_is_text() -> None:
@@ -123,5 +119,5 @@ def test_as_json_a_message_has_its_body_as_text_where_it_is_text() -> None:
         "headers": {"h": "v"},
     }
     fields |= {"message_id": "id-1", "born_at": NOON - 5, "stored_at": NOON}
-    assert fields_of(message(b"hello", key="o-1", h="v")) == fields | {"body": "hello"}
-    assert fields_of(message(b"\xff", key="o-1", h="v")) == fields | {"body_base64": "/w=="}
+    assert json_fields(message(b"hello", key="o-1", h="v")) == fields | {"body": "hello"}
+    assert json_fields(message(b"\xff", key="o-1", h="v")) == fields | {"body_base64": "/w=="}

@@ -1,6 +1,4 @@
-"""`txmq xa`: what is listed and told, what is finished, and the exit status that
-monitoring goes by.
-"""
+"""`txmq xa`: listing, recovery, and the exit status for monitoring."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ import pytest
 from tests.cli.support import ScriptedClient, client, run
 from tests.client.real import RealBroker
 from tests.fixtures_postgres import Databases
-from tests.postgres.orphans import gid_of, leave, sweep
-from tests.postgres.support import backend, producer, rows, waiting
-from tests.recovery.world import World
-from txmq.client.blocking.client import connect
+from tests.recover.world import RecoveryWorld
+from tests.tx.postgres.prepared_branches import gid_of, leave_prepared, roll_back_all_prepared
+from tests.tx.postgres.support import backend_pid, blocked_thread, producer, rows
+from txmq.client.blocking.connect import connect
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.message import COMMIT
-from txmq.testing.broker import OwnBroker
-from txmq.testing.postgres import PostgresServer
+from txmq.testing.own_broker import OwnBroker
+from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 
@@ -33,7 +31,7 @@ __all__ = ["client"]
 TOKEN = "0198c5b8d6f27d6d8a1f000000000001"
 
 
-def test_branches_are_listed_as_asked_for(client: ScriptedClient) -> None:
+def test_branches_are_listed_with_the_given_filters(client: ScriptedClient) -> None:
     client.replies = [
         {"transactions": [{"token": TOKEN, "state": "UNDECIDED", "heuristics": []}], "next": None}
     ]
@@ -55,7 +53,7 @@ def test_branches_are_listed_as_asked_for(client: ScriptedClient) -> None:
     assert client.calls == [("xa.list", asked)]
 
 
-def test_what_is_dealt_with_is_forgotten_with_who_and_why(client: ScriptedClient) -> None:
+def test_a_forgotten_outcome_has_operator_and_reason(client: ScriptedClient) -> None:
     client.replies = [{}]
     result = run("xa", "forget", TOKEN, "--reason", "row written again", "--json")
     assert json.loads(result.stdout) == {"token": TOKEN, "forgotten": True}
@@ -72,7 +70,7 @@ def test_what_is_dealt_with_is_forgotten_with_who_and_why(client: ScriptedClient
         ("--force-commit", "g"),
     ],
 )
-def test_a_hand_needs_a_reason_and_does_one_thing(arguments: Sequence[str]) -> None:
+def test_a_forced_outcome_needs_a_reason_and_excludes_others(arguments: Sequence[str]) -> None:
     assert run("xa", "doctor", "--config", "none.toml", *arguments).exit_code == 2
 
 
@@ -82,7 +80,7 @@ def test_without_databases_there_is_nothing_to_recover(tmp_path: Path) -> None:
     assert (result.exit_code, "[[xa.database]]" in result.stderr) == (1, True)
 
 
-class Shop(World):
+class XaCommands(RecoveryWorld):
     """A world with one broker, and a file of settings."""
 
     def configure(self, directory: Path, **settings: object) -> str:
@@ -99,12 +97,12 @@ class Shop(World):
 @pytest.fixture
 def shop(
     deciding_home: RealBroker, postgres: PostgresServer, databases: Databases
-) -> Iterator[Shop]:
-    name = databases.take()
+) -> Iterator[XaCommands]:
+    name = databases.borrow()
     with closing(connect(deciding_home.url, service="orders")) as client:
-        made = Shop([deciding_home], [client], {"shop": postgres.dsn(name)})
+        made = XaCommands([deciding_home], [client], {"shop": postgres.dsn(name)})
         yield made
-        sweep(postgres.dsn(name))
+        roll_back_all_prepared(postgres.dsn(name))
         made.close()
     databases.give_back(name)
 
@@ -123,9 +121,7 @@ def txmq(*arguments: str) -> tuple[int, Any]:
 
 
 def printed(*arguments: str) -> tuple[int, str]:
-    """Exit status of a command, and what it prints: its error where it prints nothing
-    else.
-    """
+    """Return the exit status of a command, and its output, or else its error."""
     with (
         TemporaryDirectory(prefix="txmq-test-") as name,
         running(Path(name), *arguments) as process,
@@ -133,15 +129,15 @@ def printed(*arguments: str) -> tuple[int, str]:
         return process.status(), process.out.read_text() or process.err.read_text()
 
 
-def test_what_is_left_is_recovered_in_two_passes(shop: Shop, tmp_path: Path) -> None:
+def test_prepared_branches_are_recovered_in_two_passes(shop: XaCommands, tmp_path: Path) -> None:
     committed, undecided = (
         shop.begin(stored=1, prepared=("shop",)),
         shop.begin(stored=1, prepared=("shop",)),
     )
     shop.decide(committed, COMMIT)
-    status, told = txmq("xa", "recover", "--config", shop.configure(tmp_path, safety_s=0.2))
+    status, output = txmq("xa", "recover", "--config", shop.configure(tmp_path, safety_s=0.2))
     assert status == 0
-    by_gid = {row["gid"]: (row["action"], row["done"]) for row in told["branches"] if row["gid"]}
+    by_gid = {row["gid"]: (row["action"], row["done"]) for row in output["branches"] if row["gid"]}
     assert by_gid == {
         shop.gid(committed, "shop"): ("commit prepared", True),
         shop.gid(undecided, "shop"): ("roll back prepared", True),
@@ -149,7 +145,7 @@ def test_what_is_left_is_recovered_in_two_passes(shop: Shop, tmp_path: Path) -> 
     shop.audit(stored=1)
 
 
-def test_a_recoverer_that_watches_finishes_what_comes_up(shop: Shop, tmp_path: Path) -> None:
+def test_a_watching_recoverer_ends_new_branches(shop: XaCommands, tmp_path: Path) -> None:
     config = shop.configure(tmp_path, safety_s=0.3, every_s=0.1)
     with running(tmp_path / "1", "xa", "recover", "--watch", "--config", config) as recoverer:
         assert recoverer.first_line() == "ready shop"
@@ -162,7 +158,7 @@ def test_a_recoverer_that_watches_finishes_what_comes_up(shop: Shop, tmp_path: P
         wait_until(
             lambda: shop.state(undecided) == "ROLLED_BACK", what="the undecided one is rolled back"
         )
-        assert recoverer.end() == 0
+        assert recoverer.terminate() == 0
     assert {"xa.finished"} == {event["event"] for event in recoverer.events()}
     shop.audit(stored=1)
 
@@ -170,11 +166,12 @@ def test_a_recoverer_that_watches_finishes_what_comes_up(shop: Shop, tmp_path: P
 def test_a_broker_recovers_by_itself_where_databases_are_configured(
     postgres: PostgresServer, databases: Databases, tmp_path: Path
 ) -> None:
-    name = databases.take()
+    name = databases.borrow()
     dsn = postgres.dsn(name)
-    section = f"[xa]\nsafety_s = 0.3\nevery_s = 0.1\n[[xa.database]]\nname = 'shop'\ndsn = {json.dumps(dsn)}\n"
+    times = "[xa]\nsafety_s = 0.3\nevery_s = 0.1\n"
+    section = f"{times}[[xa.database]]\nname = 'shop'\ndsn = {json.dumps(dsn)}\n"
     with OwnBroker(tmp_path, section) as broker, closing(connect(broker.url)) as client:
-        world = World([broker], [client], {"shop": dsn})  # type: ignore[list-item]  # nothing is read from it
+        world = RecoveryWorld([broker], [client], {"shop": dsn})  # type: ignore[list-item]  # nothing is read from it
         token = world.begin(stored=1, prepared=("shop",))
         world.decide(token, COMMIT)
         lost = world.begin(stored=0, prepared=("shop",))
@@ -185,21 +182,21 @@ def test_a_broker_recovers_by_itself_where_databases_are_configured(
     databases.give_back(name)
 
 
-def test_the_doctor_names_the_orphan_its_age_its_locks_and_whom_it_blocks(
-    postgres: PostgresServer, shop: Shop, tmp_path: Path
+def test_the_doctor_names_the_orphan_its_age_its_locks_and_blocked_sessions(
+    postgres: PostgresServer, shop: XaCommands, tmp_path: Path
 ) -> None:
     token = shop.begin(stored=1, prepared=("shop",))
     gid = shop.gid(token, "shop")
     config = shop.configure(tmp_path, safety_s=3_600.0, alarm_s=0.001)
     with closing(producer(shop.dsns["shop"])) as waiter:
-        pid = backend(waiter)
-        thread = waiting(postgres, waiter, "LOCK TABLE effects")
-        status, told = txmq("xa", "doctor", "--config", config)
+        pid = backend_pid(waiter)
+        thread = blocked_thread(postgres, waiter, "LOCK TABLE effects")
+        status, output = txmq("xa", "doctor", "--config", config)
         table = printed("xa", "doctor", "--config", config)[1]
         rows(shop.dsns["shop"], "SELECT pg_terminate_backend(%s, 5000)", pid)
         thread.join()
     assert status == 1  # it has stood for too long
-    [row] = [row for row in told["branches"] if row["gid"] == gid]
+    [row] = [row for row in output["branches"] if row["gid"] == gid]
     assert row["age_s"] > 0
     assert {"on": "effects", "mode": "RowExclusiveLock"} in row["locks"]
     assert [(one["pid"], one["on"], one["mode"]) for one in row["blocked"]] == [
@@ -208,28 +205,30 @@ def test_the_doctor_names_the_orphan_its_age_its_locks_and_whom_it_blocks(
     assert row["horizon"] >= 1
     assert (row["decision"], row["action"], row["done"]) == ("undecided", "wait", False)
     assert row["reason"].endswith("younger than the safety interval of 3600 s")
-    [alarm] = [one["alarm"] for one in told["alarms"] if one["alarm"].startswith(gid)]
+    [alarm] = [one["alarm"] for one in output["alarms"] if one["alarm"].startswith(gid)]
     assert f"blocks pid {pid} on effects" in alarm
     for part in (gid, f"pid {pid}", "effects", "undecided", "wait"):
         assert part in table
     assert shop.standing("shop") == [gid]
 
 
-def test_the_doctor_does_what_the_logs_decide_and_nothing_else(shop: Shop, tmp_path: Path) -> None:
+def test_the_doctor_ends_branches_as_the_logs_decided_and_no_others(
+    shop: XaCommands, tmp_path: Path
+) -> None:
     committed, undecided = (
         shop.begin(stored=1, prepared=("shop",)),
         shop.begin(stored=1, prepared=("shop",)),
     )
     lost, foreign = gid_of(uuid4(), new_token()), "131075_Z3RyaWQ=_YnF1YWw="
     for gid in (lost, foreign):
-        leave(shop.dsns["shop"], gid, f"INSERT INTO effects VALUES ('{gid}')")
+        leave_prepared(shop.dsns["shop"], gid, f"INSERT INTO effects VALUES ('{gid}')")
     shop.decide(committed, COMMIT)
     config = shop.configure(tmp_path, safety_s=3_600.0)
-    status, told = txmq("xa", "doctor", "--config", config, "--fix")
+    status, output = txmq("xa", "doctor", "--config", config, "--fix")
     assert status == 1  # the branch of a log that nobody has
     by_gid = {
         row["gid"]: (row["action"], row["done"], row["needs_hand"])
-        for row in told["branches"]
+        for row in output["branches"]
         if row["gid"]
     }
     assert by_gid == {
@@ -239,21 +238,23 @@ def test_the_doctor_does_what_the_logs_decide_and_nothing_else(shop: Shop, tmp_p
         foreign: ("leave alone", False, False),
     }
     assert shop.standing("shop") == [shop.gid(undecided, "shop"), lost, foreign]
-    status, told = txmq(
+    status, output = txmq(
         "xa", "doctor", "--config", shop.configure(tmp_path, safety_s=0.001), "--fix"
     )
     assert shop.standing("shop") == [lost, foreign]
     assert shop.state(undecided) == "ROLLED_BACK"
 
 
-def test_a_hand_ends_what_no_log_decides_and_the_journal_knows(shop: Shop, tmp_path: Path) -> None:
+def test_a_forced_commit_of_a_lost_branch_is_recorded_in_the_journal(
+    shop: XaCommands, tmp_path: Path
+) -> None:
     token = new_token()
     gid = gid_of(uuid4(), token)
-    leave(shop.dsns["shop"], gid, "INSERT INTO effects VALUES ('lost')")
+    leave_prepared(shop.dsns["shop"], gid, "INSERT INTO effects VALUES ('lost')")
     config = shop.configure(tmp_path)
     force = ("--force-commit", gid, "--reason", "seen on paper", "--operator", "ada")
-    status, told = txmq("xa", "doctor", "--config", config, *force)
-    assert (status, told["ending"], told["journal"]) == (0, "DONE", shop.brokers[0].url)
+    status, output = txmq("xa", "doctor", "--config", config, *force)
+    assert (status, output["ending"], output["journal"]) == (0, "DONE", shop.brokers[0].url)
     assert shop.effects("shop") == {"lost"}
     _, listed = txmq("xa", "list", "--heuristic", "--broker", shop.brokers[0].url)
     [entry] = [
@@ -270,18 +271,21 @@ def test_a_hand_ends_what_no_log_decides_and_the_journal_knows(shop: Shop, tmp_p
     assert shop.journal(token) == []
 
 
-def test_a_hand_on_a_foreign_branch_is_refused(shop: Shop, tmp_path: Path) -> None:
+def test_a_forced_rollback_of_a_foreign_branch_is_refused(shop: XaCommands, tmp_path: Path) -> None:
     foreign = "131075_Z3RyaWQ=_YnF1YWw="
-    leave(shop.dsns["shop"], foreign, "INSERT INTO effects VALUES ('foreign')")
+    leave_prepared(shop.dsns["shop"], foreign, "INSERT INTO effects VALUES ('foreign')")
     force = ("--force-rollback", foreign, "--reason", "in the way")
-    status, told = txmq("xa", "doctor", "--config", shop.configure(tmp_path), *force)
-    assert (status, told["error"]) == (1, "TransactionError")
+    status, output = txmq("xa", "doctor", "--config", shop.configure(tmp_path), *force)
+    assert (status, output["error"]) == (1, "TransactionError")
     assert shop.standing("shop") == [foreign]
 
 
-def test_what_was_committed_is_verified_since_a_time(shop: Shop, tmp_path: Path) -> None:
+def test_committed_branches_are_verified_since_a_time(shop: XaCommands, tmp_path: Path) -> None:
     shop.decide(shop.begin(stored=1, prepared=("shop",)), COMMIT)
     config = shop.configure(tmp_path)
-    told: dict[str, list[object]] = {"branches": [], "alarms": [], "troubles": []}
-    assert txmq("xa", "verify", "--config", config, "--since", "2026-07-01T12:00:00Z") == (0, told)
+    output: dict[str, list[object]] = {"branches": [], "alarms": [], "troubles": []}
+    assert txmq("xa", "verify", "--config", config, "--since", "2026-07-01T12:00:00Z") == (
+        0,
+        output,
+    )
     assert run("xa", "verify", "--config", config, "--since", "yesterday").exit_code == 2

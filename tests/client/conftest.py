@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.client.fake import FakeBroker
 from tests.client.ledgers import Ledgers
+from tests.client.reactor_thread import InReactor, make_in_reactor, running_reactor
 from tests.client.real import RealBroker
-from tests.client.telling import Tell, running_reactor, teller
-from tests.fixtures_postgres import with_tables
+from tests.client.scripted_broker import FakeBroker
+from tests.fixtures_postgres import create_database
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.consumer.consumer import Consumer
-from txmq.testing.postgres import OwnServer, PostgresServer
+from txmq.testing.postgres_server import OwnServer, PostgresServer
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def own_broker(tmp_path: Path) -> Iterator[RealBroker]:
 @pytest.fixture(scope="session")
 def shared_database(postgres: PostgresServer) -> Iterator[str]:
     """The DSN of a database with txmq's tables, for tests that tidy up."""
-    name = with_tables(postgres)
+    name = create_database(postgres)
     yield postgres.dsn(name)
     postgres.drop_database(name)
 
@@ -98,8 +98,8 @@ def reactor() -> Iterator[Any]:
 
 
 @pytest.fixture
-def tell(reactor: Any) -> Tell:
-    return teller(reactor)
+def in_reactor(reactor: Any) -> InReactor:
+    return make_in_reactor(reactor)
 
 
 @contextmanager
@@ -158,13 +158,13 @@ def either(
 def dialled(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
     """The connections that consumers have made, to be broken."""
     connections: list[Connection] = []
-    dial = client.core.dial
+    dial = client._core.open_connection
 
     def remembered(deadline: float) -> Connection:
         connections.append(dial(deadline))
         return connections[-1]
 
-    monkeypatch.setattr(client.core, "dial", remembered)
+    monkeypatch.setattr(client._core, "open_connection", remembered)
     return connections
 
 

@@ -1,6 +1,4 @@
-"""What handlers do in their transactions, and how it is looked at: rows in a table of
-effects.
-"""
+"""The effects of handlers in their transactions: rows in a table."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ EFFECT = "INSERT INTO effects (body, attempt) VALUES (%s, %s)"
 
 
 def with_effects(database: str) -> Callable[[], Connection]:
-    """Connects to a database that has a table of effects from now on."""
+    """Create the table of effects; return a function that connects to its database."""
     with (
         closing(psycopg2.connect(database)) as connection,
         connection,

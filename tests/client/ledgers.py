@@ -1,6 +1,4 @@
-"""Two databases and a broker, for transactions over all of them; and what is found in
-each.
-"""
+"""Two databases and a broker for XA transactions, and their contents."""
 
 from __future__ import annotations
 
@@ -10,14 +8,14 @@ from itertools import count
 from typing import Any
 
 import psycopg2
-from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.xa import XaTransaction
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.prepared import commit_prepared, roll_back_prepared
-from txmq.tx.postgres.prepared_list import standing
+from txmq.tx.postgres.prepared_list import list_prepared
 from txmq.tx.postgres.session import connect as connect_to
 
 TABLES = """
@@ -30,9 +28,7 @@ _topics = count(1)
 
 
 class Ledgers:
-    """`dsns` are the databases, each with a connection; `broker` is the home broker,
-    and `client` its client.
-    """
+    """Databases with a connection each, the home broker, and its client."""
 
     def __init__(self, dsns: Sequence[str], broker: RealBroker, client: Client) -> None:
         self.dsns, self.broker, self.client = dsns, broker, client
@@ -44,9 +40,7 @@ class Ledgers:
         return self.connections[-1]
 
     def begin(self, order: str, client: Client | None = None, **options: Any) -> XaTransaction:
-        """A transaction that is about to end, with a row in each database and a
-        message.
-        """
+        """Begin a transaction, with a row in each database and a message."""
         tx = (client or self.client).xa(*self.connections, **options)
         tx.__enter__()
         self.write(order)
@@ -54,28 +48,28 @@ class Ledgers:
         return tx
 
     def write(self, order: str, *connections: Connection) -> None:
-        """A row on each of these connections; on all of them where none is named."""
+        """Write a row on these connections, by default on all."""
         for connection in connections or self.connections:
             run(connection, f"INSERT INTO orders VALUES ('{order}')")
 
     def rows(self) -> list[set[str]]:
-        """The orders in each database."""
+        """Return the orders in each database."""
         return [{order for (order,) in asked(dsn, "SELECT id FROM orders")} for dsn in self.dsns]
 
     def messages(self) -> set[str]:
-        """What is published."""
+        """Return the published messages."""
         topics = {topic["name"] for topic in self.client.call("topic.list")["topics"]}
         found = self.broker.read(self.topic) if self.topic in topics else []
         return {one.body.decode() for one in found}
 
     def prepared(self) -> list[str]:
-        """The gids that stand prepared in the databases, whoever's."""
+        """Return the gids of all branches that are prepared in the databases."""
         ask = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
         return [gid for dsn in self.dsns for (gid,) in asked(dsn, ask)]
 
     def agree(self, *orders: str) -> bool:
-        """Whether these orders, and no others, exist everywhere, and nothing is
-        left.
+        """Return whether these orders, and no others, exist everywhere, with nothing
+        left over.
         """
         same = all(found == set(orders) for found in (*self.rows(), self.messages()))
         return same and not self.prepared() and not self.undecided()
@@ -84,21 +78,21 @@ class Ledgers:
         return list(self.client.call("tx.list", state="undecided")["transactions"])
 
     def state(self, tx: XaTransaction) -> str:
-        """How the home broker has decided."""
+        """Return the home broker's decision."""
         asked = self.client.call(
             "xa.outcome", token=tx.token.hex, log_id=str(self.client.log_id), by="test"
         )
         return str(asked["state"])
 
     def recover(self) -> None:
-        """Ends whatever stands prepared as the home broker decides, which has to decide
-        all that it is the home of.
+        """End all prepared branches as the home broker decides, which has to decide
+        now.
         """
         for row in self.client.call("xa.list", kind="home")["transactions"]:
             self.outcome(row["token"])
         for dsn in self.dsns:
             with closing(connect_to(dsn, application_name="recovery")) as connection:
-                for one in standing(connection):
+                for one in list_prepared(connection):
                     if one.branch is None or not one.here:
                         continue
                     rolled_back = self.outcome(one.branch.token.hex) == "ROLLED_BACK"
@@ -106,7 +100,7 @@ class Ledgers:
                     end(connection, one.gid, one.xid)
 
     def outcome(self, token: str) -> str:
-        """How the home broker has decided, now at the latest."""
+        """Return the home broker's decision, which has to decide now."""
         asked = {
             "token": token,
             "log_id": str(self.client.log_id),
@@ -121,12 +115,12 @@ class Ledgers:
         )
 
     def cut(self, number: int) -> None:
-        """Ends the backend of a connection under its owner."""
+        """Terminate the backend of a connection."""
         pid = self.connections[number].info.backend_pid
         asked(self.dsns[number], f"SELECT pg_terminate_backend({pid}, 10000)")
 
     def reset(self) -> None:
-        """Empty tables, and new connections."""
+        """Empty the tables, and open new connections."""
         self.close()
         for dsn in self.dsns:
             for (gid,) in asked(
@@ -147,7 +141,7 @@ def run(connection: Connection, statement: str) -> None:
 
 
 def asked(dsn: str, statement: str) -> list[tuple[Any, ...]]:
-    """What a statement gives on a connection of its own."""
+    """Return the rows of a statement on a new connection."""
     with (
         closing(connect_to(dsn, application_name="test")) as connection,
         connection.cursor() as cursor,

@@ -1,4 +1,4 @@
-"""A network between client and broker that loses things."""
+"""A network between client and broker that loses replies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from txmq.wire.frames import FrameDecoder
 
 
 class Proxy:
-    """Relays connections to a broker. `lose[opcode] = n`: the next n replies of that
-    kind end their connection instead.
+    """Relays connections to a broker.
 
-    `hold[opcode]`: replies of that kind are swallowed, and the connection stays.
+    `lose[opcode] = n`: the next n replies of that opcode end their connection instead.
+    `hold`: replies of these opcodes are dropped, and the connection stays.
     """
 
     def __init__(self, url: str) -> None:
@@ -34,7 +34,7 @@ class Proxy:
         return self
 
     def cut(self) -> None:
-        """Ends every connection; nobody listens from here on."""
+        """End all connections, and stop listening."""
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from txmq.batch import BatchView
-from txmq.client.blocking.connections.connection import Connection, dial
+from txmq.client.blocking.connections.connection import Connection, open_connection
 from txmq.client.protocol.address import parse_url
-from txmq.client.protocol.conversation import Conversation, LogPin
+from txmq.client.protocol.conversation import Conversation, LogIdentity
 from txmq.crashpoints import VARIABLE
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.wire.chunks import unpack_chunks
-from txmq.wire.headers import Opcode, Read, pack_read
+from txmq.wire.data_requests import Opcode, Read, pack_read
 
 ROOT = Path(__file__).parents[2]
 STOPS_WITHIN_S = 20.0
@@ -125,8 +125,10 @@ class RealBroker:
 
     def connection(self) -> Connection:
         """A bare connection."""
-        pin = LogPin()
-        return dial(parse_url(self.url), lambda: Conversation(None, pin), time.monotonic() + 10)
+        pin = LogIdentity()
+        return open_connection(
+            parse_url(self.url), lambda: Conversation(None, pin), time.monotonic() + 10
+        )
 
 
 def bodies(broker: RealBroker, topic: str) -> list[bytes]:

@@ -1,6 +1,4 @@
-"""Compressed bodies: packed by the client, kept so by the broker, unpacked by whoever
-reads them.
-"""
+"""Bodies compressed by the client, stored as they are, and decompressed by readers."""
 
 from __future__ import annotations
 
@@ -10,20 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import txmq
 import txmq.twisted
-from tests.cli.support import run
-from tests.client.consuming import fresh
-from tests.client.fake import FakeBroker
+from tests.client.reactor_thread import WAIT_S, InReactor
 from tests.client.real import RealBroker
-from tests.client.telling import WAIT_S, Tell
-from txmq.batch import Codec, library, read_header
+from tests.client.scripted_broker import FakeBroker
+from tests.client.scripted_member import fresh
+from txmq.batch import Codec, codec_library, read_header
+from txmq.cli.app import app
 from txmq.client.blocking.client import Client
 from txmq.errors import ConfigError
 from txmq.model.message import Message
 from txmq.wire.chunks import unpack_chunks
-from txmq.wire.headers import Opcode, Read, pack_read
+from txmq.wire.data_requests import Opcode, Read, pack_read
 
 Connect = Callable[..., Client]
 CODECS = {"zstd": Codec.ZSTD, "lz4": Codec.LZ4}
@@ -66,7 +65,7 @@ def stored(broker: RealBroker, topic: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("name", ["zstd", "lz4"])
-def test_whatever_is_sent_is_packed_and_consumers_get_it_as_it_was(
+def test_all_sends_are_compressed_and_consumers_get_the_bodies(
     name: str, real: RealBroker, connect: Connect
 ) -> None:
     topic, client = fresh("packed"), connect(real.url, compression=name, timeout=WAIT_S)
@@ -85,11 +84,14 @@ def test_whatever_is_sent_is_packed_and_consumers_get_it_as_it_was(
     ) as consumer:
         assert getattr(consumer.receive(WAIT_S), "body", None) == bodies[0]
     assert [found.body for found in plain.find(topic, key="k")] == bodies
-    tailed = run("tail", topic, "--no-follow", "--json", "--broker", real.url).stdout
+    tail = ["tail", topic, "--no-follow", "--json", "--broker", real.url]
+    tailed = CliRunner().invoke(app, tail).stdout
     assert [json.loads(line)["body"].encode() for line in tailed.splitlines()] == bodies
 
 
-def test_the_twisted_face_packs_too(real: RealBroker, reactor: Any, tell: Tell) -> None:
+def test_the_twisted_client_compresses_too(
+    real: RealBroker, reactor: Any, in_reactor: InReactor
+) -> None:
     topic = fresh("packed")
     client = txmq.twisted.connect(
         reactor, real.url, compression="zstd", compress_over=0, timeout=WAIT_S
@@ -103,12 +105,14 @@ def test_the_twisted_face_packs_too(real: RealBroker, reactor: Any, tell: Tell) 
             tx.send(topic, BODY)
         await client.close()
 
-    tell(story)
+    in_reactor(story)
     assert set(stored(real, topic).values()) == {Codec.ZSTD}
     assert [found.body for found in real.read(topic)] == [BODY] * 4
 
 
-def test_what_does_not_get_smaller_is_left_alone(fake: FakeBroker, connect: Connect) -> None:
+def test_bodies_that_do_not_get_smaller_stay_uncompressed(
+    fake: FakeBroker, connect: Connect
+) -> None:
     connect(fake.url, compression="lz4", compress_over=0).send("orders", bytes(range(256)))
     assert read_header(fake.sends[0].batch).codec == Codec.NONE
 
@@ -116,17 +120,17 @@ def test_what_does_not_get_smaller_is_left_alone(fake: FakeBroker, connect: Conn
 @pytest.mark.parametrize(
     "options", [{"compression": "gzip"}, {"compress_over": -1}, {"compress_over": True}]
 )
-def test_settings_that_cannot_be_meant_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         txmq.connect("txmq://127.0.0.1:1", **options)
 
 
 @pytest.mark.parametrize(("name", "module"), [("zstd", "zstandard"), ("lz4", "lz4.frame")])
-def test_a_missing_package_is_told_at_once(
+def test_a_missing_package_is_reported_at_once(
     name: Any, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    library.cache_clear()
+    codec_library.cache_clear()
     with pytest.raises(ConfigError, match="not installed") as told:
         txmq.connect("txmq://127.0.0.1:1", compression=name)
     assert told.value.hint.startswith("pip install ")

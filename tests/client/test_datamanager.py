@@ -1,6 +1,4 @@
-"""Messages in transactions of the package `transaction`, with other data managers
-beside them.
-"""
+"""Messages in transactions of the package `transaction`, beside other managers."""
 
 from __future__ import annotations
 
@@ -16,18 +14,18 @@ import transaction
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager, NoTransaction
 from zope.interface.verify import verifyObject
 
-from tests.client.consuming import fresh
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.datamanager import join
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError
 from txmq.errors.xa import XaRefused, XaUnavailable
-from txmq.testing.forked import script
+from txmq.testing.forked import run_source
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
-from txmq.wire.headers import Opcode
+from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
 ROOT = Path(__file__).parents[2]
@@ -54,11 +52,11 @@ transaction.commit()
 
 
 class Refused(Exception):
-    """A data manager's no."""
+    """The error of a data manager that votes no."""
 
 
 class Other:
-    """Another data manager, which says no where it is told to."""
+    """Another data manager, which votes no at a chosen step."""
 
     def __init__(self, manager: Any, key: str, fails: str = "") -> None:
         self.transaction_manager, self._key, self._fails = manager, key, fails
@@ -78,8 +76,8 @@ class Other:
         return lambda _current: self._called(name)
 
 
-class Rows:
-    """A psycopg2 connection as a data manager of two phases, as short as it can be."""
+class ConnectionDataManager:
+    """A psycopg2 connection as a minimal data manager of two phases."""
 
     def __init__(self, manager: Any, connection: Any) -> None:
         self.transaction_manager, self._connection = manager, connection
@@ -117,9 +115,7 @@ def manager(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def client(real: RealBroker, connect: Connect) -> Iterator[Client]:
-    """A client of a service of its own; what a test leaves prepared would stay so for
-    ever.
-    """
+    """A client of its own service; rolls back what a test leaves prepared."""
     client = connect(real.url, service=fresh("service"))
     yield client
     for xid in client.xa_resource().recover():
@@ -135,8 +131,8 @@ def topic(client: Client) -> str:
 
 @pytest.fixture
 def table(shared_database: str) -> Iterator[Any]:
-    """A connection to a database with a table `here`, whose rows are checked no earlier
-    than they are committed.
+    """A connection to a database with a table `here`, whose constraints are
+    deferred.
     """
     with closing(psycopg2.connect(shared_database)) as connection:
         with connection, connection.cursor() as cursor:
@@ -225,7 +221,7 @@ def test_the_broker_s_no_rolls_the_others_back(client: Client, topic: str, manag
     assert prepared(client) == 0
 
 
-def test_a_savepoint_takes_back_what_came_after_it(
+def test_a_savepoint_withdraws_what_came_after_it(
     real: RealBroker, client: Client, topic: str, manager: Any
 ) -> None:
     messages = join(client, manager)
@@ -273,7 +269,7 @@ def test_a_lost_vote_is_a_no_for_good(
     assert (bodies(real, topic), prepared(client)) == ([], 0)
 
 
-def test_a_lost_end_is_told_again(
+def test_a_lost_decision_is_sent_again(
     real: RealBroker, client: Client, connect: Connect, topic: str
 ) -> None:
     manager = transaction.TransactionManager(explicit=True)
@@ -297,7 +293,7 @@ def test_rows_of_a_database_and_messages_are_one_transaction(
         ("a", True),
     ):  # the second a fails in its vote
         manager.begin()
-        rows = Rows(manager, table)
+        rows = ConnectionDataManager(manager, table)
         manager.get().join(rows)
         join(client, manager).send(topic, order.encode())
         with table.cursor() as cursor:
@@ -342,9 +338,9 @@ def test_a_process_that_dies_after_the_votes_leaves_it_to_an_operator(
 ) -> None:
     client = connect(own_broker.url, timeout=20)
     client.call("topic.create", name="t", partitions=1)
-    with running(tmp_path, VOTED, own_broker.url, command=script) as process:
+    with running(tmp_path, VOTED, own_broker.url, command=run_source) as process:
         token = process.first_line()
-        process.end(signal.SIGKILL)
+        process.terminate(signal.SIGKILL)
     [row] = client.call("xa.list", kind="foreign", owner="orders")["transactions"]
     assert (row["token"], row["state"], row["messages"]) == (token, "UNDECIDED", 1)
     assert bodies(own_broker, "t") == []

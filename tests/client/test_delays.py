@@ -11,8 +11,8 @@ import pytest
 
 import txmq
 import txmq.twisted
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
-from tests.client.telling import Tell
 from txmq.client.blocking.client import Client
 from txmq.errors import LocalProtocolError, RecallTooLate
 from txmq.model.message import Message
@@ -106,7 +106,7 @@ def test_a_restart_loses_nothing_and_delivers_nothing_early(
     assert [row["message_id"] for row in left] == [receipt.message_id for receipt in receipts[2::2]]
 
 
-def test_twisteds_face_delays_and_recalls(real: RealBroker, tell: Tell, reactor: Any) -> None:
+def test_twisteds_face_delays_and_recalls(real: RealBroker, in_reactor: InReactor, reactor: Any) -> None:
     async def use() -> list[object]:
         client = txmq.twisted.connect(reactor, real.url, service="s")
         try:
@@ -121,7 +121,7 @@ def test_twisteds_face_delays_and_recalls(real: RealBroker, tell: Tell, reactor:
         finally:
             await client.close()
 
-    offset, detail = tell(use)
+    offset, detail = in_reactor(use)
     assert offset is None
     assert "late" in detail
 
@@ -165,7 +165,7 @@ def test_a_delayed_message_of_a_transaction_is_found_where_it_was_published(
     assert (found.state, found.offset, found.body) == ("published", 0, b"soon")
 
 
-def test_twisteds_face_finds(real: RealBroker, tell: Tell, reactor: Any) -> None:
+def test_twisteds_face_finds(real: RealBroker, in_reactor: InReactor, reactor: Any) -> None:
     async def use() -> list[bytes]:
         client = txmq.twisted.connect(reactor, real.url, service="s")
         try:
@@ -178,4 +178,4 @@ def test_twisteds_face_finds(real: RealBroker, tell: Tell, reactor: Any) -> None
         finally:
             await client.close()
 
-    assert tell(use) == [b"x", b"x"]
+    assert in_reactor(use) == [b"x", b"x"]

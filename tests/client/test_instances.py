@@ -12,17 +12,17 @@ import pytest
 
 import txmq
 import txmq.twisted
-from tests.client.consuming import fresh
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
-from tests.client.telling import Tell
+from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
-from txmq.client.protocol.conversation import Conversation, LogPin
-from txmq.client.protocol.incarnation import Incarnation
+from txmq.client.protocol.conversation import Conversation, LogIdentity
+from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import BadRequest, BrokerUnavailable, ConfigError, ProducerFenced
 from txmq.testing.wait import wait_until
+from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import FrameDecoder, encode_frame
-from txmq.wire.headers import Opcode
-from txmq.wire.status import reply_for
+from txmq.wire.status import error_reply
 
 Connect = Callable[..., Client]
 WELCOME = (
@@ -92,7 +92,7 @@ def test_an_incarnation_outlives_the_broker(own_broker: RealBroker, connect: Con
 
 
 def test_the_twisted_face_registers_once_for_all_its_connections(
-    real: RealBroker, reactor: Any, tell: Tell
+    real: RealBroker, reactor: Any, in_reactor: InReactor
 ) -> None:
     name, topic = fresh("orders"), fresh("t")
 
@@ -103,9 +103,8 @@ def test_the_twisted_face_registers_once_for_all_its_connections(
         older, newer = made(), made()
         await older.send(topic, b"1")
         consumer = await older.consumer(fresh("g"), [topic])
-        async with older.transaction(
-            checker="billing"
-        ) as tx:  # on a connection of the client's threads
+        # on a connection of the client's threads
+        async with older.transaction(checker="billing") as tx:
             tx.send(topic, b"2")
         assert (await older.call("producer.register", service="orders", instance=fresh("other")))[
             "epoch"
@@ -117,7 +116,7 @@ def test_the_twisted_face_registers_once_for_all_its_connections(
         await older.close()
         await newer.close()
 
-    tell(story)
+    in_reactor(story)
     assert sorted(bodies(real, topic)) == [b"1", b"2", b"3"]
 
 
@@ -141,7 +140,7 @@ def replies(conversation: Conversation, pieces: list[bytes]) -> list[bytes]:
 
 
 def test_one_connection_registers_and_the_others_wait() -> None:
-    pin, one = LogPin(), Incarnation("orders-1")
+    pin, one = LogIdentity(), ProducerInstance("orders-1")
     first, second = (Conversation("orders", pin, one) for _ in range(2))
     answers = replies(first, first.hello())
     with pytest.raises(BrokerUnavailable, match="registering"):
@@ -149,23 +148,23 @@ def test_one_connection_registers_and_the_others_wait() -> None:
     assert first.receive(answers[0]) == []
     assert first.welcome is None
     assert first.receive(answers[1]) == []
-    assert (first.welcome is not None, one.number) == (True, 7)
+    assert (first.welcome is not None, one.epoch) == (True, 7)
     assert b'"incarnation":7' in b"".join(second.hello())
 
 
 def test_a_registration_that_is_lost_or_refused_is_another_connection_s() -> None:
-    pin, one = LogPin(), Incarnation("orders-1")
+    pin, one = LogIdentity(), ProducerInstance("orders-1")
     lost, refused = (Conversation("orders", pin, one) for _ in range(2))
     lost.hello()
-    lost.end()
+    lost.close()
     pieces = refused.hello()
-    status, payload = reply_for(BadRequest("no more epochs"))
+    status, payload = error_reply(BadRequest("no more epochs"))
     correlation = FrameDecoder(4_096).feed(b"".join(pieces))[1].correlation
     with pytest.raises(BadRequest, match="no more epochs"):
         refused.receive(
             replies(refused, pieces)[0]
             + encode_frame(Opcode.CALL, correlation, payload, status=status)
         )
-    refused.end()
-    refused.end()
-    assert (one.number, one.claim()) == (0, True)
+    refused.close()
+    refused.close()
+    assert (one.epoch, one.claim()) == (0, True)

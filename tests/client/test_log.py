@@ -1,4 +1,4 @@
-"""A program that uses the client reads its log where it wants to, and nowhere else."""
+"""Log events of the client go where its program reads its log, and nowhere else."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def said(program: str) -> tuple[str, str]:
     return ran.stdout, ran.stderr
 
 
-def test_a_program_that_has_set_up_nothing_sees_nothing() -> None:
+def test_a_program_without_a_log_sees_nothing() -> None:
     assert said(SAY) == ("", "")
 
 
 @pytest.mark.parametrize("program", [STANDARD + SAY, SAY.replace("log = ", STANDARD + "log = ", 1)])
-def test_the_standard_library_s_log_has_all_of_it(program: str) -> None:
+def test_the_standard_librarys_log_has_all_events(program: str) -> None:
     out, err = said(program)
     first, second, *trace = err.splitlines()
     assert out == ""
@@ -45,7 +45,7 @@ def test_the_standard_library_s_log_has_all_of_it(program: str) -> None:
     assert (second, trace[-1]) == ("ERROR txmq pipeline.failed", "ValueError: why")
 
 
-def test_structlog_has_it_where_that_is_set_up() -> None:
+def test_structlog_has_all_events_where_it_is_configured() -> None:
     out, err = said(SAY.replace("log = ", STRUCTLOG + "log = ", 1))
     assert out.startswith(
         '{"group": "billing", "error": "gone", "event": "consumer.disconnected"}\n'

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.client.real import RealBroker
-from tests.postgres.support import rows
+from tests.tx.postgres.support import rows
 from txmq.testing.wait import wait_until
 
 README = Path(__file__).parents[2] / "README.md"

@@ -1,6 +1,4 @@
-"""A database with a table of orders, a broker that may ask it, and what is found in
-both.
-"""
+"""A database with a table of orders, a broker that may ask it, and their contents."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ CREATE TABLE lines (id int, of text REFERENCES orders DEFERRABLE INITIALLY DEFER
 _topics = count(1)
 
 
-class Broken(Exception):
-    """What the user's code raises."""
+class ApplicationError(Exception):
+    """An error of the user's code."""
 
 
 def fail() -> None:
-    raise Broken
+    raise ApplicationError
 
 
 class World:
@@ -47,16 +45,18 @@ class World:
             return {order for (order,) in cursor.fetchall()}
 
     def messages(self) -> set[str]:
-        """The published ones. They agree with the rows once nothing is undecided."""
+        """Return the published messages; they agree with the rows once all is
+        decided.
+        """
         return {found.body.decode() for found in self.stored()}
 
     def stored(self) -> list[Found]:
-        """The published messages by partition and offset."""
+        """Return the published messages by partition and offset."""
         topics = {topic["name"] for topic in self.client.call("topic.list")["topics"]}
         return self.broker.read(self.topic) if self.topic in topics else []
 
     def settled(self) -> bool:
-        """Whether every transaction is decided."""
+        """Return whether every transaction is decided."""
         return not self.client.call("tx.list", state="undecided")["transactions"]
 
     def state(self, token: Any) -> str:
@@ -64,6 +64,6 @@ class World:
 
 
 def make_tables(dsn: str) -> None:
-    """Makes the tables anew, empty."""
+    """Create the tables anew, empty."""
     with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(TABLES)

@@ -1,43 +1,45 @@
-"""Drives the pure core: a log that is a list, a clock that is a number."""
+"""A driver of the pure core: its log is a list, its clock a number."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import encode, verify
-from txmq.broker.log_reader import published
+from txmq.broker.engine.log_reader import published_batches
 from txmq.core import machine
 from txmq.core.events import base as events
-from txmq.core.events.base import Place
-from txmq.core.retention.outcome_expiry import Sweep
-from txmq.core.state.state import Rejected, State
-from txmq.core.topics.sends import Send
-from txmq.core.transactions.half_storage import GroupBatch, StorePart
-from txmq.core.transactions.large_publication import Advance, Progress
+from txmq.core.events.base import RecordContext
+from txmq.core.events.outcome import Rejected
+from txmq.core.retention.outcome_expiry import ExpireOutcomes
+from txmq.core.state.state import State
+from txmq.core.topics.sends import StoreBatch
+from txmq.core.transactions.half_storage import BundleBatch, StorePart
+from txmq.core.transactions.large_publication import AdvanceBacklog, CheckedPieces
+from txmq.model.decider import ByBroker, Decider
 from txmq.model.message import Message
+from txmq.model.units import SECOND
 from txmq.store.tables import MemoryTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SECOND = 1_000_000
 RECORD = 64  # positions need only grow
 
 
 class Driver:
-    """A broker's core with everything around it left out."""
+    """The core of a broker without disk, network and reactor."""
 
     def __init__(self) -> None:
         self.state = State(MemoryTables())
-        self.log: list[tuple[Place, events.Event]] = []
+        self.log: list[tuple[RecordContext, events.Event]] = []
         self.bytes: dict[int, bytes] = {}
         self.now = 1_700_000_000 * SECOND
         self.end = RECORD
         self.sequences: dict[bytes, int] = {}
-        self._checked: Progress | None = None
+        self._checked: CheckedPieces | None = None
 
     def do(self, command: object) -> Any:
-        """The reply to a command, its events recorded and applied."""
+        """Submit a command, record and apply its events, and return the reply."""
         outcome = machine.decide(self.state, command, self.now)
         if isinstance(outcome, Rejected):
             return outcome
@@ -48,49 +50,46 @@ class Driver:
         return outcome.reply
 
     def record(self, event: events.Event, attachment: bytes = b"") -> None:
-        place = Place(
+        context = RecordContext(
             self.end,
             self.end + RECORD + len(attachment),
             self.end + RECORD,
             self.now,
             self.state.boot_epoch,
         )
-        self.end = place.end
-        self.bytes[place.attachment] = attachment
-        again = events.decode(
-            events.KINDS[type(event)], events.encode(event)
-        )  # what recovery will see, not what we hold
-        self.log.append((place, again))
-        machine.apply(self.state, again, place)
+        self.end = context.end
+        self.bytes[context.attachment_position] = attachment
+        # apply what recovery will read, not the objects of the decision
+        again = events.decode(events.KINDS[type(event)], events.encode(event))
+        self.log.append((context, again))
+        machine.apply(self.state, again, context)
 
     def advance(self) -> bool:
-        """One step of the backlog; False = there is nothing to do."""
+        """Do a step of the backlog. Return False if there was nothing to do."""
         before = len(self.log), self._checked
-        reply = self.do(Advance(self.end, self._checked))
+        reply = self.do(AdvanceBacklog(self.end, self._checked))
         self._checked = reply.checked
         return (len(self.log), self._checked) != before
 
     def work_off(self) -> int:
-        """Step by step until the backlog is empty, or waits; returns how many steps it
-        took.
-        """
+        """Do steps until the backlog is empty or waits. Return their number."""
         steps = 0
         while self.advance():
             steps += 1
         return steps
 
     def sweep(self, connected: frozenset[bytes] = frozenset()) -> int:
-        """Forget what is older than it is kept; returns in how many steps."""
-        command, steps = Sweep(connected=connected), 0
+        """Expire outcomes. Return the number of steps."""
+        command, steps = ExpireOutcomes(connected=connected), 0
         while command is not None:
             command, steps = self.do(command), steps + 1
         return steps
 
     def replayed(self) -> State:
-        """The state that recovery makes of the log."""
+        """Return the state after a recovery of the log."""
         state = State(MemoryTables())
-        for place, event in self.log:
-            machine.apply(state, event, place)
+        for context, event in self.log:
+            machine.apply(state, event, context)
         return state
 
     def send(
@@ -109,7 +108,7 @@ class Driver:
             sequence=sequence,
             born_at=self.now,
         )
-        reply = self.do(Send(topic, 0, partition, data, verify(data)))
+        reply = self.do(StoreBatch(topic, 0, partition, data, verify(data)))
         if not isinstance(reply, Rejected):
             self.sequences[producer] = sequence + len(bodies)
         return reply
@@ -118,10 +117,10 @@ class Driver:
         self,
         token: bytes,
         sends: Iterable[tuple[str, int, str | None, str]],
-        decider: tuple[object, ...],
+        decider: Decider | None,
         **options: Any,
     ) -> Any:
-        """Store a group of single messages (topic, partition, key, body)."""
+        """Store a bundle of single messages (topic, partition, key, body)."""
         batches = []
         for place, (topic, partition, key, body) in enumerate(sends):
             data = encode(
@@ -131,11 +130,11 @@ class Driver:
                 sequence=place,
                 born_at=self.now,
             )
-            batches.append(GroupBatch(topic, 0, partition, data, verify(data)))
+            batches.append(BundleBatch(topic, 0, partition, data, verify(data)))
         fields: dict[str, Any] = {
             "part": 0,
             "sealed": True,
-            "commit": decider == ("local",),
+            "commit": decider == ByBroker(),
             "digest": b"d" * 32,
             "epoch": 0,
             "service": "s",
@@ -144,14 +143,12 @@ class Driver:
         return self.do(StorePart(token=token, batches=tuple(batches), decider=decider, **fields))
 
     def bodies(self, topic: str, partition: int = 0) -> list[str]:
-        """What a reader of the partition sees, in order; offsets must be contiguous
-        from 0.
-        """
+        """Return the visible bodies of a partition. Offsets must be contiguous."""
         from txmq.batch import BatchView
 
         topic_id = self.state.topics[topic].topic_id
         seen: list[str] = []
-        for base, entry in published(self.state, topic_id, partition, 0, self.end):
+        for base, entry in published_batches(self.state, topic_id, partition, 0, self.end):
             assert base == len(seen)
             seen += [
                 body.decode() for body in BatchView(self.read(entry.position, entry.length)).bodies
@@ -164,5 +161,5 @@ class Driver:
 
 
 def token(core: Driver, number: int) -> bytes:
-    """The token of that number, made at the driver's time."""
+    """Return a token of the driver's time with this number."""
     return (core.now // 1_000).to_bytes(6, "big") + number.to_bytes(10, "big")

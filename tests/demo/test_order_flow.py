@@ -1,5 +1,5 @@
-"""The demonstration from nothing to its audit, at a tenth of its size, and how it ends
-when it cannot go on.
+"""The demonstration from the input to the audit at a tenth of its size, and its
+failures.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from txmq.testing.leash import leash, leashed
+from txmq.testing.reaper import reaped, reaper_pipe
 from txmq.testing.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 ORDERS = 1_500  # at scale 0.001
-ENOUGH = 4  # processes of services: some die and come again from the beginning
+STARTED_PROCESSES = 4  # processes of services; some crash and restart early
 LIMIT_S = 400  # Spark on a busy machine
 
 
@@ -34,10 +34,10 @@ def start(directory: Path, *options: str, **environment: str) -> subprocess.Pope
     ]
     path = os.pathsep.join((str(ROOT / "spark"), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
-        leashed(command),
+        reaped(command),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path, **environment},
-        stdin=leash(),
+        stdin=reaper_pipe(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -52,7 +52,7 @@ def demo(directory: Path, *options: str, **environment: str) -> subprocess.Compl
 
 
 def processes() -> Iterator[tuple[int, int, str]]:
-    """All of them that have not ended: number, parent and command line."""
+    """Yield id, parent and command line of all running processes."""
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
@@ -66,12 +66,12 @@ def processes() -> Iterator[tuple[int, int, str]]:
 
 
 def processes_of(directory: Path) -> list[str]:
-    """The command lines of processes that work for that run."""
+    """Return the command lines of processes of that run."""
     return [line for _pid, _parent, line in processes() if str(directory) in line]
 
 
 def below(pid: int) -> dict[int, str]:
-    """The command lines of what that process has started, and of what those have."""
+    """Return the command lines of all descendants of a process."""
     known = sorted(processes())
     found, before = {pid: ""}, 0
     while len(found) > before:
@@ -109,7 +109,7 @@ def test_the_flow_survives_its_faults(tmp_path: Path) -> None:
     ]
 
 
-def test_without_its_database_it_says_so_and_ends(tmp_path: Path) -> None:
+def test_without_its_database_it_ends_with_an_error(tmp_path: Path) -> None:
     done = demo(tmp_path / "run", TXMQ_DSN="host=127.0.0.1 port=1 user=nobody")
     assert done.returncode == 1
     assert "Connection refused" in done.stderr
@@ -121,7 +121,10 @@ def test_without_its_database_it_says_so_and_ends(tmp_path: Path) -> None:
 def test_nothing_outlives_a_director_that_is_killed(tmp_path: Path) -> None:
     def enough_started() -> bool:
         assert director.poll() is None, director.communicate()
-        return sum("order_flow.services" in line for line in below(director.pid).values()) >= ENOUGH
+        return (
+            sum("order_flow.services" in line for line in below(director.pid).values())
+            >= STARTED_PROCESSES
+        )
 
     with start(tmp_path / "run") as director:
         wait_until(enough_started, LIMIT_S, what="the services run")

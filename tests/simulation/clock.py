@@ -1,5 +1,7 @@
-"""A clock that jumps from one call to the next. Twisted's sorts all its calls at each
-change, which took half of a seed's time.
+"""A clock that jumps from one call to the next.
+
+Twisted's test clock sorts all calls at each change, which took half of the time of a
+seed.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Call:
-    """A call that was put off."""
+class DelayedCall:
+    """A call that is due later, and can be cancelled."""
 
     __slots__ = ("args", "function")
 
@@ -27,30 +29,29 @@ class Call:
         return self.function is not None
 
 
-class Clock:
-    """Seconds since the beginning of the simulation, monotonic; calls of one time run
-    in the order they were made.
+class SimulatedClock:
+    """Monotonic seconds since the start. Calls with the same time run in the order of
+    their creation.
     """
 
     def __init__(self) -> None:
         self._now = 0.0
         self.put_back = 0  # microseconds by which the machine's wall clock is wrong
-        self._calls: list[tuple[float, int, Call]] = []
+        self._calls: list[tuple[float, int, DelayedCall]] = []
         self._made = 0
 
     def seconds(self) -> float:
         return self._now
 
-    def callLater(
-        self, delay: float, function: Callable[..., object], *args: object
-    ) -> Any:  # Twisted's
-        call = Call(function, args)
+    # Twisted's
+    def callLater(self, delay: float, function: Callable[..., object], *args: object) -> Any:
+        call = DelayedCall(function, args)
         self._made += 1
         heappush(self._calls, (self._now + delay, self._made, call))
         return call
 
     def next(self) -> None:
-        """Go on to the next call, and make it."""
+        """Advance to the next call, and make it."""
         time, _number, call = heappop(self._calls)
         self._now = max(self._now, time)
         function, call.function = call.function, None

@@ -1,33 +1,34 @@
-"""A database as far as transactions see one: rows under locks, token rows, fences,
-clients whose connection dies.
-"""
+"""A database as transactions see one: rows under locks, token rows and token fences."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
+from txmq.model.decider import Decider
 from txmq.model.message import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from tests.simulation.clock import Clock
+    from tests.simulation.clock import SimulatedClock
     from txmq.core.transactions.model import Transaction
 
 
 class Fenced(Exception):
-    """A resolver was there first: the transaction can only roll back."""
+    """A resolver has fenced the token, so the transaction can only roll back."""
 
 
-class Database:
-    """Outlives every broker. A row's version grows by one with each committed
-    transaction on its key.
+class SimulatedDatabase:
+    """A database that outlives every broker.
+
+    The version of a row grows by one with each committed transaction on its key. The
+    broker uses it through the interface of its resolvers.
     """
 
-    def __init__(self, clock: Clock, rng: Random) -> None:
+    def __init__(self, clock: SimulatedClock, rng: Random) -> None:
         self._clock, self._rng = clock, rng
         self.versions: dict[str, int] = {}
         self.committed: dict[bytes, tuple[str, int]] = {}
@@ -36,7 +37,7 @@ class Database:
         self._queues: dict[str, list[Deferred[None]]] = {}
 
     async def lock(self, key: str) -> int:
-        """The next version of the row, once nobody else holds it."""
+        """Return the next version of the row, once no other transaction locks it."""
         queue = self._queues.setdefault(key, [])
         mine: Deferred[None] = Deferred()
         queue.append(mine)
@@ -46,7 +47,7 @@ class Database:
         return self.versions.get(key, 0) + 1
 
     def insert_token(self, token: bytes) -> None:
-        """The token row, not yet visible. Raises Fenced."""
+        """Insert the token row, which is invisible until COMMIT. Raises Fenced."""
         if token in self.fences:
             raise Fenced
         self._inserted.add(token)
@@ -67,18 +68,18 @@ class Database:
         if queue:
             queue[0].callback(None)
 
-    def knows(self, decider: tuple[Any, ...]) -> bool:
-        """As a resolver of the broker's: this is the only database."""
-        return bool(decider[0] == "postgres")
+    def may_resolve(self, decider: Decider) -> bool:
+        """Return whether the database decides: it is the only one."""
+        return decider.kind == "postgres"
 
     def status(self) -> tuple[()]:
-        """As a resolver of the broker's: nothing to be told."""
+        """Return the state of no resolver: the simulation has none to report."""
         return ()
 
-    def ask(
+    def resolve(
         self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]
     ) -> None:
-        """As a resolver of the broker's."""
+        """Answer a check-back after a while."""
         del row
         self._clock.callLater(self._rng.random() * 0.02, self._answer, token, answered)
 

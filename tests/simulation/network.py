@@ -1,18 +1,16 @@
-"""A network in which bytes take their time, come in pieces, and connections break."""
+"""A network with latency, in which data comes in pieces and connections break."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import connectionDone
 
-from txmq.errors import TxmqError
-from txmq.model.message import Decision
-from txmq.wire.calls import encode_call
+from txmq.wire.calls.registry import encode_call
+from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
-from txmq.wire.headers import Opcode
 from txmq.wire.hello import Hello
 from txmq.wire.status import to_error
 
@@ -21,27 +19,34 @@ if TYPE_CHECKING:
     from random import Random
     from typing import Any
 
-    from tests.simulation.clock import Clock
-    from tests.simulation.node import Node
-    from txmq.broker.protocol import Session
+    from tests.simulation.clock import SimulatedClock
+    from txmq.broker.reactor.protocol import ClientSession
 
 LATENCY_S = 0.004
 REQUEST_S = 2.0  # a client waits so long for a reply
-ASKED = Decision  # of actors that look at outcomes
 
 
-class Lost(Exception):  # it is what happened
-    """The connection broke, or no reply came in time: the request may have been carried
-    out.
+class RequestLost(Exception):  # it is what happened
+    """The connection broke, or no reply came in time. The broker may have carried the
+    request out.
     """
 
 
-class Link:
-    """One TCP connection: what is written on one side arrives on the other, in order,
-    later, in pieces.
+class Listener(Protocol):
+    """A broker that accepts connections."""
+
+    def accept(self, client: ClientConnection) -> SimulatedConnection: ...
+
+
+class SimulatedConnection:
+    """One TCP connection, as the transport of the broker.
+
+    Data of each direction arrives in order, later, and perhaps in two pieces.
     """
 
-    def __init__(self, clock: Clock, rng: Random, session: Session, client: Peer) -> None:
+    def __init__(
+        self, clock: SimulatedClock, rng: Random, session: ClientSession, client: ClientConnection
+    ) -> None:
         self._clock, self._rng, self._session, self._client = clock, rng, session, client
         self._arrives = [0.0, 0.0]
         self.connected = 1
@@ -53,7 +58,7 @@ class Link:
     def write(self, data: bytes) -> None:
         self._carry(1, data, self._client.received)
 
-    def writeSequence(self, data: Iterable[bytes]) -> None:  # Twisted's
+    def writeSequence(self, data: Iterable[bytes]) -> None:  # noqa: N802  # Twisted's
         self.write(b"".join(data))
 
     def _carry(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:
@@ -71,56 +76,60 @@ class Link:
             deliver(piece)
 
     def cut(self) -> None:
-        """The connection is gone, for both sides; what was under way is lost."""
+        """End the connection for both sides; data on its way is lost."""
         if self.connected:
             self.connected = 0
             self._session.connectionLost(connectionDone)
             self._client.disconnected()
 
     def vanish(self) -> None:
-        """As `cut`, but the broker is no more."""
+        """End the connection for the client, after a crash of the broker."""
         self.connected = 0
         self._client.disconnected()
 
     loseConnection = abortConnection = cut
 
-    def setTcpNoDelay(self, enabled: bool) -> None: ...
+    def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001
     def getPeer(self) -> str:
         return "simulated"
 
-    def registerProducer(self, producer: object, streaming: bool) -> None: ...
+    def registerProducer(self, producer: object, streaming: bool) -> None: ...  # noqa: FBT001
     def pauseProducing(self) -> None: ...
     def resumeProducing(self) -> None: ...
 
 
-class Peer:
-    """A client's end: correlates requests and replies. Everything above it is the
-    actor's.
+class ClientConnection:
+    """The client side of a connection: it sends requests, and matches the replies to
+    them.
     """
 
     def __init__(
-        self, clock: Clock, rng: Random, node: Callable[[], Node | None], service: str = "sim"
+        self,
+        clock: SimulatedClock,
+        rng: Random,
+        broker: Callable[[], Listener | None],
+        service: str = "sim",
     ) -> None:
-        self._clock, self._rng, self._node, self._service = clock, rng, node, service
-        self.link: Link | None = None
+        self._clock, self._rng, self._broker, self._service = clock, rng, broker, service
+        self.transport: SimulatedConnection | None = None
         self.identity: dict[str, Any] = {}  # of the hello, besides the service
         self.welcome: Any = None
         self._replies: dict[int, Deferred[Frame]] = {}
         self._next = 0
 
     async def connect(self) -> None:
-        """Try until a broker answers the hello."""
+        """Connect again and again until a broker answers the hello."""
         while True:
-            node = self._node()
-            if node is not None:
+            broker = self._broker()
+            if broker is not None:
                 self._decoder = FrameDecoder(1 << 25)
-                self.link = node.accept(self)
+                self.transport = broker.accept(self)
                 try:
                     hello = Hello(
                         versions=(1, 1), client="sim", service=self._service, **self.identity
                     )
                     self.welcome = json.loads(await self.request(Opcode.HELLO, hello.encode()))
-                except Lost:
+                except RequestLost:
                     pass
                 else:
                     return
@@ -134,14 +143,16 @@ class Peer:
     async def request(
         self, opcode: int, payload: bytes | list[bytes], wait_s: float = REQUEST_S
     ) -> bytes:
-        """The payload of the reply. Raises Lost, or what the broker refused it with."""
-        if self.link is None:
-            raise Lost
+        """Return the payload of the reply. Raises RequestLost, or the error that the
+        broker sent.
+        """
+        if self.transport is None:
+            raise RequestLost
         self._next += 1
         number, reply = self._next, Deferred[Frame]()
         self._replies[number] = reply
         timer = self._clock.callLater(wait_s, self._too_late, number)
-        self.link.to_server(encode_frame(opcode, number, payload))
+        self.transport.to_server(encode_frame(opcode, number, payload))
         frame = await reply
         if timer.active():
             timer.cancel()
@@ -153,8 +164,8 @@ class Peer:
         return json.loads(await self.request(Opcode.CALL, encode_call(name, args)))
 
     def _too_late(self, number: int) -> None:
-        if number in self._replies and self.link is not None:
-            self.link.cut()
+        if number in self._replies and self.transport is not None:
+            self.transport.cut()
 
     def received(self, data: bytes) -> None:
         for frame in self._decoder.feed(data):
@@ -163,15 +174,12 @@ class Peer:
                 reply.callback(frame)
 
     def disconnected(self) -> None:
-        self.link = None
+        self.transport = None
         waiting, self._replies = self._replies, {}
         for reply in waiting.values():
-            reply.errback(Lost())
+            reply.errback(RequestLost())
 
     def drop(self) -> None:
-        """The client's process dies: its connections end with it."""
-        if self.link is not None:
-            self.link.cut()
-
-
-REFUSED = TxmqError
+        """End the connection, as the death of the client's process does."""
+        if self.transport is not None:
+            self.transport.cut()

@@ -1,1 +1,1 @@
-"""Tests of the Spark package: most need no JVM; those that do share one session."""
+"""Tests of the Spark package. Most need no JVM; the others share one session."""

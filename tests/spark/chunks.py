@@ -1,4 +1,4 @@
-"""Chunks as a broker would send them, made without one."""
+"""Chunks as a broker sends them, made without a broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def chunk(
     codec: Codec = Codec.NONE,
     sequence: int = 0,
 ) -> Chunk:
-    """A batch of these messages, all of its rows."""
+    """Return a chunk with all rows of a batch of these messages."""
     batch = encode(
         messages, producer_id=PRODUCER, epoch=0, sequence=sequence, born_at=1_000_000, codec=codec
     )

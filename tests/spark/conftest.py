@@ -1,5 +1,6 @@
-"""One JVM and one broker process for all tests here; each test has topics and groups of
-its own.
+"""One JVM and one broker process for all tests of this folder.
+
+Each test has topics and consumer groups of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import txmq
-from txmq.testing.broker import OwnBroker
+from txmq.testing.own_broker import OwnBroker
 from txmq.testing.spark import local_session
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "spark.log.level": "OFF",
-    # A handful of rows is sooner interpreted than compiled for.
+    # Interpreting a few rows is faster than compiling code for them.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -27,8 +28,9 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two cores, up to three attempts for a task, speculation where a test turns it
-    on.
+    """A session with two cores and up to three attempts per task.
+
+    Speculation is off unless a test turns it on.
     """
     with local_session("local[2,3]", SETTINGS) as session:
         yield session
@@ -49,5 +51,5 @@ def client(broker: str) -> Iterator[txmq.Client]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has."""
+    """A name that no other test uses."""
     return f"t-{request.node.name.replace('[', '-').replace(']', '')}"[:120]

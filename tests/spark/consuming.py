@@ -1,4 +1,4 @@
-"""Consumers that fail as they are told to."""
+"""Consumers that fail for chosen messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import txmq
 from txmq.model.message import ReceivedMessage
 
 LIMIT_S = 60.0
-LOOK_S = 0.05  # between two looks at what there is left to do
+LOOK_S = 0.05  # between two polls of the remaining messages
 
 
 def drain(
@@ -23,8 +23,9 @@ def drain(
         f"{message.body!r} cannot be processed"
     ),
 ) -> list[bytes]:
-    """The bodies that a consumer gets until there is nothing left; it acks what is
-    `good`, the rest dies at once.
+    """Consume until nothing is left; return the bodies.
+
+    Messages that are `good` are acked, the others become dead letters at once.
     """
     seen = []
     deadline = time.monotonic() + LIMIT_S
@@ -43,7 +44,7 @@ def drain(
 
 
 def left(client: txmq.Client, group: str) -> int:
-    """Messages that are still to be delivered, or out."""
+    """Return the number of messages that are still to be delivered, or leased."""
     shown = client.call("group.show", group=group)
     return int(shown["lag"] + shown["retrying"] + shown["leased"])
 
@@ -55,5 +56,5 @@ def let_die(
     bodies: Collection[bytes],
     mode: Literal["concurrent", "ordered"] = "ordered",
 ) -> None:
-    """Has a group process the topic, but for the messages with these bodies."""
+    """Process the topic by a group, except the messages with these bodies."""
     drain(client, group, topic, lambda message: message.body not in bodies, mode)

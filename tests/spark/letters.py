@@ -8,7 +8,7 @@ from txmq_spark.plan import Letter
 
 
 def letter(offset: int, key: str | None = None, **fields: object) -> Letter:
-    """A letter of topic orders, partition 0, that nothing speaks against."""
+    """Return a safe letter of topic orders, partition 0."""
     given: dict[str, Any] = {
         "topic": "orders",
         "partition": 0,

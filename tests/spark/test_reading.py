@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import txmq
 
 
-pytestmark = pytest.mark.timeout(300)  # a JVM starts, on a machine that others use
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 
 def source(spark: SparkSession, broker: str, topic: str) -> DataFrameReader:
@@ -30,7 +30,7 @@ def bodies(frame: DataFrame) -> list[bytes]:
     ]
 
 
-def test_messages_come_as_they_were_sent(
+def test_messages_are_read_as_they_were_sent(
     spark: SparkSession, broker: str, topic: str, client: txmq.Client
 ) -> None:
     client.call("topic.create", name=topic, partitions=2)
@@ -93,6 +93,6 @@ def test_an_empty_topic_has_no_rows(
     assert source(spark, broker, topic).load().collect() == []
 
 
-def test_a_topic_that_is_not_there_is_named(spark: SparkSession, broker: str) -> None:
+def test_the_error_for_an_unknown_topic_names_it(spark: SparkSession, broker: str) -> None:
     with pytest.raises(PySparkException, match="there is no topic 'nowhere'"):
         source(spark, broker, "nowhere").load().collect()

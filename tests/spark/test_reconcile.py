@@ -1,5 +1,6 @@
-"""Reconciling a broker with a database: every class of letter, rows without messages,
-and the plan run to its end.
+"""Reconciliation of a broker with a database.
+
+It covers all classes of letters, rows without messages, and the replay of the plan.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ import pytest
 import txmq
 from tests.spark.consuming import drain
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.decider import ByJob, ByPostgres
 from txmq.model.message import ReceivedMessage
-from txmq.testing.broker import OwnBroker
+from txmq.testing.own_broker import OwnBroker
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.inbox import Position, claim
 from txmq.tx.postgres.session import connect, transaction
-from txmq.wire.group import NO_DIGEST, Description, Part, group_digest
-from txmq_spark.commands import reconcile_main, replay_main
-from txmq_spark.link import Link
-from txmq_spark.manifest import thaw
-from txmq_spark.plan import Class, Rules
-from txmq_spark.reconcile import Question, reconcile
+from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, bundle_digest
+from txmq_spark.broker_link import BrokerLink
+from txmq_spark.command_line import reconcile_main, replay_main
+from txmq_spark.database_tables import BusinessTable
+from txmq_spark.plan import LetterClass, PlanRules
+from txmq_spark.plan_file import decode_plan
+from txmq_spark.reconcile import ReconcileOptions, reconcile
 from txmq_spark.replay import replay
-from txmq_spark.tables import Business
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # a JVM starts, on a machine that others use
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 ORDERS, GROUP = "orders", "billing"
 OLD = UUID("01890000-0000-7000-8000-000000000001")  # of 2023
 SETTINGS = """
@@ -46,8 +48,8 @@ dsn = "{dsn}"
 """
 
 
-class Shop(NamedTuple):
-    """A broker, and the database of the service that uses it."""
+class ReconciledShop(NamedTuple):
+    """A broker, and the database of a service."""
 
     url: str
     dsn: str
@@ -55,7 +57,7 @@ class Shop(NamedTuple):
 
 
 @pytest.fixture
-def shop(tmp_path: Path, database: str) -> Iterator[Shop]:
+def shop(tmp_path: Path, database: str) -> Iterator[ReconciledShop]:
     with OwnBroker(
         tmp_path / "broker", SETTINGS.format(dsn=database.replace("\\", "\\\\"))
     ) as broker:
@@ -65,25 +67,26 @@ def shop(tmp_path: Path, database: str) -> Iterator[Shop]:
         ):
             cursor.execute("CREATE TABLE orders (id text PRIMARY KEY, version int8 NOT NULL)")
         with txmq.connect(broker.url, service="shop") as client:
-            yield Shop(broker.url, database, client)
+            yield ReconciledShop(broker.url, database, client)
 
 
-def order(shop: Shop, key: str, version: int = 1) -> None:
-    """An order is written and told of in one transaction, as the service does it."""
+def order(shop: ReconciledShop, key: str, version: int = 1) -> None:
+    """Write an order and send its message in one transaction."""
     with (
         closing(psycopg2.connect(shop.dsn)) as connection,
         shop.client.transaction(connection) as tx,
     ):
         with connection.cursor() as cursor:
             cursor.execute(
-                "INSERT INTO orders VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET version = excluded.version",
+                "INSERT INTO orders VALUES (%s, %s)"
+                " ON CONFLICT (id) DO UPDATE SET version = excluded.version",
                 (key, version),
             )
         tx.send(ORDERS, f"{key} {version}".encode(), key=key, headers={"version": str(version)})
     tx.wait_published(30)
 
 
-def execute(shop: Shop, statement: str, *values: object) -> None:
+def execute(shop: ReconciledShop, statement: str, *values: object) -> None:
     with (
         closing(connect(shop.dsn, application_name="tests")) as connection,
         connection.cursor() as cursor,
@@ -91,8 +94,8 @@ def execute(shop: Shop, statement: str, *values: object) -> None:
         cursor.execute(statement, values)
 
 
-def apply(shop: Shop, message: ReceivedMessage) -> None:
-    """The effect of a message, once."""
+def apply(shop: ReconciledShop, message: ReceivedMessage) -> None:
+    """Apply the effect of a message once."""
     with (
         closing(connect(shop.dsn, application_name="tests")) as connection,
         transaction(connection) as cursor,
@@ -103,7 +106,7 @@ def apply(shop: Shop, message: ReceivedMessage) -> None:
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
 
-def effects(shop: Shop) -> list[str]:
+def effects(shop: ReconciledShop) -> list[str]:
     with (
         closing(connect(shop.dsn, application_name="tests")) as connection,
         connection.cursor() as cursor,
@@ -112,9 +115,10 @@ def effects(shop: Shop) -> list[str]:
         return sorted(body for (body,) in cursor.fetchall())
 
 
-def consume(shop: Shop, dead: frozenset[str], lost: frozenset[str] = frozenset()) -> None:
-    """A consumer with an inbox: `dead` fail, and of those `lost` after their effect was
-    committed.
+def consume(shop: ReconciledShop, dead: frozenset[str], lost: frozenset[str] = frozenset()) -> None:
+    """Consume with an inbox.
+
+    Messages in `dead` fail, those in `lost` after their effect was committed.
     """
 
     def good(message: ReceivedMessage) -> bool:
@@ -129,8 +133,8 @@ def consume(shop: Shop, dead: frozenset[str], lost: frozenset[str] = frozenset()
     drain(shop.client, GROUP, ORDERS, good, "concurrent", reason)
 
 
-def question(shop: Shop, **fields: object) -> Question:
-    asked = Question(shop.url, GROUP, shop.dsn, business=Business("orders", "id"))
+def question(shop: ReconciledShop, **fields: object) -> ReconcileOptions:
+    asked = ReconcileOptions(shop.url, GROUP, shop.dsn, business=BusinessTable("orders", "id"))
     return asked._replace(**fields)  # type: ignore[arg-type] # fields of a question
 
 
@@ -138,20 +142,20 @@ DEAD = frozenset(
     {"fine 1", "chain 1", "chain 2", "applied 1", "old 1", "gone 1", "ghost 1", "busy 1", "bad 1"}
 )
 CLASSES = {
-    "fine": Class.REPLAY_ALONE,
-    "chain": Class.REPLAY_CHAIN,
-    "applied": Class.APPLIED,
-    "old": Class.SUPERSEDED,
-    "gone": Class.NO_BUSINESS_ROW,
-    "ghost": Class.NO_BUSINESS_ROW,
-    "busy": Class.PENDING,
-    "bad": Class.POISON,
+    "fine": LetterClass.REPLAY_ALONE,
+    "chain": LetterClass.REPLAY_CHAIN,
+    "applied": LetterClass.APPLIED,
+    "old": LetterClass.SUPERSEDED,
+    "gone": LetterClass.NO_BUSINESS_ROW,
+    "ghost": LetterClass.NO_BUSINESS_ROW,
+    "busy": LetterClass.PENDING,
+    "bad": LetterClass.POISON,
 }
 
 
 @pytest.fixture
-def failed(shop: Shop) -> Shop:
-    """A shop whose consumer has failed in every way there is."""
+def failed(shop: ReconciledShop) -> ReconciledShop:
+    """A shop whose consumer has failed in each way."""
     execute(shop, "CREATE TABLE effects (body text)")
     for key in (*CLASSES, "well"):
         order(shop, key)
@@ -164,26 +168,26 @@ def failed(shop: Shop) -> Shop:
     return shop
 
 
-def letter(shop: Shop, key: str) -> dict[str, object]:
-    with Link(shop.url) as link:
+def letter(shop: ReconciledShop, key: str) -> dict[str, object]:
+    with BrokerLink(shop.url) as link:
         [found] = [one for one in link.letters(GROUP, bodies=False) if one["key"] == key]
     return found
 
 
-def token_of_letter(shop: Shop, key: str) -> UUID:
+def token_of_letter(shop: ReconciledShop, key: str) -> UUID:
     return UUID(str(letter(shop, key)["message_id"]).partition("-")[0])
 
 
-def reserve(shop: Shop, key: str) -> UUID:
-    """Somebody else's replay, stored and not decided."""
+def reserve(shop: ReconciledShop, key: str) -> UUID:
+    """Store an undecided replay of another transaction."""
     one, token = letter(shop, key), new_token()
     action = ("replay", GROUP, one["topic"], one["partition"], one["offset"])
-    store(shop, token, Description(("job", new_token().bytes), actions=(action,)))
+    store(shop, token, BundleDescription(ByJob(new_token().bytes), actions=(action,)))
     return token
 
 
-def store(shop: Shop, token: UUID, description: Description) -> None:
-    part = Part(
+def store(shop: ReconciledShop, token: UUID, description: BundleDescription) -> None:
+    part = BundlePart(
         token.bytes,
         0,
         0,
@@ -193,15 +197,15 @@ def store(shop: Shop, token: UUID, description: Description) -> None:
         description=description,
         batches=(),
     )
-    with Link(shop.url) as link:
-        link.store(part._replace(digest=group_digest([part])))
+    with BrokerLink(shop.url) as link:
+        link.store(part._replace(digest=bundle_digest([part])))
 
 
 def test_every_letter_gets_its_class_and_what_is_safe_is_replayed_once(
-    spark: SparkSession, failed: Shop
+    spark: SparkSession, failed: ReconciledShop
 ) -> None:
     shop = failed
-    rules = Rules(fingerprints=frozenset({str(letter(shop, "bad")["fingerprint"])}))
+    rules = PlanRules(fingerprints=frozenset({str(letter(shop, "bad")["fingerprint"])}))
     prints = {str(letter(shop, key)["fingerprint"]) for key in ("bad", "fine")}
     assert len(prints) == 2, "the failures look different"
     found = reconcile(spark, question(shop, rules=rules))
@@ -223,7 +227,9 @@ def test_every_letter_gets_its_class_and_what_is_safe_is_replayed_once(
     assert again.manifest.replays == ()
 
 
-def test_a_plan_is_a_function_of_what_was_there(spark: SparkSession, failed: Shop) -> None:
+def test_a_plan_is_a_function_of_log_and_database(
+    spark: SparkSession, failed: ReconciledShop
+) -> None:
     one, other = (reconcile(spark, question(failed)) for _ in range(2))
     assert one.data.split(b"\n")[1:] == other.data.split(b"\n")[1:]
     headers = [found.manifest.header.model_copy(update={"digest": ""}) for found in (one, other)]
@@ -231,20 +237,20 @@ def test_a_plan_is_a_function_of_what_was_there(spark: SparkSession, failed: Sho
         header.facts.model_copy(update={"snapshot_at": 0, "snapshot": ""}) for header in headers
     ]
     assert moments[0] == moments[1]
-    assert thaw(one.data).entries == one.manifest.entries
+    assert decode_plan(one.data).entries == one.manifest.entries
 
 
-def test_rows_without_messages_are_found(spark: SparkSession, shop: Shop) -> None:
+def test_rows_without_messages_are_found(spark: SparkSession, shop: ReconciledShop) -> None:
     order(shop, "told")
     drain(shop.client, GROUP, ORDERS)
     execute(shop, "INSERT INTO orders VALUES ('untold', 1)")
-    with Link(shop.url) as link:
+    with BrokerLink(shop.url) as link:
         log_id = link.log_id
     lost, waiting, elsewhere = new_token(), new_token(), new_token()
     with closing(connect(shop.dsn, application_name="tests")) as connection:
         server = read_server(connection).identity
     hour = 3_600_000_000
-    store(shop, waiting, Description(("postgres", *server, None), check_after=hour))
+    store(shop, waiting, BundleDescription(ByPostgres(*server, xid=None), check_after=hour))
     with shop.client.transaction() as tx:
         tx.send("other", b"x")
     for token in (lost, waiting, tx.token):
@@ -260,7 +266,7 @@ def test_rows_without_messages_are_found(spark: SparkSession, shop: Shop) -> Non
         "ALTER TABLE orders ADD writer uuid; UPDATE orders SET writer = %s WHERE id = 'told'",
         str(OLD),
     )
-    found = reconcile(spark, question(shop, business=Business("orders", "id", token="writer")))
+    found = reconcile(spark, question(shop, business=BusinessTable("orders", "id", token="writer")))
     assert {(row.what, row.name, row.state) for row in found.missing} == {
         ("transaction", lost.hex, "missing"),
         ("transaction", waiting.hex, "pending"),
@@ -270,49 +276,51 @@ def test_rows_without_messages_are_found(spark: SparkSession, shop: Shop) -> Non
     assert found.unlisted == 0
 
 
-def test_versions_and_queries_speak_too(spark: SparkSession, shop: Shop) -> None:
+def test_versions_and_queries_are_evidence(spark: SparkSession, shop: ReconciledShop) -> None:
     execute(shop, "CREATE TABLE effects (body text); CREATE TABLE billed (id text, version int)")
     for key, version in (("new", 3), ("same", 3), ("old", 3), ("moved", 3)):
         order(shop, key, version)
     consume(shop, frozenset({"new 3", "same 3", "old 3", "moved 3"}))
     execute(shop, "INSERT INTO billed VALUES ('new', 2), ('same', 3), ('old', 4)")
     execute(shop, "UPDATE orders SET version = 9 WHERE id = 'moved'")
-    asked = question(shop, version="header:version", business=Business("orders", "id", "version"))
+    asked = question(
+        shop, version="header:version", business=BusinessTable("orders", "id", "version")
+    )
     found = reconcile(spark, asked._replace(applied_query="SELECT id AS key, version FROM billed"))
     assert {item.letter.key: item.cls for item in found.planned} == {
-        "new": Class.REPLAY_ALONE,
-        "same": Class.APPLIED,
-        "old": Class.SUPERSEDED,
-        "moved": Class.SUPERSEDED,
+        "new": LetterClass.REPLAY_ALONE,
+        "same": LetterClass.APPLIED,
+        "old": LetterClass.SUPERSEDED,
+        "moved": LetterClass.SUPERSEDED,
     }
     unread = reconcile(spark, asked._replace(version="json:v"))
-    assert {item.cls for item in unread.planned} == {Class.POISON}
+    assert {item.cls for item in unread.planned} == {LetterClass.POISON}
 
 
-def test_without_a_database_the_letters_speak_for_themselves(
-    spark: SparkSession, failed: Shop
+def test_without_a_database_letters_are_the_only_evidence(
+    spark: SparkSession, failed: ReconciledShop
 ) -> None:
-    found = reconcile(spark, Question(failed.url, GROUP))
+    found = reconcile(spark, ReconcileOptions(failed.url, GROUP))
     classes = {item.letter.key: item.cls for item in found.planned}
-    assert classes == dict.fromkeys(CLASSES, Class.REPLAY_ALONE) | {
-        "chain": Class.REPLAY_CHAIN,
-        "busy": Class.PENDING,
+    assert classes == dict.fromkeys(CLASSES, LetterClass.REPLAY_ALONE) | {
+        "chain": LetterClass.REPLAY_CHAIN,
+        "busy": LetterClass.PENDING,
     }
     assert (found.missing, found.manifest.header.facts.evidence) == ((), ())
 
 
 def test_the_jobs_run_from_the_command_line(
     spark: SparkSession,
-    failed: Shop,
+    failed: ReconciledShop,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from contextlib import nullcontext
 
-    from txmq_spark import commands
+    from txmq_spark import command_line
 
-    monkeypatch.setattr(commands, "session", lambda: nullcontext(spark))
+    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
     monkeypatch.setenv("TXMQ_DSN", failed.dsn)
     plan, report, outcomes = (
         tmp_path / name for name in ("plan.jsonl", "report.html", "outcomes.jsonl")
@@ -335,7 +343,7 @@ def test_the_jobs_run_from_the_command_line(
     lines = [json.loads(line) for line in outcomes.read_text().splitlines()]
     assert sorted(line["key"] for line in lines) == ["applied", "bad", "chain", "chain", "fine"]
     assert replay_main([*asked]) == 0
-    assert "it had been run before" in capsys.readouterr().out
+    assert "an earlier run replayed this plan" in capsys.readouterr().out
     plan.write_bytes(plan.read_bytes().replace(b"fine", b"evil"))
     assert replay_main([*asked]) == 1
     assert "it was changed after it was made" in capsys.readouterr().err

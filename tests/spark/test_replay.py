@@ -1,4 +1,4 @@
-"""Plans carried out: once, whole, in order, whoever dies on the way."""
+"""Replays of plans: once, complete, and in order, through crashes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,34 @@ import pytest
 from tests.spark.consuming import drain, let_die
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted
-from txmq_spark import replay as module
-from txmq_spark.jobs import current, token_of
-from txmq_spark.link import Link
-from txmq_spark.manifest import Entry, Facts, Manifest, freeze, thaw
-from txmq_spark.plan import Letter, Rules, plan
-from txmq_spark.replay import Outcome, Replay, first_keys, foresee, recall, replay
+from txmq_spark import replay as replay_module
+from txmq_spark.broker_link import BrokerLink
+from txmq_spark.named_jobs import current_job, job_token
+from txmq_spark.plan import Letter, PlanRules, make_plan
+from txmq_spark.plan_file import PlanEntry, PlanFile, PlanInputs, decode_plan, encode_plan
+from txmq_spark.replay import (
+    LetterOutcome,
+    ReplayResult,
+    expected_outcomes,
+    past_outcomes,
+    replay,
+    take_canary,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     import txmq
 
-pytestmark = pytest.mark.timeout(300)  # a JVM starts, on a machine that others use
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 KEYS = 4
 
 
 @pytest.fixture
 def dead(broker: str, topic: str, client: txmq.Client) -> str:
-    """A topic and group of that name: of each key's five messages the second is a
-    letter and three wait behind it.
+    """A topic and a group of that name with letters.
+
+    The second of five messages of each key is a letter; three wait behind it.
     """
     client.call("topic.create", name=topic, partitions=2)
     for n in range(5 * KEYS):
@@ -40,10 +48,10 @@ def dead(broker: str, topic: str, client: txmq.Client) -> str:
     return topic
 
 
-def planned(broker: str, group: str, rules: Rules | None = None) -> Manifest:
-    rules = rules or Rules()
-    with Link(broker) as link:
-        facts = Facts(group=group, log_id=link.log_id, ends={group: (0,)})
+def planned(broker: str, group: str, rules: PlanRules | None = None) -> PlanFile:
+    rules = rules or PlanRules()
+    with BrokerLink(broker) as link:
+        facts = PlanInputs(group=group, log_id=link.log_id, ends={group: (0,)})
         letters = [
             Letter(
                 **{name: told[name] for name in Letter._fields if name in told}
@@ -51,11 +59,11 @@ def planned(broker: str, group: str, rules: Rules | None = None) -> Manifest:
             )
             for told in link.letters(group, bodies=False)
         ]
-    return thaw(freeze(facts, rules, plan(letters, rules)))
+    return decode_plan(encode_plan(facts, rules, make_plan(letters, rules)))
 
 
 def in_order(bodies: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """What came of each key, in its order."""
+    """Return the messages of each key, in order."""
     found: dict[bytes, list[bytes]] = {}
     for body in bodies:
         found.setdefault(body[:1], []).append(body[2:])
@@ -65,10 +73,10 @@ def in_order(bodies: Iterable[bytes]) -> dict[bytes, list[bytes]]:
 REST = {b"%d" % key: [b"1", b"2", b"3", b"4"] for key in range(KEYS)}
 
 
-def test_letters_come_again_and_their_keys_follow_in_order(
+def test_letters_are_delivered_again_and_their_keys_follow_in_order(
     spark: SparkSession, broker: str, dead: str, client: txmq.Client
 ) -> None:
-    manifest = planned(broker, dead, Rules(chunk=2))
+    manifest = planned(broker, dead, PlanRules(chunk=2))
     done = replay(spark, broker, manifest)
     assert [one.outcome for one in done.outcomes] == ["done"] * KEYS
     assert not done.repeated
@@ -102,10 +110,10 @@ def test_letters_that_die_again_are_replayed_by_another_plan_only(
     again = replay(spark, broker, first)
     assert (again.repeated, {one.outcome for one in again.outcomes}) == (True, {"done"})
     assert {one.why for one in replay(spark, broker, first, canary=1).outcomes} == {
-        "it was replayed since the plan was made, and died again"
+        "it was replayed after the plan was made, and failed again"
     }
     second = planned(broker, dead)
-    assert second.digest != first.digest
+    assert second.header.digest != first.header.digest
     assert not replay(spark, broker, second).repeated
     assert in_order(drain(client, dead, dead)) == REST
 
@@ -118,7 +126,7 @@ def test_a_dry_run_changes_nothing(
     assert drain(client, dead, dead) == []
 
 
-def test_a_canary_goes_first_and_the_rest_follows(
+def test_a_canary_is_replayed_first_and_the_rest_later(
     spark: SparkSession, broker: str, dead: str, client: txmq.Client
 ) -> None:
     manifest = planned(broker, dead)
@@ -133,20 +141,22 @@ def test_a_canary_goes_first_and_the_rest_follows(
     }
 
 
-def test_a_run_that_died_is_given_up_and_run_again(
+def test_a_run_that_died_is_rolled_back_and_repeated(
     spark: SparkSession, broker: str, dead: str, client: txmq.Client
 ) -> None:
-    manifest = planned(broker, dead, Rules(chunk=1))
-    died = token_of(f"replay {manifest.digest}")
-    with Link(broker) as link:
-        foreseen = list(foresee(manifest.replays, module._open_letters(link, dead), "done"))
-    assert module._store(spark, broker, dead, died, foreseen[:2])
+    manifest = planned(broker, dead, PlanRules(chunk=1))
+    died = job_token(f"replay {manifest.header.digest}")
+    with BrokerLink(broker) as link:
+        foreseen = list(
+            expected_outcomes(manifest.replays, replay_module._open_letters(link, dead), "done")
+        )
+    assert replay_module._store_chunks(spark, broker, dead, died, foreseen[:2])
     done = replay(spark, broker, manifest)
     assert (done.repeated, done.job == died) == (False, False)
     assert in_order(drain(client, dead, dead)) == REST
 
 
-def test_a_task_that_is_tried_again_stores_the_same_once(
+def test_a_repeated_task_stores_its_bundle_once(
     broker: str, dead: str, client: txmq.Client
 ) -> None:
     manifest = planned(broker, dead)
@@ -154,12 +164,14 @@ def test_a_task_that_is_tried_again_stores_the_same_once(
         [(entry.topic, entry.partition, entry.offset) for entry in manifest.replays]
     )
     job, token = new_token(), new_token()
-    with Link(broker) as link:
-        assert [module._refusal(link, dead, job, token.hex, places) for _ in range(2)] == [
+    with BrokerLink(broker) as link:
+        assert [
+            replay_module._store_chunk(link, dead, job, token.hex, places) for _ in range(2)
+        ] == [
             None,
             None,
         ]
-        other = module._refusal(link, dead, job, new_token().hex, places)
+        other = replay_module._store_chunk(link, dead, job, new_token().hex, places)
     assert "an undecided transaction replays it" in str(other)
     assert len(client.call("job.show", token=job.hex)["groups"]) == 1
     client.job(job).decide([token])
@@ -173,25 +185,23 @@ def test_of_two_runs_at_once_one_replays(
     client: txmq.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The other run begins when this one has stored everything and not yet decided: it
-    takes over.
-    """
-    manifest, others = planned(broker, dead), list[Replay]()
-    store = module._store
+    """A second run takes over when the first has stored all bundles and not decided."""
+    manifest, others = planned(broker, dead), list[ReplayResult]()
+    store = replay_module._store_chunks
 
     def interrupted(*arguments: Any) -> list[UUID] | None:
         stored = store(*arguments)
-        monkeypatch.setattr(module, "_store", store)
+        monkeypatch.setattr(replay_module, "_store_chunks", store)
         others.append(replay(spark, broker, manifest))
         return stored
 
-    monkeypatch.setattr(module, "_store", interrupted)
+    monkeypatch.setattr(replay_module, "_store_chunks", interrupted)
     ours = replay(spark, broker, manifest)
     assert (ours.repeated, [other.repeated for other in others]) == (True, [False])
     assert in_order(drain(client, dead, dead)) == REST
 
 
-def test_a_letter_that_vanishes_while_it_is_stored_is_left_out_of_another_try(
+def test_a_letter_that_is_closed_during_a_run_is_left_out_of_the_next_attempt(
     spark: SparkSession,
     broker: str,
     dead: str,
@@ -200,28 +210,28 @@ def test_a_letter_that_vanishes_while_it_is_stored_is_left_out_of_another_try(
 ) -> None:
     manifest = planned(broker, dead)
     gone = manifest.replays[2]
-    store = module._store
+    store = replay_module._store_chunks
 
     def late(*arguments: Any) -> list[UUID] | None:
         named = [[gone.topic, gone.partition, gone.offset]]
         client.call("dlq.abandon", group=dead, letters=named, operator="tests", reason="a test")
-        monkeypatch.setattr(module, "_store", store)
+        monkeypatch.setattr(replay_module, "_store_chunks", store)
         return store(*arguments)
 
-    monkeypatch.setattr(module, "_store", late)
+    monkeypatch.setattr(replay_module, "_store_chunks", late)
     done = replay(spark, broker, manifest)
     assert {one.entry: one.outcome for one in done.outcomes}[gone] == "refused"
     assert [one.outcome for one in done.outcomes].count("done") == KEYS - 1
 
 
-def test_a_run_among_others_gives_up_in_the_end(
+def test_a_run_gives_up_after_several_conflicts_with_others(
     spark: SparkSession,
     broker: str,
     dead: str,
     client: txmq.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_store", lambda *_: None)
+    monkeypatch.setattr(replay_module, "_store_chunks", lambda *_: None)
     with pytest.raises(TransactionAborted, match="run it again"):
         replay(spark, broker, planned(broker, dead))
     assert drain(client, dead, dead) == []
@@ -235,8 +245,8 @@ def test_a_plan_whose_letters_are_all_in_use_can_be_run_later(
         [(entry.topic, entry.partition, entry.offset) for entry in manifest.replays]
     )
     others = new_token()
-    with Link(broker) as link:
-        assert module._refusal(link, dead, others, new_token().hex, places) is None
+    with BrokerLink(broker) as link:
+        assert replay_module._store_chunk(link, dead, others, new_token().hex, places) is None
     refused = replay(spark, broker, manifest)
     assert (refused.job, {one.outcome for one in refused.outcomes}) == (None, {"refused"})
     client.job(others).abort()
@@ -260,11 +270,11 @@ def test_an_empty_plan_is_done_at_once(
     assert replay(spark, broker, planned(broker, topic)).outcomes == ()
 
 
-# What is foreseen, without a broker.
+# Expected outcomes, without a broker.
 
 
-def entry(offset: int, key: str | None = None, chunk: int = 0) -> Entry:
-    return Entry.model_validate(
+def entry(offset: int, key: str | None = None, chunk: int = 0) -> PlanEntry:
+    return PlanEntry.model_validate(
         {
             "topic": "t",
             "partition": 0,
@@ -288,7 +298,7 @@ def told(offset: int, **fields: Any) -> tuple[tuple[str, int, int], dict[str, An
     } | fields
 
 
-def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() -> None:
+def test_unavailable_letters_are_refused_and_reserved_ones_are_not_overtaken() -> None:
     entries = [
         entry(1, "a"),
         entry(2, "a"),
@@ -303,7 +313,7 @@ def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() ->
         [told(1), told(2, reserved_by="ff"), told(4, message_id="other"), told(5), told(6), told(7)]
     )
     letters |= [told(8, dead_at=9)]
-    found = list(foresee(entries, letters, "done"))
+    found = list(expected_outcomes(entries, letters, "done"))
     assert [(one.entry.offset, one.outcome) for one in found] == [
         (1, "done"),
         (2, "refused"),
@@ -315,17 +325,17 @@ def test_what_cannot_be_had_is_refused_and_nothing_overtakes_what_is_in_use() ->
         (8, "refused"),
     ]
     assert [one.why for one in found if one.why] == [
-        "transaction ff has it in hand",
-        "it is no dead letter any more",
-        "it was replayed since the plan was made, and died again",
+        "transaction ff has reserved it",
+        "it is not a dead letter any more",
+        "it was replayed after the plan was made, and failed again",
         "behind 0/2 of its key, which stays",
-        "it was replayed since the plan was made, and died again",
+        "it was replayed after the plan was made, and failed again",
     ]
 
 
-def test_an_earlier_run_has_done_all_but_what_is_still_as_it_was() -> None:
+def test_an_earlier_run_has_replayed_all_letters_but_the_unchanged_ones() -> None:
     letters = dict([told(1), told(2, dead_at=9)])
-    found = recall([entry(1), entry(2), entry(3)], letters)
+    found = past_outcomes([entry(1), entry(2), entry(3)], letters)
     assert [(one.entry.offset, one.outcome) for one in found] == [
         (1, "refused"),
         (2, "done"),
@@ -335,18 +345,19 @@ def test_an_earlier_run_has_done_all_but_what_is_still_as_it_was() -> None:
 
 def test_a_canary_ends_with_a_whole_key() -> None:
     entries = [entry(1, "a"), entry(2, "a"), entry(3, "b"), entry(4), entry(5)]
-    assert [len(first_keys(entries, count)) for count in (1, 2, 3, 4, 5, 9)] == [2, 2, 3, 4, 5, 5]
+    assert [len(take_canary(entries, count)) for count in (1, 2, 3, 4, 5, 9)] == [2, 2, 3, 4, 5, 5]
     with pytest.raises(ConfigError):
-        first_keys(entries, 0)
+        take_canary(entries, 0)
 
 
 class Jobs:
-    """A broker's jobs, by generation: the outcome, None where there is none yet, and
-    how many groups are stored.
+    """The jobs of a broker, by generation.
+
+    Each has its outcome, or None, and the number of stored bundles.
     """
 
     def __init__(self, *generations: tuple[str | None, int]) -> None:
-        self._jobs = {token_of("n", number).hex: job for number, job in enumerate(generations)}
+        self._jobs = {job_token("n", number).hex: job for number, job in enumerate(generations)}
 
     def call(self, name: str, /, **args: Any) -> dict[str, Any]:
         known, groups = self._jobs[args["token"]]
@@ -356,29 +367,29 @@ class Jobs:
 
 
 def test_the_current_generation_is_the_first_that_is_not_rolled_back() -> None:
-    assert current(Jobs((None, 0)), "n") == (token_of("n", 0), False)
-    assert current(Jobs(("ROLLBACK", 0), ("ROLLBACK", 0), ("COMMIT", 0)), "n") == (
-        token_of("n", 2),
+    assert current_job(Jobs((None, 0)), "n") == (job_token("n", 0), False)
+    assert current_job(Jobs(("ROLLBACK", 0), ("ROLLBACK", 0), ("COMMIT", 0)), "n") == (
+        job_token("n", 2),
         True,
     )
-    assert current(Jobs((None, 3), (None, 0)), "n") == (token_of("n", 0), False)
+    assert current_job(Jobs((None, 3), (None, 0)), "n") == (job_token("n", 0), False)
 
 
-def test_what_a_run_left_behind_is_rolled_back_where_it_is_taken_over() -> None:
+def test_taking_a_job_over_rolls_back_an_undecided_generation() -> None:
     jobs = Jobs((None, 3), (None, 0))
-    assert current(jobs, "n", take_over=True) == (token_of("n", 1), False)
-    assert jobs.call("job.show", token=token_of("n", 0).hex)["outcome"] == "ROLLBACK"
-    assert current(Jobs((None, 0)), "n", take_over=True) == (token_of("n", 0), False)
+    assert current_job(jobs, "n", take_over=True) == (job_token("n", 1), False)
+    assert jobs.call("job.show", token=job_token("n", 0).hex)["outcome"] == "ROLLBACK"
+    assert current_job(Jobs((None, 0)), "n", take_over=True) == (job_token("n", 0), False)
 
 
 def test_tokens_of_jobs_differ_by_name_and_generation() -> None:
     tokens = {
-        token_of(name, generation) for name in ("a", "b", "a 1", "") for generation in range(3)
+        job_token(name, generation) for name in ("a", "b", "a 1", "") for generation in range(3)
     }
     assert len(tokens) == 12
     assert {token.version for token in tokens} == {8}
-    assert token_of("a") == token_of("a", 0)
+    assert job_token("a") == job_token("a", 0)
 
 
 def test_outcomes_name_their_places() -> None:
-    assert Outcome(entry(3), "done").place == ("t", 0, 3)
+    assert LetterOutcome(entry(3), "done").place == ("t", 0, 3)

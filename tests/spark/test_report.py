@@ -1,4 +1,4 @@
-"""Reports: what strangers wrote is shown, never obeyed."""
+"""Reports: texts of messages are shown, never interpreted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from tests.spark.letters import letter
-from txmq_spark.charts import Bar, bars, safe
-from txmq_spark.manifest import Facts, freeze, thaw
-from txmq_spark.plan import Class, Letter, Rules, Token, plan
-from txmq_spark.reconcile import Missing, Reconciliation
-from txmq_spark.report import LETTERS, MOST, page, terminal
+from txmq_spark.charts import Bar, bar_chart, escape_text
+from txmq_spark.plan import Letter, LetterClass, PlanRules, TokenEvidence, make_plan
+from txmq_spark.plan_file import PlanInputs, decode_plan, encode_plan
+from txmq_spark.reconcile import MissingMessage, Reconciliation
+from txmq_spark.report import CHART_BARS, LISTED_LETTERS, html_page, terminal_summary
 
 HOUR = 3_600_000_000
 NOW = 1_700_000_000_000_000
@@ -37,9 +37,9 @@ HOSTILE = [
 
 
 def found(
-    letters: Sequence[Letter], missing: Sequence[Missing] = (), unlisted: int = 0
+    letters: Sequence[Letter], missing: Sequence[MissingMessage] = (), unlisted: int = 0
 ) -> Reconciliation:
-    facts = Facts(
+    facts = PlanInputs(
         group="billing",
         log_id="l",
         ends={"orders": (9,)},
@@ -47,13 +47,13 @@ def found(
         database="7/shop",
         snapshot_at=NOW,
     )
-    planned = plan(letters, Rules())
-    data = freeze(facts, Rules(), planned)
-    return Reconciliation(data, thaw(data), tuple(planned), tuple(missing), unlisted)
+    planned = make_plan(letters, PlanRules())
+    data = encode_plan(facts, PlanRules(), planned)
+    return Reconciliation(data, decode_plan(data), tuple(planned), tuple(missing), unlisted)
 
 
 class Seen(HTMLParser):
-    """The tags, their attributes and the texts of a page."""
+    """The tags, attributes and texts of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -71,15 +71,19 @@ class Seen(HTMLParser):
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_page_shows_hostile_texts_and_obeys_none(text: str) -> None:
+def test_a_page_shows_hostile_texts_without_interpreting_them(text: str) -> None:
     fields: dict[str, Any] = {
         "error_type": text,
         "error_text": text,
         "fingerprint": text,
         "dead_at": NOW,
     }
-    html = page(found([letter(1, text, **fields)], [Missing("key", text, "missing", None)]))
-    plain = page(found([letter(1, "k", dead_at=NOW)], [Missing("key", "k", "missing", None)]))
+    html = html_page(
+        found([letter(1, text, **fields)], [MissingMessage("key", text, "missing", None)])
+    )
+    plain = html_page(
+        found([letter(1, "k", dead_at=NOW)], [MissingMessage("key", "k", "missing", None)])
+    )
     seen, known = Seen(html), Seen(plain)
     assert set(seen.tags) == set(known.tags)
     assert {name for name, _value in seen.attributes} == {name for name, _value in known.attributes}
@@ -92,8 +96,8 @@ def test_a_page_shows_hostile_texts_and_obeys_none(text: str) -> None:
     assert visible[:30] in shown
 
 
-def test_a_page_needs_nothing_else_and_forbids_scripts() -> None:
-    html = page(found([letter(n, f"k{n}", dead_at=NOW) for n in range(3)]))
+def test_a_page_is_self_contained_and_forbids_scripts() -> None:
+    html = html_page(found([letter(n, f"k{n}", dead_at=NOW) for n in range(3)]))
     seen = Seen(html)
     assert not {"script", "link", "iframe", "object", "img", "base", "form"} & set(seen.tags)
     assert not {"href", "src", "srcset", "action", "onload"} & {
@@ -118,13 +122,13 @@ def test_a_page_counts_classes_failures_and_ages() -> None:
             error_type="BadOrder",
             fingerprint="f2",
             dead_at=NOW - 1_000 * HOUR,
-            token=Token.ABSENT,
+            token=TokenEvidence.ABSENT,
         ),
     ]
-    html = page(found(letters))
+    html = html_page(found(letters))
     titles = re.findall(r"<title>([^<]*): (\d+)</title>", html)
     assert dict(titles) == {
-        **{str(cls): "0" for cls in Class},
+        **{str(cls): "0" for cls in LetterClass},
         "applied": "1",
         "no_business_row": "1",
         "replay_alone": "2",
@@ -138,13 +142,13 @@ def test_a_page_counts_classes_failures_and_ages() -> None:
     assert "7/shop at 2023-11-14 22:13:20 UTC" in html
 
 
-def test_long_lists_are_cut_and_say_so() -> None:
-    letters = [letter(n, error_type=f"E{n:03}", dead_at=NOW) for n in range(LETTERS + 5)]
-    missing = [Missing("transaction", f"{n:032x}", "missing", NOW) for n in range(150)]
-    html = page(found(letters, missing, unlisted=7))
+def test_long_lists_are_cut_with_the_number_of_the_rest() -> None:
+    letters = [letter(n, error_type=f"E{n:03}", dead_at=NOW) for n in range(LISTED_LETTERS + 5)]
+    missing = [MissingMessage("transaction", f"{n:032x}", "missing", NOW) for n in range(150)]
+    html = html_page(found(letters, missing, unlisted=7))
     assert "and 5 more" in html
     assert "and 57 more" in html
-    assert f"{LETTERS + 5 - MOST} others" in html
+    assert f"{LISTED_LETTERS + 5 - CHART_BARS} others" in html
     assert html.count("<tr>") < 200
 
 
@@ -152,14 +156,17 @@ def test_the_same_findings_make_the_same_page() -> None:
     letters = [
         letter(n, f"k{n % 2}", dead_at=NOW - n * HOUR, fingerprint=f"f{n}") for n in range(9)
     ]
-    assert page(found(letters)) == page(found(letters[::-1]))
+    assert html_page(found(letters)) == html_page(found(letters[::-1]))
 
 
-def test_the_terminal_shows_counts_and_no_markup_of_strangers() -> None:
+def test_the_terminal_shows_counts_and_no_markup_of_messages() -> None:
     out = Console(file=io.StringIO(), width=120, force_terminal=False)
-    missing = [Missing("key", "k", "missing", None), Missing("transaction", "t", "pending", NOW)]
+    missing = [
+        MissingMessage("key", "k", "missing", None),
+        MissingMessage("transaction", "t", "pending", NOW),
+    ]
     out.print(
-        terminal(
+        terminal_summary(
             found(
                 [letter(1, "[bold]k[/]", deaths=9, dead_at=NOW), letter(2, dead_at=NOW)], missing, 3
             )
@@ -172,8 +179,8 @@ def test_the_terminal_shows_counts_and_no_markup_of_strangers() -> None:
     assert "1 letter to replay in 1 chunk" in text
 
 
-def test_bars_are_in_proportion_and_something_is_never_nothing() -> None:
-    svg = bars(
+def test_bars_are_in_proportion_and_never_empty_for_a_count() -> None:
+    svg = bar_chart(
         "t", [Bar("a", 100_000, "x"), Bar("b", 50_000, "x"), Bar("c", 1, "x"), Bar("d", 0, "x")]
     )
     assert [int(width) for width in re.findall(r'<rect [^>]*width="(\d+)"', svg)] == [
@@ -182,10 +189,10 @@ def test_bars_are_in_proportion_and_something_is_never_nothing() -> None:
         2,
         0,
     ]
-    assert "none" in bars("t", [])
+    assert "none" in bar_chart("t", [])
 
 
-def test_texts_are_cut_where_asked() -> None:
-    assert safe("abc", 3) == "abc"
-    assert safe("abcd", 3) == "ab…"
-    assert safe("<&>'\"") == "&lt;&amp;&gt;&#x27;&quot;"
+def test_texts_are_cut_at_the_limit() -> None:
+    assert escape_text("abc", 3) == "abc"
+    assert escape_text("abcd", 3) == "ab…"
+    assert escape_text("<&>'\"") == "&lt;&amp;&gt;&#x27;&quot;"

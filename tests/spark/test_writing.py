@@ -1,4 +1,4 @@
-"""Writing as one job: what is sent is counted by reading the topic back."""
+"""Writing as one job; the messages are counted by reading the topic back."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from txmq.errors import ConfigError, TransactionAborted
 from txmq.model.keys import partition_of
 from txmq.model.message import Message
 from txmq_spark import TxmqDataSource
-from txmq_spark.columns import Span
-from txmq_spark.link import Link
-from txmq_spark.options import Writing
+from txmq_spark.arrow_messages import OffsetRange
+from txmq_spark.broker_link import BrokerLink
 from txmq_spark.source import MESSAGE_TYPES
-from txmq_spark.writing import JobWriter, Stored, check_columns
+from txmq_spark.source_options import WriteOptions
+from txmq_spark.writing import JobWriter, StoredBundle, check_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
     import txmq
 
-pytestmark = pytest.mark.timeout(300)  # a JVM starts, on a machine that others use
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 ROWS = StructType([field for field in MESSAGE_TYPES if field.name in ("body", "key")])
 
 
 def sent(broker: str, topic: str) -> list[tuple[int, Message]]:
-    """Every message of the topic with its partition, in order."""
+    """Return all messages of the topic with their partitions, in order."""
     found = []
-    with Link(broker) as link:
+    with BrokerLink(broker) as link:
         for partition, end in enumerate(link.published_ends(topic)):
-            for chunk in link.chunks(Span(topic, partition, 0, end)) if end else ():
+            for chunk in link.chunks(OffsetRange(topic, partition, 0, end)) if end else ():
                 view = BatchView(chunk.batch)
                 rows = zip(view.bodies, view.keys, view.tags, view.headers, strict=True)
                 found += [
@@ -56,14 +56,14 @@ def undecided(client: txmq.Client) -> int:
     return len(client.call("tx.list")["transactions"])
 
 
-# The parts of a job, without Spark: what its driver and its tasks do, in any order.
+# Driver and tasks of a job without Spark, in any order.
 
 
 def driver(broker: str, topic: str, key: str | None) -> JobWriter:
-    return JobWriter.planned(Writing(broker, topic, key), ROWS, overwrite=False)
+    return JobWriter.for_schema(WriteOptions(broker, topic, key), ROWS, overwrite=False)
 
 
-def task(writer: JobWriter, *texts: str) -> Stored:
+def task(writer: JobWriter, *texts: str) -> StoredBundle:
     return writer.write(
         iter([pa.record_batch({"body": [text.encode() for text in texts], "key": list(texts)})])
     )
@@ -76,7 +76,7 @@ def made(client: txmq.Client, topic: str) -> str:
     return topic
 
 
-def test_nothing_is_seen_before_the_driver_decides(broker: str, made: str) -> None:
+def test_nothing_is_visible_before_the_driver_decides(broker: str, made: str) -> None:
     writer = driver(broker, made, None)
     stored = [task(writer, "a", "b"), task(writer, "c"), writer.write(iter([]))]
     assert bodies(broker, made) == Counter()
@@ -87,9 +87,7 @@ def test_nothing_is_seen_before_the_driver_decides(broker: str, made: str) -> No
 def test_attempts_that_the_driver_does_not_name_are_dropped(
     broker: str, made: str, client: txmq.Client
 ) -> None:
-    """A task that was tried again after it had stored its group, and one that ran twice
-    at once.
-    """
+    """One task was repeated after it had stored its bundle, another ran twice."""
     writer = driver(broker, made, None)
     before = undecided(client)
     died, winner, copy = task(writer, "a"), task(writer, "a"), task(writer, "a")
@@ -139,7 +137,7 @@ def test_a_driver_that_died_after_its_decision_changes_nothing(broker: str, made
     assert bodies(broker, made) == Counter([b"a"])
 
 
-def test_a_job_that_was_given_up_can_be_run_again(
+def test_a_job_that_was_rolled_back_can_be_run_again(
     broker: str, made: str, client: txmq.Client
 ) -> None:
     before = undecided(client)
@@ -153,7 +151,7 @@ def test_a_job_that_was_given_up_can_be_run_again(
     assert bodies(broker, made) == Counter([b"a"])
 
 
-def test_two_runs_at_once_send_once_and_the_one_that_lost_says_so(broker: str, made: str) -> None:
+def test_two_runs_at_once_send_once_and_the_loser_raises_an_error(broker: str, made: str) -> None:
     one, other = driver(broker, made, "race"), driver(broker, made, "race")
     mine, theirs = task(one, "a"), task(other, "a")
     other.abort([theirs])
@@ -171,10 +169,10 @@ def test_a_task_may_have_more_than_fits_in_a_frame(broker: str, made: str) -> No
     assert [message.body for _partition, message in sent(broker, made)] == large
 
 
-def test_rows_say_their_own_topics(broker: str, made: str, client: txmq.Client) -> None:
+def test_rows_name_their_topics(broker: str, made: str, client: txmq.Client) -> None:
     client.call("topic.create", name=f"{made}-2", partitions=1)
     schema = StructType([*ROWS, StructField("topic", StringType())])
-    writer = JobWriter.planned(Writing(broker, None, None), schema, overwrite=False)
+    writer = JobWriter.for_schema(WriteOptions(broker, None, None), schema, overwrite=False)
     rows = pa.record_batch(
         {"body": [b"a", b"b", b"c"], "key": ["k", "k", "k"], "topic": [made, f"{made}-2", made]}
     )
@@ -189,7 +187,7 @@ def test_rows_say_their_own_topics(broker: str, made: str, client: txmq.Client) 
 def test_rows_without_a_body_or_a_topic_are_refused(
     broker: str, made: str, column: list[Any], name: str
 ) -> None:
-    writer = JobWriter(Writing(broker, None, None), driver(broker, made, None)._job)
+    writer = JobWriter(WriteOptions(broker, None, None), driver(broker, made, None)._job)
     topics = [None] if name == "topic" else [made]
     rows = pa.record_batch(
         {"body": pa.array(column, pa.binary()), "topic": pa.array(topics, pa.string())}
@@ -207,8 +205,8 @@ def test_rows_without_a_body_or_a_topic_are_refused(
         ("body binary, Key string", "t", "no column Key string"),
         ("body binary, headers map<string,int>", "t", "no column headers"),
         ("body binary, message_id string", "t", "no column message_id"),
-        ("body binary", None, "where to send"),
-        ("body binary, topic string", "t", "where to send"),
+        ("body binary", None, "name the topic"),
+        ("body binary, topic string", "t", "name the topic"),
     ],
 )
 def test_columns_that_are_no_message_are_refused(
@@ -219,29 +217,30 @@ def test_columns_that_are_no_message_are_refused(
         check_columns(schema, topic)
 
 
-# Through Spark.
+# By Spark.
 
 
 class FlakySource(TxmqDataSource):
-    """Its tasks fail once, after they have stored their group; its driver fails to
-    commit where asked to.
+    """A source whose tasks fail once, after they have stored their bundle.
+
+    Its driver fails to commit where requested.
     """
 
     @classmethod
     def name(cls) -> str:
         return "flaky"
 
-    def writer(self, schema: StructType, overwrite: bool) -> JobWriter:  # Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> JobWriter:  # noqa: FBT001  # Spark's signature
         broken = self.options.pop("broken", None)
         wanted = TxmqDataSource(self.options).writer(schema, overwrite)
         assert isinstance(wanted, JobWriter)
-        return (BrokenDriver if broken else FlakyWriter)(wanted._wanted, wanted._job)
+        return (BrokenDriver if broken else FlakyWriter)(wanted._options, wanted._job)
 
 
 class FlakyWriter(JobWriter):
-    """Fails in the first attempt of every task but one."""
+    """A writer that fails in the first attempt of all tasks but one."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBundle:
         stored = super().write(iterator)
         context = TaskContext.get()
         assert context is not None
@@ -251,7 +250,7 @@ class FlakyWriter(JobWriter):
 
 
 class BrokenDriver(JobWriter):
-    """Never gets as far as deciding."""
+    """A writer whose driver never decides."""
 
     def commit(self, messages: Sequence[Any]) -> None:
         raise RuntimeError("failed to commit")
@@ -290,7 +289,7 @@ def test_rows_become_messages_in_the_order_of_their_keys(
             last[key] = n
 
 
-def test_tasks_that_are_tried_again_send_once(
+def test_repeated_tasks_send_once(
     spark: SparkSession, broker: str, made: str, client: txmq.Client
 ) -> None:
     spark.dataSource.register(FlakySource)
@@ -300,7 +299,7 @@ def test_tasks_that_are_tried_again_send_once(
     assert undecided(client) == before
 
 
-def test_a_write_that_failed_sends_nothing_and_one_that_is_repeated_sends_once(
+def test_a_failed_write_sends_nothing_and_a_repeated_one_sends_once(
     spark: SparkSession, broker: str, made: str, client: txmq.Client
 ) -> None:
     spark.dataSource.register(FlakySource)

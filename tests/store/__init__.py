@@ -1,1 +1,1 @@
-"""The log, its recovery and snapshots; the index."""
+"""Tests of storage: file system, snapshots, log, index, catalogues."""

@@ -1,4 +1,4 @@
-"""The disk in memory forgets what it may forget, and nothing else."""
+"""The simulated disk loses exactly what a real one may lose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGES = 200
 
 
 def disk_with(content: bytes) -> SimFS:
-    """A disk with one file, `/a`, durable."""
+    """Return a disk with one durable file, `/a`."""
     fs = SimFS()
     file = fs.create("/a")
     file.pwrite([content], 0)
@@ -105,7 +105,7 @@ def test_the_death_of_the_process_alone_keeps_the_page_cache_and_the_doubt() -> 
     again.lock("/lock")
 
 
-def test_a_full_disk_takes_what_fits() -> None:
+def test_a_full_disk_stores_the_part_that_fits() -> None:
     fs = SimFS(capacity=10)
     file = fs.create("/a")
     file.pwrite([b"123456"], 0)

@@ -1,4 +1,4 @@
-"""Snapshots: read back as written, checked from end to end, two kept."""
+"""Snapshots: round trips, checks from end to end, retention of two."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.store.harness import DIRECTORY, LOG_ID
+from tests.store.log.harness import DIRECTORY, LOG_ID
 from txmq.errors import CorruptRecord, UnsupportedFormat
 from txmq.store import snapshot as module
-from txmq.store.fs import FileSystem, RealFileSystem
+from txmq.store.filesystem import FileSystem, RealFileSystem
 from txmq.store.snapshot import Row, newest_snapshot, read_rows, write_snapshot
 from txmq.testing.simfs import SimFS
 
@@ -21,7 +21,7 @@ ROWS = [("topics", b"\0\1", b"first"), ("topics", b"\0\2", b""), ("groups", b"g"
 
 
 def bad_snapshots(fs: FileSystem, directory: str) -> list[str]:
-    """Those that were set aside because they are damaged."""
+    """Return the snapshots that were set aside as damaged."""
     return [
         f"{directory}/snapshot/{name}"
         for name in fs.listdir(f"{directory}/snapshot")
@@ -94,7 +94,7 @@ def test_there_is_none_at_first() -> None:
     assert newest_snapshot(disk(), DIRECTORY, LOG_ID) is None
 
 
-def test_what_an_interrupted_one_left_is_removed_by_the_next() -> None:
+def test_the_rest_of_an_interrupted_snapshot_is_removed_by_the_next() -> None:
     fs = disk()
     fs.makedirs(f"{DIRECTORY}/snapshot")
     fs.create(f"{DIRECTORY}/snapshot/00000000000000000064.snap.tmp")
@@ -104,7 +104,7 @@ def test_what_an_interrupted_one_left_is_removed_by_the_next() -> None:
 
 
 def damaged(change: bytes | None, at: int, *, cut: int | None = None) -> SimFS:
-    """A disk with a good snapshot and a newer one that was changed or cut."""
+    """Return a disk with a good snapshot and a newer, damaged one."""
     fs = disk()
     write_snapshot(fs, DIRECTORY, LOG_ID, 64, [("t", b"k", b"older")])
     file = fs.open(write_snapshot(fs, DIRECTORY, LOG_ID, GOLDEN_POSITION, ROWS), write=True)
@@ -115,7 +115,7 @@ def damaged(change: bytes | None, at: int, *, cut: int | None = None) -> SimFS:
     return fs
 
 
-def test_a_damaged_one_is_set_aside_and_the_older_one_used() -> None:
+def test_a_damaged_snapshot_is_set_aside_for_the_older_one() -> None:
     golden = GOLDEN.read_bytes()
     for bit in range(len(golden) * 8):
         at = bit // 8
@@ -131,7 +131,7 @@ def test_a_damaged_one_is_set_aside_and_the_older_one_used() -> None:
             ]
 
 
-def test_one_cut_anywhere_zeroed_or_too_long_is_set_aside() -> None:
+def test_a_cut_zeroed_or_too_long_snapshot_is_set_aside() -> None:
     size = len(GOLDEN.read_bytes())
     losses = [damaged(None, 0, cut=length) for length in range(size)]
     losses += [damaged(bytes(size - at), at) for at in range(0, size, 8)]
@@ -141,14 +141,14 @@ def test_one_cut_anywhere_zeroed_or_too_long_is_set_aside() -> None:
         assert len(bad_snapshots(fs, DIRECTORY)) == 1
 
 
-def test_if_none_is_good_there_is_none_but_all_are_named() -> None:
+def test_without_a_good_snapshot_all_are_set_aside() -> None:
     fs = damaged(b"x", 100)
     fs.open(f"{DIRECTORY}/snapshot/{64:020}.snap", write=True).truncate(10)
     assert rows_of(fs) is None
     assert len(bad_snapshots(fs, DIRECTORY)) == 2
 
 
-def test_one_of_another_log_or_under_another_name_is_not_used() -> None:
+def test_a_snapshot_of_another_log_or_name_is_not_used() -> None:
     fs = disk()
     path = write_snapshot(fs, DIRECTORY, uuid4(), 64, ROWS)
     assert rows_of(fs) is None

@@ -1,3 +1,4 @@
-"""The whole, as real processes: brokers, services and database servers that are killed
-while they work.
+"""The whole system as real processes.
+
+Brokers, services, consumers, relays and database servers are killed while they work.
 """

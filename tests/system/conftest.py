@@ -1,4 +1,4 @@
-"""Where a system test failed, the broker's log is told with it."""
+"""A failed system test reports the end of the log of its broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from txmq.testing.broker import OwnBroker
+from txmq.testing.own_broker import OwnBroker
 
 LOG_TAIL = 4_000  # characters
 

@@ -1,9 +1,8 @@
-"""Producers of every kind, each a thread with a client of its own, that go on sending
-whatever happens to the broker.
+"""Producers of every kind, each a thread with a client, that keep sending over all
+faults.
 
-Half of them are patient: they send again through any outage, and fail if that does not
-help. The others give up soon, do not know what became of their messages, and go on with
-the next ones.
+The patient ones send again through any outage, and fail if that does not help. The
+others give up soon, do not know the outcome of their sends, and continue with the next.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from itertools import count, cycle, islice
 from threading import Event, Thread
 from typing import NamedTuple
 
-from tests.system.history import History
+from tests.system.send_history import SendHistory
 from txmq import Message, Receipt, connect
-from txmq.client import Client
+from txmq.client.blocking.client import Client
 from txmq.client.protocol.settings import Options
 from txmq.errors import TxmqError
 
 LONG_S, SHORT_S = 90.0, 0.3
-AT_ONCE = 8  # messages of a batch, of a group, and of what is sent without waiting
+AT_ONCE = 8  # messages of a batch, of a bundle, and of one asynchronous burst
 PATIENT = Options(timeout=LONG_S, retries=100, delivery_timeout=LONG_S)
 HASTY = Options(timeout=SHORT_S, retries=0, delivery_timeout=SHORT_S)
 
 
-class Sent(NamedTuple):
+class LoadMessage(NamedTuple):
     """A message to send; the body is unique."""
 
     key: str
@@ -36,130 +35,131 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
-    """What all kinds of producers need: a client, messages that nobody else sends, and
-    the history to write down.
-    """
+class LoadProducer:
+    """A producer: its client, its messages, and the history of its sends."""
 
     client: Client
     topic: str
-    history: History
-    messages: Iterator[Sent]
+    history: SendHistory
+    messages: Iterator[LoadMessage]
     patient: bool
 
-    def take(self, number: int) -> list[Sent]:
-        """The next messages; from now on they may be in the topic."""
-        taken = list(islice(self.messages, number))
-        self.history.attempted.update(sent.body for sent in taken)
-        return taken
+    def next_messages(self, number: int) -> list[LoadMessage]:
+        """Return the next messages, which may be in the topic from now on."""
+        messages = list(islice(self.messages, number))
+        self.history.attempted.update(sent.body for sent in messages)
+        return messages
 
-    def stored(self, sent: Sent, receipt: Receipt) -> None:
+    def stored(self, sent: LoadMessage, receipt: Receipt) -> None:
         place = None if receipt.offset is None else (receipt.partition, receipt.offset)
         self.history.acknowledged[sent.body] = place
         self.history.duplicates += receipt.duplicate
 
-    def failed(self, sent: Sent, error: TxmqError) -> None:
-        """Patience must help; without it, the error says what is known."""
+    def failed(self, sent: LoadMessage, error: TxmqError) -> None:
+        """Note the outcome of a failed send. A patient producer must not fail."""
         assert not self.patient, f"{sent.body} was not sent: {error!r}"
         (self.history.refused if error.outcome == "not done" else self.history.unknown).add(
             sent.body
         )
 
 
-def one_by_one(sender: Sender) -> None:
-    [sent] = sender.take(1)
+def send_one(producer: LoadProducer) -> None:
+    [sent] = producer.next_messages(1)
     try:
-        receipt = sender.client.send(sender.topic, sent.body.encode(), key=sent.key)
+        receipt = producer.client.send(producer.topic, sent.body.encode(), key=sent.key)
     except TxmqError as error:
-        sender.failed(sent, error)
+        producer.failed(sent, error)
     else:
-        sender.stored(sent, receipt)
+        producer.stored(sent, receipt)
 
 
-def without_waiting(sender: Sender) -> None:
-    under_way: list[tuple[Sent, Future[Receipt]]] = []
-    for sent in sender.take(AT_ONCE):
-        try:  # the first of all asks for the topic's shape
-            under_way.append(
-                (sent, sender.client.send_async(sender.topic, sent.body.encode(), key=sent.key))
+def send_asynchronously(producer: LoadProducer) -> None:
+    sent_futures: list[tuple[LoadMessage, Future[Receipt]]] = []
+    for sent in producer.next_messages(AT_ONCE):
+        try:  # the first call reads the metadata of the topic
+            sent_futures.append(
+                (sent, producer.client.send_async(producer.topic, sent.body.encode(), key=sent.key))
             )
         except TxmqError as error:
-            sender.failed(sent, error)
-    for sent, future in under_way:
+            producer.failed(sent, error)
+    for sent, future in sent_futures:
         try:
             receipt = future.result()
         except TxmqError as error:
-            sender.failed(sent, error)
+            producer.failed(sent, error)
         else:
-            sender.stored(sent, receipt)
+            producer.stored(sent, receipt)
 
 
-def in_batches(sender: Sender) -> None:
-    taken = sender.take(AT_ONCE)
-    receipts = sender.client.send_batch(
-        sender.topic, [Message(sent.body.encode(), key=sent.key) for sent in taken]
+def send_batch(producer: LoadProducer) -> None:
+    messages = producer.next_messages(AT_ONCE)
+    receipts = producer.client.send_batch(
+        producer.topic, [Message(sent.body.encode(), key=sent.key) for sent in messages]
     )
-    for sent, receipt in zip(taken, receipts, strict=True):
-        sender.stored(sent, receipt)
+    for sent, receipt in zip(messages, receipts, strict=True):
+        producer.stored(sent, receipt)
 
 
-def together(sender: Sender) -> None:
-    """A transaction of the broker's own: all of its messages, or none."""
-    taken = sender.take(AT_ONCE)
-    sender.history.groups.append(tuple(sent.body for sent in taken))
+def send_transaction(producer: LoadProducer) -> None:
+    """Send a broker-local transaction: all of its messages, or none."""
+    messages = producer.next_messages(AT_ONCE)
+    producer.history.bundles.append(tuple(sent.body for sent in messages))
     try:
-        with sender.client.transaction() as transaction:
-            for sent in taken:
-                transaction.send(sender.topic, sent.body.encode(), key=sent.key)
+        with producer.client.transaction() as transaction:
+            for sent in messages:
+                transaction.send(producer.topic, sent.body.encode(), key=sent.key)
     except TxmqError as error:
-        for sent in taken:
-            sender.failed(sent, error)
+        for sent in messages:
+            producer.failed(sent, error)
     else:
-        _stored_together(sender, taken, transaction.receipts() if sender.patient else ())
+        _transaction_stored(producer, messages, transaction.receipts() if producer.patient else ())
 
 
-def _stored_together(sender: Sender, taken: Sequence[Sent], receipts: Sequence[Receipt]) -> None:
-    for sent in taken:
-        sender.history.acknowledged[sent.body] = None
-    for sent, receipt in zip(taken, receipts, strict=False):
-        sender.stored(sent, receipt)
+def _transaction_stored(
+    producer: LoadProducer, messages: Sequence[LoadMessage], receipts: Sequence[Receipt]
+) -> None:
+    for sent in messages:
+        producer.history.acknowledged[sent.body] = None
+    for sent, receipt in zip(messages, receipts, strict=False):
+        producer.stored(sent, receipt)
 
 
-class Kind(NamedTuple):
-    """One of the producers."""
+class ProducerKind(NamedTuple):
+    """A way of sending, with or without patience."""
 
-    step: Callable[[Sender], None]
+    step: Callable[[LoadProducer], None]
     patient: bool
 
 
 KINDS = (
-    Kind(one_by_one, patient=True),
-    Kind(without_waiting, patient=True),
-    Kind(in_batches, patient=True),
-    Kind(together, patient=True),
-    Kind(one_by_one, patient=False),
-    Kind(without_waiting, patient=False),
-    Kind(together, patient=False),
+    ProducerKind(send_one, patient=True),
+    ProducerKind(send_asynchronously, patient=True),
+    ProducerKind(send_batch, patient=True),
+    ProducerKind(send_transaction, patient=True),
+    ProducerKind(send_one, patient=False),
+    ProducerKind(send_asynchronously, patient=False),
+    ProducerKind(send_transaction, patient=False),
 )
 
 
 @contextmanager
-def load(url: str, topic: str, history: History) -> Iterator[None]:
-    """Producers of all kinds for the block; the broker must serve at its end. Raises
-    what a producer met.
-    """
-    stop, troubles = Event(), list[BaseException]()
+def load(url: str, topic: str, history: SendHistory) -> Iterator[None]:
+    """Run producers of all kinds for the block. The broker must serve at its end.
 
-    def run(kind: Kind, name: str) -> None:
+    Raises the error of a producer.
+    """
+    stop, errors = Event(), list[BaseException]()
+
+    def run(kind: ProducerKind, name: str) -> None:
         try:
             with connect(url, **(PATIENT if kind.patient else HASTY)) as client:
-                sender = Sender(
+                producer = LoadProducer(
                     client, topic, history, _messages(f"{name}a", f"{name}b"), kind.patient
                 )
                 while not stop.is_set():
-                    kind.step(sender)
-        except BaseException as error:  # raised below, in the test's own thread
-            troubles.append(error)
+                    kind.step(producer)
+        except BaseException as error:  # noqa: BLE001  # raised below, in the test's own thread
+            errors.append(error)
 
     producers = [
         Thread(target=run, args=(kind, f"p{at}"), daemon=True) for at, kind in enumerate(KINDS)
@@ -169,14 +169,14 @@ def load(url: str, topic: str, history: History) -> Iterator[None]:
     try:
         yield
     finally:
-        stop.set()  # and if the block has failed, nobody waits for the patient ones
+        stop.set()  # if the block has failed, the threads of the patient ones are left behind
     for producer in producers:
         producer.join()
-    if troubles:
-        raise troubles[0]
+    if errors:
+        raise errors[0]
 
 
-def _messages(*keys: str) -> Iterator[Sent]:
+def _messages(*keys: str) -> Iterator[LoadMessage]:
     numbers = count()
     for key in cycle(keys):
-        yield Sent(key, f"{key}/{next(numbers)}")
+        yield LoadMessage(key, f"{key}/{next(numbers)}")

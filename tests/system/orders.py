@@ -1,7 +1,7 @@
-"""Orders: each is a row in a database and a message in a topic, or neither. What must
-hold of them at the end.
+"""Orders, each a row of a database and a message of a topic, and the faults between
+both.
 
-Knows nothing of brokers, clients or databases.
+The module knows nothing of brokers, clients or databases.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple, Self
 Token = str  # 32 hex digits
 
 
-class Order(NamedTuple):
-    """An order; `version` counts the orders of its key, in the order of their commits,
-    from 1.
+class PlacedOrder(NamedTuple):
+    """An order. `version` counts the orders of its key from 1, in the order of their
+    commits.
     """
 
     token: Token
@@ -25,7 +25,7 @@ class Order(NamedTuple):
     version: int
 
     def encode(self) -> bytes:
-        """The body of its message."""
+        """Return the body of its message."""
         return json.dumps(self).encode()
 
     @classmethod
@@ -33,8 +33,8 @@ class Order(NamedTuple):
         return cls(*json.loads(body))
 
 
-class Outcome(StrEnum):
-    """What a producer was told of its transaction; BEGAN = it did not live to hear."""
+class ReportedOutcome(StrEnum):
+    """The outcome that txmq reported to a producer. BEGAN: the producer died before."""
 
     BEGAN = "began"
     COMMITTED = "committed"
@@ -42,12 +42,15 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-Told = Mapping[Token, Outcome]
+ReportedOutcomes = Mapping[Token, ReportedOutcome]
 
 
-def faults(told: Told, rows: Sequence[Order], messages: Sequence[Order]) -> list[str]:
-    """What is wrong; nothing, if rows and messages are the same orders. `messages` as
-    they stand in the topic.
+def find_faults(
+    reported: ReportedOutcomes, rows: Sequence[PlacedOrder], messages: Sequence[PlacedOrder]
+) -> list[str]:
+    """Return the differences between rows, messages and reported outcomes.
+
+    `messages` are in the order of the topic.
     """
     return [
         *(f"{order} has a row and no message" for order in sorted({*rows} - {*messages})),
@@ -57,23 +60,23 @@ def faults(told: Told, rows: Sequence[Order], messages: Sequence[Order]) -> list
             for order, times in Counter(messages).items()
             if times > 1
         ),
-        *_against_what_was_told(told, rows),
+        *_reported_otherwise(reported, rows),
         *_disorder(rows, messages),
     ]
 
 
-def _against_what_was_told(told: Told, rows: Sequence[Order]) -> Iterator[str]:
+def _reported_otherwise(reported: ReportedOutcomes, rows: Sequence[PlacedOrder]) -> Iterator[str]:
     there = {order.token for order in rows}
-    for token, outcome in told.items():
-        if outcome is Outcome.COMMITTED and token not in there:
-            yield f"{token} was said to be committed, and has no row"
-        if outcome is Outcome.ABORTED and token in there:
-            yield f"{token} was said to be rolled back, and has a row"
-    yield from (f"{token} was never begun" for token in sorted(there - told.keys()))
+    for token, outcome in reported.items():
+        if outcome is ReportedOutcome.COMMITTED and token not in there:
+            yield f"{token} was reported as committed, and has no row"
+        if outcome is ReportedOutcome.ABORTED and token in there:
+            yield f"{token} was reported as rolled back, and has a row"
+    yield from (f"{token} was never begun" for token in sorted(there - reported.keys()))
 
 
-def _disorder(rows: Sequence[Order], messages: Sequence[Order]) -> Iterator[str]:
-    """Per key the versions count up from 1, among the rows and, in this order, in the
+def _disorder(rows: Sequence[PlacedOrder], messages: Sequence[PlacedOrder]) -> Iterator[str]:
+    """Yield the keys whose versions do not count up from 1, in the rows or in the
     topic.
     """
     for name, orders in (
@@ -88,21 +91,22 @@ def _disorder(rows: Sequence[Order], messages: Sequence[Order]) -> Iterator[str]
                 yield f"the {name} of {key} are {versions}"
 
 
-def misjudged(hits: Mapping[Token, bool], rows: Sequence[Order]) -> list[str]:
-    """Transactions that ended otherwise than the place of the kill says; `hits` maps
-    each to whether it committed.
-    """
+def wrongly_ended(expected: Mapping[Token, bool], rows: Sequence[PlacedOrder]) -> list[str]:
+    """Return the transactions that did not end as `expected` says: True = committed."""
     there = {order.token for order in rows}
     return [
         f"{token} {'has' if token in there else 'lacks'} a row"
-        for token in hits
-        if hits[token] != (token in there)
+        for token in expected
+        if expected[token] != (token in there)
     ]
 
 
-def wrong_effects(sent: Sequence[Order], effects: Sequence[Order], *, in_order: bool) -> list[str]:
-    """What is wrong with the effects that orders had, in the order of their commits;
-    each is to have one.
+def wrong_effects(
+    sent: Sequence[PlacedOrder], effects: Sequence[PlacedOrder], *, in_order: bool
+) -> list[str]:
+    """Return the orders without exactly one effect, and perhaps those out of order.
+
+    `effects` are in the order of their commits.
     """
     return [
         *(f"{order} had no effect" for order in sorted({*sent} - {*effects})),

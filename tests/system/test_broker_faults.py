@@ -1,5 +1,5 @@
-"""Faults of a broker's process by their numbers (FAULTS 40, 41): it stands still, or
-has no file handles left.
+"""Faults 40 and 41 of a broker's process: it stands still, or has no file handles
+left.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from uuid import uuid4
 import pytest
 
 from txmq import connect
-from txmq.broker.reactor.file_limits import RESERVED
-from txmq.client import Client
-from txmq.testing.broker import OwnBroker
+from txmq.broker.reactor.process_limits import RESERVED_FILES
+from txmq.client.blocking.client import Client
+from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import wait_until
 
 PATIENCE_S = 60.0
@@ -38,7 +38,7 @@ def client(broker: OwnBroker) -> Iterator[Client]:
         yield client
 
 
-def test_fault_40_a_broker_that_stood_still_gives_no_member_up(
+def test_fault_40_a_broker_that_stood_still_keeps_its_members(
     broker: OwnBroker, client: Client
 ) -> None:
     topic, group, pid = f"t-{uuid4().hex[:8]}", "g", broker.process.process.pid
@@ -62,13 +62,13 @@ def test_fault_40_a_broker_that_stood_still_gives_no_member_up(
     assert "member.lost" not in broker.log
 
 
-def test_fault_41_without_file_handles_left_those_who_are_connected_go_on(
+def test_fault_41_without_free_file_handles_open_connections_go_on(
     broker: OwnBroker, client: Client
 ) -> None:
     topic, pid = f"t-{uuid4().hex[:8]}", broker.process.process.pid
     client.send(topic, b"before")
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (RESERVED + 8, limits[1]))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (RESERVED_FILES + 8, limits[1]))
     host, port = broker.url.removeprefix("txmq://").split(":")
     with ExitStack() as opened:
         for _ in range(20):

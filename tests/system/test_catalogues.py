@@ -1,4 +1,4 @@
-"""Catalogues as a broker has them made: by a process beside it, used over its death."""
+"""Catalogues that a process beside the broker builds, and a restarted broker uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import txmq
 from tests.cli.support import run
-from txmq.testing.broker import OwnBroker
+from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import wait_until
 
 SETTINGS = """

@@ -1,6 +1,4 @@
-"""Faults of consumers by their numbers (FAULTS 74, 76, 78, 82), with processes that are
-frozen and killed.
-"""
+"""Faults 74, 76, 78 and 82 of consumers, with processes that are frozen and killed."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from tests.system.frozen import SESSION_S, TABLE, charging, member
+from tests.system.frozen_consumers import SESSION_S, TABLE, apply_once, receive_once
 from txmq import Message, ReceivedMessage, connect
-from txmq.client import Client
+from txmq.client.blocking.client import Client
 from txmq.errors import OffsetOutOfRange
-from txmq.testing.broker import OwnBroker
+from txmq.testing.own_broker import OwnBroker
 from txmq.testing.processes import Running
 from txmq.testing.wait import wait_until
-from txmq.wire.headers import Ack, Acked, Opcode, pack_ack, unpack_refused
+from txmq.wire.data_requests import Ack, AckedRange, Opcode, pack_ack, unpack_refused
 
 pytestmark = pytest.mark.timeout(300)  # where the machine is busy
 PATIENCE_S = 60.0
@@ -33,7 +31,7 @@ Start = Callable[..., Running]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
-    """Whoever kills it starts it again."""
+    """A broker for all tests. A test that kills it starts it again."""
     with OwnBroker(tmp_path_factory.mktemp("broker"), SETTINGS) as broker:
         yield broker
 
@@ -46,7 +44,9 @@ def client(broker: OwnBroker) -> Iterator[Client]:
 
 @pytest.fixture
 def start(tmp_path: Path, broker: OwnBroker) -> Iterator[Start]:
-    """Starts consumers in processes of their own, which end with the test."""
+    """A function that starts consumers in processes of their own, which end with the
+    test.
+    """
     started: list[Running] = []
 
     def begin(main: Callable[..., None], *arguments: str) -> Running:
@@ -62,19 +62,19 @@ def start(tmp_path: Path, broker: OwnBroker) -> Iterator[Start]:
         running.process.wait()
 
 
-def fresh(what: str) -> str:
+def new_name(what: str) -> str:
     return f"{what}-{uuid4().hex[:8]}"
 
 
-def made(client: Client, partitions: int = 1) -> tuple[str, str]:
-    """A topic and the name of a group."""
-    topic = fresh("t")
+def topic_and_group(client: Client, partitions: int = 1) -> tuple[str, str]:
+    """Create a topic, and return its name and the name of a new group."""
+    topic = new_name("t")
     client.call("topic.create", name=topic, partitions=partitions)
-    return topic, fresh("g")
+    return topic, new_name("g")
 
 
-def frozen(running: Running) -> str:
-    """What it has in hand, once it stands still."""
+def first_line_of_stopped(running: Running) -> str:
+    """Wait until the process has stopped itself, and return its first line."""
     line = running.first_line()
     stat = Path(f"/proc/{running.process.pid}/stat")
     wait_until(
@@ -85,11 +85,11 @@ def frozen(running: Running) -> str:
     return line
 
 
-def said(running: Running) -> list[str]:
+def output_lines(running: Running) -> list[str]:
     return running.out.read_text().splitlines()
 
 
-def shown(client: Client, group: str) -> dict[str, Any]:
+def group_view(client: Client, group: str) -> dict[str, Any]:
     return client.call("group.show", group=group)
 
 
@@ -97,22 +97,22 @@ def shown(client: Client, group: str) -> dict[str, Any]:
 def test_fault_74_an_ack_of_a_frozen_member_settles_nothing(
     client: Client, start: Start, mode: Any
 ) -> None:
-    topic, group = made(client)
+    topic, group = topic_and_group(client)
     client.send(topic, b"x", key="k")
-    slow = start(member, group, topic, mode)
-    assert frozen(slow) == "0 1"
+    slow = start(receive_once, group, topic, mode)
+    assert first_line_of_stopped(slow) == "0 1"
     with client.consumer(group, [topic], mode=mode, session_s=SESSION_S) as other:
         message = other.receive(PATIENCE_S)
         assert message is not None
-        assert shown(client, group)["members"] == 1, (
-            "its session is over, another member has the message"
+        assert group_view(client, group)["members"] == 1, (
+            "its session is over, and another member has the message"
         )
         os.kill(slow.process.pid, signal.SIGCONT)
         assert slow.status() == 0
-        assert said(slow) == ["0 1", "NotLeased", "1 1"], "its ack is refused, and it is told so"
-        assert (shown(client, group)["lag"], shown(client, group)["leased"]) == (1, 1)
+        assert output_lines(slow) == ["0 1", "NotLeased", "1 1"], "the broker refuses its ack"
+        assert (group_view(client, group)["lag"], group_view(client, group)["leased"]) == (1, 1)
         other.ack(message, wait=True)
-    assert shown(client, group)["lag"] == 0
+    assert group_view(client, group)["lag"] == 0
 
 
 def test_fault_74_a_frozen_handler_and_the_one_that_takes_over_have_one_effect(
@@ -122,24 +122,27 @@ def test_fault_74_a_frozen_handler_and_the_one_that_takes_over_have_one_effect(
         connection.autocommit = True
         cursor = connection.cursor()
         cursor.execute(TABLE)
-        topic, group = made(client)
+        topic, group = topic_and_group(client)
         client.send(topic, b"x", key="k")
-        slow = start(charging, group, topic, database)
-        frozen(slow)
-        second = start(charging, group, topic, database)
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        slow = start(apply_once, group, topic, database)
+        first_line_of_stopped(slow)
+        second = start(apply_once, group, topic, database)
+        waits = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
         wait_until(
             lambda: count(cursor, waits),
             PATIENCE_S,
-            what="the second one waits for the first one's transaction",
+            what="the second handler waits for the transaction of the first",
         )
         assert count(cursor, "SELECT count(*) FROM effects") == 0
         os.kill(slow.process.pid, signal.SIGCONT)
         assert (slow.status(), second.status()) == (0, 0)
-        assert said(slow) == ["0 1", "duplicates 0"]
-        assert said(second) == ["duplicates 1"]
+        assert output_lines(slow) == ["0 1", "duplicates 0"]
+        assert output_lines(second) == ["duplicates 1"]
         assert count(cursor, "SELECT count(*) FROM effects") == 1
-    assert shown(client, group)["lag"] == 0
+    assert group_view(client, group)["lag"] == 0
 
 
 def count(cursor: Any, query: str) -> int:
@@ -154,21 +157,21 @@ JOINS, KEYS, EACH = 24, 8, 60
 def test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_order(
     client: Client,
 ) -> None:
-    topic, group = made(client, 16)
+    topic, group = topic_and_group(client, 16)
     done: dict[str | None, list[int]] = {f"k{key}": [] for key in range(KEYS)}
 
     def handle(message: ReceivedMessage) -> None:
         done[message.key].append(int(message.body))
 
-    def coming_and_going() -> None:
+    def join_and_leave() -> None:
         for _ in range(JOINS // 3):
             with client.consumer(group, [topic], mode="ordered", prefetch_messages=8) as consumer:
                 consumer.run(handle, threads=2, idle_exit=0.02)
 
     steady = client.consumer(group, [topic], mode="ordered", prefetch_messages=8)
-    members = [Thread(target=coming_and_going) for _ in range(3)]
-    stays = Thread(target=steady.run, args=(handle,), kwargs={"threads": 2})
-    for thread in (stays, *members):
+    members = [Thread(target=join_and_leave) for _ in range(3)]
+    staying = Thread(target=steady.run, args=(handle,), kwargs={"threads": 2})
+    for thread in (staying, *members):
         thread.start()
     for number in range(EACH):
         client.send_batch(topic, [Message(b"%d" % number, f"k{key}") for key in range(KEYS)])
@@ -176,18 +179,18 @@ def test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_orde
         thread.join(PATIENCE_S)
     wait_until(lambda: sum(map(len, done.values())) >= KEYS * EACH, PATIENCE_S, what="all messages")
     steady.close()
-    stays.join(PATIENCE_S)
+    staying.join(PATIENCE_S)
     assert done == {key: list(range(EACH)) for key in done}
-    assert shown(client, group)["generation"] > 2 * JOINS, "each has come and gone"
-    assert shown(client, group)["lag"] == 0
+    assert group_view(client, group)["generation"] > 2 * JOINS, "each member has joined and left"
+    assert group_view(client, group)["lag"] == 0
 
 
-def test_fault_78_acks_that_were_lost_with_the_broker_are_only_redelivered(
+def test_fault_78_messages_with_lost_acks_are_only_redelivered(
     broker: OwnBroker, client: Client
 ) -> None:
-    topic, group = made(client)
+    topic, group = topic_and_group(client)
     client.send_batch(topic, [Message(b"%d" % number) for number in range(60)])
-    lives, confirmed, last = broker.lives, set[int](), list[ReceivedMessage]()
+    lives, confirmed, last = broker.starts, set[int](), list[ReceivedMessage]()
     consumer = client.consumer(group, [topic], prefetch_messages=1_000)
     for _ in range(40):
         message = consumer.receive(PATIENCE_S)
@@ -199,43 +202,46 @@ def test_fault_78_acks_that_were_lost_with_the_broker_are_only_redelivered(
             last.append(message)
     broker.kill()
     consumer.ack_many(last)
-    consumer.close(0.1)  # it dies with what it has not told
+    consumer.close(0.1)  # its acks that were not sent are lost with it
     broker.start()
-    assert broker.lives == lives + 1
-    before = shown(client, group)["positions"][0]
+    assert broker.starts == lives + 1
+    before = group_view(client, group)["positions"][0]
     assert before["floor"] <= min(set(range(60)) - confirmed)
     again = set[int]()
     with client.consumer(group, [topic]) as other:
         while len(again) < 60 - len(confirmed):
             message = other.receive(PATIENCE_S)
-            assert message is not None, f"{sorted(again)} came again"
+            assert message is not None, f"only {sorted(again)} were delivered again"
             other.ack(message, wait=True)
             again.add(message.offset)
     assert (again & confirmed, again | confirmed) == (set(), set(range(60)))
-    assert shown(client, group)["positions"][0]["floor"] == 60
+    assert group_view(client, group)["positions"][0]["floor"] == 60
 
 
 def test_fault_78_a_position_beyond_the_end_is_refused(client: Client) -> None:
-    topic, group = made(client)
+    topic, group = topic_and_group(client)
     client.send(topic, b"x")
     with client.consumer(group, [topic]) as consumer:
         message = consumer.receive(PATIENCE_S)
         assert message is not None
         ahead = Ack(
-            shown(client, group)["generation"], group, consumer.member, (Acked(topic, 0, 1, 5),)
+            group_view(client, group)["generation"],
+            group,
+            consumer.member,
+            (AckedRange(topic, 0, 1, 5),),
         )
-        assert unpack_refused(client.core.request(Opcode.ACK, pack_ack(ahead))) == ahead.ranges
+        assert unpack_refused(client._core.request(Opcode.ACK, pack_ack(ahead))) == ahead.ranges
         with pytest.raises(OffsetOutOfRange):
             client.call("group.reset", group=group, topic=topic, to={"0": 5})
-        assert shown(client, group)["positions"][0]["floor"] == 0
+        assert group_view(client, group)["positions"][0]["floor"] == 0
         consumer.ack(message, wait=True)
-    assert shown(client, group)["positions"][0]["floor"] == 1
+    assert group_view(client, group)["positions"][0]["floor"] == 1
 
 
-def test_fault_82_a_group_behind_retention_is_told_what_it_missed(
+def test_fault_82_a_group_behind_retention_gets_an_alarm_with_what_it_missed(
     broker: OwnBroker, client: Client
 ) -> None:
-    topic, group = made(client)
+    topic, group = topic_and_group(client)
     client.send_batch(topic, [Message(b"%d" % number) for number in range(10)])
     with client.consumer(group, [topic], prefetch_messages=1) as slow:
         message = slow.receive(PATIENCE_S)
@@ -245,11 +251,11 @@ def test_fault_82_a_group_behind_retention_is_told_what_it_missed(
     wait_until(
         lambda: client.call("topic.show", name=topic)["firsts"] == [10],
         PATIENCE_S,
-        what="all is too old",
+        what="all messages are too old",
     )
     client.call("topic.alter", name=topic, retention_ms=0)
     client.send(topic, b"10")
-    [position] = shown(client, group)["positions"]
+    [position] = group_view(client, group)["positions"]
     assert (position["passed"], position["floor"], position["lag"]) == (9, 10, 1)
     [alarm] = [
         one
@@ -267,16 +273,16 @@ def test_fault_82_a_group_behind_retention_is_told_what_it_missed(
         client.call("group.reset", group=group, topic=topic, to={"0": 3})
 
 
-def test_a_database_restored_to_before_what_is_retained_is_an_alarm_and_the_rest_comes_again(
+def test_a_database_restored_to_before_the_retained_messages_raises_an_alarm(
     client: Client, database: str
 ) -> None:
-    topic, group = made(client)
-    took: list[int] = []
+    topic, group = topic_and_group(client)
+    applied: list[int] = []
 
     def run() -> None:
         with client.consumer(group, [topic]) as consumer:
             consumer.run(
-                lambda message, _connection: took.append(message.offset),
+                lambda message, _connection: applied.append(message.offset),
                 inbox=lambda: psycopg2.connect(database),
                 idle_exit=1.0,
             )
@@ -287,7 +293,7 @@ def test_a_database_restored_to_before_what_is_retained_is_an_alarm_and_the_rest
     wait_until(
         lambda: client.call("topic.show", name=topic)["firsts"] == [10],
         PATIENCE_S,
-        what="all is too old",
+        what="all messages are too old",
     )
     client.call("topic.alter", name=topic, retention_ms=0)
     client.send_batch(topic, [Message(b"new") for _ in range(3)])
@@ -302,6 +308,6 @@ def test_a_database_restored_to_before_what_is_retained_is_an_alarm_and_the_rest
         )
         cursor.execute("DELETE FROM public.txmq_inbox_recent WHERE grp = %s", (group,))
     run()
-    assert took == [*range(10), *range(10, 13), *range(10, 13)]
+    assert applied == [*range(10), *range(10, 13), *range(10, 13)]
     [alarm] = [one for one in client.call("broker.alarms")["alarms"] if one["name"] == "inbox.lost"]
     assert f"messages 4 to 10 of {topic}/0" in alarm["text"]

@@ -1,6 +1,4 @@
-"""A broker whose disk is full ends within its time when it is told to, and says that it
-owes answers.
-"""
+"""A broker with a full disk ends in time, and reports that it owes replies."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import pytest
 
 import txmq
 from tests.cli.support import reply
-from tests.system import cramped
+from tests.system import full_disk_broker
 from txmq.errors import TxmqError
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
@@ -31,7 +29,7 @@ def test_a_full_disk_does_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
         "--listen",
         "127.0.0.1:0",
     )
-    with running(tmp_path, str(flag), *where, command=cramped.run) as process:
+    with running(tmp_path, str(flag), *where, command=full_disk_broker.run) as process:
         url = process.first_line().removeprefix("ready ")
         client = txmq.connect(url, service="s", delivery_timeout=1.0)
         client.send("t", b"first", partition=0)
@@ -39,7 +37,7 @@ def test_a_full_disk_does_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
         owed = client.send_async("t", bytes(50_000), partition=0)
         wait_until(lambda: client.call("broker.show")["read_only"], what="a broker that only reads")
         began = time.monotonic()
-        assert process.end() == 1
+        assert process.terminate() == 1
         assert time.monotonic() - began < 45
         with pytest.raises(TxmqError):
             owed.result(10)
@@ -56,4 +54,4 @@ def test_a_full_disk_does_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
             "tail", "t", "--no-follow", broker=process.first_line().removeprefix("ready ")
         )
         assert found["body"] == "first"
-        assert process.end() == 0
+        assert process.terminate() == 0

@@ -1,6 +1,4 @@
-"""Consumers killed in the middle of their work: each message has its effect exactly
-once.
-"""
+"""Consumers killed in their handlers: each message has its effect exactly once."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ from uuid import uuid4
 import pytest
 
 from tests.reporting import Report
-from tests.system.charging import GROUP, TABLE
-from tests.system.farm import Lane
-from tests.system.orders import Order, wrong_effects
-from tests.system.shop import TOPIC, Shop, opened
+from tests.system.inbox_worker import GROUP, TABLE
+from tests.system.order_system import TOPIC, OrderSystem, order_system
+from tests.system.orders import PlacedOrder, wrong_effects
+from tests.system.supervisor import WorkerSpec
 from txmq import Message
 from txmq.testing.wait import wait_until
 
@@ -28,42 +26,44 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def shop(tmp_path: Path, database: str) -> Iterator[Shop]:
-    with opened(tmp_path, database) as shop:
-        shop.query(TABLE)
-        yield shop
+def system(tmp_path: Path, database: str) -> Iterator[OrderSystem]:
+    with order_system(tmp_path, database) as system:
+        system.query(TABLE)
+        yield system
 
 
 @pytest.mark.parametrize("mode", ["ordered", "concurrent"])
-def test_consumers_killed_in_mid_handler(shop: Shop, mode: str, report: Report) -> None:
-    lanes = [Lane(point, point, HITS, (mode,)) for point in POINTS]
-    sent: list[Order] = []
-    with shop.farm(*lanes, Lane(SURVIVOR, arguments=(mode,)), work="charging") as farm:
-        while farm.hits() != dict.fromkeys(POINTS, HITS) | {SURVIVOR: 0}:
-            send(shop, sent)
-            wait_until(lambda: effects(shop) > len(sent) - AHEAD, PATIENCE_S, what="effects")
-        wait_until(lambda: effects(shop) >= len(sent), PATIENCE_S, what="the last effects")
-    assert wrong_effects(sent, charges(shop), in_order=mode == "ordered") == []
-    assert shop.client.call("dlq.list", group=GROUP)["letters"] == []
-    report(farm.hits() | {"effects": len(sent)})
+def test_consumers_killed_in_their_handlers(system: OrderSystem, mode: str, report: Report) -> None:
+    workers = [WorkerSpec(point, point, HITS, (mode,)) for point in POINTS]
+    sent: list[PlacedOrder] = []
+    with system.run_workers(
+        *workers, WorkerSpec(SURVIVOR, arguments=(mode,)), program="inbox_worker"
+    ) as running_workers:
+        while running_workers.deaths() != dict.fromkeys(POINTS, HITS) | {SURVIVOR: 0}:
+            send(system, sent)
+            wait_until(lambda: effects(system) > len(sent) - AHEAD, PATIENCE_S, what="effects")
+        wait_until(lambda: effects(system) >= len(sent), PATIENCE_S, what="the last effects")
+    assert wrong_effects(sent, charges(system), in_order=mode == "ordered") == []
+    assert system.client.call("dlq.list", group=GROUP)["letters"] == []
+    report(running_workers.deaths() | {"effects": len(sent)})
 
 
-def send(shop: Shop, sent: list[Order]) -> None:
-    """One more order of each key."""
+def send(system: OrderSystem, sent: list[PlacedOrder]) -> None:
+    """Send one more order of each key."""
     version = len(sent) // KEYS + 1
-    orders = [Order(uuid4().hex, f"customer-{number}", version) for number in range(KEYS)]
-    shop.client.send_batch(TOPIC, [Message(order.encode(), key=order.key) for order in orders])
+    orders = [PlacedOrder(uuid4().hex, f"customer-{number}", version) for number in range(KEYS)]
+    system.client.send_batch(TOPIC, [Message(order.encode(), key=order.key) for order in orders])
     sent += orders
 
 
-def effects(shop: Shop) -> int:
-    [(count,)] = shop.query("SELECT count(*) FROM charge")
+def effects(system: OrderSystem) -> int:
+    [(count,)] = system.query("SELECT count(*) FROM charge")
     return int(str(count))
 
 
-def charges(shop: Shop) -> list[Order]:
-    """In the order in which their handlers ran."""
-    found = shop.query(
+def charges(system: OrderSystem) -> list[PlacedOrder]:
+    """Return the effects, in the order in which their handlers ran."""
+    found = system.query(
         "SELECT replace(token::text, '-', ''), key, version FROM charge ORDER BY seq"
     )
-    return [Order(str(token), str(key), int(str(version))) for token, key, version in found]
+    return [PlacedOrder(str(token), str(key), int(str(version))) for token, key, version in found]

@@ -1,5 +1,5 @@
-"""Retention as an operator sees it: messages go by their time, segments to the archive,
-and a killed broker goes on.
+"""Retention removes old messages and archives segments, and a killed broker continues
+with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import txmq
 from tests.cli.support import run
 from txmq.errors import OffsetOutOfRange
-from txmq.testing.broker import OwnBroker
+from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import wait_until
 
 SETTINGS = """
@@ -64,9 +64,8 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
             wait_until(
                 lambda: len(list(archive.glob("log/*.seg"))) > 5, what="segments in the archive"
             )
-            client.call(
-                "topic.alter", name="t", retention_ms=0
-            )  # what is read below stays while it is
+            # what is read below stays while it is
+            client.call("topic.alter", name="t", retention_ms=0)
         broker.restart()
         with txmq.connect(broker.url, service="s") as client:
             shown = client.call("topic.show", name="t")
@@ -85,10 +84,10 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
     assert cold["damaged"] == log["damaged"] == log["different"] == []
 
 
-def test_a_reader_from_the_beginning_is_told_that_it_is_gone(tmp_path: Path) -> None:
+def test_a_reader_from_the_beginning_gets_the_first_offset_that_is_left(tmp_path: Path) -> None:
     from contextlib import closing
 
-    from txmq.cli.commands.tail import Reader, read
+    from txmq.cli.commands.tail import TopicReader, read_partitions
 
     with (
         OwnBroker(tmp_path / "own", SETTINGS) as broker,
@@ -100,6 +99,9 @@ def test_a_reader_from_the_beginning_is_told_that_it_is_gone(tmp_path: Path) -> 
             lambda: client.call("topic.show", name="t")["firsts"] == [1],
             what="the message to be too old",
         )
-        with closing(Reader(broker.url, "t")) as reader, pytest.raises(OffsetOutOfRange) as raised:
-            next(iter(read(reader, {0: 0}, {0: 1})))
+        with (
+            closing(TopicReader(broker.url, "t")) as reader,
+            pytest.raises(OffsetOutOfRange) as raised,
+        ):
+            next(iter(read_partitions(reader, {0: 0}, {0: 1})))
         assert raised.value.detail == {"first": 1, "end": 1}

@@ -1,6 +1,4 @@
-"""The coordinator in a world of its own: whatever fails and whoever interferes, nothing
-ends otherwise than decided.
-"""
+"""The coordinator in a simulated world of faults: nothing ends other than decided."""
 
 from __future__ import annotations
 
@@ -12,13 +10,13 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Decision
-from txmq.tx.coordinator import HOME, Coordinator, Result, Stored, Vote, needs_two_phases
+from txmq.tx.coordinator import HOME, BundleStatus, Coordinator, Vote, XaResult, needs_two_phases
 
 MOST = 1_000  # scenarios
 
 
 class Rival(Enum):
-    """Who is quicker than the coordinator's question."""
+    """The party that decides before the coordinator does."""
 
     NOBODY = "nobody"
     RECOVERY = "recovery has it rolled back"
@@ -26,8 +24,9 @@ class Rival(Enum):
 
 
 class Branch(NamedTuple):
-    """What happens to one database. `prepared`: what PREPARE did, whatever the vote
-    says of it.
+    """The fate of one branch.
+
+    `prepared`: what PREPARE did, whatever the vote says.
     """
 
     vote: Vote | None
@@ -36,33 +35,35 @@ class Branch(NamedTuple):
     by_hand: Decision | None  # how somebody ends it after the votes
 
 
-class Group(NamedTuple):
-    """What happens to one broker's group."""
+class BundleFate(NamedTuple):
+    """The fate of the bundle at one broker."""
 
-    known: Stored | None
+    known: BundleStatus | None
     stored: bool
 
 
 class Scenario(NamedTuple):
-    """One transaction's fate; the first group is the home broker's."""
+    """The fate of one transaction; the first bundle is the home broker's."""
 
     branches: tuple[Branch, ...]
-    groups: tuple[Group, ...]
+    bundles: tuple[BundleFate, ...]
     rival: Rival
     heard: bool  # by the home broker
     answered: bool
     vetoed: bool
 
 
-def _branch(vote: Vote | None, prepared: bool, reachable: bool, by_hand: Decision | None) -> Branch:
+def _branch(vote: Vote | None, prepared: bool, reachable: bool, by_hand: Decision | None) -> Branch:  # noqa: FBT001
     truth = {Vote.PREPARED: True, Vote.READ_ONLY: False, Vote.NO: False, None: False}.get(
         vote, prepared
     )
     return Branch(vote, truth, reachable, by_hand if truth else None)
 
 
-def _group(known: Stored | None, stored: bool) -> Group:
-    return Group(known, {Stored.YES: True, Stored.NO: False, None: False}.get(known, stored))
+def _group(known: BundleStatus | None, stored: bool) -> BundleFate:  # noqa: FBT001
+    return BundleFate(
+        known, {BundleStatus.YES: True, BundleStatus.NO: False, None: False}.get(known, stored)
+    )
 
 
 most_yes = st.sampled_from(
@@ -77,7 +78,9 @@ scenarios = st.builds(
     st.lists(
         st.builds(
             _group,
-            st.sampled_from([Stored.YES, Stored.YES, Stored.UNCLEAR, Stored.NO, None]),
+            st.sampled_from(
+                [BundleStatus.YES, BundleStatus.YES, BundleStatus.UNCLEAR, BundleStatus.NO, None]
+            ),
             st.booleans(),
         ),
         min_size=1,
@@ -90,10 +93,8 @@ scenarios = st.builds(
 )
 
 
-class World:
-    """The home broker's log and the databases, as they are and not as they are
-    known.
-    """
+class CoordinatorWorld:
+    """The real state of the home broker's log and of the databases."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -101,23 +102,28 @@ class World:
         self.ended: dict[int, Decision] = {}
         if scenario.rival is Rival.RECOVERY:
             self.home = ROLLBACK
-        elif scenario.rival is Rival.OPERATOR and scenario.groups[0].stored:
+        elif scenario.rival is Rival.OPERATOR and scenario.bundles[0].stored:
             self.home = COMMIT
         for n, branch in enumerate(scenario.branches):
             if branch.by_hand is not None:
                 self.ended[n] = branch.by_hand
 
     def ask(self, question: Decision) -> Decision:
-        """Compare-and-set. A commit needs the group, a rollback writes a tombstone
-        where there is none.
+        """Decide by compare-and-set.
+
+        A commit needs the bundle; a rollback writes a tombstone if there is none.
         """
         heard = self.scenario.heard or self.scenario.answered
-        if heard and self.home is None and (question is ROLLBACK or self.scenario.groups[0].stored):
+        if (
+            heard
+            and self.home is None
+            and (question is ROLLBACK or self.scenario.bundles[0].stored)
+        ):
             self.home = question
         return self.home or UNKNOWN if self.scenario.answered else UNKNOWN
 
     def end(self, n: int, decision: Decision) -> bool | None:
-        """What a COMMIT or ROLLBACK PREPARED comes to."""
+        """Return the result of a COMMIT or ROLLBACK PREPARED."""
         if not self.scenario.branches[n].reachable:
             return None
         if not self.scenario.branches[n].prepared:
@@ -125,9 +131,7 @@ class World:
         return self.ended.setdefault(n, decision) is decision
 
     def recover(self) -> None:
-        """As PROTOCOLS 3 has it: the home broker decides, and what is prepared
-        follows.
-        """
+        """Let recovery ask the home broker to decide, and end prepared branches so."""
         if self.home is None:
             self.home = ROLLBACK
         for n, branch in enumerate(self.scenario.branches):
@@ -136,41 +140,44 @@ class World:
 
 
 def play(kind: type[Coordinator], scenario: Scenario) -> list[str]:
-    """What went wrong."""
-    world = World(scenario)
-    coordinator = kind(tuple(range(len(scenario.branches))), len(scenario.groups))
+    """Return what went wrong."""
+    world = CoordinatorWorld(scenario)
+    coordinator = kind(tuple(range(len(scenario.branches))), len(scenario.bundles))
     told(coordinator, scenario)
-    question = coordinator.question
+    question = coordinator.proposal
     faults = unfounded(question, scenario)
     if question is not None:
-        coordinator.decided(world.ask(question))
-    if any(n != HOME for n in coordinator.to_tell) and coordinator.decision is not world.home:
+        coordinator.note_decision(world.ask(question))
+    if (
+        any(n != HOME for n in coordinator.brokers_to_notify)
+        and coordinator.decision is not world.home
+    ):
         faults.append("told another broker what the home broker had not decided")
-    for n in coordinator.to_end:
-        coordinator.ended(n, world.end(n, coordinator.decision))
+    for n in coordinator.branches_to_end:
+        coordinator.note_end(n, world.end(n, coordinator.decision))
     faults += carried_out(world, coordinator.result)
     world.recover()
     return faults + settled(world, coordinator.result)
 
 
 def told(coordinator: Coordinator, scenario: Scenario) -> None:
-    for n, group in enumerate(scenario.groups):
-        if group.known is not None:
-            coordinator.grouped(n, group.known)
+    for n, bundle in enumerate(scenario.bundles):
+        if bundle.known is not None:
+            coordinator.note_bundle(n, bundle.known)
     for n, branch in enumerate(scenario.branches):
         if branch.vote is not None:
-            coordinator.voted(n, Vote.UNCLEAR)
-            coordinator.voted(n, branch.vote)
+            coordinator.note_vote(n, Vote.UNCLEAR)
+            coordinator.note_vote(n, branch.vote)
     if scenario.vetoed:
         coordinator.veto()
 
 
 def unfounded(question: Decision | None, scenario: Scenario) -> list[str]:
-    """COMMIT is asked for if everybody has said yes, and only then."""
+    """COMMIT is proposed if all votes are yes, and only then."""
     votes = {branch.vote for branch in scenario.branches}
     everybody = votes <= {Vote.PREPARED, Vote.READ_ONLY} and {
-        group.known for group in scenario.groups
-    } == {Stored.YES}
+        bundle.known for bundle in scenario.bundles
+    } == {BundleStatus.YES}
     return (
         []
         if (question is COMMIT) == (everybody and not scenario.vetoed)
@@ -178,10 +185,8 @@ def unfounded(question: Decision | None, scenario: Scenario) -> list[str]:
     )
 
 
-def carried_out(world: World, result: Result) -> list[str]:
-    """What the coordinator has ended, it ended as the home broker decided, and it knows
-    what it has left.
-    """
+def carried_out(world: CoordinatorWorld, result: XaResult) -> list[str]:
+    """Every branch that the coordinator ended, it ended as the home broker decided."""
     faults = []
     for n, branch in enumerate(world.scenario.branches):
         ended = world.ended.get(n)
@@ -203,9 +208,9 @@ def carried_out(world: World, result: Result) -> list[str]:
     return faults
 
 
-def settled(world: World, result: Result) -> list[str]:
-    """After recovery everything is as decided, but for what somebody's hand did, and
-    the answer was true.
+def settled(world: CoordinatorWorld, result: XaResult) -> list[str]:
+    """After recovery every branch agrees, but for those ended by hand, and the
+    coordinator's answer was true.
     """
     faults = []
     for n, branch in enumerate(world.scenario.branches):
@@ -231,20 +236,20 @@ def test_nothing_ends_otherwise_than_the_home_broker_decided(scenario: Scenario)
 
 
 class CommitsWithoutAVote(Coordinator):
-    """Takes a vote that is missing or unclear for a yes."""
+    """Counts a missing or unclear vote as a yes."""
 
     @property
-    def question(self) -> Decision | None:
+    def proposal(self) -> Decision | None:
         return COMMIT if Vote.NO not in self._votes.values() else ROLLBACK
 
 
 class RollsBackFromAbsence(Coordinator):
-    """Asks nobody before it rolls back."""
+    """Rolls back without a proposal to the home broker."""
 
     @property
-    def question(self) -> Decision | None:
-        asked = Coordinator.question.__get__(self)
-        return COMMIT if asked is COMMIT else None
+    def proposal(self) -> Decision | None:
+        proposed = Coordinator.proposal.__get__(self)
+        return COMMIT if proposed is COMMIT else None
 
     @property
     def decision(self) -> Decision:
@@ -252,24 +257,24 @@ class RollsBackFromAbsence(Coordinator):
 
 
 class TakesSilenceForAYes(Coordinator):
-    """Carries out what it has asked for, whatever the answer."""
+    """Carries out its own proposal, whatever the answer."""
 
-    def decided(self, answer: Decision) -> None:
-        super().decided(self.question or answer)
+    def note_decision(self, answer: Decision) -> None:
+        super().note_decision(self.proposal or answer)
 
 
 class ForgetsWhatIsUnclear(Coordinator):
-    """Ends only what is known to be prepared."""
+    """Ends only the branches with a clear vote."""
 
-    def _left(self) -> list[int]:
+    def _prepared(self) -> list[int]:
         return [n for n in self.branches if self._votes.get(n) is Vote.PREPARED]
 
 
 class CallsWhatIsGoneDone(Coordinator):
-    """Takes a branch that is not there for one that ended as decided."""
+    """Counts a missing branch as ended as decided."""
 
-    def ended(self, branch: int, agrees: bool | None) -> None:
-        super().ended(branch, agrees is not None)
+    def note_end(self, branch: int, agrees: bool | None) -> None:  # noqa: FBT001
+        super().note_end(branch, agrees is not None)
 
 
 @pytest.mark.parametrize(
@@ -294,31 +299,31 @@ def test_a_planted_bug_is_found(planted: type[Coordinator]) -> None:
 
 def test_the_first_clear_vote_counts() -> None:
     coordinator = Coordinator((0,), 0)
-    assert coordinator.question is None
+    assert coordinator.proposal is None
     for vote, question in ((Vote.UNCLEAR, ROLLBACK), (Vote.NO, None), (Vote.PREPARED, None)):
-        coordinator.voted(0, vote)
-        assert coordinator.question is question
+        coordinator.note_vote(0, vote)
+        assert coordinator.proposal is question
 
 
-def test_the_home_broker_is_told_only_where_it_was_not_asked() -> None:
+def test_the_home_broker_is_notified_only_if_it_did_not_decide() -> None:
     alone, several = Coordinator((0,), 1), Coordinator((0,), 2)
     for coordinator in (alone, several):
-        coordinator.grouped(HOME, Stored.UNCLEAR)
-        coordinator.voted(0, Vote.NO)
-    assert (alone.question, alone.to_tell) == (None, (HOME,))
-    several.grouped(1, Stored.YES)
-    assert (several.question, several.to_tell) == (ROLLBACK, ())
-    several.decided(ROLLBACK)
-    assert several.to_tell == (1,)
+        coordinator.note_bundle(HOME, BundleStatus.UNCLEAR)
+        coordinator.note_vote(0, Vote.NO)
+    assert (alone.proposal, alone.brokers_to_notify) == (None, (HOME,))
+    several.note_bundle(1, BundleStatus.YES)
+    assert (several.proposal, several.brokers_to_notify) == (ROLLBACK, ())
+    several.note_decision(ROLLBACK)
+    assert several.brokers_to_notify == (1,)
 
 
 def test_silence_touches_nothing() -> None:
     coordinator = Coordinator((0, 1), 1)
-    coordinator.voted(0, Vote.PREPARED)
-    coordinator.voted(1, Vote.UNCLEAR)
-    coordinator.decided(UNKNOWN)
-    assert len(coordinator.to_end) == 0
-    assert coordinator.result == Result(UNKNOWN, unfinished=(0, 1), mixed=())
+    coordinator.note_vote(0, Vote.PREPARED)
+    coordinator.note_vote(1, Vote.UNCLEAR)
+    coordinator.note_decision(UNKNOWN)
+    assert len(coordinator.branches_to_end) == 0
+    assert coordinator.result == XaResult(UNKNOWN, unfinished=(0, 1), mixed=())
 
 
 @pytest.mark.parametrize(
@@ -327,7 +332,7 @@ def test_silence_touches_nothing() -> None:
 )
 def test_one_commit_does_where_there_is_one_thing_to_commit(
     writing: int,
-    speaking: bool,
-    needed: bool,
+    speaking: bool,  # noqa: FBT001
+    needed: bool,  # noqa: FBT001
 ) -> None:
     assert needs_two_phases(writing, speaking=speaking) is needed

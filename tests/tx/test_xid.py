@@ -1,6 +1,4 @@
-"""Names of branches: as psycopg2 writes them, and never another coordinator's taken for
-ours.
-"""
+"""Names of branches: as psycopg2 writes them, and never confused with others'."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from psycopg2 import extensions
 
 from txmq.errors import LocalProtocolError
-from txmq.tx.xid import FORMAT, LONGEST_NODE, Branch, Xid, branches, log_digits, node_of
+from txmq.tx.xid import FORMAT, LONGEST_NODE, XaBranch, Xid, branches, log_digits, node_of
 
 TheirXid: Any = extensions.Xid
 LOG = UUID("0123456789ab4cde8f00000000000001")
@@ -53,7 +51,7 @@ def test_every_branch_comes_back_and_psycopg2_reads_it(
     node: str, log: UUID, token: UUID, count: int
 ) -> None:
     branch = branches(node, log, token, count)[-1]
-    assert Branch.parse(branch.gid) == branch
+    assert XaBranch.parse(branch.gid) == branch
     assert branch.log == log_digits(log) != log_digits(UUID(int=log.int ^ 1 << 127))
     theirs = TheirXid.from_string(branch.gid)
     assert (theirs.format_id, theirs.gtrid, theirs.bqual) == (
@@ -101,14 +99,14 @@ def test_every_branch_comes_back_and_psycopg2_reads_it(
     ],
 )
 def test_what_is_not_to_the_letter_ours_is_foreign(foreign: str) -> None:
-    assert Branch.parse(foreign) is None
+    assert XaBranch.parse(foreign) is None
 
 
 @given(st.text(max_size=199))
 def test_no_text_is_too_strange(text: str) -> None:
     xid = Xid.parse(text)
     assert xid is None or xid.gid == text
-    assert Branch.parse(text) is None
+    assert XaBranch.parse(text) is None
 
 
 def test_a_node_fits_in_a_gtrid() -> None:
@@ -122,7 +120,7 @@ def test_a_node_fits_in_a_gtrid() -> None:
 
 @pytest.mark.parametrize("node", ["", ".", "a:b", "a b", "n" * 19, "Zürich", "a\n"])
 def test_an_impossible_node_is_refused(node: str) -> None:
-    with pytest.raises(LocalProtocolError, match="cannot name a node"):
+    with pytest.raises(LocalProtocolError, match="invalid node name"):
         branches(node, LOG, TOKEN, 1)
 
 

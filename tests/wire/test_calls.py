@@ -1,6 +1,4 @@
-"""Control calls: docs/FORMATS.md tells of each, and of all that it takes; wrong
-arguments are told in plain words.
-"""
+"""Control calls: each is documented in docs/FORMATS.md, wrong arguments are named."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import RemoteProtocolError
-from txmq.wire.calls import CALLS, decode_call, encode_call
+from txmq.wire.calls.registry import CALLS, decode_call, encode_call
 
 FORMATS = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8")
 ROWS = [
@@ -25,7 +23,7 @@ def test_each_call_has_a_row() -> None:
     assert told == set(CALLS)
 
 
-def test_each_argument_is_told_of() -> None:
+def test_each_argument_is_documented() -> None:
     left_out = {
         (name, field)
         for names, args in ROWS
@@ -47,14 +45,14 @@ def test_each_argument_is_told_of() -> None:
         (
             "topic.show",
             {"name": "a b"},
-            "topic.show: name: is no name: 1 to 127 letters, digits and . _ -, no dot first",
+            "topic.show: name: invalid name: use 1 to 127 letters, digits and . _ -, not a",
         ),
-        ("message.show", {"id": "x"}, "message.show: id: 'x' is no message id"),
-        ("group.show", {"group": "a@b@c"}, "group.show: group: is no name of a consumer group"),
+        ("message.show", {"id": "x"}, "message.show: id: invalid message id 'x'"),
+        ("group.show", {"group": "a@b@c"}, "group.show: group: invalid name of a consumer group"),
         ("tx.list", {"limit": 0}, "tx.list: limit: Input should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_argument_is_told_in_plain_words(
+def test_a_wrong_argument_is_named_in_plain_words(
     name: str, args: dict[str, object], told: str
 ) -> None:
     with pytest.raises(RemoteProtocolError) as caught:

@@ -1,4 +1,4 @@
-"""Chunks: what a reader gets, with its batches where Arrow can use them."""
+"""Chunks: round trips, alignment for Arrow, refusal of inconsistent ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests import strategies as our
 from txmq.batch import encode_columns, verify
-from txmq.client.protocol.consumer.fetched import view_of
+from txmq.client.protocol.consumer.fetched import decode_chunk
 from txmq.errors import RemoteProtocolError
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks, unpack_chunks
 
@@ -88,12 +88,12 @@ def test_impossible_chunks_are_refused(chunk: Chunk) -> None:
 
 
 @pytest.mark.parametrize(("count", "next_offset"), [(0xFFFFFFFF, -1), (2, -1), (0, -1), (1, -2)])
-def test_heads_that_lie_are_refused(count: int, next_offset: int) -> None:
+def test_inconsistent_heads_are_refused(count: int, next_offset: int) -> None:
     with pytest.raises(RemoteProtocolError):
         unpack_chunks(struct.pack("<IIq", count, 0, next_offset) + payload_of(CHUNK)[16:])
 
 
-def test_batches_that_do_not_come_are_missed() -> None:
+def test_missing_batches_are_noticed() -> None:
     whole = bytearray(payload_of(CHUNK))
     whole[-len(BATCH) - 4] = 1
     with pytest.raises(RemoteProtocolError):
@@ -126,14 +126,14 @@ def test_a_run_has_the_bytes_of_the_format() -> None:
 )
 def test_impossible_runs_are_refused(chunk: Chunk) -> None:
     with pytest.raises(RemoteProtocolError):
-        view_of(*unpack_chunks(payload_of(chunk)).chunks)
+        decode_chunk(*unpack_chunks(payload_of(chunk)).chunks)
 
 
 @pytest.mark.parametrize("at", [0, 8, 9, 10, 11, 12, 16])
-def test_a_run_of_others_than_it_says_is_refused(at: int) -> None:
+def test_a_run_of_other_batches_than_listed_is_refused(at: int) -> None:
     other = BATCH[:at] + bytes([BATCH[at] ^ 0xE8]) + BATCH[at + 1 :]
     with pytest.raises(RemoteProtocolError):
-        view_of(RUN._replace(batch=BATCH + other + BATCH))
+        decode_chunk(RUN._replace(batch=BATCH + other + BATCH))
 
 
 @given(st.binary(max_size=200))

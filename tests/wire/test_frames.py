@@ -1,4 +1,4 @@
-"""Frames in and out, in every piece and with every damage."""
+"""Frames: round trips in pieces of every size, and every kind of damage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import strategies as our
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.model import limits
 from txmq.wire import frames as module
-from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_pieces
+from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_buffers
 
 FRAMES = [
     Frame(2, 0, 1, b""),
@@ -51,7 +51,7 @@ def test_a_frame_has_the_bytes_of_the_format() -> None:
 def test_a_payload_in_pieces_is_that_payload() -> None:
     whole = encode_frame(19, 5, b"one two three")
     assert encode_frame(19, 5, [b"one ", b"", b"two", b" three"]) == whole
-    pieces = frame_pieces(19, 5, [b"one ", b"two three"])
+    pieces = frame_buffers(19, 5, [b"one ", b"two three"])
     assert b"".join(pieces) == whole
     assert pieces[-2:] == [b"one ", b"two three"]
 
@@ -96,9 +96,8 @@ def test_every_flipped_bit_is_noticed_or_waits_for_more() -> None:
             frames = decoder.feed(bytes(damaged))
         except RemoteProtocolError:
             continue
-        assert (
-            frames == []
-        )  # the length grew: then it ends with the connection, or with a wrong checksum
+        # the length grew: then it ends with the connection, or with a wrong checksum
+        assert frames == []
         (length,) = struct.unpack_from("<I", damaged)
         assert bit < 32
         assert length > len(data) - 4
@@ -117,7 +116,7 @@ def test_ten_thousand_empty_frames_are_ten_thousand_frames() -> None:
 
 
 class Counting(bytearray):
-    """Counts the bytes that are put into any of them."""
+    """A buffer that counts the bytes that are put into it."""
 
     added = 0
 
@@ -196,7 +195,7 @@ def test_another_version_is_named() -> None:
         (b"\x15\x03\x03\x00\x02\x02\x28", "TLS"),
     ],
 )
-def test_other_protocols_are_called_by_their_names(start: bytes, protocol: str) -> None:
+def test_other_protocols_are_named(start: bytes, protocol: str) -> None:
     for pieces in ([start], [start[:2], start[2:]], [start[i : i + 1] for i in range(len(start))]):
         with pytest.raises(
             RemoteProtocolError, match=f"wrong protocol on the port: the peer speaks {protocol}"
@@ -218,7 +217,7 @@ def test_a_stream_of_one_byte_repeated_is_refused(byte: bytes) -> None:
         decode(byte * 100)
 
 
-def test_a_frame_over_the_limit_is_not_even_made() -> None:
+def test_a_frame_over_the_limit_is_not_encoded() -> None:
     half = bytes(limits.FRAME // 2)
-    with pytest.raises(LocalProtocolError, match="in parts"):
+    with pytest.raises(LocalProtocolError, match="exceeds the limit"):
         encode_frame(16, 1, [half, half])

@@ -1,5 +1,6 @@
-"""The formats as they were once written: these files never change; a new version of a
-format has new files.
+"""Golden files of the formats.
+
+These files never change; a new version of a format gets new files.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ import pytest
 from txmq.batch import BatchView, encode, verify
 from txmq.errors import UnknownTopic
 from txmq.model import limits
+from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
+from txmq.model.decider import BrokerBranch, ByForeign, ByHome, ByPostgres, PostgresBranch
 from txmq.model.message import COMMIT, Message
-from txmq.wire import headers as h
-from txmq.wire.chunks import MOVED, Chunk, Chunks, pack_chunks, unpack_chunks
-from txmq.wire.frames import Frame, FrameDecoder, encode_frame
-from txmq.wire.group import (
-    Description,
-    GroupReceipt,
-    Part,
+from txmq.wire import data_requests as h
+from txmq.wire.bundle import (
+    BundleDescription,
+    BundlePart,
     PartBatch,
-    group_digest,
-    pack_group_receipt,
+    bundle_digest,
+    pack_bundle_receipt,
     pack_part,
-    unpack_group_receipt,
+    unpack_bundle_receipt,
     unpack_part,
 )
-from txmq.wire.headers import Opcode
+from txmq.wire.chunks import REDELIVERY, Chunk, Chunks, pack_chunks, unpack_chunks
+from txmq.wire.data_requests import Opcode
+from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.hello import Hello
-from txmq.wire.status import reply_for, to_error
+from txmq.wire.status import error_reply, to_error
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOKEN = bytes.fromhex("01890a5dac96774bbcceb302099a8057")
@@ -56,29 +58,31 @@ def batch_of(messages: list[Message]) -> bytes:
 
 PLAIN = batch_of([Message(b"one"), Message(b"two")])
 SEND = h.Send("orders", 3, 2, PLAIN)
-DECIDER = ("postgres", 7_000_000_000_000_000_001, 2, 16_384, 742)
-PART = Part(
+DECIDER = ByPostgres(7_000_000_000_000_000_001, 2, 16_384, 742)
+PART = BundlePart(
     *(TOKEN, 0, 7, False, False, bytes(32)),
-    Description(DECIDER, "orders", (("ack", "billing", "orders", 3, 0, 5),), 6_000_000),
+    BundleDescription(DECIDER, "orders", (("ack", "billing", "orders", 3, 0, 5),), 6_000_000),
     (PartBatch("orders", 3, 2, PLAIN), PartBatch("audit", 0, 1, PLAIN)),
 )
 BRANCHES = (
-    ("postgres", 7_000_000_000_000_000_001, 16_384, "shop", "orders", "1954049393_b25l_MQ==", None),
-    ("postgres", 7_000_000_000_000_000_002, 5, "stock", "stock", "1954049393_b25l_Mg==", 742),
-    ("broker", bytes(range(16))),
+    PostgresBranch(
+        7_000_000_000_000_000_001, 16_384, "shop", "orders", "1954049393_b25l_MQ==", None
+    ),
+    PostgresBranch(7_000_000_000_000_000_002, 5, "stock", "stock", "1954049393_b25l_Mg==", 742),
+    BrokerBranch(bytes(range(16))),
 )
-HOME = Part(
+HOME = BundlePart(
     TOKEN,
     0,
     7,
     True,
     False,
     b"h" * 32,
-    Description(("home", b"l" * 16, TOKEN), "orders", (), 0, BRANCHES),
+    BundleDescription(ByHome(b"l" * 16, TOKEN), "orders", (), 0, BRANCHES),
     (),
 )
 ONE_PHASE = HOME._replace(
-    commit=True, description=Description(("foreign", 4_660, b"gtrid", b"bqual"), "orders")
+    commit=True, description=BundleDescription(ByForeign(4_660, b"gtrid", b"bqual"), "orders")
 )
 INSTANCE = Hello(
     versions=(1, 1),
@@ -87,11 +91,11 @@ INSTANCE = Hello(
     instance="orders-1",
     incarnation=3,
 )
-LAST = Part(
-    TOKEN, 1, 7, True, False, group_digest([PART]), None, (PartBatch("audit", 1, 1, PLAIN),)
+LAST = BundlePart(
+    TOKEN, 1, 7, True, False, bundle_digest([PART]), None, (PartBatch("audit", 1, 1, PLAIN),)
 )
-CHUNK = Chunk("orders", 3, 100, BORN, 4_096, 2, MOVED, 9, 1, 1, PLAIN)
-REFUSED = reply_for(UnknownTopic("there is no topic x", hint="create it", detail={"topic": "x"}))
+CHUNK = Chunk("orders", 3, 100, BORN, 4_096, 2, REDELIVERY, 9, 1, 1, PLAIN)
+REFUSED = error_reply(UnknownTopic("there is no topic x", hint="create it", detail={"topic": "x"}))
 
 CONVERSATION = [
     (
@@ -105,16 +109,21 @@ CONVERSATION = [
     (Opcode.SEND, *REFUSED),
     (Opcode.GROUP, 0, b"".join(pack_part(PART))),
     (Opcode.GROUP, 0, b"".join(pack_part(LAST))),
-    (Opcode.GROUP, 0, pack_group_receipt(GroupReceipt(1, 4_096))),
+    (Opcode.GROUP, 0, pack_bundle_receipt(BundleReceipt(BundleState.UNDECIDED, 4_096))),
     (Opcode.DECIDE, 0, h.pack_decide(h.Decide(COMMIT, TOKEN, 7, "orders"))),
-    (Opcode.DECIDE, 0, h.pack_decide_receipt(h.DecideReceipt(3, repeated=True))),
+    (Opcode.DECIDE, 0, h.pack_decide_receipt(DecideReceipt(BundleState.PUBLISHED, repeated=True))),
     (Opcode.FETCH, 0, h.pack_fetch(h.Fetch(5, 20_000, 1 << 20, 500, "billing@b-1", "b-1"))),
     (Opcode.FETCH, 0, b"".join(pack_chunks([CHUNK, CHUNK], generation=5))),
     (
         Opcode.ACK,
         0,
         h.pack_ack(
-            h.Ack(5, "billing", "b-1", (h.Acked("orders", 3, 100, 102), h.Acked("audit", 0, 7, 8)))
+            h.Ack(
+                5,
+                "billing",
+                "b-1",
+                (h.AckedRange("orders", 3, 100, 102), h.AckedRange("audit", 0, 7, 8)),
+            )
         ),
     ),
     (Opcode.READ, 0, h.pack_read(h.Read(3, 100, 1_000, 1 << 20, "orders"))),
@@ -185,14 +194,16 @@ def test_frames_of_version_1_are_read() -> None:
     assert h.unpack_send_receipt(payloads[3]) == h.SendReceipt(-1, BORN, duplicate=True)
     assert type(to_error(frames[4].status, payloads[4])) is UnknownTopic
     assert [unpack_part(payloads[5]), unpack_part(payloads[6])] == [PART, LAST]
-    assert unpack_group_receipt(payloads[7]) == GroupReceipt(1, 4_096)
+    assert unpack_bundle_receipt(payloads[7]) == BundleReceipt(BundleState.UNDECIDED, 4_096)
     assert h.unpack_decide(payloads[8]) == h.Decide(COMMIT, TOKEN, 7, "orders")
-    assert h.unpack_decide_receipt(payloads[9]) == h.DecideReceipt(3, repeated=True)
+    assert h.unpack_decide_receipt(payloads[9]) == DecideReceipt(
+        BundleState.PUBLISHED, repeated=True
+    )
     assert h.unpack_fetch(payloads[10]) == h.Fetch(5, 20_000, 1 << 20, 500, "billing@b-1", "b-1")
     assert unpack_chunks(payloads[11]) == Chunks(5, -1, (CHUNK, CHUNK))
     assert h.unpack_ack(payloads[12]).ranges == (
-        h.Acked("orders", 3, 100, 102),
-        h.Acked("audit", 0, 7, 8),
+        h.AckedRange("orders", 3, 100, 102),
+        h.AckedRange("audit", 0, 7, 8),
     )
     assert Hello.parse(frames[14]) == INSTANCE
     assert [unpack_part(payloads[15]), unpack_part(payloads[16])] == [HOME, ONE_PHASE]

@@ -1,4 +1,4 @@
-"""The greeting: strict on both sides, and clear about what does not fit."""
+"""The hello: strict on both sides, with errors that name the misfit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from txmq.errors import RemoteProtocolError, Throttled, TxmqError
 from txmq.model import limits
+from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame
-from txmq.wire.headers import Opcode
-from txmq.wire.hello import Hello, Limits, Welcome, negotiate
+from txmq.wire.hello import BrokerLimits, Hello, Welcome, negotiate
 from txmq.wire.json import dump, parse
-from txmq.wire.status import reply_for
+from txmq.wire.status import error_reply
 
 HELLO: dict[str, Any] = {
     "versions": [1, 1],
@@ -51,7 +51,7 @@ def test_a_welcome_is_the_json_of_the_format() -> None:
         broker="broker-1",
         log_id=UUID(WELCOME["log_id"]),
         boot_epoch=3,
-        limits=Limits(frame=limits.FRAME, message=limits.MESSAGE),
+        limits=BrokerLimits(frame=limits.FRAME, message=limits.MESSAGE),
     )
     assert parse(welcome.encode()) == WELCOME
     assert Welcome.parse(frame(WELCOME)) == welcome
@@ -118,8 +118,8 @@ def test_anything_before_the_hello_is_refused() -> None:
         Welcome.parse(frame(WELCOME, opcode=Opcode.PING))
 
 
-def test_a_refused_hello_raises_what_the_broker_said() -> None:
-    status, payload = reply_for(Throttled("too many connections", hint="close some"))
+def test_a_refused_hello_raises_the_brokers_error() -> None:
+    status, payload = error_reply(Throttled("too many connections", hint="close some"))
     with pytest.raises(TxmqError, match="too many connections") as caught:
         Welcome.parse(Frame(Opcode.HELLO, status, 1, payload))
     assert type(caught.value) is Throttled
@@ -129,7 +129,7 @@ def test_a_refused_hello_raises_what_the_broker_said() -> None:
     ("client", "broker", "version"),
     [((1, 1), (1, 1), 1), ((1, 3), (1, 2), 2), ((2, 5), (1, 3), 3), ((1, 9), (4, 4), 4)],
 )
-def test_the_newest_common_version_is_spoken(
+def test_the_newest_common_version_is_chosen(
     client: tuple[int, int], broker: tuple[int, int], version: int
 ) -> None:
     assert negotiate(Hello(versions=client, client="c"), broker) == version

@@ -1,4 +1,4 @@
-"""JSON: what is read, and what two readers might read differently and is refused."""
+"""Strict JSON: accepted values, and texts that parsers read differently."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_values_are_read_back(value: object) -> None:
         (b"{", "JSON"),
         (b"{} {}", "JSON"),
         (b"'a'", "JSON"),
-        (b"\xef\xbb\xbf{}", "BOM"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
         (b'"\xff"', "JSON"),
-        (b"NaN", "NaN is no number"),
-        (b'{"a": Infinity}', "Infinity is no number"),
-        (b"-Infinity", "no number"),
+        (b"NaN", "NaN is not a number"),
+        (b'{"a": Infinity}', "Infinity is not a number"),
+        (b"-Infinity", "not a number"),
         (b"1e999", "out of range"),
         (b"-1e999", "out of range"),
         (b"18446744073709551616", "out of range"),
@@ -48,7 +48,7 @@ def test_values_are_read_back(value: object) -> None:
     ],
     ids=lambda value: repr(value[:20]),
 )
-def test_what_readers_disagree_on_is_refused(text: bytes, reason: str) -> None:
+def test_ambiguous_json_is_refused(text: bytes, reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
         parse(text)
 
@@ -61,20 +61,22 @@ def test_everything_at_its_limit_is_read() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"raw", object(), "\ud800"])
-def test_what_has_no_json_is_refused(value: object) -> None:
+def test_values_without_json_are_refused(value: object) -> None:
     with pytest.raises(LocalProtocolError, match="JSON"):
         dump(value)
 
 
-class Order(WireModel):
-    """Something to read."""
+class OrderModel(WireModel):
+    """A model to parse."""
 
     number: int = Field(ge=1)
     places: tuple[str, int] = ("x", 1)
 
 
 def test_a_model_is_read_strictly() -> None:
-    assert parse_as(Order, b'{"number": 3, "places": ["y", 2]}') == Order(number=3, places=("y", 2))
+    assert parse_as(OrderModel, b'{"number": 3, "places": ["y", 2]}') == OrderModel(
+        number=3, places=("y", 2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,11 +96,11 @@ def test_a_model_is_read_strictly() -> None:
 )
 def test_a_wrong_field_is_named(text: str, where: str) -> None:
     with pytest.raises(RemoteProtocolError, match=where):
-        parse_as(Order, text.encode())
+        parse_as(OrderModel, text.encode())
 
 
-def test_an_error_does_not_repeat_what_was_sent() -> None:
+def test_an_error_does_not_repeat_the_payload() -> None:
     fields: dict[str, Any] = {"number": "secret"}
     with pytest.raises(RemoteProtocolError) as caught:
-        parse_as(Order, dump(fields))
+        parse_as(OrderModel, dump(fields))
     assert "secret" not in str(caught.value)

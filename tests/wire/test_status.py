@@ -1,6 +1,4 @@
-"""Refusals on the wire: each error has a number of its own, and comes out as what went
-in.
-"""
+"""Refusals on the wire: each error has its own status, and survives a round trip."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from txmq import errors
 from txmq.errors import RequestRejected, TxmqError
 from txmq.model import limits
 from txmq.wire import status
-from txmq.wire.frames import LEAST
+from txmq.wire.frames import MIN_LENGTH
 from txmq.wire.json import dump, parse
 
 TEXT = {"error": "BadRequest", "message": "no", "hint": "", "detail": {}}
@@ -25,7 +23,7 @@ def subclasses(cls: type[RequestRejected]) -> Iterator[type[RequestRejected]]:
 
 
 def test_every_refusal_has_a_status() -> None:
-    assert set(subclasses(RequestRejected)) == set(status.STATUSES.values())
+    assert set(subclasses(RequestRejected)) == set(status.ERRORS_BY_STATUS.values())
 
 
 def test_a_status_or_an_error_twice_fails_at_import() -> None:
@@ -39,9 +37,9 @@ def test_a_status_or_an_error_twice_fails_at_import() -> None:
         status._table((0, errors.BadRequest))
 
 
-@pytest.mark.parametrize("error", status.STATUSES.values())
+@pytest.mark.parametrize("error", status.ERRORS_BY_STATUS.values())
 def test_a_refusal_comes_out_as_it_went_in(error: type[RequestRejected]) -> None:
-    code, payload = status.reply_for(
+    code, payload = status.error_reply(
         error("it cannot be", hint="wait", detail={"size": 7, "why": ["a", None]})
     )
     found = status.to_error(code, payload)
@@ -57,7 +55,7 @@ def test_a_refusal_comes_out_as_it_went_in(error: type[RequestRejected]) -> None
 
 
 def test_the_reply_is_the_json_of_the_format() -> None:
-    code, payload = status.reply_for(errors.UnknownTopic("there is no topic x", hint="create it"))
+    code, payload = status.error_reply(errors.UnknownTopic("there is no topic x", hint="create it"))
     assert code == 16
     assert parse(payload) == {
         "error": "UnknownTopic",
@@ -71,13 +69,13 @@ def test_the_reply_is_the_json_of_the_format() -> None:
     "error", [errors.RemoteProtocolError("a bad frame"), errors.LocalProtocolError("a bad name")]
 )
 def test_a_broken_rule_of_the_protocol_is_a_bad_request(error: TxmqError) -> None:
-    found = status.to_error(*status.reply_for(error))
+    found = status.to_error(*status.error_reply(error))
     assert type(found) is errors.BadRequest
     assert found.message == error.message
 
 
-def test_an_error_of_the_broker_itself_tells_nothing_private() -> None:
-    found = status.to_error(*status.reply_for(errors.CorruptRecord("/var/secret", 5, "zeros")))
+def test_an_internal_error_reveals_nothing_private() -> None:
+    found = status.to_error(*status.error_reply(errors.CorruptRecord("/var/secret", 5, "zeros")))
     assert type(found) is errors.BrokerFailed
     assert found.outcome == "unknown"
     assert "secret" not in str(found)
@@ -98,5 +96,5 @@ def test_a_damaged_refusal_is_an_error_of_the_protocol(payload: bytes) -> None:
 
 
 def test_a_long_error_still_fits_in_a_frame_before_the_hello() -> None:
-    _, payload = status.reply_for(errors.RemoteProtocolError("日" * 5_000, hint="本" * 5_000))
-    assert LEAST + len(payload) <= limits.FRAME_BEFORE_HELLO
+    _, payload = status.error_reply(errors.RemoteProtocolError("日" * 5_000, hint="本" * 5_000))
+    assert MIN_LENGTH + len(payload) <= limits.FRAME_BEFORE_HELLO

@@ -1,3 +1,4 @@
-"""The broker over HTTP, for people, probes and Prometheus: to look at only; whatever
-changes anything is a command.
+"""Console, health checks, metrics and JSON of a broker over HTTP.
+
+All of it is read-only. Changes are made with commands.
 """

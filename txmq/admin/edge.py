@@ -1,4 +1,4 @@
-"""Where the broker's service plugs the admin pages in."""
+"""The HTTP listener that the service of the broker starts."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.error import CannotListenError
 
 from txmq.admin.http import AdminFactory
-from txmq.admin.site import Site
+from txmq.admin.site import AdminSite
 from txmq.config.listen import ListenAddress
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.broker.service import Parts
+    from txmq.broker.service import BrokerParts
 
 log = structlog.get_logger()
 
 
 class AdminEdge:
-    """Serves the admin pages at `address`; `url` is the console's, once the broker
-    serves.
+    """Server of the admin pages at `address`. `url` is the URL of the console, once the
+    broker serves.
     """
 
     def __init__(self, address: ListenAddress) -> None:
         self._address = address
         self.url = ""
 
-    async def __call__(self, parts: Parts) -> Any:  # an IListeningPort, which zope keeps from mypy
-        """Begin to serve. Raises ConfigError where the address cannot be had."""
-        factory = AdminFactory(Site(parts).handle, parts.reactor)
+    async def __call__(self, parts: BrokerParts) -> Any:  # noqa: ANN401  # an IListeningPort; mypy does not know zope's interfaces
+        """Start to listen. Raises ConfigError where the address is in use or
+        invalid.
+        """
+        factory = AdminFactory(AdminSite(parts).handle, parts.reactor)
         endpoint = TCP4ServerEndpoint(
             parts.reactor, self._address.port, interface=self._address.host
         )
@@ -39,7 +41,7 @@ class AdminEdge:
         except CannotListenError as error:
             reason = f"cannot listen on {self._address}: {error.socketError.strerror}"
             raise ConfigError(
-                "broker.http", reason, hint="choose another address, or leave it out"
+                "broker.http", reason, hint="choose another address, or omit it"
             ) from None
         listening = port.getHost()
         self.url = f"http://{ListenAddress(listening.host, listening.port)}/"

@@ -1,10 +1,9 @@
-"""HTTP as the admin pages need it: GET and HEAD from this machine, small requests, and
-no patience with slow ones.
+"""HTTP for the admin pages: GET and HEAD from this machine, with limits of size and
+time.
 
-Whoever opens the console also has pages of strangers open in the same browser. So a
-request must name this machine as its host, because a stranger's name that was made to
-lead here (DNS rebinding) does not; it must not come from another origin; and no request
-changes anything.
+The browser that shows the console also shows pages of other sites. Therefore a request
+must name this machine as its host, so that DNS rebinding fails. It must not come from
+another origin, and no request changes anything.
 """
 
 from __future__ import annotations
@@ -23,29 +22,27 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
-# from one answer to the end of the next request, however its bytes trickle in; and to
-# take the last
-REQUEST_S = 20.0
-BODY_BYTES = (
-    4_096  # no request needs one; this much is read over, so that its sender gets a proper answer
-)
-HEADER_BYTES = 8_192
-HEADER_LINES = 64
-MOST_CONNECTIONS = 64  # a browser takes six
+# from a reply to the end of the next request, and to read the last reply
+REQUEST_TIMEOUT_S = 20.0
+# no request needs a body; a short one is skipped, so that its sender gets a reply
+MAX_BODY_BYTES = 4_096
+MAX_HEADER_BYTES = 8_192
+MAX_HEADER_LINES = 64
+MAX_CONNECTIONS = 64  # a browser opens six
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-HOST = re.compile(
+HOST_HEADER = re.compile(
     r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?"
 )
 TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -53,104 +50,107 @@ TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Len
 Query = Mapping[bytes, Sequence[bytes]]
 
 
-class Reply(NamedTuple):
-    """What goes back."""
+class HttpReply(NamedTuple):
+    """Status, body and content type of a reply."""
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
 
 
-Respond = Callable[[Reply], None]
-Handle = Callable[[str, Query, Respond], None]  # of a path and its query; may respond later
+Respond = Callable[[HttpReply], None]
+Handle = Callable[[str, Query, Respond], None]  # path and query; it may respond later
 
 
-def as_json(value: object, status: int = 200) -> Reply:
-    """A reply of JSON."""
-    return Reply(status, dump(value), "application/json")
+def json_reply(value: object, status: int = 200) -> HttpReply:
+    """Return a reply with JSON."""
+    return HttpReply(status, dump(value), "application/json")
 
 
-def refused(status: int, error: str, message: str, hint: str = "") -> Reply:
-    """An error, with the fields that the command line gives it."""
-    return as_json({"error": error, "message": message, "hint": hint}, status)
+def error_reply(status: int, error: str, message: str, hint: str = "") -> HttpReply:
+    """Return an error, with the fields of an error of the command line."""
+    return json_reply({"error": error, "message": message, "hint": hint}, status)
 
 
-class Exchange(Request):
+class AdminRequest(Request):
     """One request and its reply."""
 
-    _gone = False
+    _disconnected = False
 
     def gotLength(self, length: int | None) -> None:
-        """Twisted has the headers; without a known length the body has no end
-        either.
+        """Refuse a body that is too large, or of unknown length. Twisted calls it after
+        the headers.
         """
-        if length is None or length > BODY_BYTES:
+        if length is None or length > MAX_BODY_BYTES:
             self.channel.write(TOO_LARGE)
             self.channel.loseConnection()
             length = 0
         Request.gotLength(self, length)
 
     def process(self) -> None:
-        """Twisted has the whole request."""
-        refusal = self._refusal()
-        if refusal is not None:
-            self._respond(refusal)
+        """Answer the request. Twisted calls it when the request is complete."""
+        error = self._check()
+        if error is not None:
+            self._respond(error)
             return
         factory: Any = self.channel.factory
         factory.handle(self.path.decode("latin-1"), self.args, self._respond)
 
-    def _refusal(self) -> Reply | None:
+    def _check(self) -> HttpReply | None:
         hosts = self.requestHeaders.getRawHeaders("Host", [])
-        if len(hosts) != 1 or not names_this_machine(hosts[0]):
-            return refused(
-                421, "WrongHost", "this is no host of that name", "use 127.0.0.1 or localhost"
+        if len(hosts) != 1 or not is_local_host(hosts[0]):
+            return error_reply(
+                421,
+                "WrongHost",
+                "the Host header does not name this machine",
+                "use 127.0.0.1 or localhost",
             )
         if any(
             origin != f"http://{hosts[0]}"
             for origin in self.requestHeaders.getRawHeaders("Origin", [])
         ):
-            return refused(403, "WrongOrigin", "pages of other origins get nothing here")
+            return error_reply(403, "WrongOrigin", "requests from other origins are refused")
         if self.method not in (b"GET", b"HEAD"):
             self.responseHeaders.setRawHeaders("Allow", ["GET, HEAD"])
-            return refused(
+            return error_reply(
                 405,
                 "ReadOnly",
-                "nothing can be changed over HTTP",
+                "HTTP requests cannot change anything",
                 "use the command line: txmq --help",
             )
         return None
 
-    def _respond(self, reply: Reply) -> None:
-        if self._gone:
+    def _respond(self, reply: HttpReply) -> None:
+        if self._disconnected:
             return
         self.setResponseCode(reply.status)
-        own = {
+        fields = {
             "Date": datetimeToString().decode(),
             "Content-Type": reply.content_type,
             "Content-Length": str(len(reply.body)),
         }
-        for name, value in (HEADERS | own).items():
+        for name, value in (HEADERS | fields).items():
             self.responseHeaders.setRawHeaders(name, [value])
         Request.write(self, reply.body)
         Request.finish(self)
 
     def connectionLost(self, reason: Failure) -> None:
-        self._gone = True
+        self._disconnected = True
         Request.connectionLost(self, reason)
 
 
-def names_this_machine(host: str) -> bool:
-    """Whether a Host header is one that only this machine has."""
-    found = HOST.fullmatch(host)
-    return found is not None and is_loopback((found["bracketed"] or found["plain"]).lower())
+def is_local_host(host: str) -> bool:
+    """Return whether a Host header names this machine."""
+    match = HOST_HEADER.fullmatch(host)
+    return match is not None and is_loopback((match["bracketed"] or match["plain"]).lower())
 
 
-class Channel(HTTPChannel):
-    """One connection."""
+class AdminChannel(HTTPChannel):
+    """One HTTP connection: a request, then its response."""
 
-    requestFactory = Exchange
-    totalHeadersSize = HEADER_BYTES
-    maxHeaders = HEADER_LINES
+    requestFactory = AdminRequest
+    totalHeadersSize = MAX_HEADER_BYTES
+    maxHeaders = MAX_HEADER_LINES
 
     def connectionMade(self) -> None:
         factory: Any = self.factory
@@ -158,17 +158,16 @@ class Channel(HTTPChannel):
         HTTPChannel.connectionMade(self)
 
     def resetTimeout(self) -> None:
-        """Called for each piece of data; the time runs on, so that a byte now and then
-        keeps nobody here.
+        """Keep the time-out running. Twisted calls this for each piece of data, and
+        slow clients must not stay.
         """
 
     def requestDone(self, request: Request) -> None:
         HTTPChannel.requestDone(self, request)
         if not self.persistent:
             factory: Any = self.factory
-            HTTPChannel.setTimeout(
-                self, factory.timeOut
-            )  # whoever does not read the answer would stay for ever
+            # a client that does not read the reply would stay for ever
+            HTTPChannel.setTimeout(self, factory.timeOut)
 
     def timeoutConnection(self) -> None:
         _abort(self)
@@ -179,24 +178,30 @@ class Channel(HTTPChannel):
         HTTPChannel.connectionLost(self, reason)
 
 
-def _abort(channel: Channel) -> None:
+def _abort(channel: AdminChannel) -> None:
     transport: Any = channel.transport
     transport.abortConnection()
 
 
 class AdminFactory(HTTPFactory):
-    """Makes the connections, and ends them when it stops to listen."""
+    """Factory of the connections; aborts them when it stops."""
 
-    protocol = Channel  # type: ignore[assignment]  # the base class's would speak HTTP/2, too
+    protocol = AdminChannel  # type: ignore[assignment]  # without HTTP/2, which the base class adds
     noisy = False
 
-    def __init__(self, handle: Handle, reactor: Any, *, request_s: float = REQUEST_S) -> None:  # Twisted's
+    def __init__(
+        self,
+        handle: Handle,
+        reactor: Any,  # noqa: ANN401  # Twisted's
+        *,
+        request_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
         super().__init__(timeout=request_s, reactor=reactor)
         self.handle = handle
-        self.channels: set[Channel] = set()
+        self.channels: set[AdminChannel] = set()
 
-    def buildProtocol(self, addr: IAddress | None) -> Any:  # a Channel, whatever the base class says
-        return super().buildProtocol(addr) if len(self.channels) < MOST_CONNECTIONS else None
+    def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: ANN401  # an AdminChannel; the base class has no type for it
+        return super().buildProtocol(addr) if len(self.channels) < MAX_CONNECTIONS else None
 
     def stopFactory(self) -> None:
         for channel in tuple(self.channels):
@@ -204,4 +209,4 @@ class AdminFactory(HTTPFactory):
         super().stopFactory()
 
     def log(self, request: Request) -> None:
-        """No line for each request: an open console asks every two seconds."""
+        """Log nothing: an open console sends requests every two seconds."""

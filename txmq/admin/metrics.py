@@ -1,7 +1,7 @@
-"""What Prometheus gets: numbers read from the engine's state when it asks.
+"""Metrics for Prometheus, read from the state of the engine at each scrape.
 
-Labels are names of topics and groups, the first `MOST_NAMES` of each; broadcast members
-count for their group. Nothing that comes with messages becomes a label.
+Labels are names of topics and groups, the first `MAX_NAMES` of each. Members of a
+broadcast group count for their group. Nothing in messages becomes a label.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from txmq.admin.transactions import Standing, Tallies
-from txmq.core.consumers import queries
+from txmq.admin.transactions import DecisionCounters, TransactionGauges
+from txmq.core.consumers import group_views
 from txmq.core.state import visibility
-from txmq.store.latency import BOUNDS_US
+from txmq.store.log.latency import BOUNDS_US
 
 if TYPE_CHECKING:
-    from txmq.broker.engine import Engine
-    from txmq.broker.service import Parts
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.service import BrokerParts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_NAMES = 500  # series of one metric: a server of Prometheus keeps each in memory
+MAX_NAMES = 500  # per metric, because Prometheus keeps each series in memory
 GROUP_GAUGES = {
-    "lag": "Messages neither processed nor moved",
-    "leased": "Messages out at members",
-    "retrying": "Messages that wait for another delivery",
-    "parked": "Messages that wait behind the fence of their key",
+    "lag": "Messages that are not settled",
+    "leased": "Messages leased to members",
+    "retrying": "Failed messages that wait for a retry",
+    "parked": "Messages parked behind the fence of their key",
     "fences": "Keys with a fence",
     "letters": "Open dead letters",
-    "floods": "Times that the group was guarded, because many keys failed alike",
-    "expired": "Messages whose time to live was over before they were delivered",
-    "members": "Members",
+    "floods": "Times that the group was guarded, because many keys failed with one error",
+    "expired": "Messages that expired before their delivery",
+    "members": "Members of the group",
 }
 
 
 class Metrics:
-    """The text of all metrics."""
+    """All metrics of a broker."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerParts) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_State(parts.engine, parts.settings.broker.name))
-        self._registry.register(Standing(parts))
-        parts.watching.watchers.append(Tallies(self._registry))
+        self._registry.register(_StateCollector(parts.engine, parts.settings.broker.name))
+        self._registry.register(TransactionGauges(parts))
+        parts.listeners.all.append(DecisionCounters(self._registry))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """In the text format."""
+        """Return the metrics in the text format."""
         return generate_latest(self._registry)
 
 
-class _State(Collector):
+class _StateCollector(Collector):
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self._name = engine, name
 
@@ -70,15 +70,17 @@ class _State(Collector):
 
     def _broker(self) -> Iterator[Metric]:
         store = self._engine.store
-        told = GaugeMetricFamily(
-            "txmq_broker_info", "Which broker and which log this is", labels=("name", "log_id")
+        info = GaugeMetricFamily(
+            "txmq_broker_info", "Name of the broker and id of its log", labels=("name", "log_id")
         )
-        told.add_metric((self._name, str(store.log_id)), 1)
-        yield told
+        info.add_metric((self._name, str(store.log_id)), 1)
+        yield info
         yield GaugeMetricFamily(
-            "txmq_boot_epoch", "How often the broker has started", self._engine.state.boot_epoch
+            "txmq_boot_epoch", "Number of starts of the broker", self._engine.state.boot_epoch
         )
-        yield GaugeMetricFamily("txmq_log_end_bytes", "Position after the last record", store.end)
+        yield GaugeMetricFamily(
+            "txmq_log_end_bytes", "Position after the last record of the log", store.end
+        )
         yield GaugeMetricFamily(
             "txmq_log_durable_bytes", "Position up to which the log is on disk", store.durable
         )
@@ -89,14 +91,14 @@ class _State(Collector):
             accumulate(latencies.counts),
             strict=True,
         )
-        told_flushes = HistogramMetricFamily(
-            "txmq_flush_seconds", "How long writes took until they were on disk"
+        flushes = HistogramMetricFamily(
+            "txmq_flush_seconds", "Time from a write until it was on disk"
         )
-        told_flushes.add_metric((), list(buckets), latencies.total_us / 1e6)
-        yield told_flushes
-        waiting = self._engine.state.delayed
+        flushes.add_metric((), list(buckets), latencies.total_us / 1e6)
+        yield flushes
+        waiting = self._engine.state.delayed_count
         yield GaugeMetricFamily(
-            "txmq_delayed_messages", "Messages that wait for their time of delivery", waiting
+            "txmq_delayed_messages", "Delayed messages that are not due", waiting
         )
         disk = self._engine.disk
         yield GaugeMetricFamily(
@@ -106,9 +108,11 @@ class _State(Collector):
         )
         if disk.space is not None:
             yield GaugeMetricFamily(
-                "txmq_disk_bytes", "Size of the disk that the log is on", disk.space.size
+                "txmq_disk_bytes", "Size of the disk of the log", disk.space.size
             )
-            yield GaugeMetricFamily("txmq_disk_free_bytes", "What is left of it", disk.space.free)
+            yield GaugeMetricFamily(
+                "txmq_disk_free_bytes", "Free space on the disk of the log", disk.space.free
+            )
 
     def _topics(self) -> Iterator[Metric]:
         topics = self._engine.state.topics
@@ -118,30 +122,30 @@ class _State(Collector):
         )
         partitions = GaugeMetricFamily("txmq_topic_partitions", "Partitions", labels=("topic",))
         kept = GaugeMetricFamily(
-            "txmq_topic_bytes", "Bytes of messages that are kept", labels=("topic",)
+            "txmq_topic_bytes", "Bytes of messages that are retained", labels=("topic",)
         )
         stored = CounterMetricFamily(
             "txmq_topic_stored_bytes", "Bytes published since the start", labels=("topic",)
         )
-        for name, topic in list(topics.items())[:MOST_NAMES]:
+        for name, topic in list(topics.items())[:MAX_NAMES]:
             ends = (
-                visibility.end(self._engine.state, topic.topic_id, n)
-                for n in range(len(topic.ends))
+                visibility.visible_end(self._engine.state, topic.topic_id, n)
+                for n in range(len(topic.end_offsets))
             )
             messages.add_metric((name,), sum(ends))
-            partitions.add_metric((name,), len(topic.ends))
-            kept.add_metric((name,), sum(topic.sizes))
-            stored.add_metric((name,), topic.stored)
+            partitions.add_metric((name,), len(topic.end_offsets))
+            kept.add_metric((name,), sum(topic.partition_bytes))
+            stored.add_metric((name,), topic.published_bytes)
         yield from (messages, partitions, kept, stored)
 
     def _groups(self) -> Iterator[Metric]:
-        groups = queries.groups(self._engine.state, self._engine.now())
+        groups = group_views.list_groups(self._engine.state, self._engine.now())
         yield GaugeMetricFamily(
             "txmq_groups", "Consumer groups, members of broadcast groups included", len(groups)
         )
         for field, meaning in GROUP_GAUGES.items():
             gauge = GaugeMetricFamily(f"txmq_group_{field}", meaning, labels=("group",))
-            for name, value in list(_by_group(groups, field).items())[:MOST_NAMES]:
+            for name, value in list(_by_group(groups, field).items())[:MAX_NAMES]:
                 gauge.add_metric((name,), value)
             yield gauge
         ages: dict[str, int] = {}
@@ -149,9 +153,9 @@ class _State(Collector):
             name = group["group"].partition("@")[0]
             ages[name] = max(ages.get(name, 0), group["lag_ms"])
         oldest = GaugeMetricFamily(
-            "txmq_group_lag_seconds", "Age of the oldest message not done with", labels=("group",)
+            "txmq_group_lag_seconds", "Age of the oldest unsettled message", labels=("group",)
         )
-        for name, age in list(ages.items())[:MOST_NAMES]:
+        for name, age in list(ages.items())[:MAX_NAMES]:
             oldest.add_metric((name,), age / 1_000)
         yield oldest
 

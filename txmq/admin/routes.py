@@ -1,5 +1,6 @@
-"""Which path of `/api/v1/` is which control call. Calls that are not here cannot be
-made over HTTP: these only read.
+"""Routes from paths below `/api/v1/` to control calls.
+
+HTTP clients can make only the calls in this table, and all of them only read.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
     from txmq.admin.http import Query
 
 PREFIX = "/api/v1/"
-NAME = "*"
-MOST_ROWS = 500  # of one answer: each dead letter is read from the log, on the broker's own thread
+ANY_NAME = "*"
+MAX_ROWS = 500  # per reply: the broker's thread reads each dead letter from the log
 
 
-class Route(NamedTuple):
-    """A call; `argument` is what a name in the path stands for, `parameters` read those
-    of the query, `fixed` are always the same.
+class ApiRoute(NamedTuple):
+    """A call and the sources of its arguments.
+
+    `argument` is the one that the path names, `parameters` parse those of the query,
+    and `fixed` never change.
     """
 
     call: str
@@ -29,8 +32,8 @@ class Route(NamedTuple):
     fixed: Mapping[str, object] = {}
 
 
-class Asked(NamedTuple):
-    """A call with its arguments, still unchecked."""
+class ApiCall(NamedTuple):
+    """A call with its arguments, which are not validated yet."""
 
     call: str
     args: dict[str, object]
@@ -38,59 +41,60 @@ class Asked(NamedTuple):
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ValueError(f"{text[:64]!r} is no number")
+        raise ValueError(f"invalid number {text[:64]!r}: use decimal digits")
     return int(text)
 
 
 def _limit(text: str) -> int:
     limit = _number(text)
-    if limit > MOST_ROWS:
-        raise ValueError(f"at most {MOST_ROWS} at once")
+    if limit > MAX_ROWS:
+        raise ValueError(f"invalid limit {limit}: use at most {MAX_ROWS}")
     return limit
 
 
-ROUTES: dict[tuple[str, ...], Route] = {
-    ("broker",): Route("broker.show"),
-    ("alarms",): Route("broker.alarms"),
-    ("topics",): Route("topic.list"),
-    ("topics", NAME): Route("topic.show", "name"),
-    ("groups",): Route("group.list"),
-    ("groups", NAME): Route("group.show", "group"),
-    ("transactions",): Route("tx.list", "", {"state": str, "limit": _limit}),
-    ("transactions", NAME): Route(
+ROUTES: dict[tuple[str, ...], ApiRoute] = {
+    ("broker",): ApiRoute("broker.show"),
+    ("alarms",): ApiRoute("broker.alarms"),
+    ("topics",): ApiRoute("topic.list"),
+    ("topics", ANY_NAME): ApiRoute("topic.show", "name"),
+    ("groups",): ApiRoute("group.list"),
+    ("groups", ANY_NAME): ApiRoute("group.show", "group"),
+    ("transactions",): ApiRoute("tx.list", "", {"state": str, "limit": _limit}),
+    ("transactions", ANY_NAME): ApiRoute(
         "tx.show", "token", {"after": _number, "limit": _limit}, {"detail": True}
     ),
-    ("letters", NAME): Route("dlq.list", "group", {"after": _number, "limit": _limit}),
-    ("letters", NAME, "stats"): Route("dlq.stats", "group"),
+    ("letters", ANY_NAME): ApiRoute("dlq.list", "group", {"after": _number, "limit": _limit}),
+    ("letters", ANY_NAME, "stats"): ApiRoute("dlq.stats", "group"),
 }
 
 
-def call_of(path: str, query: Query) -> Asked | None:
-    """The call that a path stands for, None = none. Raises RemoteProtocolError for
-    parameters that are not its.
+def call_of(path: str, query: Query) -> ApiCall | None:
+    """Return the call for a path, None where there is none.
+
+    Raises RemoteProtocolError for invalid parameters.
     """
     parts = path.removeprefix(PREFIX).split("/")
     for pattern, route in ROUTES.items():
         if len(pattern) == len(parts) and all(
-            p in (NAME, part) for p, part in zip(pattern, parts, strict=True)
+            p in (ANY_NAME, part) for p, part in zip(pattern, parts, strict=True)
         ):
             name = {route.argument: unquote(parts[1])} if route.argument else {}
-            return Asked(route.call, {**route.fixed, **name, **_arguments(route, query)})
+            return ApiCall(route.call, {**route.fixed, **name, **_arguments(route, query)})
     return None
 
 
-def _arguments(route: Route, query: Query) -> dict[str, object]:
+def _arguments(route: ApiRoute, query: Query) -> dict[str, object]:
     arguments: dict[str, object] = {}
     for raw, values in query.items():
         name = raw.decode("latin-1")
-        read = route.parameters.get(name)
-        if read is None or len(values) != 1:
-            known = ", ".join(route.parameters) or "none"
+        parse = route.parameters.get(name)
+        if parse is None or len(values) != 1:
+            names = ", ".join(route.parameters) or "none"
             raise RemoteProtocolError(
-                f"no parameter {name[:64]!r} here, or twice", hint=f"there are: {known}"
+                f"unknown or repeated parameter {name[:64]!r}", hint=f"valid parameters: {names}"
             )
         try:
-            arguments[name] = read(values[0].decode())
+            arguments[name] = parse(values[0].decode())
         except ValueError as error:
             raise RemoteProtocolError(f"parameter {name}: {error}") from error
     return arguments

@@ -1,5 +1,6 @@
-"""What each path gives. The files of the console are a fixed table, read once: no path
-of a request reaches a disk.
+"""Replies for each path.
+
+The console's files are read once into a fixed table, so no request opens a file.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from txmq.admin.http import Query, Reply, Respond, as_json, refused
+from txmq.admin.http import HttpReply, Query, Respond, error_reply, json_reply
 from txmq.admin.metrics import CONTENT_TYPE, Metrics
 from txmq.admin.routes import PREFIX, call_of
-from txmq.core.state.state import Rejected
+from txmq.core.events.outcome import Rejected
 from txmq.errors import RemoteProtocolError, TxmqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.broker.service import Parts
+    from txmq.broker.service import BrokerParts
 
 FILES = {
     "/": ("console.html", "text/html; charset=utf-8"),
@@ -30,68 +31,72 @@ FILES = {
 }
 
 
-class Site:
-    """Answers for one broker. All methods belong to the reactor's thread."""
+class AdminSite:
+    """Request handler of one broker. All methods run on the reactor's thread."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerParts) -> None:
         self._engine, self._calls = parts.engine, parts.calls
         self._metrics = Metrics(parts)
         self._pages: dict[str, Callable[[Respond], None]] = {
-            "/healthz": self._health,
-            "/readyz": self._readiness,
-            "/metrics": self._tell_metrics,
+            "/healthz": self._health_page,
+            "/readyz": self._readiness_page,
+            "/metrics": self._metrics_page,
         }
         for path, (name, content_type) in FILES.items():
-            reply = Reply(200, (files("txmq.admin") / "static" / name).read_bytes(), content_type)
-            self._pages[path] = partial(_always, reply)
+            reply = HttpReply(
+                200, (files("txmq.admin") / "static" / name).read_bytes(), content_type
+            )
+            self._pages[path] = partial(_static, reply)
 
     def handle(self, path: str, query: Query, respond: Respond) -> None:
-        """Answer one GET."""
+        """Answer one GET request."""
         page = self._pages.get(path)
         if page is not None:
             page(respond)
             return
         try:
-            self._call(path, query, respond)
+            self._api(path, query, respond)
         except RemoteProtocolError as error:
-            respond(refused(400, "BadRequest", str(error), error.hint or ""))
+            respond(error_reply(400, "BadRequest", str(error), error.hint or ""))
         except TxmqError as error:
-            respond(refused(500, type(error).__name__, str(error), error.hint or ""))
+            respond(error_reply(500, type(error).__name__, str(error), error.hint or ""))
 
-    def _call(self, path: str, query: Query, respond: Respond) -> None:
-        asked = call_of(path, query) if path.startswith(PREFIX) else None
-        if asked is None:
+    def _api(self, path: str, query: Query, respond: Respond) -> None:
+        call = call_of(path, query) if path.startswith(PREFIX) else None
+        if call is None:
             respond(
-                refused(
+                error_reply(
                     404,
                     "NotFound",
-                    "there is nothing here",
-                    f"the console is at /, JSON under {PREFIX}",
+                    "no such page",
+                    f"use / for the console, or JSON below {PREFIX}",
                 )
             )
             return
 
         def answer(reply: object) -> None:
-            if isinstance(reply, Rejected):  # a question is refused only for what is not there
-                respond(refused(404, reply.error.__name__, reply.message, reply.hint))
+            if isinstance(reply, Rejected):  # reading calls are refused only for missing objects
+                respond(error_reply(404, reply.error.__name__, reply.message, reply.hint))
             else:
-                respond(as_json(reply))
+                respond(json_reply(reply))
 
-        self._calls.ask(asked.call, asked.args, answer)
+        self._calls.ask(call.call, call.args, answer)
 
-    def _health(self, respond: Respond) -> None:
+    def _health_page(self, respond: Respond) -> None:
         failed = self._engine.failed is not None
-        respond(Reply(503, b"failed\n") if failed else Reply(200, b"ok\n"))
+        respond(HttpReply(503, b"failed\n") if failed else HttpReply(200, b"ok\n"))
 
-    def _readiness(self, respond: Respond) -> None:
+    def _readiness_page(self, respond: Respond) -> None:
         if self._engine.failed is None and self._engine.store.read_only:
-            respond(Reply(503, b"the disk is full\n"))
+            respond(HttpReply(503, b"the disk is full\n"))
         else:
-            self._health(respond)
+            self._health_page(respond)
 
-    def _tell_metrics(self, respond: Respond) -> None:
-        self._engine.tell(respond, Reply(200, self._metrics.text(), CONTENT_TYPE))
+    def _metrics_page(self, respond: Respond) -> None:
+        self._engine.answer_when_durable(
+            respond, HttpReply(200, self._metrics.text(), CONTENT_TYPE)
+        )
 
 
-def _always(reply: Reply, respond: Respond) -> None:
+def _static(reply: HttpReply, respond: Respond) -> None:
     respond(reply)

@@ -1,7 +1,6 @@
-"""Metrics of transactions: gauges read from the state when they are asked for, and
-counters of what has happened.
+"""Metrics of transactions: gauges read from the state, and counters of events.
 
-Counters begin at 0 with the process, as Prometheus expects them to.
+Counters start at 0 with the process, as Prometheus expects.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from txmq.broker.alarms.alarms import RULES
-from txmq.core.transactions import undecided
-from txmq.core.transactions.listed import Kind
+from txmq.broker.monitoring.alarm_rules import ALARM_RULES
+from txmq.core.transactions import indexes
+from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.model import get
-from txmq.wire.calls_alarms import REPORTED_NAMES
+from txmq.model.units import SECOND
+from txmq.wire.calls.alarms import REPORTED_NAMES
 
 if TYPE_CHECKING:
-    from txmq.broker.service import Parts
+    from txmq.broker.service import BrokerParts
     from txmq.model.message import Decision
 
-SECOND = 1_000_000
-LATENCIES = (
+LATENCY_BUCKETS_S = (
     0.001,
     0.005,
     0.02,
@@ -38,15 +37,16 @@ LATENCIES = (
     1_800.0,
     7_200.0,
 )  # seconds
+# other kinds become "other"
 DECIDERS = frozenset(
     {"producer", "checker", "resolver", "operator", "job", "timeout", "xa-recovery"}
-)  # the rest is "other"
+)
 COMMITTED, ROLLED_BACK = "COMMIT", "ROLLBACK"
 
 
-class Tallies:
-    """Counts what becomes of transactions (a `Watcher` of `broker.deciding`). No name
-    from a message is a label.
+class DecisionCounters:
+    """Counters of decisions: a listener of the check-back services. No name from a
+    message is a label.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -58,22 +58,24 @@ class Tallies:
         )
         self._decisions = Counter(
             "txmq_decisions",
-            "Transactions decided, by the kind of whoever did it",
+            "Transactions decided, by outcome and kind of decider",
             ("outcome", "by"),
             registry=registry,
         )
         self._latency = Histogram(
             "txmq_decision_seconds",
-            "From storing a transaction to its decision",
-            buckets=LATENCIES,
+            "Time from the storage of a transaction to its decision",
+            buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
         self._conflicts = Counter(
-            "txmq_conflicts", "Decisions that contradicted an earlier one", registry=registry
+            "txmq_conflicts",
+            "Decisions refused because they contradict an earlier one",
+            registry=registry,
         )
         self._unresolvable = Counter(
             "txmq_no_resolver",
-            "Transactions refused: no resolver leads to their database",
+            "Transactions refused because no resolver knows their database",
             registry=registry,
         )
 
@@ -81,12 +83,12 @@ class Tallies:
         self._checks.labels(kind, answer.name).inc()
 
     def decided(self, outcome: Decision, by: str, after_us: int) -> None:
-        self._decisions.labels(outcome.name, kind_of(by)).inc()
+        self._decisions.labels(outcome.name, decider_kind(by)).inc()
         self._latency.observe(after_us / SECOND)
 
     def job_decided(self, committed: int, rolled_back: int, by: str) -> None:
-        self._decisions.labels(COMMITTED, kind_of(by)).inc(committed)
-        self._decisions.labels(ROLLED_BACK, kind_of(by)).inc(rolled_back)
+        self._decisions.labels(COMMITTED, decider_kind(by)).inc(committed)
+        self._decisions.labels(ROLLED_BACK, decider_kind(by)).inc(rolled_back)
 
     def contradicted(self, by: str) -> None:
         del by
@@ -96,64 +98,66 @@ class Tallies:
         self._unresolvable.inc()
 
 
-def kind_of(by: str) -> str:
-    """Who decided, without the name: names are whatever clients say."""
+def decider_kind(by: str) -> str:
+    """Return the kind of decider, without the name that a client chose."""
     word = by.partition(" ")[0]
     return word if word in DECIDERS else "other"
 
 
-class Standing(Collector):
-    """How transactions, resolvers and alarms stand just now."""
+class TransactionGauges(Collector):
+    """Current numbers of transactions, resolvers and alarms."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._engine, self._resolving, self._alarms = parts.engine, parts.resolving, parts.alarms
+    def __init__(self, parts: BrokerParts) -> None:
+        self._engine, self._resolving, self._alarms = parts.engine, parts.resolvers, parts.alarms
 
     def collect(self) -> Iterator[Metric]:
         yield from self._transactions()
         yield from self._resolvers()
-        yield from self._raised()
+        yield from self._alarms_raised()
 
     def _transactions(self) -> Iterator[Metric]:
         state = self._engine.state
         gauges = {
             "undecided": ("without a decision", state.undecided),
             "in_doubt": (
-                "undecided though asked about again and again",
-                state.listed[Kind.IN_DOUBT],
+                "in doubt: undecided after many check-backs",
+                state.listed[ListKind.IN_DOUBT],
             ),
             "waiting": (
-                "committed, behind earlier tickets of their keys",
-                state.listed[Kind.WAITING],
+                "committed, but waiting behind earlier ones of their keys",
+                state.listed[ListKind.WAITING],
             ),
-            "open": ("whose last part is missing", state.listed[Kind.OPEN]),
+            "open": ("without their last part", state.listed[ListKind.OPEN]),
             "heuristic": (
-                "decided by hand or found mixed, and not dealt with",
-                state.listed[Kind.HEURISTIC],
+                "decided by hand or mixed, and not forgotten by an operator",
+                state.listed[ListKind.HEURISTIC],
             ),
         }
         for name, (meaning, value) in gauges.items():
             yield GaugeMetricFamily(f"txmq_transactions_{name}", f"Transactions {meaning}", value)
-        age = "Age of the oldest undecided transaction, 0 = there is none"
+        meaning = "Age of the oldest undecided transaction, 0 without any"
         yield GaugeMetricFamily(
-            "txmq_transactions_oldest_undecided_seconds", age, self._oldest_age()
+            "txmq_transactions_oldest_undecided_seconds", meaning, self._oldest_age()
         )
-        held = sum(state.holds.values())
+        held = sum(state.held_keys.values())
         yield GaugeMetricFamily(
-            "txmq_order_tickets", "Batches that keep or await their place in a key's order", held
+            "txmq_order_tickets", "Batches that hold or await their place in a key's order", held
         )
 
     def _oldest_age(self) -> float:
-        token = next(undecided.tokens(self._engine.state), None)
+        token = next(indexes.undecided_tokens(self._engine.state), None)
         row = None if token is None else get(self._engine.state, token)
         return 0.0 if row is None else (self._engine.now() - row.stored_at) / SECOND
 
     def _resolvers(self) -> Iterator[Metric]:
         up = GaugeMetricFamily(
-            "txmq_resolver_up", "Whether the database could be asked", labels=("resolver",)
+            "txmq_resolver_up",
+            "1 if the last check-back reached the database",
+            labels=("resolver",),
         )
         seen = GaugeMetricFamily(
             "txmq_resolver_seen_timestamp_seconds",
-            "When the database was last asked, 0 = never",
+            "Time of the last check-back, 0 before the first",
             labels=("resolver",),
         )
         for one in self._resolving.status():
@@ -162,9 +166,9 @@ class Standing(Collector):
         yield up
         yield seen
 
-    def _raised(self) -> Iterator[Metric]:
+    def _alarms_raised(self) -> Iterator[Metric]:
         raised = {alarm.name for alarm in self._alarms.raised()}
         gauge = GaugeMetricFamily("txmq_alarm", "1 while the alarm is raised", labels=("name",))
-        for name in (*(rule.name for rule in RULES), *REPORTED_NAMES):
+        for name in (*(rule.name for rule in ALARM_RULES), *REPORTED_NAMES):
             gauge.add_metric((name,), int(name in raised))
         yield gauge

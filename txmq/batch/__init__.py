@@ -1,48 +1,48 @@
-"""Batches: messages laid out by column, encoded once by their producer, stored and
-served as the same bytes.
+"""Batches: messages laid out by column (docs/FORMATS.md 3).
 
-docs/FORMATS.md 3 is the format. `encode` and its kin make batches, `verify` judges
-received ones, `BatchView` reads.
+The producer encodes a batch once; brokers store it and serve it as the same bytes.
+`encode` and its variants make batches, `verify` checks received ones, `BatchView` and
+`RunView` read them.
 """
 
-from txmq.batch.codecs import PLAIN, Compression, library
+from txmq.batch.codecs import NO_COMPRESSION, Compression, codec_library
 from txmq.batch.decode import (
     BatchView,
     key_hash_at,
     key_hashes,
     largest_body,
-    rows_tagged,
+    rows_with_tag,
     single_row,
 )
 from txmq.batch.encode import encode, encode_columns, encode_one
-from txmq.batch.header import BatchHeader, Codec, expires, read_header, with_producer
+from txmq.batch.header import BatchHeader, Codec, has_expiry, read_header, with_producer
 from txmq.batch.layout import Column, Layout, locate
 from txmq.batch.run import RunView
-from txmq.batch.split import Single, deliveries, split
+from txmq.batch.split import RowBatch, delivery_times, split
 from txmq.batch.verify import verify
 
 __all__ = [
-    "PLAIN",
+    "NO_COMPRESSION",
     "BatchHeader",
     "BatchView",
     "Codec",
     "Column",
     "Compression",
     "Layout",
+    "RowBatch",
     "RunView",
-    "Single",
-    "deliveries",
+    "codec_library",
+    "delivery_times",
     "encode",
     "encode_columns",
     "encode_one",
-    "expires",
+    "has_expiry",
     "key_hash_at",
     "key_hashes",
     "largest_body",
-    "library",
     "locate",
     "read_header",
-    "rows_tagged",
+    "rows_with_tag",
     "single_row",
     "split",
     "verify",

@@ -1,4 +1,4 @@
-"""Single cells of the columns: headers, and what a row may hold."""
+"""Encoding and limits of single cells: key, tag, body and headers of one row."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from txmq.model import limits
 from txmq.model.message import NO_HEADERS
 
 BODY_HINT = "encode text with .encode(), values with json or msgpack"
-SMALLER = "split it, or put the data elsewhere and send its address"
+SMALLER = "send smaller ones, or store the data elsewhere and send its address"
 
 
-def too_large(what: str, size: int, limit: int) -> MessageTooLarge:
-    """The error for a `what` of `size` bytes."""
-    message = f"a {what} of {size} bytes; the limit is {limit}"
+def too_large(kind: str, size: int, limit: int) -> MessageTooLarge:
+    """Return the error for a `what` ("message") of `size` bytes."""
+    message = f"a {kind} of {size} bytes exceeds the limit of {limit}"
     return MessageTooLarge(message, hint=SMALLER, detail={"size": size, "limit": limit})
 
 
-def text_cell(text: str, what: str, limit: int) -> bytes:
-    """The cell of a key or tag: its UTF-8 bytes. LocalProtocolError where it is no
-    text, or too long.
+def text_cell(text: str, kind: str, limit: int) -> bytes:
+    """Return the UTF-8 bytes of a key or tag.
+
+    Raises LocalProtocolError where it is not a string, or too long.
     """
     try:
         cell = text.encode()
     except (AttributeError, UnicodeEncodeError) as error:
         raise LocalProtocolError(
-            f"{text!r:.80} cannot be a {what}", hint="text that UTF-8 can hold is needed"
+            f"invalid {kind} {text!r:.80}", hint="use text that UTF-8 can encode"
         ) from error
     if len(cell) > limit:
-        raise LocalProtocolError(f"a {what} of {len(cell)} bytes", hint=f"the limit is {limit}")
+        raise LocalProtocolError(f"a {kind} of {len(cell)} bytes exceeds the limit of {limit}")
     return cell
 
 
 def body_cell(body: bytes) -> bytes:
-    """The cell of a body. LocalProtocolError where it is no bytes, MessageTooLarge
-    beyond the limit.
+    """Return a body as bytes.
+
+    Raises LocalProtocolError where it is not bytes, MessageTooLarge beyond the limit.
     """
     if not isinstance(body, bytes):
         if not isinstance(body, bytearray | memoryview):
-            raise LocalProtocolError(f"a body is bytes, not {type(body).__name__}", hint=BODY_HINT)
+            raise LocalProtocolError(
+                f"a body must be bytes, not {type(body).__name__}", hint=BODY_HINT
+            )
         body = bytes(body)
     if len(body) > limits.MESSAGE:
         raise too_large("message", len(body), limits.MESSAGE)
@@ -49,8 +53,9 @@ def body_cell(body: bytes) -> bytes:
 
 
 def header_cell(headers: Mapping[str, str] | None) -> bytes:
-    """The cell of a message's headers. LocalProtocolError where they are not text to
-    text, or too many.
+    """Return the encoded headers of one message.
+
+    Raises LocalProtocolError where they do not map strings to strings, or are too many.
     """
     if not headers:
         return b""
@@ -58,22 +63,23 @@ def header_cell(headers: Mapping[str, str] | None) -> bytes:
         type(text) is str for pair in headers.items() for text in pair
     )
     if not strings or len(headers) > limits.HEADER_PAIRS:
-        hint = f"a dict of at most {limits.HEADER_PAIRS} texts to texts is needed"
-        raise LocalProtocolError(f"{headers!r:.80} cannot be headers", hint=hint)
+        hint = f"use a dict of str to str with at most {limits.HEADER_PAIRS} entries"
+        raise LocalProtocolError(f"invalid headers {headers!r:.80}", hint=hint)
     try:
         cell = bytes(msgpack.packb(dict(headers)))
     except UnicodeEncodeError as error:
-        raise LocalProtocolError("headers must be text that UTF-8 can hold") from error
+        raise LocalProtocolError("headers must be text that UTF-8 can encode") from error
     if len(cell) > limits.HEADERS:
         raise LocalProtocolError(
-            f"headers of {len(cell)} bytes", hint=f"the limit is {limits.HEADERS}"
+            f"headers of {len(cell)} bytes exceed the limit of {limits.HEADERS}"
         )
     return cell
 
 
 def headers_of(cell: bytes) -> Mapping[str, str]:
-    """The headers in a cell. RemoteProtocolError for any that `header_cell` could not
-    have made.
+    """Return the headers in a cell.
+
+    Raises RemoteProtocolError for a cell that `header_cell` cannot have made.
     """
     if not cell:
         return NO_HEADERS
@@ -91,12 +97,12 @@ def headers_of(cell: bytes) -> Mapping[str, str]:
     if type(headers) is not dict or not all(
         type(text) is str for pair in headers.items() for text in pair
     ):
-        raise RemoteProtocolError("headers that are not a map of text to text")
+        raise RemoteProtocolError("the headers are not a map of text to text")
     return headers
 
 
 def _distinct(pairs: list[tuple[object, object]]) -> dict[object, object]:
     distinct = dict(pairs)
     if len(distinct) != len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a header name occurs twice")
     return distinct

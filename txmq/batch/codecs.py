@@ -1,4 +1,4 @@
-"""Compression of the body column. The libraries are loaded by those who use them."""
+"""Compression of the body column. A library is imported at its first use."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ PACKAGES = {
 
 
 class Compression(NamedTuple):
-    """What a client does with the bodies of a batch that have together more than `over`
-    bytes.
-    """
+    """Codec of a client, and the total body size of a batch above which it applies."""
 
     codec: Codec = Codec.NONE
-    over: int = 0
+    threshold: int = 0
 
-    def of(self, size: int) -> Codec:
-        """The codec of a batch whose bodies have so many bytes."""
-        return self.codec if size > self.over else Codec.NONE
+    def codec_for(self, size: int) -> Codec:
+        """Return the codec for a batch whose bodies have `size` bytes in total."""
+        return self.codec if size > self.threshold else Codec.NONE
 
 
-PLAIN = Compression()
+NO_COMPRESSION = Compression()
 
 
 @cache
-def library(codec: int) -> Any:  # one of two modules, which have nothing in common
-    """The module behind a codec. Raises ConfigError where it is not installed."""
+def codec_library(codec: int) -> Any:  # noqa: ANN401  # one of two modules, which have nothing in common
+    """Return the module of a codec. Raises ConfigError where it is not installed."""
     module, package = PACKAGES[Codec(codec)]
     try:
         return import_module(module)
     except ImportError as error:
-        hint = f"pip install {package}, wherever messages are sent, stored or consumed that are compressed so"
+        hint = (
+            f"run `pip install {package}` at every producer, broker and consumer of such messages"
+        )
         raise ConfigError(
             "compression", f"the package {package} is not installed", hint=hint
         ) from error
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """`data`, compressed; NONE gives it back."""
+    """Return `data` compressed; codec NONE returns it as it is."""
     if codec == Codec.ZSTD:
-        return bytes(library(codec).ZstdCompressor().compress(data))
+        return bytes(codec_library(codec).ZstdCompressor().compress(data))
     if codec == Codec.LZ4:
-        return bytes(library(codec).compress(data))
+        return bytes(codec_library(codec).compress(data))
     return data
 
 
 def decompress(codec: int, data: bytes, size: int) -> bytes:
-    """The `size` bytes that were compressed to `data`; never more.
+    """Return the `size` bytes that `data` was compressed from.
 
-    RemoteProtocolError where it holds anything else, ConfigError where the library is
-    missing.
+    At most `size` bytes are ever allocated. Raises RemoteProtocolError where the result
+    has another size, ConfigError where the library is missing.
     """
     if codec == Codec.ZSTD:
         plain = _from_zstd(data, size)
@@ -66,18 +66,20 @@ def decompress(codec: int, data: bytes, size: int) -> bytes:
     else:
         plain = data
     if len(plain) != size:
-        raise RemoteProtocolError(f"bodies of {len(plain)} bytes in a batch that says {size}")
+        raise RemoteProtocolError(
+            f"the bodies of a batch have {len(plain)} bytes, its header says {size}"
+        )
     return plain
 
 
 def _from_zstd(data: bytes, size: int) -> bytes:
-    zstandard = library(Codec.ZSTD)
+    zstandard = codec_library(Codec.ZSTD)
     try:
-        # The library believes a size in the frame before any limit it is given, so that
-        # one is compared first.
+        # zstandard trusts the size in the frame more than any limit that it is given:
+        # compare that size first.
         if zstandard.get_frame_parameters(data).content_size != size:
             raise RemoteProtocolError(
-                "the compressed bodies of a batch are of another size than it says"
+                "the compressed bodies of a batch have another size than its header says"
             )
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
     except zstandard.ZstdError as error:
@@ -87,7 +89,7 @@ def _from_zstd(data: bytes, size: int) -> bytes:
 
 
 def _from_lz4(data: bytes, size: int) -> bytes:
-    decompressor = library(Codec.LZ4).LZ4FrameDecompressor()
+    decompressor = codec_library(Codec.LZ4).LZ4FrameDecompressor()
     try:
         plain = bytes(decompressor.decompress(data, max_length=size + 1))
     except RuntimeError as error:

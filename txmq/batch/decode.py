@@ -1,6 +1,4 @@
-"""Reading verified batches: column by column, when asked for; and one row of them as a
-batch of its own.
-"""
+"""Readers of verified batches: whole columns, decoded at first use."""
 
 from __future__ import annotations
 
@@ -19,27 +17,28 @@ from txmq.model.keys import key_hash, tag_bit, tag_filter
 from txmq.model.message import NO_HEADERS, message_ids
 
 BOUNDS = struct.Struct("<ii")  # of one cell, within the joined bytes
+HEAD_BYTES = 256  # of a batch: its header, and of a small batch all keys
 
 
 def offsets_of(buffer: bytes, column: Column, count: int) -> tuple[int, ...]:
-    """Where the cells of a column begin within its joined bytes, and where the last one
-    ends.
-    """
+    """Return where a column's cells begin in its joined bytes, and the last end."""
     return struct.unpack_from(f"<{count + 1}i", buffer, column.offsets)
 
 
 def cells_of(buffer: bytes, column: Column, count: int) -> list[bytes]:
-    """The cells of a column that is not compressed."""
+    """Return the cells of an uncompressed column."""
     data = buffer[column.start : column.end]
     return [data[start:end] for start, end in pairwise(offsets_of(buffer, column, count))]
 
 
 def texts_of(buffer: bytes, column: Column, count: int) -> list[str | None]:
-    """The texts of a column, None for empty ones. Raises UnicodeDecodeError where one
-    is not UTF-8.
+    """Return the texts of a column, None for empty cells.
+
+    Raises UnicodeDecodeError where one is not UTF-8.
     """
     data = buffer[column.start : column.end]
-    if data.isascii():  # then places in the bytes are places in the text, which is decoded once
+    # In ASCII, byte offsets are character offsets: one decode serves all cells.
+    if data.isascii():
         text = data.decode()
         return [
             text[start:end] or None for start, end in pairwise(offsets_of(buffer, column, count))
@@ -48,7 +47,7 @@ def texts_of(buffer: bytes, column: Column, count: int) -> list[str | None]:
 
 
 def largest_body(buffer: bytes, header: BatchHeader) -> int:
-    """How many bytes the largest body of a verified batch has, uncompressed."""
+    """Return the uncompressed size of the largest body in a verified batch."""
     if header.count == 1:
         return header.size
     offsets = offsets_of(buffer, locate(buffer, header).body, header.count)
@@ -56,9 +55,7 @@ def largest_body(buffer: bytes, header: BatchHeader) -> int:
 
 
 class BatchView:
-    """The rows of a verified batch as columns: lists with an element for each row,
-    decoded at first use.
-    """
+    """The rows of a verified batch, as one list per column."""
 
     def __init__(self, buffer: bytes, header: BatchHeader | None = None) -> None:
         self.buffer = buffer
@@ -71,16 +68,16 @@ class BatchView:
 
     @property
     def tag_filter(self) -> int:
-        """The bits of all tags."""
+        """The filter bits of all tags."""
         return self.header.tag_filter
 
-    def hashes(self) -> list[int | None]:
-        """The hash of each row's key, None where it has none."""
+    def key_hashes(self) -> list[int | None]:
+        """Return the hash of each row's key, None for a row without a key."""
         return key_hashes(self.buffer)
 
     @cached_property
     def bodies(self) -> list[bytes]:
-        """Raises RemoteProtocolError where they cannot be decompressed."""
+        """The bodies. Raises RemoteProtocolError where they cannot be decompressed."""
         body = self._layout.body
         data = decompress(self.header.codec, self.buffer[body.start : body.end], self.header.size)
         return [
@@ -108,12 +105,12 @@ class BatchView:
 
     @cached_property
     def deliver_at(self) -> list[int]:
-        """0 = at once."""
+        """Times of delivery; 0 = at once."""
         return self._times(self._layout.deliver_at)
 
     @cached_property
     def expire_at(self) -> list[int]:
-        """0 = never."""
+        """Times of expiry; 0 = never."""
         return self._times(self._layout.expire_at)
 
     @cached_property
@@ -134,21 +131,22 @@ class BatchView:
         )
 
 
-class Tagged(Protocol):
+class TaggedRows(Protocol):
     """Rows that may have tags."""
 
     @property
     def tag_filter(self) -> int:
-        """The bits of all tags."""
+        """The filter bits of all tags."""
 
     @property
     def tags(self) -> list[str | None]:
         """The tag of each row."""
 
 
-def rows_tagged(view: Tagged, tags: Collection[str]) -> list[int]:
-    """The rows with one of these tags, in order. The filter in the header only says
-    where there is none for certain.
+def rows_with_tag(view: TaggedRows, tags: Collection[str]) -> list[int]:
+    """Return the rows that have one of `tags`, in order.
+
+    The filter in the header rules batches out; it never proves a match.
     """
     if not view.tag_filter & tag_filter(tags):
         return []
@@ -156,18 +154,19 @@ def rows_tagged(view: Tagged, tags: Collection[str]) -> list[int]:
 
 
 def key_hashes(buffer: bytes, header: BatchHeader | None = None) -> list[int | None]:
-    """The hash of each row's key, None where it has none. Nothing but the keys is
-    decoded; the header, if known.
+    """Return the hash of each row's key, None for a row without a key.
+
+    Only the keys are decoded. `header` saves reading it again.
     """
     return [key_hash(cell) if cell else None for cell in key_cells(buffer, header)]
 
 
 def key_cells(buffer: bytes, header: BatchHeader | None = None) -> list[bytes]:
-    """Each row's key in UTF-8, empty where it has none. Nothing else is decoded."""
+    """Return each row's key in UTF-8, empty for a row without a key."""
     header = header or read_header(buffer)
     if not header.columns & KEY:
         return [b""] * header.count
-    if header.count == 1:  # as most groups have it: the key is the first thing in the batch
+    if header.count == 1:  # most batches of bundles: the key directly follows the header
         start, end = BOUNDS.unpack_from(buffer, LENGTH)
         return [buffer[LENGTH + BOUNDS.size + start : LENGTH + BOUNDS.size + end]]
     column = locate(buffer, header).key
@@ -175,23 +174,30 @@ def key_cells(buffer: bytes, header: BatchHeader | None = None) -> list[bytes]:
     return cells_of(buffer, column, header.count)
 
 
-def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:
-    """The hash of one row's key, None where it has none. `read(at, length)` gives bytes
-    of the verified batch: of a large one no more is needed than these few.
+def key_hash_at(read: Callable[[int, int], bytes], length: int, row: int) -> int | None:
+    """Return the hash of one row's key, None where it has none.
+
+    `read(at, count)` returns bytes of the verified batch, which has `length` bytes. A
+    large batch need not be read as a whole for one key. Of a small batch the first
+    read brings everything.
     """
-    _version, _codec, columns, count, *_ = FIELDS.unpack_from(read(0, LENGTH), PREFIX.size)
+    head = read(0, min(length, HEAD_BYTES))
+
+    def cut(at: int, size: int) -> bytes:
+        return head[at : at + size] if at + size <= len(head) else read(at, size)
+
+    _version, _codec, columns, count, *_ = FIELDS.unpack_from(head, PREFIX.size)
     if not columns & KEY:
         return None
-    start, end = BOUNDS.unpack(read(LENGTH + 4 * row, BOUNDS.size))
+    start, end = BOUNDS.unpack(cut(LENGTH + 4 * row, BOUNDS.size))
     data = padded(LENGTH + 4 * (count + 1))
-    return key_hash(read(data + start, end - start)) if start < end else None
+    return key_hash(cut(data + start, end - start)) if start < end else None
 
 
 def single_row(buffer: bytes, row: int, view: BatchView | None = None) -> bytes:
-    """That row of a verified batch as a batch of its own, uncompressed: same producer
-    and epoch, its own sequence.
+    """Return one row of a verified batch as an uncompressed batch of its own.
 
-    `view` of the batch, where several rows are taken: it is decompressed once.
+    It has the same producer and epoch, and its own sequence.
     """
     view = view or BatchView(buffer)
     header = view.header

@@ -1,9 +1,8 @@
-"""Making batches: from messages, from columns (the fast path for volumes), and of a
-single message.
+"""Encoding of batches: from messages, from columns (for volume), and of one message.
 
-All give the same bytes for the same messages. A column is one `pack` of its offsets and
-one `join` of its cells; for a single message that would cost more than the rest of a
-send, so that is packed by one struct.
+All three give the same bytes for the same messages. A column is one `pack` of its
+offsets and one `join` of its cells. For a single message that would cost more than the
+rest of a send, so `pack_row` packs the whole batch with one struct.
 """
 
 from __future__ import annotations
@@ -20,25 +19,24 @@ from google_crc32c import extend, value
 from txmq.batch.cells import BODY_HINT, body_cell, header_cell, text_cell, too_large
 from txmq.batch.codecs import compress
 from txmq.batch.header import FIELDS, LENGTH, MAGIC, OPTIONAL, PREFIX, VERSION, Codec
-from txmq.batch.layout import COMPRESSED, padded
+from txmq.batch.layout import COMPRESSED
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
 from txmq.model.keys import tag_bit, tag_filter
-from txmq.model.message import Message, micros, time_or_span
+from txmq.model.message import Message, time_or_span, to_micros
 
 ZEROS = tuple(bytes(n) for n in range(8))
 TIME = struct.Struct("<q")
 PRODUCER_ID = 16
-NO_CODEC = int(Codec.NONE)  # as an int once: this module is where a microsecond counts
+NO_CODEC = int(Codec.NONE)  # an int, because members of an enum are slow to pack
 
-Pieces = tuple[bytes, ...]  # of one column, in order; empty = the column is absent
-Origin = tuple[
-    bytes, int, int
-]  # producer id (in a group: the token), its epoch, sequence of the first row
+Buffers = tuple[bytes, ...]  # buffers of one column, in order; empty = the column is absent
+# producer id (in a bundle: the token), producer epoch, sequence of the first row
+ProducerSequence = tuple[bytes, int, int]
 
 
 class _Rows(NamedTuple):
-    """Messages, column by column; None = no row has a value."""
+    """Messages column by column; None = no row has a value."""
 
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None = None
@@ -59,16 +57,16 @@ def encode(
     born_at: int | Sequence[int],
     codec: int = Codec.NONE,
 ) -> bytes:
-    """The batch of these messages; `born_at` is one time for all, or one for each.
+    """Return the batch of these messages; `born_at` is one time, or one per message.
 
-    Raises LocalProtocolError for what no batch can hold, MessageTooLarge for a body or
-    a batch beyond the limit.
+    Raises LocalProtocolError for values that no batch can hold, MessageTooLarge for a
+    body or a batch beyond the limit.
     """
     try:
         rows = _Rows(*zip(*messages, strict=True)) if messages else _Rows(())
     except (TypeError, ValueError) as error:
         raise LocalProtocolError(
-            "not a sequence of messages", hint="make them with txmq.Message(body, ...)"
+            "messages must be a sequence of messages", hint="make each with txmq.Message(body, ...)"
         ) from error
     return _encode(rows, (producer_id, epoch, sequence), born_at, codec)
 
@@ -84,7 +82,8 @@ def encode_columns(
     born_at: int | Sequence[int],
     codec: int = Codec.NONE,
 ) -> bytes:
-    """The batch of messages given column by column, a key and a tag for each body.
+    """Return the batch of messages given as columns: a key and a tag for each body.
+
     Raises as `encode` does.
     """
     return _encode(_Rows(bodies, keys, tags), (producer_id, epoch, sequence), born_at, codec)
@@ -93,17 +92,18 @@ def encode_columns(
 def encode_one(
     message: Message, *, producer_id: bytes, epoch: int, sequence: int, born_at: int
 ) -> bytes:
-    """The batch of one message, uncompressed. Raises as `encode` does."""
+    """Return the uncompressed batch of one message. Raises as `encode` does."""
     body, key, tag, headers, deliver_at, expire_at, delay, ttl = message
     cells = (
         text_cell(key, "key", limits.KEY) if key else b"",
         text_cell(tag, "tag", limits.TAG) if tag else b"",
         header_cell(headers) if headers else b"",
-        body_cell(body),
+        body if type(body) is bytes and len(body) <= limits.MESSAGE else body_cell(body),
     )
     due = 0 if deliver_at is None and delay is None else time_or_span(deliver_at, delay)
     end = 0 if expire_at is None and ttl is None else time_or_span(expire_at, ttl)
-    times = (micros(born_at), due, end)
+    valid = type(born_at) is int and 0 <= born_at <= limits.TIME
+    times = (born_at if valid else to_micros(born_at), due, end)
     return pack_row(cells, times, tag_bit(tag) if tag else 0, (producer_id, epoch, sequence))
 
 
@@ -111,23 +111,26 @@ def pack_row(
     cells: tuple[bytes, bytes, bytes, bytes],
     times: tuple[int, int, int],
     tag_bits: int,
-    origin: Origin,
+    producer: ProducerSequence,
 ) -> bytes:
-    """The batch of one row: key, tag, headers and body; born_at, deliver_at, expire_at.
-    Empty and 0 are no values.
+    """Return the batch of one row.
+
+    `cells` are key, tag, headers and body; `times` are born_at, deliver_at and
+    expire_at. Empty and 0 mean no value.
     """
     key, tag, headers, body = cells
     born_at, deliver_at, expire_at = times
     size = len(body)
+    # `layout.padded`, written out: a call for each cell of each send adds up.
     shape, length, columns = _shape(
-        padded(len(key)),
-        padded(len(tag)),
-        padded(len(headers)),
-        padded(size),
+        len(key) + 7 & -8,
+        len(tag) + 7 & -8,
+        len(headers) + 7 & -8,
+        size + 7 & -8,
         deliver_at > 0,
         expire_at > 0,
     )
-    producer_id, epoch, sequence = _checked(origin)
+    producer_id, epoch, sequence = _checked(producer)
     packed = shape.pack(
         *(
             VERSION,
@@ -155,28 +158,28 @@ def pack_row(
 
 @lru_cache(maxsize=4096)
 def _shape(*sizes: int) -> tuple[struct.Struct, int, int]:
-    """The struct after the prefix, the length and the columns of a batch of one row.
+    """Return struct after the prefix, length and columns of a batch of one row.
 
-    `sizes` are those of key, tag, headers and body, padded (packing fills them up with
-    zeros), then whether it has deliver_at and expire_at.
+    `sizes` are the padded sizes of key, tag, headers and body (packing fills them up
+    with zeros), then the presence of deliver_at and expire_at.
     """
     *optional, body, deliver_at, expire_at = sizes
-    there = (*optional, deliver_at, expire_at)
-    columns = sum(flag for flag, size in zip(OPTIONAL, there, strict=True) if size)
+    present = (*optional, deliver_at, expire_at)
+    columns = sum(flag for flag, size in zip(OPTIONAL, present, strict=True) if size)
     cells = "".join(f"ii{size}s" for size in optional if size)
     shape = struct.Struct(f"{FIELDS.format}{cells}ii{body}sq{'q' * (deliver_at + expire_at)}")
     return shape, PREFIX.size + shape.size, columns
 
 
-def _encode(rows: _Rows, origin: Origin, born_at: int | Sequence[int], codec: int) -> bytes:
-    producer_id, epoch, sequence = _checked(origin)
+def _encode(rows: _Rows, producer: ProducerSequence, born_at: int | Sequence[int], codec: int) -> bytes:
+    producer_id, epoch, sequence = _checked(producer)
     count = len(rows.bodies)
     if not 0 < count <= limits.BATCH_ROWS or any(
         column is not None and len(column) != count for column in rows
     ):
         lengths = [len(column) for column in rows if column is not None]
-        hint = f"give each body its key and tag; at most {limits.BATCH_ROWS} rows"
-        raise LocalProtocolError(f"a batch of columns with {lengths} rows", hint=hint)
+        hint = f"give each body one key and one tag, and 1 to {limits.BATCH_ROWS} rows"
+        raise LocalProtocolError(f"the columns of a batch have {lengths} rows", hint=hint)
     codec, size, body = _bodies(rows.bodies, codec)
     births, youngest = _births(born_at, count)
     optional = (
@@ -186,10 +189,10 @@ def _encode(rows: _Rows, origin: Origin, born_at: int | Sequence[int], codec: in
         _times(rows.deliver_at, rows.delay),
         _times(rows.expire_at, rows.ttl),
     )
-    columns = sum(flag for flag, pieces in zip(OPTIONAL, optional, strict=True) if pieces)
+    columns = sum(flag for flag, buffers in zip(OPTIONAL, optional, strict=True) if buffers)
     key, tag, headers, deliver_at, expire_at = optional
-    pieces = (*key, *tag, *headers, *body, births, *deliver_at, *expire_at)
-    length = LENGTH + sum(map(len, pieces))
+    buffers = (*key, *tag, *headers, *body, births, *deliver_at, *expire_at)
+    length = LENGTH + sum(map(len, buffers))
     if length > limits.BATCH:
         raise too_large("batch", length, limits.BATCH)
     tags = tag_filter(text for text in rows.tags if text) if tag and rows.tags else 0
@@ -207,19 +210,19 @@ def _encode(rows: _Rows, origin: Origin, born_at: int | Sequence[int], codec: in
         0,
         sequence,
     )
-    checksum = reduce(extend, pieces, value(fields))
-    return b"".join((PREFIX.pack(MAGIC, checksum), fields, *pieces))
+    checksum = reduce(extend, buffers, value(fields))
+    return b"".join((PREFIX.pack(MAGIC, checksum), fields, *buffers))
 
 
-def _checked(origin: Origin) -> Origin:
-    if len(origin[0]) != PRODUCER_ID:
+def _checked(producer: ProducerSequence) -> ProducerSequence:
+    if len(producer[0]) != PRODUCER_ID:
         raise LocalProtocolError(
-            f"a producer id or token of {len(origin[0])} bytes, not {PRODUCER_ID}"
+            f"a producer id or token has {len(producer[0])} bytes, not {PRODUCER_ID}"
         )
-    return origin
+    return producer
 
 
-def _texts(texts: Sequence[str | None] | None, what: str, limit: int) -> Pieces:
+def _texts(texts: Sequence[str | None] | None, kind: str, limit: int) -> Buffers:
     if texts is None or not any(texts):
         return ()
     filled = [text or "" for text in texts]
@@ -227,28 +230,30 @@ def _texts(texts: Sequence[str | None] | None, what: str, limit: int) -> Pieces:
         joined = "".join(filled)
         data = joined.encode()
     except (TypeError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"a {what} must be text that UTF-8 can hold: {error}") from error
+        raise LocalProtocolError(f"a {kind} must be text that UTF-8 can encode: {error}") from error
     lengths = list(map(len, filled if joined.isascii() else [text.encode() for text in filled]))
     if max(lengths) > limit:
-        raise LocalProtocolError(f"a {what} of {max(lengths)} bytes", hint=f"the limit is {limit}")
+        raise LocalProtocolError(f"a {kind} of {max(lengths)} bytes exceeds the limit of {limit}")
     return _column(lengths, data)
 
 
-def _headers(headers: Sequence[Mapping[str, str] | None] | None) -> Pieces:
+def _headers(headers: Sequence[Mapping[str, str] | None] | None) -> Buffers:
     if headers is None or not any(headers):
         return ()
     cells = [header_cell(pairs) for pairs in headers]
     return _column(list(map(len, cells)), b"".join(cells))
 
 
-def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Pieces]:
+def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Buffers]:
     try:
         data = b"".join(bodies)
     except TypeError as error:
-        raise LocalProtocolError(f"a body is bytes: {error}", hint=BODY_HINT) from error
+        raise LocalProtocolError(f"a body must be bytes: {error}", hint=BODY_HINT) from error
     lengths = list(map(len, bodies))
     if sum(lengths) != len(data):
-        raise LocalProtocolError("a body is bytes, not a buffer of larger items", hint=BODY_HINT)
+        raise LocalProtocolError(
+            "a body must be bytes, not a buffer of larger items", hint=BODY_HINT
+        )
     if len(data) > limits.MESSAGE and max(lengths) > limits.MESSAGE:
         raise too_large("message", max(lengths), limits.MESSAGE)
     if len(data) > limits.BATCH:
@@ -264,28 +269,28 @@ def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Pieces]:
     )
 
 
-def _column(lengths: list[int], data: bytes) -> Pieces:
-    """A column of cells of these lengths, given joined."""
+def _column(lengths: list[int], data: bytes) -> Buffers:
+    """Return the buffers of a column, given the lengths and the joined cells."""
     offsets = struct.pack(f"<{len(lengths) + 1}i", *accumulate(lengths, initial=0))
     return offsets, ZEROS[-len(offsets) % 8], data, ZEROS[-len(data) % 8]
 
 
 def _births(born_at: int | Sequence[int], count: int) -> tuple[bytes, int]:
     if isinstance(born_at, int):
-        return TIME.pack(micros(born_at)) * count, born_at
+        return TIME.pack(to_micros(born_at)) * count, born_at
     if len(born_at) != count:
-        raise LocalProtocolError(f"{len(born_at)} times of birth for {count} messages")
-    youngest = micros(max(born_at))
-    micros(min(born_at))
+        raise LocalProtocolError(f"born_at has {len(born_at)} times for {count} messages")
+    youngest = to_micros(max(born_at))
+    to_micros(min(born_at))
     try:
         return struct.pack(f"<{count}q", *born_at), youngest
     except struct.error as error:
-        raise LocalProtocolError(f"times of birth are ints of microseconds: {error}") from error
+        raise LocalProtocolError(f"born_at must be ints of microseconds: {error}") from error
 
 
 def _times(
     times: Sequence[int | datetime | None] | None, spans: Sequence[float | timedelta | None] | None
-) -> Pieces:
+) -> Buffers:
     if times is None or spans is None or not (any(times) or any(spans)):
         return ()
     values = [time_or_span(time, span) for time, span in zip(times, spans, strict=True)]

@@ -1,7 +1,21 @@
-"""The header of a batch (docs/FORMATS.md 3).
+"""Header of a batch (docs/FORMATS.md 3).
 
-0 magic | 4 crc32c of 8.. | 8 version | 9 codec | 10 columns | 12 count | 16 length | 20 size uncompressed | 24 born_at
-32 tag filter | 40 producer id | 56 epoch | 60 zero | 64 sequence | 72 columns
+at   type  field
+0    4s    magic TXB1
+4    u32   CRC32C over everything from byte 8 on
+8    u8    version = 1
+9    u8    codec
+10   u16   columns: flags of the optional ones
+12   u32   count of rows
+16   u32   length of the batch
+20   u32   size of the bodies, uncompressed
+24   i64   born_at
+32   u64   tag filter
+40   16s   producer id
+56   u32   producer epoch
+60   u32   0
+64   u64   sequence of the first row
+72         columns
 """
 
 from __future__ import annotations
@@ -20,25 +34,22 @@ VERSION = 1
 LENGTH = 72
 PRODUCER_AT = 40
 
-# The columns that a batch may have or not; not an enum, whose members are slow to
-# combine.
+# Flags of the optional columns. No enum: its members are slow to combine.
 OPTIONAL = KEY, TAG, HEADERS, DELIVER_AT, EXPIRE_AT = 1, 2, 4, 8, 16
 
 PREFIX = Struct("<4sI")
 COLUMNS_AT = 10
 ONES = 0xFFFFFFFF
-TABLE = tuple(
-    extend(ONES, bytes((byte,))) ^ ONES for byte in range(256)
-)  # one step of CRC32C, by what is shifted out
-STEPS = {
-    entry >> 24: byte for byte, entry in enumerate(TABLE)
-}  # which one it was, by the result's highest byte
-WORTH_UNWINDING = 1 << 15  # bytes that take longer to copy than the few steps back
-FIELDS = Struct("<BBHIIIqQ16sIIQ")  # after the prefix; what the checksum covers begins here
+# CRC32C's table: the change of the register by the byte that is shifted out
+TABLE = tuple(extend(ONES, bytes((byte,))) ^ ONES for byte in range(256))
+# its inverse: that byte, by the highest byte of the result
+STEPS = {entry >> 24: byte for byte, entry in enumerate(TABLE)}
+WORTH_UNWINDING = 1 << 15  # bytes; copying more costs more than the eight steps back
+FIELDS = Struct("<BBHIIIqQ16sIIQ")  # after the prefix; the checksum covers from here on
 
 
 class Codec(IntEnum):
-    """How the joined bodies are compressed."""
+    """Compression of the joined bodies."""
 
     NONE = 0
     ZSTD = 1
@@ -46,14 +57,12 @@ class Codec(IntEnum):
 
 
 class BatchHeader(NamedTuple):
-    """What is known of a batch before its columns are read; in a group the token stands
-    in for the producer id.
-    """
+    """The header of a batch. In a bundle, the token stands in for the producer id."""
 
     checksum: int
     codec: int
     columns: int
-    count: int  # type: ignore[assignment] # hides a method of tuples that nobody calls on a header
+    count: int  # type: ignore[assignment] # hides tuple.count, which a header does not need
     length: int
     size: int  # of the bodies, uncompressed
     born_at: int  # no message of the batch is younger
@@ -63,19 +72,21 @@ class BatchHeader(NamedTuple):
     sequence: int  # of row 0; row r has sequence + r
 
 
-def expires(buffer: bytes) -> bool:
-    """Whether a batch that was verified before has times of expiry. For each batch that
-    is delivered, so quick.
+def has_expiry(buffer: bytes) -> bool:
+    """Return whether a verified batch has times of expiry.
+
+    Called for each batch that is delivered, hence one byte is enough.
     """
     return bool(buffer[COLUMNS_AT] & EXPIRE_AT)
 
 
 def read_header(buffer: bytes) -> BatchHeader:
-    """The header of the batch that `buffer` begins with. RemoteProtocolError where it
-    cannot be one of this version.
+    """Return the header of the batch that `buffer` begins with.
+
+    Raises RemoteProtocolError where it cannot be the header of a batch of this version.
     """
     if len(buffer) < LENGTH:
-        raise RemoteProtocolError(f"a batch of {len(buffer)} bytes has no room for its header")
+        raise RemoteProtocolError(f"a batch of {len(buffer)} bytes is shorter than its header")
     magic, checksum = PREFIX.unpack_from(buffer)
     version, codec, columns, count, length, size, born_at, tags, producer, epoch, zero, sequence = (
         FIELDS.unpack_from(buffer, PREFIX.size)
@@ -90,24 +101,26 @@ def read_header(buffer: bytes) -> BatchHeader:
     )
     if zero or columns >= 2 * EXPIRE_AT or codec > Codec.LZ4:
         raise RemoteProtocolError(
-            f"batch with unknown features: codec {codec}, columns {columns}, reserved {zero}"
+            f"unknown features in a batch: codec {codec}, columns {columns}, reserved {zero}"
         )
     if not 0 < count <= limits.BATCH_ROWS or sequence + count - 1 > limits.SEQUENCE:
-        raise RemoteProtocolError(f"batch of {count} messages from sequence {sequence}")
+        raise RemoteProtocolError(f"invalid batch of {count} messages from sequence {sequence}")
     if not 0 <= born_at <= limits.TIME:
-        raise RemoteProtocolError(f"batch born at {born_at}")
+        raise RemoteProtocolError(
+            f"invalid time {born_at}: a batch has born_at from 0 to {limits.TIME}"
+        )
     if length % 8 or not LENGTH < length <= min(limits.BATCH, len(buffer)) or size > limits.BATCH:
         raise RemoteProtocolError(
-            f"batch of {length} bytes, {size} uncompressed, in a buffer of {len(buffer)}"
+            f"invalid batch of {length} bytes, {size} uncompressed, in a buffer of {len(buffer)}"
         )
     return header
 
 
-def checksum(buffer: bytes) -> int:
-    """The checksum that a batch should have: over all that follows it.
+def compute_checksum(buffer: bytes) -> int:
+    """Return the checksum that a batch should have: over everything after the prefix.
 
-    A large one is not copied for that: the sum is begun with what its first bytes turn
-    into the beginning of one.
+    A large batch is not copied for that. The checksum starts from a register value that
+    the prefix turns into CRC32C's initial one.
     """
     if len(buffer) < WORTH_UNWINDING:
         return int(value(buffer[PREFIX.size :]))
@@ -119,9 +132,7 @@ def checksum(buffer: bytes) -> int:
 
 
 def with_producer(batch: bytes, producer_id: bytes) -> bytes:
-    """The same batch as one of another producer, or of another transaction, whose token
-    stands for that.
-    """
+    """Return the same batch with another producer id (or token)."""
     covered = bytearray(batch[PREFIX.size :])
     start = PRODUCER_AT - PREFIX.size
     covered[start : start + 16] = producer_id

@@ -1,9 +1,9 @@
-"""Where the columns of a batch stand.
+"""Positions of the columns in a batch.
 
-In this order, absent ones left out: key, tag, headers and body, each `count + 1` int32
-offsets, padded to 8 bytes, then the joined bytes, padded to 8; then born_at, deliver_at
-and expire_at, int64 each. Compressed bodies have 8 bytes more before the joined bytes:
-their compressed length, and zero.
+The columns follow in this order, without absent ones: key, tag, headers, body, born_at,
+deliver_at, expire_at. The first four are each `count + 1` int32 offsets, padded to 8
+bytes, then the joined bytes, padded to 8. The times are int64 each. Compressed bodies
+have 8 bytes more before the joined bytes: their compressed length, and zero.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ OFFSET = struct.Struct("<i")
 
 
 class Column(NamedTuple):
-    """A column of cells of any length: where its offsets begin, and where its joined
-    bytes begin and end.
-    """
+    """A column of cells: start of its offsets, start and end of its bytes."""
 
     offsets: int
     start: int
@@ -29,8 +27,9 @@ class Column(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The columns of one batch, None for an absent one; of the times, where they begin,
-    0 for absent ones.
+    """The columns of one batch, None for an absent one.
+
+    Of the times, where they begin; 0 = absent.
     """
 
     key: Column | None
@@ -43,13 +42,14 @@ class Layout(NamedTuple):
 
 
 def padded(size: int) -> int:
-    """`size`, rounded up to a multiple of 8."""
+    """Return `size` rounded up to a multiple of 8."""
     return (size + 7) & -8
 
 
 def locate(buffer: bytes, header: BatchHeader) -> Layout:
-    """The layout of the batch with that header. RemoteProtocolError where its columns
-    do not fill it exactly.
+    """Return the layout of the batch with that header.
+
+    Raises RemoteProtocolError where the columns do not fill the batch exactly.
     """
     try:
         layout, end = _walk(buffer, header)
@@ -82,7 +82,7 @@ def _walk(buffer: bytes, header: BatchHeader) -> tuple[Layout, int]:
 def _column(buffer: bytes, count: int, at: int) -> Column:
     (size,) = OFFSET.unpack_from(buffer, at + 4 * count)
     if size < 0:
-        raise RemoteProtocolError("a column of a batch ends before it begins")
+        raise RemoteProtocolError(f"a column of a batch has negative length {size}")
     start = padded(at + 4 * (count + 1))
     return Column(at, start, start + size)
 
@@ -91,12 +91,13 @@ def _body(buffer: bytes, header: BatchHeader, at: int) -> Column:
     plain = _column(buffer, header.count, at)
     if plain.end - plain.start != header.size:
         raise RemoteProtocolError(
-            f"bodies of {plain.end - plain.start} bytes in a batch that says {header.size}"
+            f"the bodies of a batch have {plain.end - plain.start} bytes,"
+            f" its header says {header.size}"
         )
     if header.codec == Codec.NONE:
         return plain
     size, zero = COMPRESSED.unpack_from(buffer, plain.start)
     if zero:
-        raise RemoteProtocolError(f"reserved bytes of a batch are {zero}")
+        raise RemoteProtocolError(f"reserved bytes of a batch are {zero}, not 0")
     start = plain.start + COMPRESSED.size
     return Column(at, start, start + size)

@@ -1,8 +1,7 @@
-"""Neighbouring batches, back to back, read as one: many messages that were stored one
-by one are a run.
+"""Runs: neighbouring stored batches, read as one.
 
-Most batches of a run are of one plain row, which is found without a walk through its
-columns: behind its body stand only times.
+Messages that were sent one by one are stored as many small batches. A batch of one
+plain row needs no walk through its columns: only times follow its body.
 """
 
 from __future__ import annotations
@@ -19,30 +18,26 @@ from txmq.errors import RemoteProtocolError
 from txmq.model.keys import key_hash
 from txmq.model.message import NO_HEADERS, message_ids
 
-HEAD = struct.Struct(
-    "<4s4xBBHIII"
-)  # magic, version, codec, columns, count, length, size of the bodies
+# magic, version, codec, columns, count, length, size of the bodies
+HEAD = struct.Struct("<4s4xBBHIII")
 FILTER = struct.Struct("<32xQ")
-ORIGIN = struct.Struct("<40x16s8xQ")  # producer id, sequence
+PRODUCER = struct.Struct("<40x16s8xQ")  # producer id, sequence
 KEY_END = struct.Struct(f"<{LENGTH + 4}xI")  # of the key of a batch of one row that has one
 KEY_AT = LENGTH + 8
-TIMES = (
-    8,
-    16,
-    16,
-    24,
-)  # bytes behind the body of one row: born_at; with deliver_at, with expire_at, with both
+# bytes after the body of one row: born_at; with deliver_at; with expire_at; with both
+TIMES = (8, 16, 16, 24)
 T = TypeVar("T")
 
 
 class RunView:
-    """The rows of verified batches as columns, as `BatchView` has those of one."""
+    """The rows of several verified batches, with the columns of `BatchView`."""
 
     def __init__(
         self, buffer: bytes, rows: Sequence[int], lengths: Sequence[int], times: Sequence[int]
     ) -> None:
-        """Rows and bytes of each batch, and when it was stored. RemoteProtocolError
-        where they are others than that.
+        """Take the row count, length and storage time of each batch in `buffer`.
+
+        Raises RemoteProtocolError where the batches in it have other ones.
         """
         self._buffer, self._rows, self._times = buffer, rows, times
         self._starts = list(accumulate(lengths, initial=0))[:-1]
@@ -50,22 +45,24 @@ class RunView:
             self._heads = [HEAD.unpack_from(buffer, start) for start in self._starts]
         except struct.error as error:
             raise RemoteProtocolError("a run of batches ends too early") from error
-        magics, versions, codecs, columns, counts, found, _sizes = zip(*self._heads, strict=True)
-        known = set(magics) == {MAGIC} and set(versions) == {VERSION} and max(codecs) <= Codec.LZ4
+        magics, versions, codecs, columns, counts, header_lengths, _sizes = zip(
+            *self._heads, strict=True
+        )
+        valid = set(magics) == {MAGIC} and set(versions) == {VERSION} and max(codecs) <= Codec.LZ4
         if (
-            not known
+            not valid
             or max(columns) >= 2 * EXPIRE_AT
             or counts != tuple(rows)
-            or found != tuple(lengths)
+            or header_lengths != tuple(lengths)
         ):
-            raise RemoteProtocolError("a run of batches holds others than it says")
+            raise RemoteProtocolError("a run of batches has other batches than its chunk says")
 
     def __len__(self) -> int:
         return sum(self._rows)
 
     @property
     def tag_filter(self) -> int:
-        """The bits of all tags."""
+        """The filter bits of all tags."""
         bits = 0
         for start in self._starts:
             bits |= FILTER.unpack_from(self._buffer, start)[0]
@@ -73,7 +70,7 @@ class RunView:
 
     @cached_property
     def bodies(self) -> list[bytes]:
-        """Raises RemoteProtocolError where they cannot be decompressed."""
+        """The bodies. Raises RemoteProtocolError where they cannot be decompressed."""
         buffer, bodies = self._buffer, list[bytes]()
         for start, (_magic, _version, codec, columns, count, length, size) in zip(
             self._starts, self._heads, strict=True
@@ -109,7 +106,7 @@ class RunView:
 
     @cached_property
     def message_ids(self) -> list[str]:
-        origins = (ORIGIN.unpack_from(self._buffer, start) for start in self._starts)
+        origins = (PRODUCER.unpack_from(self._buffer, start) for start in self._starts)
         ids = list[str]()
         for (producer_id, first), rows in zip(origins, self._rows, strict=True):
             ids += message_ids(producer_id, range(first, first + rows))
@@ -117,11 +114,11 @@ class RunView:
 
     @cached_property
     def stored_at(self) -> list[int]:
-        """When the batch of each row was stored."""
+        """Storage time of each row's batch."""
         return list(chain.from_iterable(map(repeat, self._times, self._rows)))
 
-    def hashes(self) -> list[int | None]:
-        """The hash of each row's key, None where it has none."""
+    def key_hashes(self) -> list[int | None]:
+        """Return the hash of each row's key, None for a row without a key."""
         return [key_hash(cell) if cell else None for cell in self._key_cells]
 
     @cached_property
@@ -149,5 +146,7 @@ class RunView:
         for start, (*_, columns, count, length, _size) in zip(
             self._starts, self._heads, strict=True
         ):
-            here = columns & flag
-            yield of(BatchView(self._buffer[start : start + length])) if here else [absent] * count
+            present = columns & flag
+            yield (
+                of(BatchView(self._buffer[start : start + length])) if present else [absent] * count
+            )

@@ -1,6 +1,4 @@
-"""A batch taken apart: each row as a batch of its own, for messages that do not go on
-together.
-"""
+"""Splitting of a batch into batches of one row, for rows that part ways."""
 
 from __future__ import annotations
 
@@ -14,11 +12,10 @@ from txmq.batch.layout import Column, locate
 from txmq.model.keys import key_hash, tag_bit
 
 
-class Single(NamedTuple):
-    """A row as a batch of its own, uncompressed, with its own sequence; and what its
-    columns say that a broker needs.
+class RowBatch(NamedTuple):
+    """A row as an uncompressed batch of its own.
 
-    `deliver_at` is as the sender wrote it, 0 = at once.
+    `deliver_at` is as the sender wrote it; 0 = at once.
     """
 
     data: bytes
@@ -28,9 +25,10 @@ class Single(NamedTuple):
     key_hash: int | None
 
 
-def split(buffer: bytes, header: BatchHeader) -> list[Single]:
-    """The rows of a verified batch, in order. One that is a single row already is not
-    copied, unless compressed.
+def split(buffer: bytes, header: BatchHeader) -> list[RowBatch]:
+    """Return the rows of a verified batch as batches, in order.
+
+    A batch that is a single uncompressed row is not copied.
     """
     layout = locate(buffer, header)
     count = header.count
@@ -49,12 +47,12 @@ def split(buffer: bytes, header: BatchHeader) -> list[Single]:
         origin = (header.producer_id, header.epoch, sequence)
         times = (births[row], dues[row], ends[row])
         data = buffer if whole else pack_row((key, tag, pairs, body), times, bits, origin)
-        singles.append(Single(data, dues[row], sequence, bits, key_hash(key) if key else None))
+        singles.append(RowBatch(data, dues[row], sequence, bits, key_hash(key) if key else None))
     return singles
 
 
-def deliveries(buffer: bytes, header: BatchHeader) -> tuple[int, ...]:
-    """The column deliver_at of a verified batch, empty where it has none."""
+def delivery_times(buffer: bytes, header: BatchHeader) -> tuple[int, ...]:
+    """Return the column deliver_at of a verified batch, empty where it has none."""
     at = locate(buffer, header).deliver_at if header.columns & DELIVER_AT else 0
     return struct.unpack_from(f"<{header.count}q", buffer, at) if at else ()
 

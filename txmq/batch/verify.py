@@ -1,7 +1,7 @@
-"""Whether received bytes are a batch.
+"""Verification of received batches.
 
-The broker asks before it stores: what it has let in decodes in consumers, in Spark, and
-when a single row moves.
+The broker verifies before it stores. A stored batch therefore decodes everywhere: in
+consumers, in Spark, and when the broker moves a single row.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from itertools import pairwise
 
 from txmq.batch.cells import headers_of, too_large
 from txmq.batch.codecs import decompress
+from txmq.batch.column_bounds import all_within, offsets_rise
 from txmq.batch.decode import BOUNDS, cells_of, offsets_of, texts_of
 from txmq.batch.encode import TIME
-from txmq.batch.header import KEY, LENGTH, BatchHeader, checksum, read_header
-from txmq.batch.lanes import rises, within
-from txmq.batch.layout import Column, Layout, locate, padded
+from txmq.batch.header import KEY, LENGTH, BatchHeader, compute_checksum, read_header
+from txmq.batch.layout import Column, Layout, locate
 from txmq.errors import RemoteProtocolError
 from txmq.model import limits
 from txmq.model.keys import tag_filter
 
 
 def verify(buffer: bytes) -> BatchHeader:
-    """The header of the batch that `buffer` is, after all of it was checked.
+    """Check all of `buffer` as one batch, and return its header.
 
-    Raises MessageTooLarge where one body is beyond the limit, RemoteProtocolError for
+    Raises MessageTooLarge where a body is beyond the limit, RemoteProtocolError for
     everything else.
     """
     header = read_header(buffer)
     if header.length != len(buffer):
-        raise RemoteProtocolError(f"a batch of {header.length} bytes in {len(buffer)}")
-    if checksum(buffer) != header.checksum:
-        raise RemoteProtocolError("a batch with a wrong checksum")
+        raise RemoteProtocolError(f"a batch of {header.length} bytes in a payload of {len(buffer)}")
+    if compute_checksum(buffer) != header.checksum:
+        raise RemoteProtocolError("a batch has a wrong checksum")
     if _is_simple_row(buffer, header):
         return header
     layout = locate(buffer, header)
@@ -45,11 +45,11 @@ def verify(buffer: bytes) -> BatchHeader:
 
 
 def _is_simple_row(buffer: bytes, header: BatchHeader) -> bool:
-    """Whether it is one row of a plain body and perhaps an ASCII key, and nothing is
-    wrong with it.
+    """Return whether it is a valid row of a plain body and perhaps an ASCII key.
 
-    Most sends are, and the general way through the columns would take as long as the
-    rest of the broker's work on one. Where this says no, that way finds out why.
+    Most sends are. The general way through the columns would take as long as the rest
+    of the broker's work on one. Where the answer is False, the general way finds the
+    reason.
     """
     if (
         header.count != 1
@@ -65,8 +65,8 @@ def _is_simple_row(buffer: bytes, header: BatchHeader) -> bool:
         first = LENGTH + BOUNDS.size
         if start or not 0 <= end <= limits.KEY or not buffer[first : first + end].isascii():
             return False
-        body = first + padded(end)
-    born_at = body + BOUNDS.size + padded(header.size)
+        body = first + (end + 7 & -8)
+    born_at = body + BOUNDS.size + (header.size + 7 & -8)
     if born_at + TIME.size != header.length or BOUNDS.unpack_from(buffer, body) != (0, header.size):
         return False
     (born,) = TIME.unpack_from(buffer, born_at)
@@ -86,11 +86,11 @@ def _check_bodies(buffer: bytes, header: BatchHeader, body: Column) -> None:
 
 
 def _check_offsets(
-    buffer: bytes, header: BatchHeader, column: Column, what: str, most: int
+    buffer: bytes, header: BatchHeader, column: Column, kind: str, limit: int
 ) -> None:
-    if not rises(buffer[column.offsets : column.offsets + 4 * (header.count + 1)], most):
+    if not offsets_rise(buffer[column.offsets : column.offsets + 4 * (header.count + 1)], limit):
         raise RemoteProtocolError(
-            f"a batch with a {what} that ends before it begins, or longer than {most} bytes"
+            f"a batch has a {kind} of negative length, or of more than {limit} bytes"
         )
 
 
@@ -105,9 +105,9 @@ def _check_texts(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
             _check_offsets(buffer, header, layout.tag, "tag", limits.TAG)
             filter_ = tag_filter(tag for tag in texts_of(buffer, layout.tag, header.count) if tag)
     except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"a key or tag that is not UTF-8: {error.reason}") from error
+        raise RemoteProtocolError(f"a key or tag is not UTF-8: {error.reason}") from error
     if filter_ != header.tag_filter:
-        raise RemoteProtocolError("a batch whose tag filter is not that of its tags")
+        raise RemoteProtocolError("the tag filter of a batch is not that of its tags")
 
 
 def _check_times(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
@@ -117,7 +117,5 @@ def _check_times(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
         (layout.expire_at, limits.TIME),
     )
     for at, latest in columns:
-        if at and not within(buffer[at : at + 8 * header.count], latest):
-            raise RemoteProtocolError(
-                f"a batch with a time out of range: 0 to {latest} is possible"
-            )
+        if at and not all_within(buffer[at : at + 8 * header.count], latest):
+            raise RemoteProtocolError(f"a batch has a time out of range: 0 to {latest} is possible")

@@ -1,3 +1,10 @@
-"""The broker: a pure core (`core`), the engine that makes it durable, and the protocol
-that lets clients in.
+"""The broker: an engine that makes the core's decisions durable, and what serves
+clients.
+
+The core (`txmq.core`) decides and knows nothing of disks or sockets. A request passes
+through `reactor.protocol`, `requests`, `engine`, the core's machine and the log. The
+other folders each import only those before them:
+
+    reactor, engine, delivery, checkback, data_directory, search, monitoring, calls,
+    requests, background; `assembly` and `service` put all of them together
 """

@@ -1,7 +1,7 @@
-"""The `txmq` command: its parts, put together.
+"""The `txmq` command, assembled from its subcommands.
 
-Every command imports what it needs only when it runs, so that `txmq --help` and the
-completion of a shell stay quick.
+Each command imports its dependencies when it runs, so that `txmq --help` and shell
+completion stay fast.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from txmq.cli.commands import (
 
 app = typer.Typer(
     name="txmq",
-    help="A message queue whose messages and your database rows are one decision.",
+    help="Transactional messaging with PostgreSQL: one decision for messages and rows.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -55,5 +55,5 @@ app.add_typer(outbox.app, name="outbox")
 
 
 def main() -> None:
-    """Run the command that the process was started with."""
+    """Run the command of this process."""
     app(prog_name="txmq")

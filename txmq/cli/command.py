@@ -1,6 +1,4 @@
-"""How a function becomes a command: with the options that all of them share, and with
-errors told the same way.
-"""
+"""Registration of commands: shared options, connections, and error reports."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ P = ParamSpec("P")
 SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
 
 
-class Client(Protocol):
-    """What commands need of a client."""
+class CommandClient(Protocol):
+    """The calls of a client that commands use."""
 
     def call(self, name: str, /, **args: object) -> dict[str, Any]: ...
 
@@ -43,52 +41,57 @@ class Client(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """One command's conversation with a broker."""
+class CommandSession:
+    """A connection to a broker, and the output of the command that uses it."""
 
     out: Output
-    client: Client
+    client: CommandClient
     url: str
 
     def show(self, call: str, *, columns: Sequence[str] = (), **args: object) -> None:
-        """Make a call and print its reply; of the rows in it, tables show only these
-        columns where any are named.
+        """Make a call and print its reply.
+
+        Tables of rows show only `columns`, where any are given.
         """
         self.out.show(self.client.call(call, **args), columns=columns)
 
 
-def connect(url: str) -> Client:
-    """A client of the broker there."""
-    from txmq.client.blocking.client import connect as blocking
+def connect(url: str) -> CommandClient:
+    """Return a client of the broker at `url`."""
+    from txmq.client.blocking.connect import connect as blocking
 
     return blocking(url, service="txmq-cli")
 
 
-def local(
+def local_command(
     app: typer.Typer, name: str
 ) -> Callable[[Callable[Concatenate[Output, P], None]], Callable[..., None]]:
-    """Make a command that needs no broker; its function gets an Output first."""
+    """Register a command that needs no broker; its function receives an Output
+    first.
+    """
 
     def register(function: Callable[Concatenate[Output, P], None]) -> Callable[..., None]:
-        def run(as_json: bool, **arguments: Any) -> None:  # as the command line gave them
+        def run(as_json: bool, **arguments: Any) -> None:  # noqa: ANN401, FBT001  # values of the command line
             out = Output(as_json=as_json)
-            with out.reporting():
-                function(out, **arguments)  # type: ignore[call-arg]  # by their names
+            with out.reporting_errors():
+                function(out, **arguments)  # type: ignore[call-arg]  # passed by keyword
 
         return _register(app, name, function, run, {"as_json": AsJson})
 
     return register
 
 
-def remote(
+def broker_command(
     app: typer.Typer, name: str
-) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[..., None]]:
-    """Make a command that speaks to a broker; its function gets a Session first."""
+) -> Callable[[Callable[Concatenate[CommandSession, P], None]], Callable[..., None]]:
+    """Register a command that calls a broker; its function receives a CommandSession
+    first.
+    """
 
-    def register(function: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:
-        def run(as_json: bool, broker: str, **arguments: Any) -> None:
+    def register(function: Callable[Concatenate[CommandSession, P], None]) -> Callable[..., None]:
+        def run(as_json: bool, broker: str, **arguments: Any) -> None:  # noqa: ANN401, FBT001
             with _session(Output(as_json=as_json), broker) as session:
-                function(session, **arguments)  # type: ignore[call-arg]  # by their names
+                function(session, **arguments)  # type: ignore[call-arg]  # passed by keyword
 
         return _register(app, name, function, run, {"broker": BrokerUrl, "as_json": AsJson})
 
@@ -96,11 +99,11 @@ def remote(
 
 
 @contextmanager
-def _session(out: Output, url: str) -> Iterator[Session]:
-    with out.reporting():
+def _session(out: Output, url: str) -> Iterator[CommandSession]:
+    with out.reporting_errors():
         client = connect(url)
         try:
-            yield Session(out, client, url)
+            yield CommandSession(out, client, url)
         finally:
             client.close()
 
@@ -112,8 +115,9 @@ def _register(
     run: Callable[..., None],
     shared: Mapping[str, object],
 ) -> Callable[..., None]:
-    """Give `run` the signature that typer reads: of `function`, but for its first
-    parameter, and the shared options.
+    """Give `run` the signature that typer reads.
+
+    It has the parameters of `function` without the first one, and the shared options.
     """
     hints = get_type_hints(function, include_extras=True)
     own: Sequence[inspect.Parameter] = list(inspect.signature(function).parameters.values())[1:]
@@ -126,7 +130,7 @@ def _register(
     parameters = [
         parameter.replace(annotation=hints[parameter.name]) for parameter in own
     ] + options
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions take attributes
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions accept attributes
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__doc__ = function.__doc__
     app.command(name)(run)

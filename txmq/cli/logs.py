@@ -1,10 +1,8 @@
-"""The log of a broker's process: one JSON object a line on standard error, or text on a
-terminal.
+"""Log of the broker's process: JSON lines on standard error, or text on a terminal.
 
-What belongs to users stays out of it: passwords, bodies, keys and headers of messages,
-and the rows that PostgreSQL quotes in its errors. A transaction's token is no secret
-but its name, and stays. Nothing that clients send can forge an event: what would begin
-another line, or steer a terminal, is escaped.
+The log holds no passwords, no bodies, keys or headers of messages, and no rows that
+PostgreSQL quotes in its errors. The token of a transaction is its name, not a secret.
+Line breaks and control characters are escaped, so that clients cannot forge events.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from txmq.cli.output import printable
+from txmq.cli.output import escape_controls
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
@@ -50,9 +48,7 @@ TWISTED_LEVELS = {
 
 
 def configure(*, as_json: bool) -> None:
-    """Set structlog up for this process; on a terminal it prints text unless JSON is
-    asked for.
-    """
+    """Set structlog up for this process; without `as_json` a terminal gets text."""
     import structlog
 
     text = sys.stderr.isatty() and not as_json
@@ -61,7 +57,7 @@ def configure(*, as_json: bool) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            redact,
+            redact_event,
             *_renderers(text=text),
         ],
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
@@ -73,29 +69,31 @@ def _renderers(*, text: bool) -> tuple[Processor, ...]:
     import structlog
 
     if text:
-        return escape, structlog.dev.ConsoleRenderer(
+        return escape_event, structlog.dev.ConsoleRenderer(
             exception_formatter=structlog.dev.plain_traceback
         )
     return (structlog.processors.JSONRenderer(),)  # JSON escapes by itself
 
 
-def redact(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """A processor: takes out what is secret by its name, and passwords and quoted rows
-    in any text.
+def redact_event(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Remove secrets from an event: a processor of structlog.
+
+    Fields are recognized by their names. Passwords and quoted rows are removed from all
+    texts.
     """
-    return {name: _clean(name, value) for name, value in event.items()}
+    return {name: _redact_value(name, value) for name, value in event.items()}
 
 
-def _clean(name: str, value: object) -> Any:  # whatever was logged
+def _redact_value(name: str, value: object) -> Any:  # noqa: ANN401  # any logged value
     if SECRET_NAMES.fullmatch(name.lower()):
         return REDACTED
     match value:
         case bytes() | bytearray() | memoryview():
             return f"{len(value)} bytes"
         case Mapping():
-            return {str(inner): _clean(str(inner), item) for inner, item in value.items()}
+            return {str(inner): _redact_value(str(inner), item) for inner, item in value.items()}
         case list() | tuple():
-            return [_clean(name, item) for item in value]
+            return [_redact_value(name, item) for item in value]
         case bool() | int() | float() | None:
             return value
     text = str(value)
@@ -104,34 +102,34 @@ def _clean(name: str, value: object) -> Any:  # whatever was logged
     return text
 
 
-def escape(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """A processor: escapes what is not printable; only tracebacks keep their lines,
-    indented.
+def escape_event(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape unprintable characters of an event: a processor of structlog.
+
+    Only tracebacks keep their lines, indented.
     """
     return {
-        name: INDENT.join(map(printable, value.splitlines() if name in TRACEBACKS else [value]))
+        name: INDENT.join(
+            map(escape_controls, value.splitlines() if name in TRACEBACKS else [value])
+        )
         if isinstance(value, str)
         else value
         for name, value in event.items()
     }
 
 
-def bridge_twisted() -> None:
-    """Pass what Twisted logs on to structlog, once in a process: nothing else of
-    Twisted's log is printed then.
-    """
+def redirect_twisted() -> None:
+    """Send the log of Twisted to structlog, once in a process."""
     from typing import cast
 
     from twisted.logger import ILogObserver, globalLogBeginner
 
-    observer = cast(
-        "ILogObserver", observe
-    )  # any callable is one, which zope's interfaces cannot tell mypy
+    # zope's interfaces hide from mypy that any callable is an observer
+    observer = cast("ILogObserver", observe_twisted)
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
 
-def observe(event: dict[str, Any]) -> None:
-    """An observer of Twisted's log."""
+def observe_twisted(event: dict[str, Any]) -> None:
+    """Log an event of Twisted with structlog."""
     import structlog
     from twisted.logger import formatEvent
 

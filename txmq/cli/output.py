@@ -1,8 +1,8 @@
-"""What commands print: tables for people, one JSON object for programs.
+"""Output of commands: tables for people, one JSON object for programs.
 
-A broker's reply is shown as it is, whatever its fields: single values first, then each
-list as a table. Text that came with messages is escaped, because it may hold what a
-terminal obeys.
+The reply of a broker is shown with all of its fields: single values first, then each
+list as a table. Text from messages is escaped, because it may hold control sequences
+for terminals.
 """
 
 from __future__ import annotations
@@ -24,91 +24,89 @@ from txmq.model.message import EPOCH
 if TYPE_CHECKING:
     from rich.table import Table
 
-FAILED = 1  # exit status; that of bad usage is 2
-WIDTH_OF_A_FILE = 100_000  # nothing is cut or wrapped where no terminal sets a width
-TIMES = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline")
-A_TIME = 10**15  # microseconds, September 2001: no count or generation of that name is as large
+FAILED = 1  # exit status; invalid usage ends with 2
+FILE_WIDTH = 100_000  # so that nothing is cut or wrapped in a file
+TIME_FIELDS = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline")
+FIRST_TIME = 10**15  # microseconds in September 2001; counts stay below it
 
 
 class Output:
-    """Prints the results and errors of one command."""
+    """Printer of the results and errors of one command."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
 
     def show(self, value: Mapping[str, Any], *, columns: Sequence[str] = ()) -> None:
-        """Print a result; of the rows in it, tables show only these columns where any
-        are named.
-        """
+        """Print a result. Tables of rows show only `columns`, where any are given."""
         if self.as_json:
-            self.line(value, "")
+            self.print_line(value, "")
         else:
             _print_tables(value, columns)
 
-    def line(self, value: Mapping[str, Any], text: str) -> None:
-        """Print one line of a result that comes piece by piece: `text` is what people
-        get of it.
-        """
+    def print_line(self, value: Mapping[str, Any], text: str) -> None:
+        """Print one part of a result: `value` as JSON, or `text` for people."""
         print(json.dumps(value) if self.as_json else text, flush=True)
 
-    def fail(self, error: TxmqError) -> None:
-        """Tell of an error, on one line of standard error."""
+    def print_error(self, error: TxmqError) -> None:
+        """Print an error on one line of standard error."""
         print(
-            json.dumps(_error_fields(error)) if self.as_json else f"txmq: {printable(str(error))}",
+            json.dumps(_error_fields(error))
+            if self.as_json
+            else f"txmq: {escape_controls(str(error))}",
             file=sys.stderr,
         )
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something that cannot be taken back; no ends the command. With
-        JSON nobody is there to ask.
+        """Ask for confirmation, and end the command without it.
+
+        Neither `--yes` nor `--json` asks: programs cannot answer.
         """
         if not yes and not self.as_json:
             typer.confirm(question, abort=True, err=True)
 
     @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Turns errors of txmq into their line and exit status 1."""
+    def reporting_errors(self) -> Iterator[None]:
+        """Print errors of txmq, and end the command with exit status 1."""
         try:
             yield
         except TxmqError as error:
-            self.fail(error)
+            self.print_error(error)
             raise typer.Exit(FAILED) from None
 
 
-def printable(text: str) -> str:
-    """`text` on one line, with what is no visible character escaped: no title, colour
-    or line can be forged with it.
+def escape_controls(text: str) -> str:
+    """Return `text` on one line, with its unprintable characters escaped.
+
+    So a message cannot forge titles, colours or lines.
     """
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
 
 
-def clock(micros: int) -> str:
-    """A time as people read it, in UTC."""
+def format_time(micros: int) -> str:
+    """Format microseconds since the epoch in UTC."""
     return (EPOCH + timedelta(microseconds=micros)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
 def body_fields(body: bytes) -> dict[str, str]:
-    """A body for people and programs to read: as text if it is UTF-8, else in
-    base64.
-    """
+    """Return a body as a field of text if it is UTF-8, otherwise of base64."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
         return {"body_base64": b64encode(body).decode()}
 
 
-def cell(name: str, value: object) -> str:
-    """The text of a field."""
-    if type(value) is int and value > A_TIME and TIMES.fullmatch(name):
-        return clock(value)
-    return printable(_plain(value))
+def format_cell(name: str, value: object) -> str:
+    """Format the value of a field for a table."""
+    if type(value) is int and value > FIRST_TIME and TIME_FIELDS.fullmatch(name):
+        return format_time(value)
+    return escape_controls(_format_value(value))
 
 
-def _plain(value: object, separator: str = " ") -> str:
-    """The text of a value. Lists within lists are places: [topic, partition, offset]
-    reads topic/partition/offset.
+def _format_value(value: object, separator: str = " ") -> str:
+    """Format a value. Inner lists are places: [topic, partition, offset] becomes
+    topic/partition/offset.
     """
     if value is None or value in ("", [], {}):
         return "-"
@@ -116,9 +114,9 @@ def _plain(value: object, separator: str = " ") -> str:
         case bool():
             return "yes" if value else "no"
         case dict():
-            return ", ".join(f"{name}={_plain(item, '/')}" for name, item in value.items())
+            return ", ".join(f"{name}={_format_value(item, '/')}" for name, item in value.items())
         case list() | tuple():
-            return separator.join(_plain(item, "/") for item in value)
+            return separator.join(_format_value(item, "/") for item in value)
     return str(value)
 
 
@@ -138,7 +136,7 @@ def _print_tables(value: Mapping[str, Any], columns: Sequence[str]) -> None:
 
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
-        console.width = WIDTH_OF_A_FILE
+        console.width = FILE_WIDTH
     lists = {name: item for name, item in value.items() if _is_rows(item)}
     single = {name: item for name, item in value.items() if name not in lists}
     with console.capture() as printed:
@@ -148,9 +146,8 @@ def _print_tables(value: Mapping[str, Any], columns: Sequence[str]) -> None:
             if len(value) > 1:
                 console.print(Text(f"\n{name}", style="bold"))
             console.print(_rows_table(rows, columns) if rows else f"no {name}")
-    print(
-        "\n".join(line.rstrip() for line in printed.get().splitlines())
-    )  # tables are padded to their longest row
+    # rich pads each row to the longest one
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def _is_rows(value: object) -> bool:
@@ -163,7 +160,7 @@ def _fields_table(fields: Mapping[str, Any]) -> Table:
 
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in fields.items():
-        table.add_row(Text(name, style="bold"), Text(cell(name, value), overflow="fold"))
+        table.add_row(Text(name, style="bold"), Text(format_cell(name, value), overflow="fold"))
     return table
 
 
@@ -171,12 +168,14 @@ def _rows_table(rows: list[dict[str, Any]], columns: Sequence[str]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    known = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in columns or known if name in known]
+    present = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in columns or present if name in present]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
-        numbers = all(type(row.get(name)) is int for row in rows) and not TIMES.fullmatch(name)
+        numbers = all(type(row.get(name)) is int for row in rows) and not TIME_FIELDS.fullmatch(
+            name
+        )
         table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell(name, row.get(name))) for name in names))
+        table.add_row(*(Text(format_cell(name, row.get(name))) for name in names))
     return table

@@ -1,5 +1,4 @@
-"""The client: `protocol` has no I/O, `blocking` and `twisted` are its two faces, with the same nouns in each."""
+"""The client. `protocol` has no I/O; `blocking` and `twisted` are its two faces.
 
-from txmq.client.blocking.client import Client, connect
-
-__all__ = ["Client", "connect"]
+Both faces use the same nouns: sender, consumer, reader, transaction, inbox, cluster.
+"""

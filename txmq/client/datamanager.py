@@ -1,5 +1,4 @@
-"""Messages in the transactions of the Python package `transaction` (extra
-`transaction`), beside its other managers.
+"""Messages in transactions of the Python package `transaction` (extra `transaction`).
 
     from txmq.client.datamanager import join
 
@@ -7,16 +6,16 @@
         messages = join(client, transaction.manager)
         messages.send("orders", b"...", key="o-1")
 
-It votes by storing the messages durably at the broker, decided by nobody but this
-transaction, and finishes by telling the broker to commit: two phases, with room for one
-manager of one phase, which is to sort after "txmq:".
+The data manager votes by storing the messages durably at the broker, where only this
+transaction decides them. It finishes by sending the decision. These two phases leave
+room for one manager that commits in one phase; its sort key has to come after "txmq:".
 
-The package keeps no log of its decisions. If the process dies between the votes and the
-end, the messages stay prepared at the broker, unseen: `txmq xa list` names them, with
-the owner and the time, and after a while an alarm does. An operator looks whether the
-other managers have committed, and decides the same: `txmq tx commit` or `txmq tx
-rollback`. Databases that must agree with the messages without an operator are what
-`client.transaction` and `client.xa` are for.
+The package has no log of decisions. If the process dies between the votes and the end,
+the messages stay prepared at the broker, unseen. `txmq xa list` names them with their
+owner and time, and after a while an alarm does. An operator finds out whether the other
+managers have committed, and decides the same with `txmq tx commit` or `txmq tx
+rollback`. For databases that have to agree with the messages without an operator, use
+`client.transaction` or `client.xa`.
 """
 
 from __future__ import annotations
@@ -25,15 +24,17 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from txmq.client.blocking.transaction.broker_part import ShareMark
-from txmq.client.blocking.transaction.decisions import await_state, submit
-from txmq.client.blocking.transaction.foreign import ForeignBranch
-from txmq.client.blocking.transaction.transaction import Face, Stage
+from txmq.client.blocking.core import core_of
+from txmq.client.blocking.transaction.broker_bundle import BundlePosition
+from txmq.client.blocking.transaction.decisions import await_state, submit_decision
+from txmq.client.blocking.transaction.foreign_branch import ForeignBranch
+from txmq.client.blocking.transaction.transaction import TransactionOperations
 from txmq.client.log import get_logger
+from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError, RequestTimeout, TxmqError
 from txmq.errors.xa import XaProtocol
-from txmq.model.bundle import GroupState
+from txmq.model.bundle import BundleState
 from txmq.model.message import COMMIT, check_name
 from txmq.tx.xid import FORMAT, Xid
 
@@ -42,165 +43,163 @@ if TYPE_CHECKING:
 
     from txmq.client.blocking.client import Client
 
-GTRID = b"transaction:"  # of the branches made here, before their own name
+GTRID_PREFIX = b"transaction:"  # of the branches made here
 log = get_logger()
 
 
-class Joined(Protocol):
-    """A transaction of the package."""
+class PackageTransaction(Protocol):
+    """A transaction of the package, which has no types."""
 
-    def join(self, resource: Any) -> None: ...  # the package's, without types
-    def data(self, ob: object) -> Any: ...
-    def set_data(self, ob: object, data: Any) -> None: ...
-
-
-class Manager(Protocol):
-    """A transaction manager of the package: for each thread, or explicit."""
-
-    def get(self) -> Joined: ...
+    def join(self, resource: Any) -> None: ...  # noqa: ANN401
+    def data(self, ob: object) -> Any: ...  # noqa: ANN401
+    def set_data(self, ob: object, data: Any) -> None: ...  # noqa: ANN401
 
 
-class DataManager(Face):
+class PackageManager(Protocol):
+    """A transaction manager of the package: that of the thread, or an explicit one."""
+
+    def get(self) -> PackageTransaction: ...
+
+
+class DataManager(TransactionOperations):
     """One client's messages and acks in one transaction of the package. Made by `join`.
 
-    It implements the package's IDataManager and ISavepointDataManager, whose calls are
-    the transaction's to make.
+    Implements the package's IDataManager and ISavepointDataManager; the transaction
+    makes these calls.
     """
 
-    def __init__(self, client: Client, manager: Manager, owner: str) -> None:
-        core = client.core
+    def __init__(self, client: Client, manager: PackageManager, owner: str) -> None:
+        core = core_of(client)
         name = new_token()
-        self._branch = ForeignBranch(core, Xid(FORMAT, GTRID + name.hex.encode(), b""), owner)
-        super().__init__(self._branch.share)
+        self._branch = ForeignBranch(
+            core, Xid(FORMAT, GTRID_PREFIX + name.hex.encode(), b""), owner
+        )
+        super().__init__(self._branch.bundle)
         self.transaction_manager = manager
-        self.over = False  # nothing more can be sent with it
+        self.ended = False  # nothing more can be sent with it
         self._core = core
         self._key = f"txmq:{owner}:{name.hex}"
-        self._told: Future[bytes] | None = None
+        self._decision: Future[bytes] | None = None
 
     @property
     def token(self) -> UUID:
-        """The name of the transaction at the broker, in its lists and in message
-        ids.
-        """
-        return self._share.token
+        """The name of the transaction at the broker."""
+        return self._bundle.token
 
     def sortKey(self) -> str:
-        """Managers are asked in the order of these keys."""
+        """Return the key by which the package orders the managers."""
         return self._key
 
-    def savepoint(self) -> Savepoint:
-        """Where the messages and acks stand now."""
+    def savepoint(self) -> DataManagerSavepoint:
+        """Return a savepoint at the present sends and acks."""
         self._require(Stage.OPEN)
-        return Savepoint(self, self._share.mark())
+        return DataManagerSavepoint(self, self._bundle.position())
 
     def abort(self, transaction: object) -> None:
-        """Drops everything, unless it is committed. The transaction has no manager of
-        ours any more: join again.
-        """
+        """Drop everything unless it is committed; `join` then makes a new manager."""
         self.tpc_abort(transaction)
 
     def tpc_begin(self, transaction: object) -> None:
-        """Nothing more can be sent."""
+        """Begin the commit: nothing can be sent any more."""
         del transaction
         self._require(Stage.OPEN)
-        self.over = True
+        self.ended = True
 
     def commit(self, transaction: object) -> None:
-        """Everything is kept already; it goes out with the vote."""
+        """Do nothing: the messages go out with the vote."""
 
     def tpc_vote(self, transaction: object) -> None:
-        """Yes: everything is durable at the broker. No is an XaError, which says
-        why.
+        """Make everything durable at the broker, which is the vote yes.
+
+        An XaError is the vote no.
         """
         del transaction
-        if not self._share.empty:
+        if not self._bundle.empty:
             self._branch.store()
 
     def tpc_finish(self, transaction: object) -> None:
-        """Tells the broker. It raises nothing: what was voted for holds, and the other
-        managers have to finish, too.
+        """Send the decision. Raises nothing: the vote holds, and other managers follow.
 
-        Where the broker cannot be told for as long as the client's `delivery_timeout`,
-        the messages stay prepared, as if the process had died.
+        If the broker cannot be reached for the client's `delivery_timeout`, the
+        messages stay prepared, as if the process had died.
         """
         del transaction
-        if self._share.empty:
-            self._branch.over(committed=True)
+        if self._bundle.empty:
+            self._branch.finish(committed=True)
             return
         try:
-            self._told = submit(self._core, self.token, COMMIT)
-            self._told.exception(self._core.settings.timeout)
+            self._decision = submit_decision(self._core, self.token, COMMIT)
+            self._decision.exception(self._core.settings.timeout)
         except (TimeoutError, ClientClosed) as error:
             log.warning("datamanager.late", token=str(self.token), error=str(error))
-        if self._told is not None:
-            self._told.add_done_callback(self._note)
-        self._branch.over(committed=True)
+        if self._decision is not None:
+            self._decision.add_done_callback(self._log_outcome)
+        self._branch.finish(committed=True)
 
     def tpc_abort(self, transaction: object) -> None:
-        """Rolls back what was voted for. After the end it does nothing: what is
-        committed stays so.
-        """
+        """Roll back what was voted for; do nothing after `tpc_finish`."""
         del transaction
-        if self._told is not None:
+        if self._decision is not None:
             return
-        self.over = True
+        self.ended = True
         try:
-            self._branch.withdraw()
+            self._branch.roll_back()
         finally:
-            self._branch.over(committed=False)
+            self._branch.finish(committed=False)
 
     def wait_published(self, timeout: float = 5.0) -> None:
-        """After the commit: returns once consumers can see the messages. Raises
-        RequestTimeout.
+        """Wait, after the commit, until consumers can see the messages.
+
+        Raises RequestTimeout.
         """
         state = await_state(
-            self._core, self.token, GroupState.PUBLISHED, time.monotonic() + timeout
+            self._core, self.token, BundleState.PUBLISHED, time.monotonic() + timeout
         )
-        if state is not GroupState.PUBLISHED:
-            told = state.name if state else "UNKNOWN"
+        if state is not BundleState.PUBLISHED:
             raise RequestTimeout(
-                f"transaction {self.token} is {told}, not published in time",
-                hint=f"txmq tx show {self.token}",
+                f"Transaction {self.token} is not published in time, but "
+                f"{state.name if state else 'UNKNOWN'}",
+                hint=f"see `txmq tx show {self.token}`",
             )
 
     def _require(self, stage: Stage) -> None:
         del stage
-        if self.over:
-            hint = "join(client, manager) gives the one of the current transaction"
-            raise ClientClosed("this data manager's transaction is over", hint=hint)
+        if self.ended:
+            raise ClientClosed(
+                f"The transaction of data manager {self._key} is over",
+                hint="call join(client, manager) in the current transaction",
+            )
 
-    def _note(self, told: Future[bytes]) -> None:
-        error = told.exception()
+    def _log_outcome(self, decision: Future[bytes]) -> None:
+        error = decision.exception()
         if isinstance(error, TxmqError):
-            hint = "it stays prepared, or was decided by hand: txmq xa list"
+            hint = "it stays prepared, or an operator has decided it: see `txmq xa list`"
             log.critical(
                 "datamanager.not_committed", token=str(self.token), error=error.message, hint=hint
             )
 
 
-class Savepoint:
+class DataManagerSavepoint:
     """The package's IDataManagerSavepoint."""
 
-    def __init__(self, manager: DataManager, mark: ShareMark) -> None:
-        self._manager, self._mark = manager, mark
+    def __init__(self, manager: DataManager, position: BundlePosition) -> None:
+        self._manager, self._position = manager, position
 
     def rollback(self) -> None:
-        """Takes back whatever was sent and acked since."""
-        if self._manager.over:
+        """Withdraw later sends and acks."""
+        if self._manager.ended:
             raise XaProtocol(
-                "the transaction of this savepoint is over",
-                hint="make one in the current transaction",
+                "The transaction of this savepoint is over",
+                hint="make a savepoint in the current transaction",
             )
-        self._manager._share.back_to(self._mark)  # two halves of one thing
+        self._manager._bundle.truncate(self._position)  # noqa: SLF001
 
 
-def join(client: Client, manager: Manager, *, owner: str | None = None) -> DataManager:
-    """The data manager of this client in the manager's current transaction, joined now
-    if there was none yet.
+def join(client: Client, manager: PackageManager, *, owner: str | None = None) -> DataManager:
+    """Return this client's data manager in the current transaction, joined if need be.
 
-    `owner` names it in the broker's lists; else the client's service does. Raises
-    ConfigError where there is neither.
+    The broker lists the messages under the `owner`, by default the client's service.
+    Raises ConfigError if there is neither.
     """
     current = manager.get()
     try:
@@ -208,11 +207,15 @@ def join(client: Client, manager: Manager, *, owner: str | None = None) -> DataM
     except KeyError:
         pass
     else:
-        if not found.over:
+        if not found.ended:
             return found
     named = owner or client.service
     if named is None:
-        raise ConfigError("owner", "branches are listed under an owner", hint="such as: orders")
+        raise ConfigError(
+            "owner",
+            "branches are listed under an owner, and the client has no service",
+            hint="give one, such as owner='orders'",
+        )
     joined = DataManager(client, manager, check_name(named, "owner"))
     current.join(joined)
     current.set_data(client, joined)

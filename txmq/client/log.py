@@ -1,9 +1,8 @@
-"""The client's log: events with fields, to wherever the program that uses the client
-wants them.
+"""The client's log: events with fields, sent to the log of the user's program.
 
-A program that has configured structlog finds them there; any other in the standard
-library's logger "txmq", which says nothing until the program sets logging up. A library
-prints nothing by itself.
+Where the program has configured structlog, events go there. Otherwise they go to the
+standard library's logger "txmq", which is silent until the program configures logging.
+A library prints nothing by itself.
 """
 
 from __future__ import annotations
@@ -19,27 +18,25 @@ STANDARD.addHandler(logging.NullHandler())
 
 
 class Logger:
-    """Looks at each event for where it is to go: programs set their logs up when they
-    like.
-    """
+    """Chooses the destination at each event: programs configure logging at any time."""
 
     def info(self, event: str, **fields: object) -> None:
-        self._tell("info", event, fields)
+        self._log("info", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        self._tell("warning", event, fields)
+        self._log("warning", event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        self._tell("error", event, fields)
+        self._log("error", event, fields)
 
     def critical(self, event: str, **fields: object) -> None:
-        self._tell("critical", event, fields)
+        self._log("critical", event, fields)
 
     def exception(self, event: str, **fields: object) -> None:
-        """An error, with the exception that is being handled."""
-        self._tell("error", event, fields, exc_info=True)
+        """Log an error with the exception that is being handled."""
+        self._log("error", event, fields, exc_info=True)
 
-    def _tell(
+    def _log(
         self, level: str, event: str, fields: dict[str, Any], *, exc_info: bool = False
     ) -> None:
         if structlog.is_configured():
@@ -51,5 +48,5 @@ class Logger:
 
 
 def get_logger() -> Logger:
-    """The log of a module."""
+    """Return a logger for a module."""
     return Logger()

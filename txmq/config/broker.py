@@ -3,31 +3,31 @@
     [broker]
     data = "/var/lib/txmq"
     listen = "127.0.0.1:7650"
-    flush = "sync"                       # or: flush = { every_ms = 10, messages = 1000 }
+    flush = "sync"              # or: flush = { every_ms = 10, messages = 1000 }
 
-    [retention]                          # where a topic says nothing: txmq topic alter --set retention=7d
+    [retention]                 # default; txmq topic alter --set retention=7d
     hours = 168
-    policy = "delete"                    # or "archive"
+    policy = "delete"           # or "archive"
 
-    [catalogue]                          # of keys and ids, for txmq message find
-    mib = 16                             # made after so much of log; 0 = never
+    [catalogue]                 # of keys and ids, for txmq message find
+    mib = 16                    # built after so much of log; 0 = never
 
     [disk]
-    refuse_free_mib = 256                # below that no messages are taken
+    refuse_free_mib = 256       # refuse messages when less is free
 
     [[resolver]]
     name = "shop"
     dsn = "postgresql://txmq@db/shop"
 
-    [[xa.database]]                      # where prepared branches are looked for
+    [[xa.database]]             # databases with prepared branches to recover
     name = "shop"
     dsn = "postgresql://txmq@db/shop"
 
-    [[xa.broker]]                        # other brokers that decide them, or take part
+    [[xa.broker]]               # other brokers that take part
     url = "txmq://broker-2:7650"
 
-Nothing here is read by the rules in `core` when an event is applied: settings
-steer decisions, the log holds outcomes.
+The rules in `txmq.core` read no settings when they apply an event: settings steer
+decisions, the log holds outcomes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -46,18 +46,10 @@ from pydantic import (
     Tag,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from txmq.config.listen import is_loopback, listen_address
-from txmq.config.storage import (
-    Catalogues,
-    DiskSpace,
-    FlushEvery,
-    Model,
-    PositiveInt,
-    Retention,
-    Scrub,
-)
 from txmq.errors import ConfigError
 from txmq.errors.validation import first_mistake
 from txmq.model import limits
@@ -67,28 +59,110 @@ MIB = 1 << 20
 M = TypeVar("M", bound=BaseModel)
 
 
-def _listens(text: str) -> str:
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class StrictModel(BaseModel):
+    """Base of settings: strict, frozen, and a misspelt setting is an error."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class FlushEvery(StrictModel):
+    """Asynchronous flush: the broker answers plain sends before they are on disk.
+
+    A power cut loses at most this much. MetaQ's default was 1,000 messages or 10 s.
+    """
+
+    every_ms: PositiveInt = 10
+    messages: PositiveInt = 1_000
+
+
+class RetentionSettings(StrictModel):
+    """Retention of topics without a setting of their own; 0 = no limit.
+
+    MetaQ's default is 168 h. Segments that nobody needs are deleted, or moved to
+    `archive` where a topic's policy says so.
+    """
+
+    hours: float = Field(default=168.0, ge=0, le=876_000)
+    bytes: int = Field(default=0, ge=0)  # of one topic, all of its partitions together
+    # of dead letters; RocketMQ's go with the others, 72 h
+    letters_hours: float = Field(default=0.0, ge=0, le=876_000)
+    policy: Literal["delete", "archive"] = "delete"
+    # None = archive/ in the data directory
+    archive: Path | None = Field(default=None, strict=False)
+    every_s: float = Field(default=60.0, gt=0)
+
+
+class ScrubSettings(StrictModel):
+    """Background reads of the whole log, in search of rot; 0 hours = never.
+
+    Each step is followed by a pause at least twenty times as long, whatever the rate.
+    """
+
+    mib_per_s: float = Field(default=8.0, gt=0)
+    every_hours: float = Field(default=168.0, ge=0)
+
+
+class CatalogueSettings(StrictModel):
+    """Catalogues of keys and message ids, built by a process beside the broker.
+
+    One is built after `mib` of log, or of less after `every_s`. With 0 MiB none is
+    built, and a search for a key reads all messages of the topic.
+    """
+
+    mib: float = Field(default=16.0, ge=0)
+    every_s: float = Field(default=30.0, gt=0)
+
+
+class DiskSettings(StrictModel):
+    """Limits of free space on the data directory's disk, in MiB.
+
+    Below `warn_free_mib` there is an alarm, below `refuse_free_mib` sends are refused,
+    from `resume_free_mib` on they are taken again. RocketMQ's limits are shares of the
+    disk (85 % and 95 %); these are not, because the space that a broker needs to go on
+    does not grow with the disk. The ballast is a file of `ballast_mib`, written once
+    the log has a second segment and deleted when other programs have filled the disk,
+    so that acks, decisions and retention go on.
+    """
+
+    warn_free_mib: int = Field(default=1_024, ge=0)
+    refuse_free_mib: int = Field(default=256, ge=0)
+    resume_free_mib: int = Field(default=384, ge=0)
+    ballast_mib: int = Field(default=64, ge=0)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.refuse_free_mib <= self.resume_free_mib <= self.warn_free_mib:
+            raise ValueError(
+                "refuse_free_mib, resume_free_mib and warn_free_mib must rise, or be equal"
+            )
+        return self
+
+
+def _valid_address(text: str) -> str:
     listen_address(text)
     return text
 
 
-def _listens_here(text: str) -> str:
+def _loopback_address(text: str) -> str:
     if not is_loopback(listen_address(text).host):
         raise ValueError(
-            f"{text!r} can be reached from elsewhere, and nothing asks there who it is: use 127.0.0.1"
+            f"{text!r} is not a loopback address, and there is no login: use 127.0.0.1"
         )
     return text
 
 
-def _named(text: str) -> str:
+def _valid_name(text: str) -> str:
     if not is_name(text):
-        raise ValueError(f"{text!r} is no name: letters, digits and . _ - are possible")
+        raise ValueError(f"invalid name {text!r}: use letters, digits, '.', '_' and '-'")
     return text
 
 
-Name = Annotated[str, AfterValidator(_named)]
-Listen = Annotated[str, AfterValidator(_listens)]
-ListenHere = Annotated[str, AfterValidator(_listens_here)]
+Name = Annotated[str, AfterValidator(_valid_name)]
+Listen = Annotated[str, AfterValidator(_valid_address)]
+LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
 
 
 # The tags choose which of the two a wrong value is measured by; "" keeps them out of
@@ -99,32 +173,28 @@ Flush = Annotated[
 ]
 
 
-class Resolver(Model):
-    """A database whose token rows decide half messages; only databases named here are
-    ever asked.
-    """
+class ResolverSettings(StrictModel):
+    """A database whose token rows decide half messages; the broker asks no others."""
 
     name: Name
     dsn: str = Field(repr=False)  # may hold a password
-    end_backend_after_s: PositiveInt | None = (
-        None  # a backend in a transaction for so long is ended; None = never
-    )
+    # end a backend that has been in a transaction for longer; None = never
+    end_backend_after_s: PositiveInt | None = None
 
 
-class Consumers(Model):
-    """Defaults of consumer groups (RocketMQ's lease and session, FEATURES (c))."""
+class ConsumerDefaults(StrictModel):
+    """Defaults of consumer groups: RocketMQ's lease and session."""
 
     lease_s: PositiveInt = 60
     session_s: PositiveInt = 10
     lost_connection_grace_s: float = Field(default=1.0, ge=0)
 
 
-class Checks(Model):
-    """When undecided transactions are asked about: first, then after `then_s`, growing
-    to `longest_s`.
+class CheckbackSettings(StrictModel):
+    """Schedule of check-backs: after `first_s`, then `then_s`, growing to `longest_s`.
 
-    RocketMQ's are 6 s and 30 s. In doubt after so many checks that found no answer, or
-    at that age: whoever should answer may never have taken the question.
+    RocketMQ's are 6 s and 30 s. A transaction is in doubt after `in_doubt_after` checks
+    without an answer, or at the age of `in_doubt_after_s`.
     """
 
     first_s: float = Field(default=6.0, gt=0)
@@ -134,90 +204,79 @@ class Checks(Model):
     in_doubt_after_s: float = Field(default=1_800.0, gt=0)
 
 
-class Alarms(Model):
-    """When an operator is to be told (`txmq alarms`)."""
+class AlarmSettings(StrictModel):
+    """Limits of the conditions that `txmq alarms` reports."""
 
     undecided_s: float = Field(default=300.0, gt=0)  # the oldest undecided transaction is older
-    open_s: float = Field(
-        default=300.0, gt=0
-    )  # parts of a transaction have been missing for longer
+    # parts of a transaction have been missing for longer
+    open_s: float = Field(default=300.0, gt=0)
     held_mib: PositiveInt = 1_024  # of log are kept because of undecided transactions
-    conflict_s: float = Field(
-        default=3_600.0, gt=0
-    )  # how long a contradiction or a refusal is told of
+    # how long a contradiction or a refusal is told of
+    conflict_s: float = Field(default=3_600.0, gt=0)
     resolver_s: float = Field(default=30.0, gt=0)  # a database could not be asked for longer
-    fence_s: float = Field(
-        default=86_400.0, gt=0
-    )  # a key of an ordered group has been fenced for longer
-    slow_s: float = Field(
-        default=900.0, gt=0
-    )  # a member has had messages for longer (RocketMQ's consume timeout)
-    cleanup_s: float = Field(
-        default=21_600.0, gt=0
-    )  # token rows could not be cleaned up for longer
+    # a key of an ordered group has been fenced for longer
+    fence_s: float = Field(default=86_400.0, gt=0)
+    # a member has had messages for longer (RocketMQ's consume timeout)
+    slow_s: float = Field(default=900.0, gt=0)
+    # token rows could not be cleaned up for longer
+    cleanup_s: float = Field(default=21_600.0, gt=0)
 
 
-class Broker(Model):
-    """The broker itself."""
+class BrokerSettings(StrictModel):
+    """Section [broker]: addresses, data directory and the log."""
 
     data: Path = Field(strict=False)
     name: Name = "broker-1"
     listen: Listen = "127.0.0.1:7650"
-    http: ListenHere | None = (
-        None  # the console and metrics; on this machine only, they know no users
-    )
+    # console and metrics; loopback only, because they have no login
+    http: LoopbackAddress | None = None
     flush: Flush = "sync"
-    message_bytes: int = Field(
-        default=limits.MESSAGE, ge=1, le=limits.MESSAGE
-    )  # of a body; topics may take less
+    # largest body; topics may have a lower limit
+    message_bytes: int = Field(default=limits.MESSAGE, ge=1, le=limits.MESSAGE)
     segment_bytes: int = Field(default=1 << 30, ge=MIB)
     preallocate_bytes: int = Field(default=16 * MIB, ge=4_096)
-    drain_s: float = Field(
-        default=20.0, gt=0
-    )  # how long to wait for the disk, such as a full one, at the end
+    # longest wait for the disk at shutdown
+    drain_s: float = Field(default=20.0, gt=0)
     create_topics: bool = True
-    partitions: int = Field(
-        default=8, ge=1, le=4_096
-    )  # of a topic created on first use (RocketMQ: 8)
+    # of a topic created on first use (RocketMQ: 8)
+    partitions: int = Field(default=8, ge=1, le=4_096)
     snapshot_bytes: int = Field(default=256 * MIB, ge=MIB)  # of log between two snapshots
 
 
-class XaDatabase(Model):
-    """A database whose prepared branches are recovered; the role owns them, or is a
-    member of the roles that do.
+class XaDatabaseSettings(StrictModel):
+    """A database whose prepared branches are recovered.
+
+    The role owns them, or is a member of the roles that do.
     """
 
     name: Name
     dsn: str = Field(repr=False)  # may hold a password
 
 
-class XaBroker(Model):
-    """A broker that takes part in XA transactions, besides the one whose settings these
-    are.
-    """
+class XaBrokerSettings(StrictModel):
+    """Another broker that takes part in XA transactions."""
 
     url: Annotated[str, Field(pattern=r"^txmq://[^/\s]+$")]
 
 
-class Xa(Model):
-    """Recovery of XA transactions: every so often, and not before a branch has stood
-    for the safety interval.
+class XaSettings(StrictModel):
+    """Recovery of XA transactions, every `every_s`.
 
-    Narayana's are 120 s and 10 s; a branch here holds locks, and a coordinator decides
-    within milliseconds.
+    A branch is left alone until it has been prepared for `safety_s`. Narayana's values
+    are 120 s and 10 s; here a branch holds locks, and a coordinator decides within
+    milliseconds.
     """
 
     every_s: float = Field(default=10.0, gt=0)
     safety_s: float = Field(default=10.0, gt=0)
-    alarm_s: float = Field(
-        default=60.0, gt=0
-    )  # what has stood for so long is told of, again and again
-    database: tuple[XaDatabase, ...] = Field(default=(), strict=False)
-    broker: tuple[XaBroker, ...] = Field(default=(), strict=False)
+    # alarm about branches that have been prepared for longer
+    alarm_s: float = Field(default=60.0, gt=0)
+    database: tuple[XaDatabaseSettings, ...] = Field(default=(), strict=False)
+    broker: tuple[XaBrokerSettings, ...] = Field(default=(), strict=False)
 
 
-class Relay(Model):
-    """`txmq relay run`, a process of its own; the broker itself makes no use of it."""
+class RelaySettings(StrictModel):
+    """Settings of `txmq relay run`, a process of its own."""
 
     dsn: str = Field(repr=False)  # may hold a password
     broker: str = "txmq://127.0.0.1:7650"
@@ -229,82 +288,76 @@ class Relay(Model):
     alarm_lag_s: float = Field(default=60.0, gt=0)
 
 
-class Settings(Model):
-    """The whole file."""
+class SettingsFile(StrictModel):
+    """The whole settings file."""
 
-    broker: Broker
-    consumers: Consumers = Consumers()
-    checks: Checks = Checks()
-    alarms: Alarms = Alarms()
-    retention: Retention = Retention()
-    disk: DiskSpace = DiskSpace()
-    scrub: Scrub = Scrub()
-    catalogue: Catalogues = Catalogues()
-    resolver: tuple[Resolver, ...] = Field(default=(), strict=False)
-    xa: Xa = Xa()
-    relay: Relay | None = None
+    broker: BrokerSettings
+    consumers: ConsumerDefaults = ConsumerDefaults()
+    checks: CheckbackSettings = CheckbackSettings()
+    alarms: AlarmSettings = AlarmSettings()
+    retention: RetentionSettings = RetentionSettings()
+    disk: DiskSettings = DiskSettings()
+    scrub: ScrubSettings = ScrubSettings()
+    catalogue: CatalogueSettings = CatalogueSettings()
+    resolver: tuple[ResolverSettings, ...] = Field(default=(), strict=False)
+    xa: XaSettings = XaSettings()
+    relay: RelaySettings | None = None
 
 
-class Part(BaseModel):
-    """The part of the file that another process than the broker reads; the rest is the
-    broker's.
-    """
+class PartialFile(BaseModel):
+    """The part of the file that a process beside the broker reads."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
-class Relays(Part):
-    """What a relay reads."""
+class RelayFile(PartialFile):
+    """The part of a relay."""
 
-    relay: Relay
-
-
-class Resolvers(Part):
-    """What a resolver reads."""
-
-    resolver: tuple[Resolver, ...] = Field(strict=False, min_length=1)
-    checks: Checks = Checks()
+    relay: RelaySettings
 
 
-class XaRecovery(Part):
-    """What a recoverer reads."""
+class ResolverFile(PartialFile):
+    """The part of a resolver process."""
 
-    xa: Xa
+    resolver: tuple[ResolverSettings, ...] = Field(strict=False, min_length=1)
+    checks: CheckbackSettings = CheckbackSettings()
+
+
+class XaFile(PartialFile):
+    """The part of XA recovery."""
+
+    xa: XaSettings
 
     @field_validator("xa")
     @classmethod
-    def _has_a_database(cls, xa: Xa) -> Xa:
+    def _has_a_database(cls, xa: XaSettings) -> XaSettings:
         if not xa.database:
-            raise ValueError("there is no [[xa.database]]")
+            raise ValueError("no [[xa.database]] is configured")
         return xa
 
 
-def load(path: Path | None, overrides: dict[str, object]) -> Settings:
-    """Settings from a TOML file, if one is given, with `overrides` for [broker] on top
-    (the command line's options).
+def load_broker(path: Path | None, overrides: dict[str, object]) -> SettingsFile:
+    """Return the settings in a TOML file, with `overrides` of [broker] on top.
 
-    Raises ConfigError naming the setting, what is wrong with it and where it stands.
+    Overrides are the options of the command line. Raises ConfigError with the setting,
+    the mistake and the file.
     """
-    return _overridden(Settings, "broker", path, overrides)
+    return _overridden(SettingsFile, "broker", path, overrides)
 
 
-def load_relay(path: Path | None, overrides: dict[str, object]) -> Relay:
-    """The settings of a relay, as `load` has those of [broker]."""
-    return _overridden(Relays, "relay", path, overrides).relay
+def load_relay(path: Path | None, overrides: dict[str, object]) -> RelaySettings:
+    """Return the settings of a relay, as `load_broker` does those of [broker]."""
+    return _overridden(RelayFile, "relay", path, overrides).relay
 
 
-def load_resolvers(path: Path) -> Resolvers:
-    """What a resolver's own process needs of a TOML file. Raises ConfigError as `load`
-    does.
-    """
-    return _checked(Resolvers, _read(path), path)
+def load_resolvers(path: Path) -> ResolverFile:
+    """Return the settings of a resolver process; ConfigError as `load_broker`."""
+    return _checked(ResolverFile, _read(path), path)
 
 
-def load_xa(path: Path) -> Xa:
-    """What a recoverer's own process needs of a TOML file. Raises ConfigError as `load`
-    does.
-    """
-    return _checked(XaRecovery, _read(path), path).xa
+def load_xa(path: Path) -> XaSettings:
+    """Return the settings of XA recovery; ConfigError as `load_broker`."""
+    return _checked(XaFile, _read(path), path).xa
 
 
 def _overridden(model: type[M], name: str, path: Path | None, overrides: dict[str, object]) -> M:
@@ -323,7 +376,7 @@ def _checked(
     except ValidationError as error:
         path_to, why = first_mistake(error, unit="setting")
         where = ".".join(part for part in path_to if part.strip())
-        help_of = "relay run" if model is Relays else "broker"
+        help_of = "relay run" if model is RelayFile else "broker"
         hint = (
             f"in {path}"
             if path is not None and where not in given

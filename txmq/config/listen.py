@@ -9,7 +9,7 @@ PORTS = range(1 << 16)
 
 
 class ListenAddress(NamedTuple):
-    """Where a server listens; port 0 = any free one."""
+    """Host and port that a server listens on; port 0 = any free one."""
 
     host: str
     port: int
@@ -19,9 +19,7 @@ class ListenAddress(NamedTuple):
 
 
 def listen_address(text: str) -> ListenAddress:
-    """The address in "HOST:PORT", where an IPv6 host stands in brackets. Raises
-    ValueError.
-    """
+    """Parse "HOST:PORT", with an IPv6 host in brackets. Raises ValueError."""
     host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -30,14 +28,14 @@ def listen_address(text: str) -> ListenAddress:
         or (":" in host) != bracketed
         or not (port.isascii() and port.isdigit() and int(port) in PORTS)
     ):
-        raise ValueError(f"{text!r} is no address like 127.0.0.1:7650 or [::1]:7650")
+        raise ValueError(
+            f"invalid address {text!r}: use HOST:PORT, as 127.0.0.1:7650 or [::1]:7650"
+        )
     return ListenAddress(host, int(port))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine itself can reach `host`, which is an address or
-    "localhost".
-    """
+    """Return whether `host`, an address or "localhost", is this machine only."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

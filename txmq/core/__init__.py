@@ -1,3 +1,3 @@
-"""The rules of the broker: `decide(state, command, now)` judges, `apply(state, event,
-place)` records; no waiting.
+"""The rules of the broker as pure functions: `decide(state, command, now)` judges a
+command, `apply(state, event, context)` records an event.
 """

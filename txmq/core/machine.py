@@ -1,5 +1,8 @@
-"""The broker's state machine: `decide` judges a command, `apply` records an event.
-Recovery calls only `apply`.
+"""The state machine of the broker: `decide` judges a command, `apply` records an event.
+
+Each rule module has two tables: `DECIDERS` (command type: function) and `APPLIERS`
+(event type: function). The folders' `rules` lists name the modules; this module joins
+them. Recovery and followers call only `apply`.
 """
 
 from __future__ import annotations
@@ -8,95 +11,74 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.core import persistence
 from txmq.core.consumers import rules as consumer_rules
-from txmq.core.events.base import Booted, Event, Place
-from txmq.core.retention import letter_retention, outcome_expiry, relocation, topic_retention
+from txmq.core.events.base import Booted, Event, RecordContext
+from txmq.core.retention import rules as retention_rules
 from txmq.core.state import visibility
-from txmq.core.topics import delay_rules, sends, topics
-from txmq.core.transactions import (
-    batched,
-    decisions,
-    half_storage,
-    instances,
-    jobs,
-    large_publication,
-    lost_records,
-    timers,
-    xa,
-)
+from txmq.core.topics import rules as topic_rules
+from txmq.core.transactions import batched, lost_records
+from txmq.core.transactions import rules as transaction_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.core.state.state import Outcome, Rejected, State
+    from txmq.core.events.outcome import Outcome, Rejected
+    from txmq.core.state.state import State
 
 RULES = (
-    topics,
-    sends,
-    delay_rules,
-    half_storage,
-    decisions,
-    batched,
-    jobs,
-    large_publication,
-    xa,
-    instances,
-    timers,
-    outcome_expiry,
-    topic_retention,
-    relocation,
-    letter_retention,
-    consumer_rules,
+    *topic_rules.RULES,
+    *consumer_rules.RULES,
+    *transaction_rules.RULES,
+    *retention_rules.RULES,
 )
 
 
-def apply_booted(state: State, event: Booted, place: Place) -> None:
-    """Nobody is connected any more, and all that was recovered is durable."""
-    visibility.forget_lifted(state)
-    lost_records.booted(state, place.stored_at)
+def apply_booted(state: State, event: Booted, context: RecordContext) -> None:
+    """Apply: the broker started. No client is connected, and the recovered log is
+    durable.
+    """
+    visibility.drop_lifted(state)
+    lost_records.apply_booted(state, context.stored_at)
     state.boot_epoch = event.boot_epoch
-    consumer_rules.apply_booted(state, event, place)
+    consumer_rules.apply_booted(state, event, context)
 
 
 DECIDERS: dict[type, Callable[[State, Any, int], Outcome | Rejected]] = {}
-APPLIERS: dict[type, Callable[[State, Any, Place], None]] = {Booted: apply_booted}
+APPLIERS: dict[type, Callable[[State, Any, RecordContext], None]] = {Booted: apply_booted}
 for _module in RULES:
     DECIDERS.update(_module.DECIDERS)
     APPLIERS.update(_module.APPLIERS)
 
 
 def decide(state: State, command: object, now: int) -> Outcome | Rejected:
-    """What a command comes to at the time `now` (microseconds); the state is not
-    changed.
+    """Return the outcome of a command at the time `now` (µs). The state stays the
+    same.
     """
     return DECIDERS[type(command)](state, command, now)
 
 
-def apply(state: State, event: Event, place: Place) -> None:
-    """Record an event that stands in the log at `place`. Total and deterministic:
-    settings, clock and chance play no part.
+def apply(state: State, event: Event, context: RecordContext) -> None:
+    """Record an event of the log. Total and deterministic: independent of settings,
+    clock and chance.
     """
-    state.stored_at = place.stored_at
-    APPLIERS[type(event)](state, event, place)
+    state.stored_at = context.stored_at
+    APPLIERS[type(event)](state, event, context)
 
 
-def apply_beyond(state: State, event: Event, place: Place) -> bool:
-    """As `apply`, in a log that has lost records: False = what the event builds on is
-    among them.
+def apply_after_loss(state: State, event: Event, context: RecordContext) -> bool:
+    """Apply an event of a log that has lost records. False = it builds on a lost one.
 
-    Then it is left out, from there on where that is found out, and counts as lost, too.
-    What it would have decided or published stays as it is, for an operator; an event
-    that builds on it is left out in its turn. Of what stands in one record because it
-    came together, only that one is left out.
+    Such an event is left out from the point where that is noticed, and counts as lost
+    itself. What it would have decided or published stays as it is, for an operator;
+    events that build on it are left out in turn. Of several events in one record only
+    the affected ones are left out.
     """
     whole = True
-    for one, at in batched.members(event, place):
+    for one, its_context in batched.events_in(event, context):
         try:
-            apply(state, one, at)
-        except (
-            AssertionError,
-            LookupError,
-        ):  # the rows that every event may take for granted, while nothing is lost
-            lost_records.apply_lost(state, place.end)
+            apply(state, one, its_context)
+        except (AssertionError, LookupError):
+            # Rows that an event may rely on as long as nothing is lost.
+            lost_records.apply_lost(state, context.end)
             whole = False
     return whole
 

@@ -1,4 +1,4 @@
-"""Every error a user of txmq can meet.
+"""The errors of txmq.
 
     TxmqError
     ├─ ConfigError
@@ -15,18 +15,18 @@
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse
     ├─ DatabaseError
-    │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer, SynchronousCommitOff,
-    │  │  TwoPhaseOff, TwoPhaseFull, WalLevelTooLow, SlotMissing, SlotInUse, SlotLost, SlotRewound
+    │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer,
+    │  │  SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull, WalLevelTooLow,
+    │  │  SlotMissing, SlotInUse, SlotLost, SlotRewound
     └─ TransactionError
        ├─ UnknownTransaction, AlreadyResolved, TransactionAborted, TokenFenced, InDoubt,
           HeuristicMixed
 
-What a resource tells a foreign transaction manager are the kinds of
-`txmq.errors.xa.XaError`.
+Errors towards a foreign transaction manager are in `txmq.errors.xa`.
 
-`retriable`: the same call may succeed if made again. `outcome`: what is known of the
-effect of the call that raised: "not done", or "unknown" where it may have happened (a
-timed-out send may have been stored).
+`retriable`: the same call may succeed if it is made again. `outcome`: the effect of the
+call that raised: "not done", or "unknown" where it may have happened (a send that timed
+out may have been stored).
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ from txmq.errors.base import (
     ClientClosed,
     ConfigError,
     ConnectionLost,
+    CorruptRecord,
+    DirectoryInUse,
+    DiskFull,
     InvalidSelector,
     LocalProtocolError,
     LogChanged,
@@ -43,7 +46,10 @@ from txmq.errors.base import (
     ProtocolError,
     RemoteProtocolError,
     RequestTimeout,
+    StoreClosed,
+    StoreError,
     TxmqError,
+    UnsupportedFormat,
 )
 from txmq.errors.database import (
     DatabaseConflict,
@@ -91,14 +97,6 @@ from txmq.errors.refusals import (
     UnknownPartition,
     UnknownProducer,
     UnknownTopic,
-)
-from txmq.errors.storage import (
-    CorruptRecord,
-    DirectoryInUse,
-    DiskFull,
-    StoreClosed,
-    StoreError,
-    UnsupportedFormat,
 )
 from txmq.errors.transactions import (
     AlreadyResolved,

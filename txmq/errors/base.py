@@ -1,18 +1,18 @@
-"""The root of the tree, and errors of settings, protocols and connections."""
+"""The root of the tree; errors of settings, protocols, connections and files."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Final, Literal
 
 Outcome = Literal["not done", "unknown"]
-MAY_BE_DONE: Final = "it may have been done: look before you do it again"
+MAY_BE_DONE: Final = "the request may have been carried out: check before you repeat it"
 
 
 class TxmqError(Exception):
-    """Root of the tree. `hint` says what to do about it; the text of the error ends
-    with it.
+    """Root of the tree.
 
-    `advice` is the hint of an error that was raised without.
+    `hint` says what to do; the text of the error ends with it. `advice` is the default
+    hint of a class.
     """
 
     advice: ClassVar[str] = ""
@@ -27,7 +27,7 @@ class TxmqError(Exception):
 
 
 class ConfigError(TxmqError):
-    """A setting is missing or wrong. `path` names it within the settings file."""
+    """A setting is missing or wrong; `path` names it within the settings file."""
 
     def __init__(self, path: str, message: str, *, hint: str = "") -> None:
         super().__init__(f"{path}: {message}", hint=hint)
@@ -39,13 +39,11 @@ class ProtocolError(TxmqError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We tried something the protocol forbids: a bug on this side, or input out of
-    range.
-    """
+    """This side tried something that the protocol forbids: a bug, or bad input."""
 
 
 class InvalidSelector(LocalProtocolError):
-    """A selector that is none; `position` is where in its text, from 0."""
+    """A selector cannot be parsed; `position` is the place of the mistake, from 0."""
 
     def __init__(self, message: str, position: int, *, hint: str = "") -> None:
         super().__init__(f"in the selector, at {position}: {message}", hint=hint)
@@ -53,7 +51,7 @@ class InvalidSelector(LocalProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the protocol; the connection is of no more use and is closed."""
+    """The peer broke the protocol; the connection is closed."""
 
     advice = "compare the versions of txmq on both sides"
 
@@ -66,15 +64,11 @@ class BrokerUnavailable(TxmqError):
 
 
 class LogChanged(TxmqError):
-    """The broker has another log than before: nothing that this client knows of it
-    holds any more.
-    """
+    """The broker has another log than before; nothing that the client cached holds."""
 
 
 class ConnectionLost(TxmqError):
-    """The connection ended while the request was under way: it may have been carried
-    out.
-    """
+    """The connection ended during the request, which may have been carried out."""
 
     advice = MAY_BE_DONE
     retriable = True
@@ -82,7 +76,7 @@ class ConnectionLost(TxmqError):
 
 
 class RequestTimeout(TxmqError):
-    """No reply within the time allowed: the request may have been carried out."""
+    """No reply came in time; the request may have been carried out."""
 
     advice = MAY_BE_DONE
     retriable = True
@@ -92,4 +86,41 @@ class RequestTimeout(TxmqError):
 class ClientClosed(TxmqError):
     """The client, consumer or transaction was closed before this call."""
 
-    advice = "make another one"
+    advice = "make a new one"
+
+
+class StoreError(TxmqError):
+    """The log, a file beside it, or a reader's file of offsets cannot be used."""
+
+
+class CorruptRecord(StoreError):
+    """Durable data is damaged at `position` of the file `path`."""
+
+    def __init__(self, path: str, position: int, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"{path}: damaged at position {position}: {reason}", hint=hint)
+        self.path, self.position, self.reason = path, position, reason
+
+
+class UnsupportedFormat(StoreError):
+    """A file was written by an incompatible version of txmq."""
+
+    def __init__(self, path: str, found: object, known: object) -> None:
+        super().__init__(
+            f"{path}: format version {found}, this txmq knows {known}",
+            hint="it was written by another version of txmq: run that version, or restore a backup",
+        )
+        self.path, self.found, self.known = path, found, known
+
+
+class DiskFull(StoreError):
+    """There is no space for the log to grow."""
+
+    retriable = True
+
+
+class StoreClosed(StoreError):
+    """The store was closed, or failed and takes no more work until a restart."""
+
+
+class DirectoryInUse(StoreError):
+    """Another process holds the data directory."""

@@ -6,8 +6,9 @@ from txmq.errors.base import TxmqError
 
 
 class DatabaseError(TxmqError):
-    """PostgreSQL refused or failed. `sqlstate` is its code, None where the connection
-    itself broke.
+    """PostgreSQL refused or failed.
+
+    `sqlstate` is its code, None where the connection itself broke.
     """
 
     def __init__(self, message: str, *, hint: str = "", sqlstate: str | None = None) -> None:
@@ -22,15 +23,16 @@ class DatabaseUnavailable(DatabaseError):
 
 
 class DatabaseConflict(DatabaseError):
-    """A serialization failure, deadlock or lock time-out: roll back and run the whole
-    transaction again.
+    """A serialization failure, a deadlock or a lock time-out.
+
+    Roll back, and run the whole transaction again.
     """
 
     retriable = True
 
 
 class SchemaMissing(DatabaseError):
-    """The database lacks txmq's tables, or has those of another version."""
+    """The database lacks txmq's tables, or has another version of them."""
 
 
 class UnsupportedServer(DatabaseError):
@@ -38,8 +40,9 @@ class UnsupportedServer(DatabaseError):
 
 
 class SynchronousCommitOff(DatabaseError):
-    """The session commits without waiting for the disk: a crash could take back a
-    transaction whose messages went out.
+    """The session commits without waiting for the disk.
+
+    A crash could take back a transaction whose messages went out.
     """
 
 
@@ -48,17 +51,13 @@ class TwoPhaseOff(DatabaseError):
 
 
 class TwoPhaseFull(DatabaseError):
-    """The server has as many prepared transactions as it can hold; this one was rolled
-    back.
-    """
+    """The server can hold no more prepared transactions; this one is rolled back."""
 
     retriable = True
 
 
 class WalLevelTooLow(DatabaseError):
-    """The server writes too little into its log for logical messages; `found` is its
-    wal_level.
-    """
+    """The server's `wal_level`, `found`, is too low for logical messages."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
@@ -69,22 +68,21 @@ class WalLevelTooLow(DatabaseError):
 
 
 class SlotMissing(DatabaseError):
-    """There is no such replication slot, or not one that a relay can read."""
+    """There is no such replication slot, or a relay cannot read it."""
 
 
 class SlotInUse(DatabaseError):
-    """Another process reads the replication slot; only one can."""
+    """Another process reads the replication slot; only one at a time can."""
 
     retriable = True
 
 
 class SlotLost(DatabaseError):
-    """PostgreSQL has removed log that the slot still needed: what was committed since
-    is not in the broker.
+    """PostgreSQL has removed log that the slot still needed.
+
+    Messages of transactions committed since then are not in the broker.
     """
 
 
 class SlotRewound(DatabaseError):
-    """The database's log goes on from an earlier place than the broker has taken it
-    over to: it was restored.
-    """
+    """The database was restored to a position before the broker's watermark for it."""

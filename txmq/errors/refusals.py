@@ -1,4 +1,4 @@
-"""What brokers refuse: one class per status on the wire (`txmq.wire.status`)."""
+"""Refusals of a broker: one class per status on the wire (`txmq.wire.status`)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from txmq.errors.base import LogChanged, TxmqError
 
 
 class RequestRejected(TxmqError):
-    """The broker refused the request; nothing was done. `detail` holds the fields
-    behind the message.
-    """
+    """The broker refused the request and did nothing; `detail` has the fields."""
 
     def __init__(
         self, message: str, *, hint: str = "", detail: dict[str, object] | None = None
@@ -30,8 +28,9 @@ class UnknownPartition(RequestRejected):
 
 
 class StaleTopic(RequestRejected):
-    """The sender knew an older shape of the topic (its partition count grew); fetch the
-    metadata and send again.
+    """The topic has grown since the sender fetched its metadata.
+
+    Fetch the metadata and send again.
     """
 
     retriable = True
@@ -42,9 +41,7 @@ class TopicExists(RequestRejected):
 
 
 class RecallTooLate(RequestRejected):
-    """The message does not wait for its time of delivery: it has been published
-    already, or is not known at all.
-    """
+    """The message is not waiting for its time of delivery: published, or unknown."""
 
 
 class UnknownGroup(RequestRejected):
@@ -58,9 +55,7 @@ class UnknownMember(RequestRejected):
 
 
 class StaleGeneration(RequestRejected):
-    """The member's generation is over: the partitions or leases it speaks of may belong
-    to others now.
-    """
+    """The member's generation is over; others may have its partitions and leases."""
 
 
 class GroupMismatch(RequestRejected):
@@ -68,9 +63,7 @@ class GroupMismatch(RequestRejected):
 
 
 class NotLeased(RequestRejected):
-    """The message is not leased to this member: acked before, moved, or its lease ran
-    out.
-    """
+    """The message is not leased to this member: acked, moved, or its lease ended."""
 
 
 class OffsetOutOfRange(RequestRejected):
@@ -82,8 +75,9 @@ class TopicClosed(RequestRejected):
 
 
 class MessagesDamaged(RequestRejected):
-    """Messages that were stored cannot be read any more; `detail` tells which, and the
-    `next` offset after them.
+    """Stored messages cannot be read any more.
+
+    `detail` names them, and the `next` offset after them.
     """
 
 
@@ -98,9 +92,7 @@ class Throttled(RequestRejected):
 
 
 class ReadOnly(RequestRejected):
-    """The broker's disk is full; it serves reads and refuses writes until there is
-    space.
-    """
+    """The broker's disk is full: it serves reads and refuses writes."""
 
     retriable = True
 
@@ -110,21 +102,17 @@ class SequenceGap(RequestRejected):
 
 
 class UnknownProducer(RequestRejected):
-    """A repeated send of a producer that the broker has forgotten."""
+    """A send was repeated by a producer that the broker has forgotten."""
 
     outcome = "unknown"
 
 
 class ProducerFenced(RequestRejected):
-    """A newer incarnation of this producer instance has taken over; this one sends
-    nothing any more.
-    """
+    """A newer incarnation of this producer instance has taken over."""
 
 
 class NoResolver(RequestRejected):
-    """No resolver of the broker is configured for the database that decides this
-    transaction.
-    """
+    """The broker has no resolver for the database that decides this transaction."""
 
 
 class NotPermitted(RequestRejected):
@@ -140,28 +128,22 @@ class Conflict(RequestRejected):
 
 
 class HeuristicOutcome(Conflict):
-    """Somebody decided the transaction by hand, and otherwise; `detail` tells the
-    outcome, and it is recorded.
-    """
+    """An operator decided the transaction the other way; `detail` has the outcome."""
 
 
 class DuplicateXid(RequestRejected):
-    """The Xid is that of another transaction (XAER_DUPID)."""
+    """The Xid belongs to another transaction (XAER_DUPID)."""
 
 
 class OtherLog(RequestRejected, LogChanged):
-    """The question is for a broker with another log: this one's answer would mean
-    nothing.
-    """
+    """The request is for a broker with another log."""
 
 
 class DigestMismatch(RequestRejected):
-    """The same token was used before for other contents."""
+    """The token was used before, for other contents."""
 
 
 class BrokerFailed(RequestRejected):
-    """The broker met an error of its own while it worked on the request; its log says
-    which.
-    """
+    """The broker failed while it worked on the request; its log names the cause."""
 
     outcome = "unknown"

@@ -1,4 +1,4 @@
-"""Errors of transactions, and what is not known of their outcome."""
+"""Errors of transactions, with the state of knowledge about their outcome."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from txmq.errors.refusals import RequestRejected
 
 
 class TransactionError(TxmqError):
-    """A transaction cannot do what was asked."""
+    """A transaction cannot carry out a call."""
 
 
 class UnknownTransaction(RequestRejected, TransactionError):
-    """The broker knows no such transaction: never stored here, or older than the
-    outcomes it keeps.
-    """
+    """The broker has no such transaction: never stored, or older than kept outcomes."""
 
 
 class AlreadyResolved(TransactionError):
-    """The transaction has been decided; `decision` tells how."""
+    """The transaction has been decided, as `decision` says."""
 
     def __init__(self, message: str, *, decision: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -25,37 +23,33 @@ class AlreadyResolved(TransactionError):
 
 
 class TransactionAborted(TransactionError):
-    """The transaction was rolled back, or could not be committed: none of its rows and
-    messages exist.
-    """
+    """The transaction was rolled back: none of its rows and messages exist."""
 
-    advice = "nothing of it exists: run all of it again"
+    advice = "nothing of it exists: run the whole transaction again"
 
 
 class TokenFenced(TransactionError):
-    """A resolver decided ROLLBACK for the token before its row was written; the
-    transaction must be rolled back.
+    """A resolver decided ROLLBACK for the token before its row was written.
+
+    The transaction must be rolled back.
     """
 
 
 class InDoubt(TransactionError):
-    """It is not known whether the transaction committed; `token` names it. The resolver
-    finds out.
-    """
+    """The outcome of the transaction `token` is unknown; the resolver finds it out."""
 
     outcome = "unknown"
 
     def __init__(self, message: str, *, token: str, hint: str = "") -> None:
-        super().__init__(message, hint=hint or f"what became of it: txmq tx show {token}")
+        super().__init__(message, hint=hint or f"see its outcome with: txmq tx show {token}")
         self.token = token
 
 
 class HeuristicMixed(TransactionError):
-    """Somebody ended branches of the transaction by hand, and otherwise than it was
-    decided: its rows disagree.
+    """Branches of the transaction were ended by hand against its decision.
 
-    `token` names it, `decision` ("COMMIT" or "ROLLBACK") holds for all but `branches`,
-    their gids.
+    The rows of its databases disagree. `decision` ("COMMIT" or "ROLLBACK") holds for
+    all branches of `token` but `branches`, given by their gids.
     """
 
     outcome = "unknown"

@@ -1,4 +1,4 @@
-"""What is wrong with input that pydantic has refused, in words for whoever sent it."""
+"""Mistakes that pydantic has found in input, in words for the user."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ if TYPE_CHECKING:
 
 
 class Mistake(NamedTuple):
-    """`where`: the path of the wrong value, in parts; `why` begins where a sentence
-    about it goes on.
-    """
+    """The path of a wrong value, and the end of a sentence that begins with it."""
 
     where: tuple[str, ...]
     why: str
 
 
 def first_mistake(error: ValidationError, *, unit: str) -> Mistake:
-    """The first of them; a `unit` is what the values are called. The value itself is
-    not told: it may be a secret.
+    """Return the first mistake; `unit` is the noun for the values ("setting").
+
+    The value itself is left out: it may be a secret.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     where = tuple(map(str, first["loc"]))

@@ -1,8 +1,9 @@
-"""What a resource tells the transaction manager that leads it
-(`txmq.client.blocking.transaction.resource`), by XA's names.
+"""Errors that a resource raises towards its transaction manager
+(`txmq.client.blocking.transaction.xa_resource`), by XA's names.
 
     XaError
-    ├─ XaUnknown XAER_NOTA, XaDuplicate XAER_DUPID, XaProtocol XAER_PROTO, XaInvalid XAER_INVAL
+    ├─ XaUnknown XAER_NOTA, XaDuplicate XAER_DUPID
+    ├─ XaProtocol XAER_PROTO, XaInvalid XAER_INVAL
     ├─ XaUnavailable XAER_RMFAIL
     ├─ XaRolledBack XA_RBROLLBACK
     │  ├─ XaTimedOut XA_RBTIMEOUT, XaRefused XA_RBOTHER
@@ -10,7 +11,7 @@
        ├─ XaHeuristicCommit XA_HEURCOM, XaHeuristicRollback XA_HEURRB
 
 There is no XA_HEURMIX: a broker decides its branch whole. Nor is there XAER_RMERR,
-which says that nothing was done: where that is not certain, it is XAER_RMFAIL.
+which promises that nothing was done: where that is not certain, it is XAER_RMFAIL.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from txmq.errors import TransactionError
 
 
 class XaError(TransactionError):
-    """The branch cannot do what its manager asked; `code` is XA's name for why, and the
-    text begins with it.
-    """
+    """The branch cannot carry out the call; `code` is XA's name for the reason."""
 
     code: ClassVar[str]
 
@@ -32,42 +31,36 @@ class XaError(TransactionError):
 
 
 class XaUnknown(XaError):
-    """The broker has no branch of this Xid: never prepared, finished and forgotten, or
-    rolled back before.
-    """
+    """The broker has no such branch: never prepared, forgotten or rolled back."""
 
     advice = "nothing is left to do for it here; `txmq xa list` tells what is not finished"
     code = "XAER_NOTA"
 
 
 class XaDuplicate(XaError):
-    """The Xid is that of another branch."""
+    """The Xid belongs to another branch."""
 
     advice = "give each branch an Xid of its own"
     code = "XAER_DUPID"
 
 
 class XaProtocol(XaError):
-    """The branch is not in a state for this call, or was decided otherwise by its own
-    manager.
-    """
+    """The branch's state or its manager's decision does not allow this call."""
 
     advice = "the order is start, end, prepare, then commit or rollback"
     code = "XAER_PROTO"
 
 
 class XaInvalid(XaError):
-    """An argument of the call is none of its."""
+    """An argument of the call is invalid."""
 
     code = "XAER_INVAL"
 
 
 class XaUnavailable(XaError):
-    """The broker did not answer: it may have done what was asked. Ask again, or
-    recover.
-    """
+    """The broker did not answer; it may have carried out the call."""
 
-    advice = "ask again, or recover"
+    advice = "repeat the call, or recover"
     code = "XAER_RMFAIL"
     retriable = True
     outcome = "unknown"
@@ -87,28 +80,24 @@ class XaTimedOut(XaRolledBack):
 
 
 class XaRefused(XaRolledBack):
-    """The broker refuses the contents of the branch; the cause of this error tells
-    why.
-    """
+    """The broker refuses the contents of the branch; see the cause of this error."""
 
     code = "XA_RBOTHER"
 
 
 class XaHeuristic(XaError):
-    """An operator had decided the branch otherwise; `forget` it once that is dealt
-    with.
-    """
+    """An operator had decided the branch the other way."""
 
-    advice = "deal with what was decided by hand, then forget it"
+    advice = "repair what the operator's decision did, then forget the branch"
 
 
 class XaHeuristicCommit(XaHeuristic):
-    """It was committed by hand, and is to be rolled back."""
+    """The branch was committed by hand; its manager rolls back."""
 
     code = "XA_HEURCOM"
 
 
 class XaHeuristicRollback(XaHeuristic):
-    """It was rolled back by hand, and is to be committed."""
+    """The branch was rolled back by hand; its manager commits."""
 
     code = "XA_HEURRB"

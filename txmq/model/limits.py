@@ -1,21 +1,21 @@
-"""Every limit of the formats (docs/FORMATS.md), in one place; bytes, unless the name
-says otherwise.
+"""Limits of the formats (docs/FORMATS.md); in bytes, unless the name says otherwise.
 
-A broker tells its clients the two that matter to them (`FRAME`, `MESSAGE`) in its
-hello.
+The hello of a broker names the two limits that clients need: `FRAME` and `MESSAGE`.
 """
 
 from __future__ import annotations
 
-MESSAGE = 4 << 20  # one body: larger data belongs in a store, its address in a message
-BATCH = (
-    16 << 20
-)  # a batch as it is sent, and its bodies uncompressed: so a bomb never grows past what is allowed plain
+from txmq.model.units import DAY
+
+MESSAGE = 4 << 20  # one body; larger data belongs in a store, its address in a message
+# A batch as it is sent, and also its bodies uncompressed: a decompression bomb never
+# grows larger than a plain batch.
+BATCH = 16 << 20
 BATCH_ROWS = 1_000_000
-PART_ROWS = 4_096  # of a part of a group
+PART_ROWS = 4_096  # of a part of a bundle
 DELAYED_ROWS = 1_024  # of a batch with times of delivery: the broker takes it apart, row by row
 FRAME = BATCH + (64 << 10)  # a batch of full size and any header around it
-FRAME_BEFORE_HELLO = 4 << 10  # a stranger gets no more memory than this
+FRAME_BEFORE_HELLO = 4 << 10  # memory that an unknown peer can use
 
 NAME = 127  # topic, consumer group, service, member
 KEY = 1_024
@@ -25,12 +25,11 @@ HEADERS = 32 << 10
 
 # microseconds to the end of the year 9999, where calendars of Python and Spark end
 TIME = 253_402_300_799_999_999
-SPAN = (
-    3_650 * 24 * 3_600 * 1_000_000
-)  # of deliver_at and expire_at: what is shorter is a span, not a time
+# deliver_at and expire_at below this are spans of time, not times
+SPAN = 3_650 * DAY
 SEQUENCE = (1 << 63) - 1  # sequences and offsets fit in a signed 64-bit column
 
-JSON_DEPTH = 32  # nothing of ours nests deeper than 6
-ERROR_TEXT = (
-    400  # characters of an error or a hint on the wire: both must fit in a frame before the hello
-)
+JSON_DEPTH = 32  # txmq's own JSON nests 6 deep at most
+# Characters of an error or a hint on the wire: both must fit in a frame before the
+# hello.
+ERROR_TEXT = 400

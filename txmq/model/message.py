@@ -1,4 +1,4 @@
-"""The values that users of txmq hold: what is sent, what comes back, what is delivered.
+"""Values of the public API: messages to send, receipts, delivered messages.
 
 Times are microseconds since the epoch.
 """
@@ -14,24 +14,25 @@ from typing import NamedTuple
 
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
+from txmq.model.units import SECOND
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 DELAY_LEVELS = (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)  # seconds
 
-_NAME = re.compile(rf"(?!\.)[A-Za-z0-9._-]{{1,{limits.NAME}}}")
+# True of a text that can name a topic, group, service or member. It is the pattern's own
+# method, because every request is full of names.
+is_name = re.compile(rf"(?!\.)[A-Za-z0-9._-]{{1,{limits.NAME}}}").fullmatch
 _MESSAGE_ID = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,18})")
 
 
 class Decision(IntEnum):
-    """The answer to "what became of this transaction?"; the numbers are those of the
-    wire and the log.
-    """
+    """Answer to "was this transaction committed?"; numbers of wire and log."""
 
     COMMIT = 1
     ROLLBACK = 2
-    UNKNOWN = 3  # not decided, or not known here: ask again later
+    UNKNOWN = 3  # undecided, or unknown to this checker: the broker asks again later
 
 
 COMMIT, ROLLBACK, UNKNOWN = Decision
@@ -40,11 +41,12 @@ COMMIT, ROLLBACK, UNKNOWN = Decision
 class Message(NamedTuple):
     """A message to send.
 
-    Messages of one `key` stay in order; consumers may choose by `tag`. It is not
-    delivered before `deliver_at` nor after `expire_at`: a datetime with a time zone, or
-    microseconds since the epoch. `delay` and `ttl` say the same in seconds, or as a
-    timedelta: from when it would be delivered otherwise (in a transaction from the
-    commit), and from when it can be delivered. All of it is by the broker's clock.
+    Messages of one `key` stay in order. Consumers may select by `tag`. The message is
+    not delivered before `deliver_at` nor after `expire_at`: each a datetime with a time
+    zone, or microseconds since the epoch. `delay` and `ttl` give the same as spans, in
+    seconds or as a timedelta. `delay` counts from the send, in a transaction from the
+    commit; `ttl` counts from the time when the message can be delivered. The broker's
+    clock decides.
     """
 
     body: bytes
@@ -58,11 +60,11 @@ class Message(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """The broker's word that a message is stored. `offset` is None while it waits, for
-    its time of delivery or behind an undecided half of its key.
+    """The broker's confirmation that a message is stored.
 
-    `duplicate`: this message had been stored by an earlier attempt to send it; it is in
-    the topic once.
+    `offset` is None while the message waits: for its time of delivery, or behind an
+    undecided message of its key. `duplicate`: an earlier attempt of the same send had
+    stored the message; it is in the topic once.
     """
 
     message_id: str
@@ -73,9 +75,9 @@ class Receipt(NamedTuple):
 
 
 class ReceivedMessage(NamedTuple):
-    """A message as delivered.
+    """A delivered message.
 
-    `attempt` is 1 at the first delivery; `born_at` is by the sender's clock,
+    `attempt` is 1 at the first delivery. `born_at` is by the sender's clock,
     `stored_at` by the broker's.
     """
 
@@ -92,22 +94,18 @@ class ReceivedMessage(NamedTuple):
     stored_at: int
 
 
-def is_name(text: str) -> bool:
-    """Whether `text` may name a topic, a consumer group, a service or a member."""
-    return _NAME.fullmatch(text) is not None
-
-
-def check_name(text: str, what: str) -> str:
-    """`text`, where it may name a `what` ("topic"); else LocalProtocolError."""
+def check_name(text: str, kind: str) -> str:
+    """Return a valid name of this kind ("topic"). Raises LocalProtocolError."""
     if not isinstance(text, str) or not is_name(text):
-        hint = f"1 to {limits.NAME} characters out of A-Z a-z 0-9 . _ -, not beginning with a dot"
-        raise LocalProtocolError(f"{str(text)[: limits.NAME]!r} cannot name a {what}", hint=hint)
+        hint = f"use 1 to {limits.NAME} characters of A-Z a-z 0-9 . _ -, not beginning with a dot"
+        raise LocalProtocolError(f"invalid {kind} name {str(text)[: limits.NAME]!r}", hint=hint)
     return text
 
 
-def micros(when: int | datetime | None) -> int:
-    """A time as microseconds since the epoch, None as 0. LocalProtocolError where a
-    message cannot carry it.
+def to_micros(when: int | datetime | None) -> int:
+    """Return a time as microseconds since the epoch, None as 0.
+
+    Raises LocalProtocolError where a message cannot carry it.
     """
     if when is None:
         return 0
@@ -118,84 +116,88 @@ def micros(when: int | datetime | None) -> int:
             )
         when = (when - EPOCH) // MICROSECOND
     if type(when) is not int or not 0 <= when <= limits.TIME:
-        hint = "a datetime with a time zone, or an int of microseconds since 1970: time.time_ns() // 1000"
-        raise LocalProtocolError(f"{when!r} is no time of a message", hint=hint)
+        hint = "use a datetime with a time zone, or microseconds since 1970: time.time_ns() // 1000"
+        raise LocalProtocolError(f"invalid time {when!r} of a message", hint=hint)
     return when
 
 
-def span(length: float | timedelta | None) -> int:
-    """Seconds or a timedelta as microseconds, None as 0. LocalProtocolError where a
-    message cannot carry it.
+def span_micros(length: float | timedelta | None) -> int:
+    """Return seconds or a timedelta as microseconds, None as 0.
+
+    Raises LocalProtocolError where a message cannot carry it.
     """
     if length is None:
         return 0
     try:
-        found = (
-            length // MICROSECOND if isinstance(length, timedelta) else round(length * 1_000_000)
-        )
+        micros = length // MICROSECOND if isinstance(length, timedelta) else round(length * SECOND)
     except (TypeError, ValueError, OverflowError):
-        found = -1
-    if not 0 <= found < limits.SPAN or isinstance(length, bool):
-        hint = "seconds, or a timedelta, shorter than ten years"
-        raise LocalProtocolError(f"{length!r} is no span of time for a message", hint=hint)
-    return found
+        micros = -1
+    if not 0 <= micros < limits.SPAN or isinstance(length, bool):
+        hint = "use seconds, or a timedelta, from 0 to less than ten years"
+        raise LocalProtocolError(f"invalid span of time {length!r} of a message", hint=hint)
+    return micros
 
 
 def time_or_span(when: int | datetime | None, length: float | timedelta | None) -> int:
-    """What a message carries of a time, or of a span instead: a number below
-    `limits.SPAN` is a span (FORMATS 3).
+    """Return the number that a message carries for a time, or for a span instead.
 
-    LocalProtocolError for both at once, and for times that could be taken for spans:
-    seconds, or milliseconds.
+    A number below `limits.SPAN` is a span (docs/FORMATS.md 3). Raises
+    LocalProtocolError for both at once, and for times so early that they would read as
+    spans: those in seconds or milliseconds.
     """
     if length is None:
-        found = 0 if when is None else micros(when)
-        if 0 < found < limits.SPAN:
-            hint = "times are in microseconds since 1970; for a span say delay= or ttl="
-            raise LocalProtocolError(f"{when!r} is too early to be a time of a message", hint=hint)
-        return found
+        micros = 0 if when is None else to_micros(when)
+        if 0 < micros < limits.SPAN:
+            hint = "use microseconds since 1970; for a span use delay= or ttl="
+            raise LocalProtocolError(f"{when!r} is too early for a time of a message", hint=hint)
+        return micros
     if when is not None:
         raise LocalProtocolError(
-            "a time and a span at once", hint="deliver_at or delay, expire_at or ttl"
+            "a message has a time and a span at once",
+            hint="use either deliver_at or delay, and either expire_at or ttl",
         )
-    return span(length)
+    return span_micros(length)
 
 
-def at_time(carried: int, start: int) -> int:
-    """When that is which a message carries: spans are from `start`. 0 stays 0: at once,
-    or never.
+def resolve_time(carried: int, start: int) -> int:
+    """Return the time that a carried number means: a span counts from `start`.
+
+    0 stays 0: at once, or never.
     """
     return start + carried if 0 < carried < limits.SPAN else carried
 
 
 def delay_level(level: int) -> timedelta:
-    """The delay of one of MetaQ's and RocketMQ's 18 levels, from 1. Raises
-    LocalProtocolError.
+    """Return the delay of one of RocketMQ's 18 levels, from 1.
+
+    Raises LocalProtocolError.
     """
     if type(level) is not int or not 1 <= level <= len(DELAY_LEVELS):
         raise LocalProtocolError(
-            f"{level!r} is no level of delay", hint=f"1 to {len(DELAY_LEVELS)}"
+            f"invalid delay level {level!r}", hint=f"use 1 to {len(DELAY_LEVELS)}"
         )
     return timedelta(seconds=DELAY_LEVELS[level - 1])
 
 
 def message_id(producer_id: bytes, sequence: int) -> str:
-    """The id of a producer's message with that sequence; in a transaction: of its token
-    and the place in the group.
+    """Return the id of the message with that sequence.
+
+    `producer_id` is the producer's, or in a transaction the token; `sequence` then is
+    the message's number in the bundle.
     """
     return f"{producer_id.hex()}-{sequence}"
 
 
 def message_ids(producer_id: bytes, sequences: Iterable[int]) -> list[str]:
-    """The ids of a producer's messages with these sequences."""
+    """Return the ids of a producer's messages with these sequences."""
     prefix = producer_id.hex()
     return [f"{prefix}-{sequence}" for sequence in sequences]
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:
-    """Producer id and sequence of a message id. LocalProtocolError where it is none."""
-    found = _MESSAGE_ID.fullmatch(text)
-    if found is None or int(found[2]) > limits.SEQUENCE:
+    """Return producer id and sequence of a message id. Raises LocalProtocolError."""
+    match = _MESSAGE_ID.fullmatch(text)
+    if match is None or int(match[2]) > limits.SEQUENCE:
         hint = "a message id is 32 hexadecimal digits, a hyphen and a number"
-        raise LocalProtocolError(f"{text[:80]!r} is no message id", hint=hint)
-    return bytes.fromhex(found[1]), int(found[2])
+        raise LocalProtocolError(f"invalid message id {text[:80]!r}", hint=hint)
+    return bytes.fromhex(match[1]), int(match[2])

@@ -1,6 +1,5 @@
-"""Recovery of XA transactions whose coordinators are gone: prepared branches in
-databases, groups at brokers.
+"""Recovery of XA transactions whose coordinators are gone (docs/PROTOCOL.md 3).
 
-Everything is decided by the home broker of a transaction (PROTOCOLS 3): `recoverer`
-asks it and follows its answer.
+What they leave are prepared branches in databases and undecided bundles at brokers. The
+home broker of a transaction decides; `recoverer` asks it and follows its answer.
 """

@@ -1,9 +1,8 @@
-"""Prepared branches of databases: each ended as its home broker decided, and what ended
-otherwise brought to light.
+"""Recovery of prepared branches: each is ended as its home broker has decided.
 
-That a branch is gone is no answer to anything: another recoverer may have been faster,
-or somebody's hand. The status of its transaction id tells which, for an id that was
-prepared is on disk and never given to another (PROTOCOLS 3).
+A branch that is gone proves nothing: another recoverer or an operator may have ended
+it. The status of its xid tells which, because a prepared xid is on disk and never given
+to another transaction (docs/PROTOCOL.md 3.8).
 """
 
 from __future__ import annotations
@@ -16,76 +15,96 @@ from txmq.client.log import get_logger
 from txmq.crashpoints import crashpoint
 from txmq.errors import DatabaseError, TxmqError
 from txmq.model.message import UNKNOWN
-from txmq.recover.findings import Finding, Sightings
-from txmq.recover.homes import BY
-from txmq.tx.orphans import FOREIGN, Action, Verdict, Word, contradiction, judge
+from txmq.recover.findings import Finding, Observations
+from txmq.recover.home_brokers import RECOVERY_NAME
+from txmq.tx.orphans import (
+    FOREIGN,
+    BranchAction,
+    BranchVerdict,
+    KnownOutcome,
+    contradiction,
+    judge_branch,
+)
 from txmq.tx.postgres.branch_finish import BUSY
 from txmq.tx.postgres.prepared import Ending
-from txmq.tx.postgres.prepared_list import Prepared
+from txmq.tx.postgres.prepared_list import PreparedTransaction
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from txmq.recover.databases import Database
+    from txmq.recover.databases import RecoveredDatabase
     from txmq.recover.findings import Key
-    from txmq.recover.homes import Homes
-    from txmq.tx.xid import Branch
+    from txmq.recover.home_brokers import HomeBrokers
+    from txmq.tx.xid import XaBranch
 
-FOUND: Final = {
-    Word.COMMITTED: "rolled back",
-    Word.ROLLED_BACK: "committed",
-}  # what contradicts a decision
+OPPOSITE: Final = {
+    KnownOutcome.COMMITTED: "rolled back",
+    KnownOutcome.ROLLED_BACK: "committed",
+}
 log = get_logger()
 
 
-class Branches:
-    """What is to be done with prepared branches. `trust_clocks`: their age is what the
-    database says of it, not how long they have been seen.
+class BranchRecovery:
+    """Judges and ends prepared branches.
+
+    `trust_clocks` = ages are by the databases' clocks, not since the first observation.
     """
 
     def __init__(
-        self, homes: Homes, sightings: Sightings, safety_s: float, *, trust_clocks: bool
+        self, homes: HomeBrokers, observations: Observations, safety_s: float, *, trust_clocks: bool
     ) -> None:
-        self._homes, self._sightings, self._safety_s = homes, sightings, safety_s
+        self._homes, self._observations, self._safety_s = homes, observations, safety_s
         self._trust_clocks = trust_clocks
 
-    def judge(self, database: Database, one: Prepared, *, act: bool) -> Finding:
-        """What is to be done with a branch; with `act` its home has been made to
-        decide, where that was due.
+    def judge(self, database: RecoveredDatabase, one: PreparedTransaction, *, act: bool) -> Finding:
+        """Return the finding of a branch.
+
+        With `act`, the home broker decides an undecided transaction once the safety
+        interval is over.
         """
         finding = Finding(database.name, one.gid, None, one.age_s, *FOREIGN[:2], prepared=one)
         if one.branch is None:
             return finding
-        seen_s = self._sightings.age(finding.key, one.branch, one.xid)
-        word, verdict = self.ask(
-            one.branch.log, one.branch.token, one.age_s if self._trust_clocks else seen_s, act=act
+        observed_s = self._observations.age(finding.key, one.branch, one.xid)
+        outcome, verdict = self.home_outcome(
+            one.branch.log,
+            one.branch.token,
+            one.age_s if self._trust_clocks else observed_s,
+            act=act,
         )
-        finding = replace(finding, action=verdict.action, reason=verdict.reason)
-        return replace(finding, token=one.branch.token, word=word, needs_hand=needs_a_hand(verdict))
+        return replace(
+            finding,
+            token=one.branch.token,
+            action=verdict.action,
+            reason=verdict.reason,
+            outcome=outcome,
+            needs_operator=verdict_needs_operator(verdict),
+        )
 
-    def ask(self, of_log: str, token: UUID, age_s: float, *, act: bool) -> tuple[Word, Verdict]:
-        """How the home broker decided and what follows from it; with `act` it is made
-        to decide where that is due.
+    def home_outcome(
+        self, log_prefix: str, token: UUID, age_s: float, *, act: bool
+    ) -> tuple[KnownOutcome, BranchVerdict]:
+        """Return the home broker's outcome, and the verdict that follows from it.
+
+        With `act`, the home broker decides first if that is due.
         """
-        word = self._homes.word(of_log, token)
-        verdict = judge(word, age_s, self._safety_s)
+        outcome = self._homes.outcome(log_prefix, token)
+        verdict = judge_branch(outcome, age_s, self._safety_s)
         if verdict.ask and act:
             crashpoint("recovery.before_outcome")
-            word = self._homes.word(of_log, token, decide=True)
+            outcome = self._homes.outcome(log_prefix, token, decide=True)
             crashpoint("recovery.after_outcome")
-            verdict = judge(word, age_s, self._safety_s)
-        return word, verdict
+            verdict = judge_branch(outcome, age_s, self._safety_s)
+        return outcome, verdict
 
-    def finish(self, database: Database, finding: Finding) -> Finding:
-        """Ends a branch as its home has decided. What cannot be ended now stays for a
-        later pass.
-        """
-        one, word = finding.prepared, finding.word
-        if one is None or one.branch is None or word is None or word.decision is UNKNOWN:
+    def finish(self, database: RecoveredDatabase, finding: Finding) -> Finding:
+        """End a branch as its home has decided; after an error a later pass retries."""
+        one, outcome = finding.prepared, finding.outcome
+        if one is None or one.branch is None or outcome is None or outcome.decision is UNKNOWN:
             return finding
         try:
             crashpoint("recovery.before_finish")
-            ending = database.finish(one, word.decision)
+            ending = database.finish(one, outcome.decision)
             crashpoint("recovery.after_finish")
         except DatabaseError as error:
             return _unfinished(finding, error)
@@ -93,79 +112,94 @@ class Branches:
             "xa.finished",
             where=database.name,
             gid=one.gid,
-            decision=word.decision.name,
+            decision=outcome.decision.name,
             ending=ending.name,
         )
         if ending is Ending.OTHERWISE:
-            return self.mixed(finding.key, one.branch, word)
-        self._sightings.drop(finding.key)
+            return self.record_mixed(finding.key, one.branch, outcome)
+        self._observations.drop(finding.key)
         return replace(finding, done=True)
 
-    def look_for_gone(self, database: Database, present: Iterable[Prepared]) -> Iterator[Finding]:
-        """Branches of earlier passes that stand no more, and had ended otherwise than
-        decided.
-        """
-        for key, seen in self._sightings.gone(database.name, {one.gid for one in present}):
-            if seen.branch is None:
+    def find_mixed(
+        self, database: RecoveredDatabase, present: Iterable[PreparedTransaction]
+    ) -> Iterator[Finding]:
+        """Yield branches that are gone and contradict the decision."""
+        for key, observation in self._observations.gone(
+            database.name, {one.gid for one in present}
+        ):
+            branch = observation.branch
+            if branch is None:
                 continue
-            word = self._homes.word(seen.branch.log, seen.branch.token)
+            outcome = self._homes.outcome(branch.log, branch.token)
             try:
-                status = database.statuses([seen.xid])[seen.xid]
+                status = database.statuses([observation.xid])[observation.xid]
             except DatabaseError:
-                continue  # the next pass looks again
-            if contradiction(word, status):
-                yield self.mixed(key, seen.branch, word)
-            elif _is_over(word, status):
-                self._sightings.drop(key)
+                continue  # the next pass reads the status again
+            if contradiction(outcome, status):
+                yield self.record_mixed(key, branch, outcome)
+            elif _is_over(outcome, status):
+                self._observations.drop(key)
 
-    def mixed(self, key: Key, branch: Branch, word: Word) -> Finding:
-        """A branch has ended otherwise than `word` says: kept in the home broker's
-        journal until that is dealt with.
+    def record_mixed(self, key: Key, branch: XaBranch, outcome: KnownOutcome) -> Finding:
+        """Enter a branch that contradicts `outcome` in the home broker's journal.
 
-        What could not be noted is found, and noted, by the next pass. What somebody has
-        dealt with needs no hand.
+        If that fails, the next pass finds the branch again. Returns the finding, which
+        needs an operator unless one has dealt with it already.
         """
-        where, gid = key
-        found, decided = FOUND[word], word.decision.name
+        place, gid = key
+        found, decided = OPPOSITE[outcome], outcome.decision.name
         dealt = False
         reason = f"mixed: decided {decided}, and {found} by somebody else"
         try:
-            dealt = self._homes.note(
-                branch.log, branch.token, branch=gid, decided=decided, found=found, operator=BY,
-                reason=f"found in database {where}",
-            )  # fmt: skip
+            dealt = self._homes.record_heuristic(
+                branch.log,
+                branch.token,
+                branch=gid,
+                decided=decided,
+                found=found,
+                operator=RECOVERY_NAME,
+                reason=f"found in database {place}",
+            )
         except TxmqError as error:
             log.warning("xa.not_journalled", gid=gid, error=str(error))
         else:
-            self._sightings.drop(key)
+            self._observations.drop(key)
         if dealt:
-            return Finding(
-                where, gid, branch.token, 0.0, Action.LEAVE, f"{reason}, and dealt with", word
+            action, reason = BranchAction.LEAVE, f"{reason}, and dealt with"
+        else:
+            action = BranchAction.HEURISTIC
+            log.error(
+                "xa.mixed",
+                where=place,
+                gid=gid,
+                token=branch.token.hex,
+                decided=decided,
+                found=found,
             )
-        log.error(
-            "xa.mixed", where=where, gid=gid, token=branch.token.hex, decided=decided, found=found
-        )
         return Finding(
-            where, gid, branch.token, 0.0, Action.HEURISTIC, reason, word, needs_hand=True
+            place, gid, branch.token, 0.0, action, reason, outcome, needs_operator=not dealt
         )
 
 
-def needs_a_hand(verdict: Verdict) -> bool:
-    """Whether nothing will be done about one of ours until an operator sees to it."""
-    return verdict.action in (Action.LEAVE, Action.HEURISTIC)
+def verdict_needs_operator(verdict: BranchVerdict) -> bool:
+    """Return whether recovery leaves a branch of txmq to an operator."""
+    return verdict.action in (BranchAction.LEAVE, BranchAction.HEURISTIC)
 
 
 def _unfinished(finding: Finding, error: DatabaseError) -> Finding:
     if error.sqlstate == BUSY:
-        return replace(finding, action=Action.WAIT, reason="another session is ending it just now")
-    return replace(finding, reason=f"{finding.reason}; {error}", needs_hand=not error.retriable)
+        return replace(
+            finding, action=BranchAction.WAIT, reason="another session is ending it just now"
+        )
+    return replace(finding, reason=f"{finding.reason}; {error}", needs_operator=not error.retriable)
 
 
-def _is_over(word: Word, status: str | None) -> bool:
-    """Whether nothing more will be known of a branch that is gone: undecided ones may
-    yet turn out to be mixed.
+def _is_over(outcome: KnownOutcome, status: str | None) -> bool:
+    """Return whether the end of a branch that is gone is final.
+
+    An undecided transaction may still be decided otherwise than its branch has ended.
     """
-    undecided = word in (Word.UNDECIDED, Word.SILENT) or (
-        word is Word.UNHEARD_OF and status == "committed"
+    undecided = outcome in (KnownOutcome.UNDECIDED, KnownOutcome.SILENT) or (
+        outcome is KnownOutcome.UNHEARD_OF and status == "committed"
     )
     return not undecided

@@ -1,5 +1,6 @@
-"""Groups of XA transactions at brokers: those that another broker decides get its
-decision, and what is undecided at home for too long is decided there.
+"""Recovery of XA bundles: each is decided as its home broker decides.
+
+A home broker that has not decided within the safety interval is made to decide.
 """
 
 from __future__ import annotations
@@ -7,140 +8,169 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from txmq.client.log import get_logger
 from txmq.errors import Conflict, RequestRejected, TxmqError
-from txmq.model.bundle import GroupState
+from txmq.model.bundle import BundleState
+from txmq.model.decider import postgres_branches
 from txmq.model.message import UNKNOWN
-from txmq.recover.branches import needs_a_hand
+from txmq.model.units import SECOND
+from txmq.recover.branches import verdict_needs_operator
 from txmq.recover.findings import Finding
-from txmq.recover.homes import BY
-from txmq.tx.orphans import FOREIGN, Action, Word, word_of
+from txmq.recover.home_brokers import RECOVERY_NAME
+from txmq.tx.orphans import FOREIGN, BranchAction, KnownOutcome, known_outcome
 
 if TYPE_CHECKING:
-    from txmq.recover.branches import Branches
-    from txmq.recover.findings import Sightings
-    from txmq.recover.homes import Home, Homes
+    from txmq.recover.branches import BranchRecovery
+    from txmq.recover.findings import Observations
+    from txmq.recover.home_brokers import HomeBroker, HomeBrokers
 
-SECOND: Final = 1_000_000
 log = get_logger()
 
 
-class Groups:
-    """What is to be done with groups. `trust_clocks`: their age is by the brokers'
-    clocks.
+class BundleRecovery:
+    """Judges and decides bundles.
+
+    `trust_clocks` = ages are by the brokers' clocks, not since the first observation.
     """
 
     def __init__(
-        self, homes: Homes, branches: Branches, sightings: Sightings, *, trust_clocks: bool
+        self,
+        homes: HomeBrokers,
+        branches: BranchRecovery,
+        observations: Observations,
+        *,
+        trust_clocks: bool,
     ) -> None:
-        self._homes, self._branches, self._sightings = homes, branches, sightings
+        self._homes, self._branches, self._observations = homes, branches, observations
         self._trust_clocks = trust_clocks
         self._now: Callable[[], int] = lambda: time.time_ns() // 1_000
 
-    def go_through(
-        self, home: Home, *, act: bool, standing: Collection[str] | None = None
+    def recover(
+        self, home: HomeBroker, *, act: bool, prepared: Collection[str] | None = None
     ) -> Iterator[Finding]:
-        """What a broker lists, and with `act` decides. A broker that fails meanwhile is
-        left for the next pass.
+        """Yield the findings of a broker, with `act` after deciding them.
 
-        `standing`: the gids that stand prepared in the databases; the branches of
-        undecided groups that do not are told of, too.
+        A broker that fails is left to the next pass. With `prepared`, the gids that are
+        prepared in the databases, also yields the missing branches of undecided
+        bundles.
         """
         present = set[str]()
         try:
-            for row in home.groups():
+            for row in home.list_bundles():
                 present.add(row["token"])
                 finding = self._judge(home, row, act=act)
-                if standing is not None and finding.word is Word.UNDECIDED:
-                    yield from _not_prepared(finding, row, standing)
+                if prepared is not None and finding.outcome is KnownOutcome.UNDECIDED:
+                    yield from _not_prepared(finding, row, prepared)
                 yield self._finish(home, finding) if act else finding
         except TxmqError as error:
             home.trouble = str(error)
             return
-        for key, _seen in self._sightings.gone(home.url, present):
-            self._sightings.drop(key)
+        for key, _observation in self._observations.gone(home.url, present):
+            self._observations.drop(key)
 
-    def _judge(self, home: Home, row: dict[str, Any], *, act: bool) -> Finding:
-        told_s = max(0.0, (self._now() - row["stored_at"]) / SECOND)
-        finding = Finding(home.url, row["token"], None, told_s, *FOREIGN[:2])
-        if row["state"] != GroupState.UNDECIDED.name:
+    def _judge(self, home: HomeBroker, row: dict[str, Any], *, act: bool) -> Finding:
+        age_s = max(0.0, (self._now() - row["stored_at"]) / SECOND)
+        finding = Finding(home.url, row["token"], None, age_s, *FOREIGN[:2])
+        if row["state"] != BundleState.UNDECIDED.name:
             return self._heuristic(finding, row)
         if row["decider"][0] != "home":
             return finding
         _kind, log_id, token = row["decider"]
-        seen_s = self._sightings.age(finding.key)
-        word, verdict = self._branches.ask(
-            log_id, UUID(token), told_s if self._trust_clocks else seen_s, act=act
+        observed_s = self._observations.age(finding.key)
+        outcome, verdict = self._branches.home_outcome(
+            log_id, UUID(token), age_s if self._trust_clocks else observed_s, act=act
         )
-        finding = replace(finding, action=verdict.action, reason=verdict.reason)
-        return replace(finding, token=UUID(token), word=word, needs_hand=needs_a_hand(verdict))
+        return replace(
+            finding,
+            token=UUID(token),
+            action=verdict.action,
+            reason=verdict.reason,
+            outcome=outcome,
+            needs_operator=verdict_needs_operator(verdict),
+        )
 
     def _heuristic(self, finding: Finding, row: dict[str, Any]) -> Finding:
-        """Somebody ended a part of it by hand; it is told of until it is dealt with."""
-        word = None
+        """Return the finding of a bundle with heuristic outcomes."""
+        outcome = None
         if row["decider"][0] == "home":
-            word = self._homes.word(row["decider"][1], UUID(row["decider"][2]))
-        mixed = word is not None and word.decision not in (UNKNOWN, word_of(row["state"]).decision)
+            outcome = self._homes.outcome(row["decider"][1], UUID(row["decider"][2]))
+        mixed = outcome is not None and outcome.decision not in (
+            UNKNOWN,
+            known_outcome(row["state"]).decision,
+        )
         entries = "; ".join(
-            f"{entry['branch'] or 'the group'} {entry['found']} by {entry['operator']}: {entry['reason']}"
+            f"{entry['branch'] or 'the group'} {entry['found']} by {entry['operator']}: "
+            f"{entry['reason']}"
             for entry in row["heuristics"]
         )
-        reason = f"{f'mixed, its home: {word}; ' if mixed else ''}{entries}; when it is dealt with: txmq xa forget"
-        return replace(finding, action=Action.HEURISTIC, reason=reason, word=word, needs_hand=True)
+        mixed_text = f"mixed, its home: {outcome}; " if mixed else ""
+        reason = f"{mixed_text}{entries}; once it is dealt with run `txmq xa forget`"
+        return replace(
+            finding,
+            action=BranchAction.HEURISTIC,
+            reason=reason,
+            outcome=outcome,
+            needs_operator=True,
+        )
 
-    def _finish(self, home: Home, finding: Finding) -> Finding:
-        word = finding.word
-        if word is None or word.decision is UNKNOWN or finding.action is Action.HEURISTIC:
+    def _finish(self, home: HomeBroker, finding: Finding) -> Finding:
+        outcome = finding.outcome
+        if (
+            outcome is None
+            or outcome.decision is UNKNOWN
+            or finding.action is BranchAction.HEURISTIC
+        ):
             return finding
         try:
-            home.decide(UUID(finding.what), word.decision)
+            home.decide(UUID(finding.name), outcome.decision)
         except Conflict as error:
-            return _mixed(home, finding, word, str(error))
-        except RequestRejected as error:  # of this one alone: the others may fare better
-            return replace(finding, reason=str(error), needs_hand=True)
-        log.info("xa.finished", where=home.url, token=finding.what, decision=word.decision.name)
-        self._sightings.drop(finding.key)
+            return _mixed(home, finding, outcome, str(error))
+        except RequestRejected as error:  # about this bundle only: go on with the others
+            return replace(finding, reason=str(error), needs_operator=True)
+        log.info("xa.finished", where=home.url, token=finding.name, decision=outcome.decision.name)
+        self._observations.drop(finding.key)
         return replace(finding, done=True)
 
 
 def _not_prepared(
-    group: Finding, row: dict[str, Any], standing: Collection[str]
+    bundle: Finding, row: dict[str, Any], prepared: Collection[str]
 ) -> Iterator[Finding]:
-    """What a group names as its branches and does not stand prepared: not yet, or
-    never, or ended by hand.
-    """
-    for participant in row["participants"]:
-        if participant[0] == "postgres" and participant[5] not in standing:
-            reason = "its group waits for it: it is not prepared, or its database was not looked at"
+    """Yield the branches of a bundle that are not prepared, or not any more."""
+    for branch in postgres_branches(row["participants"]):
+        if branch.gid not in prepared:
+            reason = "its group waits for it: it is not prepared, or its database was not read"
             yield replace(
-                group,
-                where=participant[3],
-                what=participant[5],
-                action=Action.WAIT,
+                bundle,
+                place=branch.database,
+                name=branch.gid,
+                action=BranchAction.WAIT,
                 reason=reason,
-                word=None,
+                outcome=None,
             )
 
 
-def _mixed(home: Home, finding: Finding, word: Word, found: str) -> Finding:
-    """The group was decided otherwise than its home has, just now: the broker's journal
-    keeps that.
-    """
-    decided = word.decision.name
-    log.error("xa.mixed", where=home.url, token=finding.what, decided=decided, found=found)
+def _mixed(home: HomeBroker, finding: Finding, outcome: KnownOutcome, found: str) -> Finding:
+    """Enter a bundle that contradicts its home's decision in the broker's journal."""
+    decided = outcome.decision.name
+    log.error("xa.mixed", where=home.url, token=finding.name, decided=decided, found=found)
     try:
         home.call(
-            "xa.heuristic", token=finding.what, branch=f"broker {home.log_id}", decided=decided,
-            found="decided otherwise", operator=BY, reason="its home broker had decided",
-        )  # fmt: skip
+            "xa.heuristic",
+            token=finding.name,
+            branch=f"broker {home.log_id}",
+            decided=decided,
+            found="decided otherwise",
+            operator=RECOVERY_NAME,
+            reason="its home broker had decided",
+        )
     except RequestRejected as error:
-        log.warning("xa.not_journalled", token=finding.what, error=str(error))
+        log.warning("xa.not_journalled", token=finding.name, error=str(error))
     return replace(
         finding,
-        action=Action.HEURISTIC,
+        action=BranchAction.HEURISTIC,
         reason=f"mixed: decided {decided}; {found}",
-        needs_hand=True,
+        needs_operator=True,
     )

@@ -1,6 +1,4 @@
-"""A database whose prepared branches are looked after: connected when it is needed, and
-again after a failure.
-"""
+"""A database of recovery: connected on demand, and again after a failure."""
 
 from __future__ import annotations
 
@@ -13,65 +11,62 @@ from txmq.model.message import Decision
 from txmq.tx.postgres.branch_finish import FORBIDDEN, finish, grant_for, statuses
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.prepared import Ending
-from txmq.tx.postgres.prepared_list import Hold, Prepared, holds, standing
+from txmq.tx.postgres.prepared_list import HeldLocks, PreparedTransaction, read_held_locks, list_prepared
 from txmq.tx.postgres.session import Connection, connect
 
-Place = tuple[int, str]  # a server's system id and a database there
+DatabaseId = tuple[int, str]  # the server's system id and the database's name
 APPLICATION: Final = "txmq xa recovery"
 
 
-class Database:
-    """One database, by the name that the settings give it. For one thread at a time."""
+class RecoveredDatabase:
+    """One database, under its name in the settings. For one thread at a time."""
 
     def __init__(self, name: str, dsn: str) -> None:
         self.name = name
-        self.trouble = ""  # why it cannot be asked now
-        self.place: Place | None = None  # known once it has been asked
+        self.trouble = ""  # the error of the last request, "" after a success
+        self.id: DatabaseId | None = None  # None until the database has answered
         self._connect: Callable[[], Connection] = lambda: connect(dsn, application_name=APPLICATION)
         self._connection: Connection | None = None
 
-    def standing(self) -> list[Prepared]:
-        """All that stands prepared on the server, or nothing where it cannot be asked:
-        `trouble` tells why.
-        """
+    def list_prepared(self) -> list[PreparedTransaction]:
+        """Return the prepared transactions of the server; none after an error."""
         try:
-            with self._asking() as connection:
-                self.place = read_server(connection).identity.system_id, connection.info.dbname
-                found = standing(connection)
+            with self._session() as connection:
+                self.id = read_server(connection).identity.system_id, connection.info.dbname
+                found = list_prepared(connection)
         except DatabaseError as error:
             self.trouble = str(error)
             return []
         self.trouble = ""
         return found
 
-    def holds(self, prepared: Collection[Prepared]) -> dict[str, Hold]:
-        """What each locks and whom it blocks, by gid; nothing of them where the
-        database cannot be asked.
-        """
+    def holds(self, prepared: Collection[PreparedTransaction]) -> dict[str, HeldLocks]:
+        """Return locks and blocked sessions by gid; none after an error."""
         try:
-            with self._asking() as connection:
-                return holds(connection, prepared)
+            with self._session() as connection:
+                return read_held_locks(connection, prepared)
         except DatabaseError as error:
             self.trouble = str(error)
             return {}
 
-    def finish(self, branch: Prepared, decision: Decision) -> Ending:
-        """Ends a branch as decided. Raises DatabaseError where it stands as it did, or
-        nobody knows.
+    def finish(self, branch: PreparedTransaction, decision: Decision) -> Ending:
+        """End a branch as decided.
+
+        Raises DatabaseError if it is unchanged, or if its end is unknown.
         """
-        with self._asking() as connection:
+        with self._session() as connection:
             try:
                 return finish(connection, branch, decision)
             except DatabaseError as error:
                 if error.sqlstate != FORBIDDEN:
                     raise
                 raise DatabaseError(
-                    "the role may not end it", hint=grant_for(connection, branch)
+                    f"The role may not end branch {branch.gid}", hint=grant_for(connection, branch)
                 ) from None
 
     def statuses(self, xids: Iterable[int]) -> dict[int, str | None]:
-        """What pg_xact_status says of transactions. Raises DatabaseError."""
-        with self._asking() as connection:
+        """Return pg_xact_status of transactions. Raises DatabaseError."""
+        with self._session() as connection:
             return statuses(connection, xids)
 
     def close(self) -> None:
@@ -80,10 +75,8 @@ class Database:
             self._connection = None
 
     @contextmanager
-    def _asking(self) -> Iterator[Connection]:
-        """A connection for the block. After a failure that may have left it in any
-        state, the next one is new.
-        """
+    def _session(self) -> Iterator[Connection]:
+        """Lend the connection; after a failure in the block the next one is new."""
         if self._connection is None or self._connection.closed:
             self._connection = self._connect()
         try:

@@ -1,4 +1,4 @@
-"""What one pass of recovery found, and since when it has been seen."""
+"""Findings of a recovery pass, and the times of their first observation."""
 
 from __future__ import annotations
 
@@ -7,91 +7,83 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from txmq.tx.orphans import Action, Word
-from txmq.tx.postgres.prepared_list import Hold, Prepared
-from txmq.tx.xid import Branch
+from txmq.tx.orphans import BranchAction, KnownOutcome
+from txmq.tx.postgres.prepared_list import HeldLocks, PreparedTransaction
+from txmq.tx.xid import XaBranch
 
-NOTHING_HELD: Final = Hold()
-Key = tuple[str, str]  # where: a database's name or a broker's URL; what: a gid or a token
+NO_LOCKS: Final = HeldLocks()
+Key = tuple[str, str]  # the place and the name of a finding
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A prepared branch of a database, or a group at a broker that somebody else
-    decides.
+    """A prepared branch in a database, or a bundle that another broker decides.
 
-    `action` is what is to be done; `done`: it has been. `needs_hand`: it never will be
-    without an operator.
+    `done`: the `action` was carried out. `needs_operator`: recovery will not do it.
     """
 
-    where: str
-    what: str  # the gid; of a group, its token
-    token: UUID | None  # None: foreign
+    place: str  # name of the database, or URL of the broker
+    name: str  # gid of the branch, or token of the bundle
+    token: UUID | None  # None = foreign
     age_s: float
-    action: Action
+    action: BranchAction
     reason: str
-    word: Word | None = None  # how the home broker decided; None: there is none
+    outcome: KnownOutcome | None = None  # by the home broker; None = there is none
     done: bool = False
-    needs_hand: bool = False
-    prepared: Prepared | None = None  # None: it is a group
-    hold: Hold = NOTHING_HELD
+    needs_operator: bool = False
+    prepared: PreparedTransaction | None = None  # None = a bundle
+    locks: HeldLocks = NO_LOCKS
 
     @property
     def key(self) -> Key:
-        return self.where, self.what
+        return self.place, self.name
 
 
-class Report(NamedTuple):
-    """What a pass found, and which databases and brokers could not be asked: (name or
-    URL, why).
-    """
+class PassReport(NamedTuple):
+    """The findings of a pass, and the places that failed with their errors."""
 
     findings: tuple[Finding, ...]
     troubles: tuple[tuple[str, str], ...]
 
     @property
     def waiting(self) -> bool:
-        """Whether another pass, later, may do more."""
-        return any(one.action is Action.WAIT for one in self.findings)
+        """Return whether a later pass may do more."""
+        return any(one.action is BranchAction.WAIT for one in self.findings)
 
     @property
-    def needs_hand(self) -> bool:
-        """Whether something stays as it is until an operator has seen to it."""
-        return bool(self.troubles) or any(one.needs_hand for one in self.findings)
+    def needs_operator(self) -> bool:
+        """Return whether something needs an operator."""
+        return bool(self.troubles) or any(one.needs_operator for one in self.findings)
 
 
-class Sighting(NamedTuple):
-    """Something that was found in an earlier pass; branches with their transaction's
-    id, which was prepared.
-    """
+class Observation(NamedTuple):
+    """The first observation of a finding. `branch` and `xid` are a prepared branch's."""
 
     since: float
-    branch: Branch | None = None
+    branch: XaBranch | None = None
     xid: int = 0
 
 
-class Sightings:
-    """What earlier passes have found, and for how long it has stood, by this process's
-    own clock.
-    """
+class Observations:
+    """The findings of earlier passes, with their ages by this process's clock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._seen: dict[Key, Sighting] = {}
+        self._observed: dict[Key, Observation] = {}
 
-    def age(self, key: Key, branch: Branch | None = None, xid: int = 0) -> float:
-        """Seconds since the first pass that found it."""
+    def age(self, key: Key, branch: XaBranch | None = None, xid: int = 0) -> float:
+        """Return the seconds since the first observation; record a new finding."""
         now = self._clock()
-        return now - self._seen.setdefault(key, Sighting(now, branch, xid)).since
+        return now - self._observed.setdefault(key, Observation(now, branch, xid)).since
 
-    def gone(self, where: str, present: Collection[str]) -> list[tuple[Key, Sighting]]:
-        """What had been found there, and is there no more."""
+    def gone(self, place: str, present: Collection[str]) -> list[tuple[Key, Observation]]:
+        """Return the earlier findings at a place that are not present any more."""
         return [
-            (key, seen)
-            for key, seen in self._seen.items()
-            if key[0] == where and key[1] not in present
+            (key, observation)
+            for key, observation in self._observed.items()
+            if key[0] == place and key[1] not in present
         ]
 
     def drop(self, key: Key) -> None:
-        """It has ended, and how is known."""
-        self._seen.pop(key, None)
+        """Drop a finding whose end is known."""
+        self._observed.pop(key, None)

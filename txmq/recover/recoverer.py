@@ -1,13 +1,11 @@
-"""Passes over everything that stands prepared: what is decided is finished, what is
-left undecided gets decided.
+"""Recovery passes over all prepared branches and undecided bundles.
 
-    each database:  branches of ours ──► their home broker's word ──► COMMIT PREPARED or ROLLBACK PREPARED
-    each broker:    undecided groups ──► their home broker's word ──► DECIDE
+    databases:  prepared branches ──► home broker's outcome ──► COMMIT|ROLLBACK PREPARED
+    brokers:    undecided bundles ──► home broker's outcome ──► DECIDE
 
-Any number of recoverers may be at work at once: they all follow the same logs, and who
-comes second finds it done. A pass is harmless to live transactions but for those that
-take longer than the safety interval between PREPARE and their decision: these are
-rolled back, all branches of them alike.
+Any number of recoverers may run at once, because all follow the same logs. A pass does
+not harm live transactions, unless one takes longer than the safety interval between
+PREPARE and its decision: that one is rolled back in all its branches.
 """
 
 from __future__ import annotations
@@ -19,42 +17,41 @@ from random import Random
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
-from txmq.client.blocking.alarm_reports import source_of
-from txmq.recover.alarms import Alarms
-from txmq.recover.branches import Branches
-from txmq.recover.bundles import Groups
-from txmq.recover.committed import Committed
-from txmq.recover.databases import Database, Place
-from txmq.recover.findings import Finding, Report, Sightings
-from txmq.recover.homes import Homes
-from txmq.tx.orphans import Action
+from txmq.client.protocol.alarm_reports import alarm_source
+from txmq.recover.alarms import RecoveryAlarms
+from txmq.recover.branches import BranchRecovery
+from txmq.recover.bundles import BundleRecovery
+from txmq.recover.commit_audit import CommitAudit
+from txmq.recover.databases import DatabaseId, RecoveredDatabase
+from txmq.recover.findings import Finding, Observations, PassReport
+from txmq.recover.home_brokers import HomeBrokers
+from txmq.tx.orphans import BranchAction
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from txmq.client.blocking.client import Client
-    from txmq.config.broker import Xa
-    from txmq.tx.postgres.prepared_list import Prepared
+    from txmq.config.broker import XaSettings
+    from txmq.tx.postgres.prepared_list import PreparedTransaction
 
 SERVICE: Final = "txmq-xa"
 REPORTED_S: Final = 30.0
-PASSES_REPORTED: Final = 4  # for which an alarm is listed at brokers, unless it is told again
-JITTER: Final = 0.25  # of the pause: several recoverers do not stay in step
+PASSES_REPORTED: Final = 4  # brokers list an alarm for as long, unless it is reported again
+JITTER: Final = 0.25  # of the pause, so that several recoverers do not run in step
 
 
 class XaRecoverer:
-    """Recovers what `settings` names, together with the brokers at `urls`. For one
-    thread; to be closed in the end.
+    """Recovers the databases and brokers in `settings`, and the brokers at `urls`.
 
-    `trust_clocks`: for a single pass, whose safety interval is measured by the clocks
-    of databases and brokers; else nothing undecided is decided that was not found by an
-    earlier pass, so long ago. Of tokens before `since`, no pass compares what was
-    committed with the databases.
+    For one thread; close it in the end. With `trust_clocks`, for a single pass, the
+    safety interval is measured by the clocks of databases and brokers. Otherwise it
+    counts from the pass that first found a branch or bundle. Commits of tokens before
+    `since` are not compared with the databases.
     """
 
     def __init__(
         self,
-        settings: Xa,
+        settings: XaSettings,
         urls: Iterable[str] = (),
         *,
         trust_clocks: bool = False,
@@ -63,143 +60,141 @@ class XaRecoverer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.homes = Homes((*urls, *(one.url for one in settings.broker)), connect or _connect)
-        self.databases = [Database(one.name, one.dsn) for one in settings.database]
-        self._sightings = Sightings(clock)
-        self._branches = Branches(
-            self.homes, self._sightings, settings.safety_s, trust_clocks=trust_clocks
+        self.homes = HomeBrokers(
+            (*urls, *(one.url for one in settings.broker)), connect or _connect
         )
-        self._groups = Groups(
-            self.homes, self._branches, self._sightings, trust_clocks=trust_clocks
+        self.databases = [RecoveredDatabase(one.name, one.dsn) for one in settings.database]
+        self._observations = Observations(clock)
+        self._branches = BranchRecovery(
+            self.homes, self._observations, settings.safety_s, trust_clocks=trust_clocks
         )
-        self._committed = Committed(self._branches, self.databases, since)
-        self._alarms = Alarms(settings.alarm_s, clock)
-        self._source = source_of("xa-recovery")
+        self._bundles = BundleRecovery(
+            self.homes, self._branches, self._observations, trust_clocks=trust_clocks
+        )
+        self._commit_audit = CommitAudit(self._branches, self.databases, since)
+        self._alarms = RecoveryAlarms(settings.alarm_s, clock)
+        self._source = alarm_source("xa-recovery")
 
-    def go(self) -> Report:
-        """One pass. Databases and brokers that fail are left for the next one, and told
-        of in the report.
-        """
+    def run_pass(self) -> PassReport:
+        """Run one pass; the report names databases and brokers that failed."""
         report = self._pass(act=True)
-        self._alarms.tell(report)
+        self._alarms.log_alarms(report)
         return report
 
-    def look(self) -> Report:
-        """What a pass would find, with all that it locks and blocks; nothing is
-        done.
-        """
+    def inspect(self) -> PassReport:
+        """Return the findings of a pass, with their locks; change nothing."""
         return self._pass(act=False)
 
-    def verify(self, since: UUID) -> Report:
-        """The branches that are rolled back though their transactions, of tokens after
-        `since`, were committed.
-        """
-        self.homes.meet()
+    def verify(self, since: UUID) -> PassReport:
+        """Return branches that contradict commits of tokens after `since`."""
+        self.homes.identify()
         for database in self.databases:
-            database.standing()  # finds out where it leads to
+            database.list_prepared()  # sets the id of the database
         found = [
             one
             for home in self.homes.all
             if not home.trouble
-            for one in self._committed.compare(home, since)
+            for one in self._commit_audit.compare(home, since)
         ]
-        return Report(tuple(found), self._troubles())
+        return PassReport(tuple(found), self._troubles())
 
     def run(self, stop: Event) -> None:
-        """Passes until `stop` is set."""
-        random = Random()  # jitter
+        """Run passes until `stop` is set."""
+        random = Random()  # noqa: S311
         while True:
-            self.tell_brokers(self.go())
+            self.report_alarms(self.run_pass())
             if stop.wait(self.settings.every_s * random.uniform(1 - JITTER, 1 + JITTER)):
                 return
 
-    def tell_brokers(self, report: Report) -> None:
-        """Has the alarms of a pass listed by all brokers, until a few passes later."""
-        alarms, for_s = (
-            self._alarms.of(report),
-            max(REPORTED_S, PASSES_REPORTED * self.settings.every_s),
-        )
+    def report_alarms(self, report: PassReport) -> None:
+        """Report the alarms of a pass to all brokers, valid for a few passes."""
+        alarms = self._alarms.for_brokers(report)
+        for_s = max(REPORTED_S, PASSES_REPORTED * self.settings.every_s)
         for home in self.homes.all:
             if not home.trouble:
-                home.tell(self._source, alarms, for_s)
+                home.report_alarms(self._source, alarms, for_s)
 
     def close(self) -> None:
         for database in self.databases:
             database.close()
         self.homes.close()
 
-    def _pass(self, *, act: bool) -> Report:
-        self.homes.meet()
-        findings = [*self._in_databases(act=act)]
-        standing = None if act else {one.what for one in findings if one.prepared is not None}
+    def _pass(self, *, act: bool) -> PassReport:
+        self.homes.identify()
+        findings = [*self._judge_databases(act=act)]
+        prepared = None if act else {one.name for one in findings if one.prepared is not None}
         for home in self.homes.all:
             if not home.trouble:
-                findings += self._groups.go_through(home, act=act, standing=standing)
+                findings += self._bundles.recover(home, act=act, prepared=prepared)
             if act and not home.trouble:
-                findings += self._committed.follow(home)
-        return Report(tuple(findings), self._troubles())
+                findings += self._commit_audit.follow(home)
+        return PassReport(tuple(findings), self._troubles())
 
     def _troubles(self) -> tuple[tuple[str, str], ...]:
         databases = [(one.name, one.trouble) for one in self.databases if one.trouble]
         return (*databases, *((home.url, home.trouble) for home in self.homes.all if home.trouble))
 
-    def _in_databases(self, *, act: bool) -> Iterator[Finding]:
-        elsewhere: dict[tuple[Place, str], Finding] = {}
+    def _judge_databases(self, *, act: bool) -> Iterator[Finding]:
+        elsewhere: dict[tuple[DatabaseId, str], Finding] = {}
         for database in self.databases:
-            standing = database.standing()
-            if database.place is None or database.trouble:
+            prepared = database.list_prepared()
+            if database.id is None or database.trouble:
                 continue
-            yield from self._in_database(database, [one for one in standing if one.here], act=act)
-            others = [one for one in standing if not one.here and one.branch is not None]
-            server = database.place[0]
+            yield from self._judge_database(
+                database, [one for one in prepared if one.here], act=act
+            )
+            others = [one for one in prepared if not one.here and one.branch is not None]
+            server = database.id[0]
             elsewhere |= {
-                ((server, one.database), one.gid): _elsewhere(database, one) for one in others
+                ((server, one.database), one.gid): _unreachable(database, one) for one in others
             }
-        places = {database.place for database in self.databases}
-        if None not in places:  # one that was never met may be the one
+        known = {database.id for database in self.databases}
+        if None not in known:  # else a database that never answered may have the branch
             yield from (
-                finding for (place, _gid), finding in elsewhere.items() if place not in places
+                finding
+                for (database_id, _gid), finding in elsewhere.items()
+                if database_id not in known
             )
 
-    def _in_database(
-        self, database: Database, here: list[Prepared], *, act: bool
+    def _judge_database(
+        self, database: RecoveredDatabase, here: list[PreparedTransaction], *, act: bool
     ) -> Iterator[Finding]:
         if act:
-            yield from self._branches.look_for_gone(database, here)
+            yield from self._branches.find_mixed(database, here)
         findings = [self._branches.judge(database, one, act=act) for one in here]
         if act:
             findings = [self._branches.finish(database, one) for one in findings]
-        told = [one for one in findings if not act or (not one.done and self._alarms.is_due(one))]
+        shown = [one for one in findings if not act or (not one.done and self._alarms.is_due(one))]
         holds = (
-            database.holds([one.prepared for one in told if one.prepared is not None])
-            if told
+            database.holds([one.prepared for one in shown if one.prepared is not None])
+            if shown
             else {}
         )
         yield from (
-            replace(one, hold=holds[one.what]) if one.what in holds else one for one in findings
+            replace(one, locks=holds[one.name]) if one.name in holds else one for one in findings
         )
 
 
-def _elsewhere(database: Database, one: Prepared) -> Finding:
-    """Of the same server, but of a database that this one's session cannot reach
-    into.
+def _unreachable(database: RecoveredDatabase, one: PreparedTransaction) -> Finding:
+    """Return the finding of a branch in another database of the same server.
+
+    A branch can only be ended from its own database.
     """
-    assert one.branch is not None, "only ours are told of"
+    assert one.branch is not None, "only branches of txmq are listed"
     reason = f"it is of database {one.database}: name that in an [[xa.database]] of its own"
-    where = f"{database.name}/{one.database}"
     return Finding(
-        where,
+        f"{database.name}/{one.database}",
         one.gid,
         one.branch.token,
         one.age_s,
-        Action.LEAVE,
+        BranchAction.LEAVE,
         reason,
-        needs_hand=True,
+        needs_operator=True,
         prepared=one,
     )
 
 
 def _connect(url: str) -> Client:
-    from txmq.client.blocking.client import connect  # what a recoverer is given in tests needs it not
+    from txmq.client.blocking.connect import connect  # noqa: PLC0415  # tests give their own
 
     return connect(url, service=SERVICE)

@@ -1,17 +1,16 @@
-"""How a committed transaction of PostgreSQL becomes a group at the broker: once,
-whatever happens on the way.
+"""Store a committed transaction of PostgreSQL as one bundle, exactly once.
 
-What makes it once is the broker's mark of the source (FORMATS 2.1): a group moves it
-from the LSN of the group before to its own, in the same record that stores the
-messages, and is stored only where the mark stands at the one before. So a group that is
-sent again, by this process, its successor or one that was thought dead, is passed over;
-a group that follows a refused one is refused as well; and as LSNs only grow and marks
-are never forgotten, it makes no difference how long the relay was away.
+The broker's watermark of the source keeps out duplicates (docs/FORMATS.md 2.1). A bundle
+moves the watermark from the LSN of the bundle before to its own LSN, in the record that
+stores the messages. The broker stores it only if the watermark stands at the LSN of the
+bundle before. So the broker skips a bundle that any relay sends again, and refuses a
+bundle behind a refused one. LSNs only grow and watermarks are never forgotten, so it
+does not matter how long the relay was away.
 
-The token is derived from the transaction, so that a repeated one is known by its name
-too. Its time is that of the commit. The broker refuses tokens older than a week,
-because it has forgotten what became of them: then the next name of the same transaction
-is taken, three days later each time, which every relay comes to in the same way.
+The token is derived from the transaction, with the time of the commit. The broker
+refuses tokens older than a week, because it has forgotten their outcomes. The relay
+then derives another token of the same transaction, three days younger each time. Every
+relay derives the same ones.
 """
 
 from __future__ import annotations
@@ -21,109 +20,115 @@ from itertools import count
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from txmq.client.blocking.core import Core
-from txmq.client.blocking.transaction.bundles import Storing, parts_of
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.transaction.bundle_upload import BundleUpload
 from txmq.client.blocking.transaction.decisions import decide, state_of
 from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.parts import split_into_parts
 from txmq.client.protocol.transaction.tokens import VARIANT, VERSION
 from txmq.errors import UnknownTransaction
 from txmq.model import limits
-from txmq.model.bundle import GroupState
+from txmq.model.actions import WatermarkAction
+from txmq.model.bundle import BundleState
+from txmq.model.decider import ByBroker, ByChecker, Decider
 from txmq.model.message import COMMIT, ROLLBACK
-from txmq.relay.pgoutput import Committed
-from txmq.relay.stream import Source
-from txmq.wire.emitted import Emitted
-from txmq.wire.group import Description, Part
+from txmq.model.units import DAY, MILLISECOND
+from txmq.relay.pgoutput import CommittedTransaction
+from txmq.relay.slot_stream import SlotSource
+from txmq.wire.bundle import BundleDescription, BundlePart
+from txmq.wire.logical_message import EmittedMessage
 
-STEP_MS: Final = (
-    3 * 24 * 3600 * 1_000
-)  # less than the week, so that one of the names is always young enough
-CHECKER: Final = (
-    "relay"  # nobody answers to it: a relay decides what it has stored, or its successor does
-)
-RANDOM: Final = (1 << 76) - 1 & ~(
-    3 << 62
-)  # the bits of a UUIDv7 that are neither its time, version nor variant
+# Less than the week for which tokens are accepted: one of them is always young enough.
+ATTEMPT_MS: Final = 3 * DAY // MILLISECOND
+# No process registers it: a relay decides what it or its predecessor has stored.
+CHECKER: Final = "relay"
+# The bits of a UUIDv7 that are neither its time, version nor variant.
+RANDOM: Final = (1 << 76) - 1 & ~(3 << 62)
 
 
-class Order(NamedTuple):
-    """A transaction to be stored; `before` is the LSN that the mark stands at by
-    then.
+class RelayedTransaction(NamedTuple):
+    """A transaction to store; the watermark stands at `previous_lsn` by then."""
+
+    source: SlotSource
+    committed: CommittedTransaction
+    messages: tuple[EmittedMessage, ...]
+    previous_lsn: int
+
+
+def token_time(committed: CommittedTransaction, attempt: int) -> int:
+    """Return the time of a transaction's token, in milliseconds."""
+    return committed.committed_at // 1_000 + attempt * ATTEMPT_MS
+
+
+def derive_token(source: SlotSource, committed: CommittedTransaction, attempt: int) -> UUID:
+    """Return the token of a transaction, a UUIDv7; `attempt` counts its tokens.
+
+    It does not depend on the timeline, so it outlives a promotion.
     """
-
-    source: Source
-    committed: Committed
-    messages: tuple[Emitted, ...]
-    before: int
+    identity = f"{source.system_id} {source.slot} {committed.lsn} {committed.committed_at} {attempt}"
+    low = int.from_bytes(sha256(identity.encode()).digest()[:10], "big") & RANDOM
+    return UUID(int=token_time(committed, attempt) << 80 | VERSION | VARIANT | low)
 
 
-def name_time(committed: Committed, step: int) -> int:
-    """The time of a transaction's name, in milliseconds."""
-    return committed.at // 1_000 + step * STEP_MS
+def first_attempt(committed: CommittedTransaction, refused_ms: int) -> int:
+    """Return the first attempt whose token is younger than one refused as too old."""
+    return max(0, (refused_ms - committed.committed_at // 1_000) // ATTEMPT_MS + 1)
 
 
-def name_of(source: Source, committed: Committed, step: int) -> UUID:
-    """The token of a transaction, a UUIDv7; `step` counts its names. It outlives a
-    change of the timeline.
-    """
-    said = f"{source.system_id} {source.slot} {committed.lsn} {committed.at} {step}"
-    low = int.from_bytes(sha256(said.encode()).digest()[:10], "big") & RANDOM
-    return UUID(int=name_time(committed, step) << 80 | VERSION | VARIANT | low)
-
-
-def first_step(committed: Committed, refused_ms: int) -> int:
-    """The first name that is younger than what the broker has refused as too old."""
-    return max(0, (refused_ms - committed.at // 1_000) // STEP_MS + 1)
-
-
-def built(core: Core, order: Order, token: UUID, decider: tuple[object, ...]) -> list[Part]:
-    """The parts of the group, by what is known of the topics. Raises as `client.send`
-    does.
-    """
+def build_parts(
+    core: BlockingCore, relayed: RelayedTransaction, token: UUID, decider: Decider
+) -> list[BundlePart]:
+    """Return the parts of the bundle. Raises as `client.send` does."""
     buffer = Buffer(core.topics)
-    for topic, message, partition, born_at in order.messages:
+    for topic, message, partition, born_at in relayed.messages:
         buffer.add(topic, message, born_at, partition)
-    source, committed = order.source, order.committed
-    mark = ("mark", source.mark(source.timeline), order.before, committed.lsn, committed.at)
-    return parts_of(
-        token, Description(decider, CHECKER, (mark,)), buffer.build(token).batches, limits.BATCH
+    source, committed = relayed.source, relayed.committed
+    watermark = WatermarkAction(
+        source.watermark_name(source.timeline),
+        relayed.previous_lsn,
+        committed.lsn,
+        committed.committed_at,
+    )
+    return split_into_parts(
+        token,
+        BundleDescription(decider, CHECKER, (watermark,)),
+        buffer.build(token).batches,
+        limits.BATCH,
     )
 
 
-def at_once(core: Core, order: Order, token: UUID) -> Part | None:
-    """The group in one part that is decided as it is stored; None = it is too large for
-    that.
-    """
-    parts = built(core, order, token, ("local",))
+def build_whole(core: BlockingCore, relayed: RelayedTransaction, token: UUID) -> BundlePart | None:
+    """Return the bundle as one part, whose seal decides it; None = it is too large."""
+    parts = build_parts(core, relayed, token, ByBroker())
     return parts[0]._replace(commit=True) if len(parts) == 1 else None
 
 
-def store_in_parts(core: Core, order: Order, deadline: float) -> None:
-    """Stores a group of any size and commits it. What an earlier attempt has left is
-    finished, or cleared away.
+def store_in_parts(core: BlockingCore, relayed: RelayedTransaction, deadline: float) -> None:
+    """Store a bundle of any size and commit it; finish or drop an earlier attempt's.
 
-    Raises as `client.send` does; SequenceGap where the mark stands elsewhere.
+    Raises as `client.send` does, and SequenceGap if the watermark stands elsewhere.
     """
-    for step in count():
-        token = name_of(order.source, order.committed, step)
+    for attempt in count():
+        token = derive_token(relayed.source, relayed.committed, attempt)
         state = state_of(core, token, core.settings.timeout)
         if state is None:
-            state = _stored(core, order, token, deadline)
-        if (
-            state is GroupState.OPEN
-        ):  # cut off in the middle: what is missing might be cut otherwise today
+            state = _store(core, relayed, token, deadline)
+        if state is BundleState.OPEN:
+            # A relay died between two parts. A new cut may differ, so no part is added.
             decide(core, token, ROLLBACK)
-        if state is GroupState.UNDECIDED:
+        if state is BundleState.UNDECIDED:
             decide(core, token, COMMIT)
-        if state not in (None, GroupState.OPEN, GroupState.ROLLED_BACK):
+        if state not in (None, BundleState.OPEN, BundleState.ROLLED_BACK):
             return
 
 
-def _stored(core: Core, order: Order, token: UUID, deadline: float) -> GroupState | None:
-    """Where the group stands once it is stored; None = the name is too old."""
-    storing = Storing(core, built(core, order, token, ("checker", CHECKER)), deadline)
-    storing.send()
+def _store(
+    core: BlockingCore, relayed: RelayedTransaction, token: UUID, deadline: float
+) -> BundleState | None:
+    """Store the bundle and return its state; None = the token is too old."""
+    upload = BundleUpload(core, build_parts(core, relayed, token, ByChecker(CHECKER)), deadline)
+    upload.send()
     try:
-        return GroupState(storing.receipt().state)
+        return BundleState(upload.await_receipt().state)
     except UnknownTransaction:
         return None

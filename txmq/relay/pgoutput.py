@@ -1,14 +1,14 @@
-"""What PostgreSQL's plugin `pgoutput` says of committed transactions, protocol version
-1, as transactions.
+"""Decoder of PostgreSQL's plugin `pgoutput`, protocol version 1.
 
-    B: i64 commit LSN | i64 committed at | u32 xid         C: u8 0 | i64 commit LSN | i64 end LSN | i64 committed at
-    M: u8 flags (1 = transactional) | i64 LSN | prefix, ends with a zero | u32 length | content
+    B: i64 commit LSN | i64 committed at | u32 xid
+    C: u8 0 | i64 commit LSN | i64 end LSN | i64 committed at
+    M: u8 flags (1 = transactional) | i64 LSN | prefix, 0 | u32 length | content
 
-Big-endian; times are microseconds since the year 2000. Between B and C stands what one
-transaction did, each message of ours as an M. What else a publication may bring (rows,
-relations, types, origins, truncations) is passed over, as are messages of other
-prefixes and those that are part of no transaction, which may be there although nothing
-committed.
+Big-endian; times are microseconds since the year 2000. A transaction is what comes
+between B and C, with each message of txmq as an M. Other contents of a publication
+(rows, relations, types, origins, truncations) are ignored, and so are messages of other
+prefixes. Messages outside transactions are ignored too, because nothing may have
+committed them.
 """
 
 from __future__ import annotations
@@ -24,28 +24,25 @@ MESSAGE: Final = struct.Struct(">Bq")
 LENGTH: Final = struct.Struct(">I")
 TRANSACTIONAL: Final = 1
 YEAR_2000: Final = 946_684_800_000_000  # microseconds from 1970
-PASSED_OVER: Final = frozenset(b"ORYIUDT")
+IGNORED: Final = frozenset(b"ORYIUDT")
 
 
-class Committed(NamedTuple):
-    """A transaction, and the contents of its messages in their order. LSNs grow from
-    one transaction to the next.
+class CommittedTransaction(NamedTuple):
+    """A committed transaction, with the contents of its messages in their order.
 
-    `lsn` is the place of its COMMIT in the log, `end` that behind it: the place to go
-    on from once it is done with.
+    `lsn` is the position of its COMMIT in the log, and grows with each transaction.
+    `end_lsn` is the position behind it, from which a reader goes on.
     """
 
     lsn: int
-    end: int
-    at: int  # microseconds since the epoch, by the database's clock
+    end_lsn: int
+    committed_at: int  # microseconds since the epoch, by the database's clock
     xid: int
     contents: tuple[bytes, ...]
 
 
-class Transactions:
-    """Puts transactions together from what the plugin sends, piece by piece. Raises
-    RemoteProtocolError.
-    """
+class TransactionAssembler:
+    """Assembles transactions from the plugin's messages. Raises RemoteProtocolError."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix.encode()
@@ -53,12 +50,12 @@ class Transactions:
         self._contents: list[bytes] = []
 
     @property
-    def inside(self) -> bool:
-        """Whether the end of a transaction is yet to come."""
+    def incomplete(self) -> bool:
+        """Return whether a transaction has begun and not ended."""
         return self._begun is not None
 
-    def feed(self, piece: bytes) -> Committed | None:
-        """The transaction that this piece completes, if it does."""
+    def feed(self, piece: bytes) -> CommittedTransaction | None:
+        """Return the transaction that this piece completes, if any."""
         kind = piece[:1]
         try:
             if kind == b"C":
@@ -67,7 +64,7 @@ class Transactions:
                 self._begin(piece)
             elif kind == b"M":
                 self._message(piece)
-            elif not kind or piece[0] not in PASSED_OVER:
+            elif not kind or piece[0] not in IGNORED:
                 raise _unreadable(
                     f"pgoutput sent a piece of kind {kind!r}, which version 1 does not have"
                 )
@@ -83,14 +80,14 @@ class Transactions:
         _require(piece, 1 + BEGIN.size)
         self._begun = BEGIN.unpack_from(piece, 1)
 
-    def _commit(self, piece: bytes) -> Committed:
+    def _commit(self, piece: bytes) -> CommittedTransaction:
         _require(piece, 1 + COMMIT.size)
         _flags, lsn, end, _at = COMMIT.unpack_from(piece, 1)
         if self._begun is None or self._begun[0] != lsn:
             raise _unreadable("pgoutput committed a transaction that it had not begun")
         (_lsn, at, xid), contents = self._begun, tuple(self._contents)
         self._begun, self._contents = None, []
-        return Committed(lsn, end, at + YEAR_2000, xid, contents)
+        return CommittedTransaction(lsn, end, at + YEAR_2000, xid, contents)
 
     def _message(self, piece: bytes) -> None:
         flags, _lsn = MESSAGE.unpack_from(piece, 1)

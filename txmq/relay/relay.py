@@ -1,13 +1,12 @@
-"""The relay: what services emit into their PostgreSQL transactions (`txmq.emit`),
-brought to the broker.
+"""The relay: messages emitted into PostgreSQL transactions, stored at the broker.
 
-It reads a replication slot, where only committed transactions are, in the order of
-their commits, and stores each as one group: whole, once, in that order. Needs
-`wal_level = logical`, a slot (`txmq relay create`) and a role with REPLICATION, and
-asks no token and no check of the transactions themselves.
+It reads a replication slot, which has committed transactions only, in the order of
+their commits. It stores each of them as one bundle: whole, once, and in that order. It
+needs `wal_level = logical`, a slot (`txmq relay create`) and a role with REPLICATION.
+The transactions need no token row and no check-back.
 
-While no broker answers, or no relay runs, PostgreSQL keeps its log: that is what is
-watched here.
+While no broker answers, or no relay runs, PostgreSQL keeps its log. Therefore the relay
+watches the slot and raises alarms.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Final
 
-from txmq.client.blocking.alarm_reports import Alarm, report, source_of
-from txmq.client.blocking.core import Core
+from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
+from txmq.client.protocol.alarm_reports import AlarmReport, alarm_source, report_alarms
 from txmq.errors import (
     ClientClosed,
     ConfigError,
@@ -34,30 +33,30 @@ from txmq.errors import (
     UnknownTransaction,
 )
 from txmq.relay import slot as slots
-from txmq.relay.passage import Passage, Progress, start_of
-from txmq.relay.stream import SlotStream
+from txmq.relay.relay_session import RelayProgress, RelaySession, read_start
+from txmq.relay.slot_stream import SlotStream
 from txmq.tx.postgres.session import connect
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between passages
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between sessions
 REPORTED_S: Final = 30.0
-CRITICAL: Final = ("lost", "unreserved")
-FINAL: Final = (ConfigError, LogChanged, ClientClosed)
-CURED: Final = (
+CRITICAL_KINDS: Final = ("lost", "unreserved")
+FATAL: Final = (ConfigError, LogChanged, ClientClosed)
+RETRY_AT_ONCE: Final = (
     StaleTopic,
     SequenceGap,
     UnknownTransaction,
     DigestMismatch,
-)  # the next passage does better
+)  # errors that the next session avoids
 log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class RelayPolicy:
-    """How a relay works. `look_every_s`: at the slot, for alarms over `retained` bytes
-    of log and `lag_s` seconds.
+    """Settings of a relay.
 
-    `skip`: LSNs of transactions that an operator has given up, because no broker takes
-    them.
+    It checks the slot every `look_every_s`, with alarms over `retained` bytes of log
+    and `lag_s` seconds. `skip` has the LSNs of transactions that an operator has given
+    up, because the broker refuses them.
     """
 
     confirm_every_s: float = 1.0
@@ -68,87 +67,89 @@ class RelayPolicy:
 
 
 class Relay:
-    """Brings the messages of one slot to one broker. One relay at a time can; others
-    wait for the slot.
+    """A relay of one slot to one broker.
+
+    Other relays of the slot wait until this one ends.
     """
 
-    def __init__(self, core: Core, dsn: str, slot: str, policy: RelayPolicy) -> None:
+    def __init__(self, core: BlockingCore, dsn: str, slot: str, policy: RelayPolicy) -> None:
         self._core, self._dsn, self._policy = core, dsn, policy
         self._slot = slots.check_slot_name(slot)
-        self._progress = Progress()
+        self._progress = RelayProgress()
         self._trouble = ""
-        self._source = source_of("relay")
+        self._source = alarm_source("relay")
 
     def run(self, stop: Event) -> None:
-        """Works until `stop` is set, over losses of the broker and of the database.
+        """Relay until `stop` is set; survive losses of the broker and the database.
 
-        Raises SlotMissing, SlotLost, SlotRewound, LogChanged, ConfigError,
-        DatabaseError: what only somebody can mend.
+        Raises SlotMissing, SlotLost, SlotRewound, LogChanged, ConfigError or
+        DatabaseError, which need an operator.
         """
-        over = Event()
-        watch = Thread(target=self._watch, args=(over,), name="txmq-relay-watch", daemon=True)
+        ended = Event()
+        watch = Thread(target=self._watch, args=(ended,), name="txmq-relay-watch", daemon=True)
         watch.start()
         try:
-            self._passages(stop)
+            self._run_sessions(stop)
         finally:
-            over.set()
+            ended.set()
             watch.join()
 
-    def _passages(self, stop: Event) -> None:
+    def _run_sessions(self, stop: Event) -> None:
         pause = FIRST_PAUSE_S
         while not stop.is_set():
-            before, quick = self._progress.transactions, False
+            before, retry_at_once = self._progress.transactions, False
             try:
-                self._pass(stop)
+                self._run_session(stop)
             except TxmqError as error:
-                if isinstance(error, FINAL) or (
+                if isinstance(error, FATAL) or (
                     isinstance(error, DatabaseError) and not error.retriable
                 ):
                     raise
-                self._tell(error)
-                quick = isinstance(error, CURED)
-            gone_on = quick or self._progress.transactions > before
-            pause = FIRST_PAUSE_S if gone_on else min(2 * pause, LONGEST_PAUSE_S)
+                self._log_interruption(error)
+                retry_at_once = isinstance(error, RETRY_AT_ONCE)
+            advanced = retry_at_once or self._progress.transactions > before
+            pause = FIRST_PAUSE_S if advanced else min(2 * pause, LONGEST_PAUSE_S)
             stop.wait(pause)
 
-    def _pass(self, stop: Event) -> None:
-        """One passage. The broker comes first: while it is away, the slot need not be
-        taken.
-        """
+    def _run_session(self, stop: Event) -> None:
+        """Run one session; connect to the broker first, so that the slot stays free."""
         deadline = time.monotonic() + self._core.settings.timeout
         with (
-            closing(self._core.dial(deadline)) as connection,
+            closing(self._core.open_connection(deadline)) as connection,
             closing(SlotStream(self._dsn, self._slot)) as stream,
         ):
-            start = start_of(self._core, stream.source)
+            start = read_start(self._core, stream.source)
             log.info(
-                "relay.passage", slot=self._slot, mark=start.mark, timeline=stream.source.timeline
+                "relay.passage",
+                slot=self._slot,
+                mark=start.watermark,
+                timeline=stream.source.timeline,
             )
             policy = self._policy
-            passage = Passage(
+            session = RelaySession(
                 *(self._core, connection, stream, start, self._progress),
                 confirm_every_s=policy.confirm_every_s,
                 skip=policy.skip,
             )
-            passage.run(stop)
+            session.run(stop)
 
-    def _tell(self, error: TxmqError) -> None:
-        """A trouble is told when it comes, not as long as it lasts."""
+    def _log_interruption(self, error: TxmqError) -> None:
+        """Log an error when it comes up, but not again while it lasts."""
         if error.message != self._trouble:
             self._trouble = error.message
             log.warning("relay.interrupted", slot=self._slot, error=str(error))
 
-    def _watch(self, over: Event) -> None:
-        """Looks at the slot until the relay is over, the broker there or not."""
+    def _watch(self, ended: Event) -> None:
+        """Check the slot until the relay ends, with or without a broker."""
         known: dict[str, str] = {}
-        while not over.is_set():
+        while not ended.is_set():
             try:
-                known = self._look(known)
+                known = self._check_slot(known)
             except DatabaseError as error:
                 log.warning("relay.not_watched", slot=self._slot, error=str(error))
-            over.wait(self._policy.look_every_s)
+            ended.wait(self._policy.look_every_s)
 
-    def _look(self, known: dict[str, str]) -> dict[str, str]:
+    def _check_slot(self, known: dict[str, str]) -> dict[str, str]:
         with closing(connect(self._dsn, application_name="txmq relay watch")) as connection:
             status = slots.find(connection, self._slot)
         if status is None:
@@ -175,20 +176,23 @@ class Relay:
         return alarms
 
     def _report(self, alarms: dict[str, str]) -> None:
-        """To the broker, which may be away: then its own silence is told of
-        elsewhere.
-        """
-        told = [
-            Alarm(
+        """Report the alarms to the broker; if it is away, its own alarm says so."""
+        alarm_reports = [
+            AlarmReport(
                 f"relay.{kind}",
-                "critical" if kind in CRITICAL else "warning",
+                "critical" if kind in CRITICAL_KINDS else "warning",
                 text,
                 "txmq relay status",
             )
             for kind, text in alarms.items()
         ]
         with suppress(TxmqError):
-            report(self._call, self._source, told, max(REPORTED_S, 4 * self._policy.look_every_s))
+            report_alarms(
+                self._call,
+                self._source,
+                alarm_reports,
+                max(REPORTED_S, 4 * self._policy.look_every_s),
+            )
 
     def _call(self, name: str, **args: object) -> object:
         return self._core.call(name, args, repeat=True)

@@ -1,13 +1,11 @@
-"""The replication slot that a relay reads: made, looked at and dropped.
+"""The replication slot that a relay reads: create, inspect and drop it.
 
-A slot makes PostgreSQL keep its log from the slot's place on, whether anybody reads it
-or not. So it is watched, and nothing here makes one by the way: a slot made anew knows
-nothing of what was committed before.
+A slot makes PostgreSQL keep its log from the slot's position on, read or not. So the
+relay watches it, and only `create` makes one: a new slot misses all earlier commits.
 
-The plugin is `pgoutput`, a part of PostgreSQL, with a publication of the slot's name
-that has no tables: rows stay where they are, messages come along. The publication has
-to be there before the slot is: the plugin looks it up as it stood when the rows were
-written.
+The plugin is `pgoutput`, a part of PostgreSQL, with a publication of the slot's name.
+The publication has no tables, so that rows are not sent, only messages. It has to exist
+before the slot: the plugin looks it up in the catalogue as of the time of the writes.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ SELECT current_setting('wal_level'), current_setting('max_replication_slots')::i
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user)
 """
 _SLOT: Final = """
-SELECT s.plugin, s.database, s.database = current_database(), s.active_pid, s.wal_status, s.safe_wal_size,
-       s.restart_lsn - '0/0', s.confirmed_flush_lsn - '0/0', place.now - '0/0',
+SELECT s.plugin, s.database, s.database = current_database(), s.active_pid, s.wal_status,
+       s.safe_wal_size, s.restart_lsn - '0/0', s.confirmed_flush_lsn - '0/0', place.now - '0/0',
        extract(epoch FROM r.flush_lag)::float8,
        EXISTS (SELECT FROM pg_publication WHERE pubname = s.slot_name)
 FROM (SELECT pg_current_wal_lsn() AS now) place,
@@ -48,16 +46,16 @@ SELECT extract(epoch FROM now()) * 1000000 - 946684800000000
 FROM pg_logical_slot_peek_binary_changes(%s, NULL, 1, 'proto_version', '1', 'publication_names', %s,
      'messages', 'true') LIMIT 1
 """
-LOOK_S: Final = 5  # what it takes to find the oldest transaction in a long log is not worth more
+LAG_QUERY_S: Final = 5  # limit of the search for the oldest transaction in a long log
 
 
 class SlotStatus(NamedTuple):
-    """A slot as PostgreSQL has it. LSNs are bytes; sizes too.
+    """The state of a slot. LSNs and sizes are in bytes.
 
-    `wal_status` is reserved, extended, unreserved (log may go at any moment) or lost;
-    `safe_wal_size` is what may be written before it gets so, None = no limit is set.
-    `lag_s`: seconds that the reader is behind, or that the oldest transaction waits
-    where nobody reads; None = not found out.
+    `wal_status` is reserved, extended, unreserved (its log may be removed at any
+    moment) or lost. `safe_wal_size` is the log that may be written before that; None =
+    no limit. `lag_s` is the reader's lag in seconds, or the age of the oldest
+    transaction if the slot has no reader; None = unknown.
     """
 
     name: str
@@ -70,17 +68,15 @@ class SlotStatus(NamedTuple):
     safe_wal_size: int | None
     lag_s: float | None
     plugin: str
-    unfit: str  # why a relay on this connection's database cannot read it; empty = it can
+    unfit: str  # the reason why a relay of this database cannot read it, "" = it can
 
     @property
     def retained(self) -> int:
-        """Bytes of log that PostgreSQL keeps for this slot."""
+        """Return the bytes of log that PostgreSQL keeps for this slot."""
         return 0 if self.restart_lsn is None else max(0, self.current_lsn - self.restart_lsn)
 
     def alarms(self, *, retained: int, lag_s: float) -> dict[str, str]:
-        """What an operator has to hear of, by these limits: the kind of each alarm and
-        its text.
-        """
+        """Return the alarms by these limits: kinds and texts."""
         found = {}
         if self.wal_status == "lost":
             found["lost"] = (
@@ -100,29 +96,28 @@ class SlotStatus(NamedTuple):
 
 
 def check_slot_name(name: str) -> str:
-    """`name`, where it can be one of a slot. Raises ConfigError."""
+    """Return the name of a slot. Raises ConfigError if it is invalid."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            "slot", f"{name!r} cannot name a slot", hint="1 to 63 characters out of a-z 0-9 _"
+            "slot", f"invalid slot name {name!r}", hint="give 1 to 63 characters out of a-z 0-9 _"
         )
     return name
 
 
 def create(connection: Connection, name: str) -> SlotStatus:
-    """Makes the publication and the slot; messages emitted from now on are kept.
-    `connection` is one of our own.
+    """Create the publication and the slot, which keeps messages emitted from now on.
 
-    Raises ConfigError where the slot is there already, WalLevelTooLow,
-    UnsupportedServer, DatabaseError.
+    Raises ConfigError if the slot exists, WalLevelTooLow, UnsupportedServer or
+    DatabaseError.
     """
     check_slot_name(name)
     require_supported(read_server(connection))
-    _require_possible(connection)
+    _require_logical(connection)
     if find(connection, name) is not None:
         raise ConfigError(
             "slot",
-            f"slot {name} is there already",
-            hint=f"see `txmq relay status`; {LOST}, if it is lost",
+            f"slot {name} exists already",
+            hint=f"see `txmq relay status`; if it is lost, {LOST}",
         )
     with translated(f"making slot {name}"), connection.cursor() as cursor:
         cursor.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,))
@@ -133,23 +128,22 @@ def create(connection: Connection, name: str) -> SlotStatus:
 
 
 def drop(connection: Connection, name: str) -> None:
-    """Drops the slot and its publication: what the relay has not yet read is never
-    sent.
+    """Drop the slot and its publication; unread messages are never sent.
 
-    Raises SlotMissing, SlotInUse, DatabaseError.
+    Raises SlotMissing, SlotInUse or DatabaseError.
     """
     status = find(connection, name)
     if status is None:
-        raise SlotMissing(f"there is no slot {name}", hint="nothing is to be dropped")
+        raise SlotMissing(f"There is no slot {name}", hint="see `txmq relay status`")
     if status.active_pid is not None:
-        raise in_use(name)
+        raise slot_in_use(name)
     with translated(f"dropping slot {name}"), connection.cursor() as cursor:
         cursor.execute("SELECT pg_drop_replication_slot(%s)", (name,))
         cursor.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
 
 
 def find(connection: Connection, name: str) -> SlotStatus | None:
-    """The slot as it is now; None = there is none."""
+    """Return the present state of the slot; None = there is no such slot."""
     with translated(f"looking at slot {name}"), connection.cursor() as cursor:
         cursor.execute(_SLOT, (check_slot_name(name),))
         row = cursor.fetchone()
@@ -169,15 +163,14 @@ def find(connection: Connection, name: str) -> SlotStatus | None:
         safe_wal_size=safe,
         lag_s=None if pid is None else flush_lag or 0.0,
         plugin=plugin,
-        unfit=_why_not(plugin, database, here=here, published=published),
+        unfit=_unfit_reason(plugin, database, here=here, published=published),
     )
 
 
-def measured(connection: Connection, name: str) -> SlotStatus | None:
-    """As `find`; where nobody reads the slot, the oldest transaction in it is looked
-    for, to tell how long it waits.
+def find_with_lag(connection: Connection, name: str) -> SlotStatus | None:
+    """Return the state of the slot, with the oldest transaction's age if it is unread.
 
-    That takes the slot for a moment: a relay that starts meanwhile has to try again.
+    That occupies the slot for a moment: a relay that starts meanwhile has to retry.
     """
     status = find(connection, name)
     if (
@@ -189,49 +182,49 @@ def measured(connection: Connection, name: str) -> SlotStatus | None:
         return status
     try:
         with translated(f"looking into slot {name}"), connection.cursor() as cursor:
-            cursor.execute(f"SET statement_timeout = '{LOOK_S}s'")
+            cursor.execute(f"SET statement_timeout = '{LAG_QUERY_S}s'")
             cursor.execute(_OLDEST, (name, name))
             row = cursor.fetchone()
             cursor.execute("RESET statement_timeout")
-    except DatabaseError:  # the relay has it now, the log is long, or the role may not
+    except DatabaseError:  # a relay reads it, the log is long, or a right is missing
         return status
     return status._replace(lag_s=max(0.0, float(row[0]) / 1_000_000) if row else 0.0)
 
 
 def require(connection: Connection, name: str) -> SlotStatus:
-    """The slot, if a relay can read it here. Raises SlotMissing, SlotLost."""
+    """Return the slot if a relay can read it. Raises SlotMissing or SlotLost."""
     status = find(connection, name)
     if status is None:
         raise SlotMissing(
-            f"there is no slot {name}",
-            hint=f"{CREATE}; if there was one, messages since then are lost",
+            f"There is no slot {name}",
+            hint=f"{CREATE}; if there was one before, messages since then are lost",
         )
     if status.unfit:
         raise SlotMissing(
-            f"slot {name} {status.unfit}",
-            hint="drop it and create it with `txmq relay`, or name another",
+            f"Slot {name} {status.unfit}",
+            hint="drop it and create it with `txmq relay`, or name another slot",
         )
     if status.wal_status == "lost":
-        raise lost(name)
+        raise slot_lost(name)
     return status
 
 
-def in_use(name: str) -> SlotInUse:
-    """The error where somebody else reads the slot."""
+def slot_in_use(name: str) -> SlotInUse:
+    """Return the error of a slot that has another reader."""
     return SlotInUse(
-        f"slot {name} is in use",
-        hint="another relay reads it, or one that died is about to be noticed",
+        f"Slot {name} is in use",
+        hint="another relay reads it, or PostgreSQL has yet to notice that one has died",
     )
 
 
-def lost(name: str) -> SlotLost:
-    """The error where the log that the slot needs is gone."""
+def slot_lost(name: str) -> SlotLost:
+    """Return the error of a slot whose log was removed."""
     return SlotLost(
-        f"slot {name} is lost: PostgreSQL has removed log that the relay had not read", hint=LOST
+        f"Slot {name} is lost: PostgreSQL has removed log that the relay had not read", hint=LOST
     )
 
 
-def _require_possible(connection: Connection) -> None:
+def _require_logical(connection: Connection) -> None:
     with translated("reading the server's settings"), connection.cursor() as cursor:
         cursor.execute(_SERVER)
         [(level, slots, used, allowed)] = cursor.fetchall()
@@ -239,16 +232,17 @@ def _require_possible(connection: Connection) -> None:
         raise WalLevelTooLow(level)
     if used >= slots:
         raise DatabaseError(
-            f"all {slots} replication slots are in use",
-            hint="raise max_replication_slots, or drop one",
+            f"All {slots} replication slots are in use",
+            hint="raise max_replication_slots, or drop a slot",
         )
     if not allowed:
         raise DatabaseError(
-            "the role may not use replication", hint="ALTER ROLE ... REPLICATION, as a superuser"
+            "The role may not use replication",
+            hint="run ALTER ROLE ... REPLICATION as a superuser",
         )
 
 
-def _why_not(
+def _unfit_reason(
     plugin: str | None, database: str | None, *, here: bool | None, published: bool
 ) -> str:
     if plugin is None:

@@ -1,4 +1,4 @@
-"""The words of a selector."""
+"""The lexer of selectors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from txmq.errors import InvalidSelector
 
-LONGEST = 4_096  # characters of a selector
-MOST_WORDS = 1_024
+MAX_LENGTH = 4_096  # characters of a selector
+MAX_TOKENS = 1_024
 KEYWORDS = frozenset(
     {"AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE"}
 )
@@ -26,8 +26,8 @@ _WORD = re.compile(
 )
 
 
-class Kind(Enum):
-    """What a word is."""
+class TokenKind(Enum):
+    """The kinds of tokens."""
 
     NUMBER = "number"
     NAME = "name"
@@ -37,55 +37,56 @@ class Kind(Enum):
     END = "end"
 
 
-class Word(NamedTuple):
-    """A word, and where it begins. Keywords are in capitals; names and texts are
-    without their quotes.
+class Token(NamedTuple):
+    """A token and its position.
+
+    Keywords are in capitals; names and texts are without their quotes.
     """
 
-    kind: Kind
+    kind: TokenKind
     text: str
     position: int
 
 
-def words(selector: str) -> list[Word]:
-    """The words of a selector, the end among them. Raises InvalidSelector."""
-    if len(selector) > LONGEST:
+def tokenize(selector: str) -> list[Token]:
+    """Return the tokens of a selector, with END as the last. Raises InvalidSelector."""
+    if len(selector) > MAX_LENGTH:
         raise InvalidSelector(
-            f"a selector of {len(selector)} characters", LONGEST, hint=f"at most {LONGEST}"
+            f"{len(selector)} characters are too long", MAX_LENGTH, hint=f"use at most {MAX_LENGTH}"
         )
-    found: list[Word] = []
+    found: list[Token] = []
     at, end = 0, len(selector.rstrip())
     while at < end:
         match = _WORD.match(selector, at)
         if match is None:
             start = at + len(selector[at:]) - len(selector[at:].lstrip())
             raise InvalidSelector(
-                f"{selector[start : start + 20]!r} cannot stand here",
+                f"unexpected {selector[start : start + 20]!r}",
                 start,
                 hint=_hint(selector[start]),
             )
-        found.append(_word(match))
+        found.append(_token(match))
         at = match.end()
-        if len(found) > MOST_WORDS:
+        if len(found) > MAX_TOKENS:
             raise InvalidSelector(
-                f"more than {MOST_WORDS} words", at, hint="a selector is a short condition"
+                f"more than {MAX_TOKENS} words", at, hint="use a shorter condition"
             )
-    return [*found, Word(Kind.END, "", end)]
+    return [*found, Token(TokenKind.END, "", end)]
 
 
-def _word(match: re.Match[str]) -> Word:
+def _token(match: re.Match[str]) -> Token:
     kind = match.lastgroup or ""
     text, position = match[kind], match.start(kind)
     if kind == "name" and text.upper() in KEYWORDS:
-        return Word(Kind.KEYWORD, text.upper(), position)
+        return Token(TokenKind.KEYWORD, text.upper(), position)
     if kind == "quoted":
-        return Word(Kind.NAME, text.replace('""', '"'), position - 1)
+        return Token(TokenKind.NAME, text.replace('""', '"'), position - 1)
     if kind == "text":
-        return Word(Kind.TEXT, text.replace("''", "'"), position - 1)
-    return Word(Kind(kind), text, position)
+        return Token(TokenKind.TEXT, text.replace("''", "'"), position - 1)
+    return Token(TokenKind(kind), text, position)
 
 
 def _hint(character: str) -> str:
     if character in "'\"":
-        return "a quote is not closed"
-    return 'texts stand in single quotes, names with unusual characters in double ones: "x-vip"'
+        return "close the quote"
+    return 'put texts in single quotes, and names with unusual characters in double ones: "x-vip"'

@@ -1,8 +1,8 @@
-"""Values of a selector and how they compare: in three-valued logic, None = unknown.
+"""Values of selectors, compared in three-valued logic; None = unknown.
 
 A header is text. Beside a text it is compared as text, by code points; beside a number
-as a number, if it is one; beside TRUE and FALSE as one of them. Whatever cannot be
-compared is unknown, as is everything about a missing header.
+as a number, if it is one; beside TRUE and FALSE as one of them. A comparison that is
+not possible is unknown, as is everything about a missing header.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LONGEST_NUMBER = 64
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
 
 
-def number_of(text: str) -> Number | None:
-    """The number that a header's text is, if it is one."""
+def parse_number(text: str) -> Number | None:
+    """Parse the text of a header as a number; None where it is not one."""
     if len(text) > LONGEST_NUMBER or not _NUMBER.fullmatch(text):
         return None
     if text.lstrip("+-").isdigit():
@@ -40,7 +40,7 @@ def number_of(text: str) -> Number | None:
 
 
 def compare(sign: str, left: Value, right: Value) -> bool | None:
-    """Whether the comparison holds."""
+    """Compare two values; None = unknown."""
     if left is None or right is None:
         return None
     if isinstance(left, str) and not isinstance(right, str):
@@ -55,46 +55,47 @@ def compare(sign: str, left: Value, right: Value) -> bool | None:
 
 
 def _like(text: str, other: Value) -> Value:
-    """A header's text as what it is compared with is."""
-    return TRUTHS.get(text.lower()) if isinstance(other, bool) else number_of(text)
+    """Convert a header's text to the type of the value beside it."""
+    return TRUTHS.get(text.lower()) if isinstance(other, bool) else parse_number(text)
 
 
-def both(left: bool | None, right: bool | None) -> bool | None:  # truth values
-    """AND."""
+def logical_and(left: bool | None, right: bool | None) -> bool | None:  # noqa: FBT001  # truth values
+    """Return `left` AND `right`."""
     if left is False or right is False:
         return False
     return None if left is None or right is None else True
 
 
-def either(left: bool | None, right: bool | None) -> bool | None:  # truth values
-    """OR."""
+def logical_or(left: bool | None, right: bool | None) -> bool | None:  # noqa: FBT001  # truth values
+    """Return `left` OR `right`."""
     if left is True or right is True:
         return True
     return None if left is None or right is None else False
 
 
-def negated(value: bool | None) -> bool | None:  # a truth value
-    """NOT."""
+def logical_not(value: bool | None) -> bool | None:  # noqa: FBT001  # a truth value
+    """Return NOT `value`."""
     return None if value is None else not value
 
 
-def among(value: Value, values: tuple[Value, ...]) -> bool | None:
-    """IN: equal to one of them."""
+def is_in(value: Value, values: tuple[Value, ...]) -> bool | None:
+    """Return `value` IN `values`."""
     found: bool | None = False
     for other in values:
-        found = either(found, compare("=", value, other))
+        found = logical_or(found, compare("=", value, other))
         if found:
             return True
     return found
 
 
-class Pattern:
-    """The pattern of a LIKE: % stands for any text, _ for any character. Takes no
-    longer than text times pattern.
+class LikePattern:
+    """The pattern of a LIKE: % stands for any text, _ for any character.
+
+    A match takes at most (length of the text) x (length of the pattern) steps.
     """
 
     def __init__(self, pattern: str, escape: str = "") -> None:
-        """Raises ValueError for an escape character with nothing special behind it."""
+        """Raises ValueError for an escape character before an ordinary one."""
         self._parts: list[str | None] = []  # a character; "" = any one; None = any number of them
         characters = iter(pattern)
         for character in characters:
@@ -109,7 +110,7 @@ class Pattern:
                 self._parts.append(None)
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text is like this."""
+        """Return whether the whole text matches."""
         parts, end = self._parts, len(self._parts)
         at = part = 0
         retry_part, retry_at = -1, 0  # behind the last %, and how far that one has taken

@@ -1,3 +1,1 @@
-"""The disk: an append-only log, the snapshots of the state that the log folds to, and
-the tables that cache both.
-"""
+"""Storage: the append-only log, snapshots of its state, and tables that cache both."""

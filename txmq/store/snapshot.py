@@ -1,4 +1,4 @@
-"""Snapshots: the state tables as of one position of the log, in one file each.
+"""Snapshots: the state tables as of one position of the log, one file each.
 
 `snapshot/<position, 20 digits>.snap` begins with 64 bytes:
 
@@ -10,8 +10,9 @@
     32   i64   position
     40         zeros
 
-Then blocks, `u32 length | u32 CRC32C | MessagePack [table, [[key, value], ...]]`, the last one `["", [rows in all]]`.
-Written under another name, fsynced, renamed; two are kept.
+Blocks follow, each `u32 length | u32 CRC32C | MessagePack [table, [[key, value],
+...]]`. The last block is `["", [number of rows]]`. The file is written under another
+name, fsynced, then renamed. Two snapshots are kept.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ import msgpack
 from google_crc32c import value as crc32c
 
 from txmq.errors import CorruptRecord, StoreError, UnsupportedFormat
-from txmq.store.fs import File, FileSystem
+from txmq.store.filesystem import File, FileSystem
 
 MAGIC = b"TXSNAP\0\1"
 VERSION = 1
-KEPT = 2  # the older one is what is left if the newer is damaged
+RETAINED = 2  # the older one serves if the newer is damaged
 
 Row = tuple[str, bytes, bytes]  # table, key, value
 
 _HEADER = Struct("<8sII16sq24x")
-_COVERED = 16  # what the header's checksum covers begins here
+_COVERED = 16  # the header's checksum covers from here on
 _BLOCK = Struct("<II")
 _BLOCK_SIZE = 1 << 20
 _DIGITS = 20
@@ -46,9 +47,7 @@ _SUFFIX, _TEMPORARY, _BAD = ".snap", ".tmp", ".bad"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot that was read through and found whole: `rows` rows, as of `position`
-    of the log `log_id`.
-    """
+    """A snapshot that was read and is whole: `rows` rows as of `position`."""
 
     path: str
     log_id: UUID
@@ -59,11 +58,10 @@ class Snapshot:
 def write_snapshot(
     fs: FileSystem, directory: str, log_id: UUID, position: int, rows: Iterable[Row]
 ) -> str:
-    """Write a snapshot to the data directory, durably, and remove all but the newest
-    two. Returns its path.
+    """Write a snapshot durably, remove all but the newest two, and return its path.
 
-    Rows of one table should come together. Blocks; after an error nothing is there but
-    what was there before.
+    Rows of one table should be adjacent. Blocks. After an error the directory is as
+    before.
     """
     folder = f"{directory}/snapshot"
     path = f"{folder}/{position:0{_DIGITS}}{_SUFFIX}"
@@ -77,39 +75,36 @@ def write_snapshot(
             file.fsync()
         fs.rename(path + _TEMPORARY, path)
     except StoreError:
-        with suppress(StoreError):  # the next snapshot tries again
+        with suppress(StoreError):  # the next snapshot removes it
             fs.remove(path + _TEMPORARY)
         raise
     fs.sync_directory(folder)
     fs.sync_directory(directory)
-    for old in _positions(fs, folder)[:-KEPT]:
+    for old in _positions(fs, folder)[:-RETAINED]:
         fs.remove(f"{folder}/{old:0{_DIGITS}}{_SUFFIX}")
     return path
 
 
-def older_snapshot(fs: FileSystem, directory: str) -> int:
-    """The position of the older of the two snapshots that are kept, 0 where there are
-    not two.
+def older_snapshot_position(fs: FileSystem, directory: str) -> int:
+    """Return the position of the older of two snapshots, 0 without two.
 
-    It is what is left if the newer one turns out to be damaged: the log is needed from
-    there on.
+    The log is needed from there on, in case the newer snapshot turns out to be damaged.
     """
     positions = _positions(fs, f"{directory}/snapshot")
-    return positions[-KEPT] if len(positions) >= KEPT else 0
+    return positions[-RETAINED] if len(positions) >= RETAINED else 0
 
 
 def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | None:
-    """The newest snapshot of the data directory that is whole, read through from end to
-    end; None if there is none.
+    """Return the newest whole snapshot of a data directory, None without one.
 
-    One that is damaged, or of another log, is renamed to `.bad` and the older one
-    tried. Raises UnsupportedFormat for another version's.
+    A snapshot that is damaged, or of another log, is renamed to `.bad`. Raises
+    UnsupportedFormat for one of another version.
     """
     folder = f"{directory}/snapshot"
     for position in reversed(_positions(fs, folder)):
         path = f"{folder}/{position:0{_DIGITS}}{_SUFFIX}"
         try:
-            return _checked(fs, path, log_id, position)
+            return _open_checked(fs, path, log_id, position)
         except CorruptRecord:
             fs.rename(path, path + _BAD)
             fs.sync_directory(folder)
@@ -117,8 +112,9 @@ def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | 
 
 
 def read_rows(fs: FileSystem, snapshot: Snapshot) -> Iterator[Row]:
-    """All rows, in the order they were written. Raises CorruptRecord if the file was
-    damaged since it was checked.
+    """Yield all rows in the order of writing.
+
+    Raises CorruptRecord if the file was damaged after it was checked.
     """
     with closing(fs.open(snapshot.path)) as file:
         for table, content in _blocks(file):
@@ -142,7 +138,7 @@ def _encode_header(log_id: UUID, position: int) -> bytes:
 def _write(file: File, header: bytes, rows: Iterable[Row]) -> None:
     file.pwrite([header], 0)
     offset, count = len(header), 0
-    for table, pairs in _gathered(rows):
+    for table, pairs in _grouped(rows):
         offset += _write_block(file, offset, [table, pairs])
         count += len(pairs)
     _write_block(file, offset, ["", [count]])
@@ -154,7 +150,7 @@ def _write_block(file: File, offset: int, content: list[object]) -> int:
     return _BLOCK.size + len(data)
 
 
-def _gathered(rows: Iterable[Row]) -> Iterator[tuple[str, list[tuple[bytes, bytes]]]]:
+def _grouped(rows: Iterable[Row]) -> Iterator[tuple[str, list[tuple[bytes, bytes]]]]:
     for table, group in groupby(rows, key=lambda row: row[0]):
         pairs, size = [], 0
         for _, key, value in group:
@@ -167,17 +163,17 @@ def _gathered(rows: Iterable[Row]) -> Iterator[tuple[str, list[tuple[bytes, byte
             yield table, pairs
 
 
-def _checked(fs: FileSystem, path: str, log_id: UUID, position: int) -> Snapshot:
+def _open_checked(fs: FileSystem, path: str, log_id: UUID, position: int) -> Snapshot:
     with closing(fs.open(path)) as file:
         header = file.pread(_HEADER.size, 0)
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
-            raise CorruptRecord(path, 0, "no snapshot begins here")
+            raise CorruptRecord(path, 0, "not a snapshot")
         _, version, _, _, _ = _HEADER.unpack(header)
         if version > VERSION:
             raise UnsupportedFormat(path, version, VERSION)
         if header != _encode_header(log_id, position):
             raise CorruptRecord(
-                path, 0, "damaged header, or the snapshot of another log or position"
+                path, 0, "a damaged header, or the snapshot of another log or position"
             )
         return Snapshot(path, log_id, position, _count(file))
 
@@ -191,22 +187,22 @@ def _count(file: File) -> int:
             raise CorruptRecord(
                 file.path,
                 file.size(),
-                f"{rows} rows, which is not what the end of the snapshot says",
+                f"the snapshot has {rows} rows, its last block says otherwise",
             )
     return rows
 
 
 def _blocks(file: File) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The blocks as table and rows, each checked; of the last one the table is empty,
-    and the only row their number.
+    """Yield the blocks as table and rows, each checked.
+
+    Of the last block the table is empty, and the only row is the number of rows.
     """
     offset, size, last = _HEADER.size, file.size(), False
     while not last:
         head = file.pread(_BLOCK.size, offset)
         length, checksum = _BLOCK.unpack(head) if len(head) == _BLOCK.size else (size, 0)
-        if (
-            offset + _BLOCK.size + length > size or not length
-        ):  # zeros would pass for an empty block, checksum and all
+        # Zeros would be a valid empty block.
+        if offset + _BLOCK.size + length > size or not length:
             raise CorruptRecord(file.path, offset, "the snapshot is cut off")
         data = file.pread(length, offset + _BLOCK.size)
         if crc32c(data) != checksum:
@@ -215,4 +211,4 @@ def _blocks(file: File) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield table, content
         offset, last = offset + _BLOCK.size + length, not table
     if offset != size:
-        raise CorruptRecord(file.path, offset, "more than a snapshot")
+        raise CorruptRecord(file.path, offset, "data follows the end of the snapshot")

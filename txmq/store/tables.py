@@ -1,9 +1,12 @@
-"""Tables: where the broker keeps the state that is too wide for plain objects.
+"""Tables of the broker's state: their names, their keys, and what a table can do.
 
-A table maps byte keys, ordered as bytes, to rows (tuples of what MessagePack can hold).
-The broker keeps them in LMDB under an overlay in memory (`txmq.store.index`), the
-simulation in `MemoryTables`. They are a fold of the log: whatever is in them can be
-rebuilt, and nothing is in them that the log does not hold.
+A table maps byte keys, ordered as bytes, to rows: tuples of what MessagePack can hold.
+It keeps state that is too large for plain objects. The broker has its tables in LMDB
+under an overlay in memory (`txmq.store.index`), the simulation in `MemoryTables`. They
+are a fold of the log: they can be rebuilt, and hold nothing that the log does not hold.
+
+Names and keys are part of the format of snapshots. Some names on disk are older than
+the names of today's constants.
 """
 
 from __future__ import annotations
@@ -17,99 +20,96 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 
+META = "meta"
 TOPICS, PARTITIONS, ENTRIES = "topics", "partitions", "entries"
 PRODUCERS = "producers"
+INSTANCES = "instances"  # key: service, 0, instance
+# bundles and their order
 TRANSACTIONS, UNDECIDED, QUEUED, HOLDS = "transactions", "undecided", "queued", "holds"
 JOBS, JOB_PARTS, JOB_WORK = "jobs", "job_parts", "job_work"
-PIECES, BACKLOG, GATES = "pieces", "backlog", "gates"
-CONFLICTS, LISTED, MARKS = "conflicts", "listed", "marks"
+PIECES, BACKLOG, BARRIERS = "pieces", "backlog", "gates"
+CONFLICTS, LISTED, WATERMARKS = "conflicts", "listed", "marks"
 DUE = "due"
+XA, XIDS = "xa", "xids"  # keys: token; Xid
+HANDLED_HEURISTICS = "dealt"  # key: token
+# consumers
 GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
-MOVED, PARKED, LETTERS = "moved", "parked", "letters"
-RETRIES, WAKES = "retries", "wakes"
-XA, XIDS = "xa", "xids"  # keys: token; Xid (`branches`)
-INSTANCES = "instances"  # key: service, 0, instance
-PINS, PASSED = (
-    "pins",
-    "passed",
-)  # keys: position in the log; group id, topic id, partition (`retention`)
+FAILED, PARKED, LETTERS = "moved", "parked", "letters"
+RETRIES, RETRIES_BY_TIME = "retries", "wakes"
+# delayed messages
 DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED = "delayed", "delayed_ids", "delayed_at", "recalled"
-DEALT = "dealt"  # key: token; heuristics that somebody has dealt with (`branches`)
-META = "meta"
+# retention
+LOG_PINS, MISSED = "pins", "passed"
 
 NAMES = (
-    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS, JOB_PARTS, JOB_WORK,
-    PIECES, BACKLOG, GATES, CONFLICTS, LISTED, MARKS, DUE, GROUPS, POSITIONS, FENCES, MOVED, PARKED, LETTERS,
-    RETRIES, WAKES, XA, XIDS, INSTANCES, PINS, PASSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, DEALT,
+    TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS,
+    JOB_PARTS, JOB_WORK, PIECES, BACKLOG, BARRIERS, CONFLICTS, LISTED, WATERMARKS, DUE, GROUPS,
+    POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
+    LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
 )  # fmt: skip
 
-RANGED = frozenset({HOLDS, DELAYED})  # gets thousands of rows before it is first asked for a range
+# thousands of rows are put before the first scan of a range
+SCANNED = frozenset({HOLDS, DELAYED})
 
 PARTITION_KEY = Struct(">II")  # topic id, partition
 ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset
-TICKET_KEY = Struct(
-    ">Q"
-)  # position of the record that gave the ticket (tables undecided, queued, conflicts, backlog)
-PIN_KEY = Struct(">Q")  # position in the log of what is kept there
-HOLD_KEY = Struct(">IIQQ")  # topic id, partition, key hash + 2**63, ticket
-LISTED_KEY = Struct(">B16s")  # kind (core/transactions/listed.py), token
-JOB_PART_KEY = Struct(">16s16s")  # job token, token
+# ticket: tables undecided, queued, conflicts and backlog
+TICKET_KEY = Struct(">Q")
+PIN_KEY = Struct(">Q")  # position in the log
+HOLD_KEY = Struct(">IIQQ")  # topic id, partition, key hash + SIGN, ticket
+LISTED_KEY = Struct(">B16s")  # kind of list, token
+JOB_PART_KEY = Struct(">16s16s")  # token of the job, token
 PIECE_KEY = Struct(">16sI")  # token, number of the piece
 DUE_KEY = Struct(">QBQ")  # due at, kind, position of the record that set the timer
-GROUP_KEY = Struct(">I")  # group id; 0 = the row of the numbers next in turn
+GROUP_KEY = Struct(">I")  # group id; 0 = the row of counters
 POSITION_KEY = Struct(">III")  # group id, topic id, partition
-FENCE_KEY = Struct(">IIQ")  # group id, topic id, key hash + 2**63
-MOVED_KEY = Struct(">IIIQ")  # group id, topic id, partition, offset
-PARKED_KEY = Struct(
-    ">IIQQIQ"
-)  # group id, topic id, key hash + 2**63, entry's visible_at, partition, offset
-LETTER_KEY = Struct(">IQ")  # group id, number in the group's order of dying
-RETRY_KEY = Struct(
-    ">IIIQQ"
-)  # group id, topic id, partition, due at, offset: what waits for its next delivery
-WAKE_KEY = Struct(
-    ">QIIIQ"
-)  # due at, group id, topic id, partition, offset: the same rows by time alone
-DELAYED_KEY = Struct(">QQ")  # due at, position of the batch: a message of its own
-MESSAGE_KEY = Struct(
-    ">16sQ"
-)  # producer id or token, sequence: the id of a message (table delayed_ids)
-RECALLED_KEY = Struct(">Q16sQ")  # recalled at, id of the message
+FENCE_KEY = Struct(">IIQ")  # group id, topic id, key hash + SIGN
+FAILED_KEY = Struct(">IIIQ")  # group id, topic id, partition, offset
+# group id, topic id, key hash + SIGN, visible_at of the batch, partition, offset
+PARKED_KEY = Struct(">IIQQIQ")
+LETTER_KEY = Struct(">IQ")  # group id, number of the dead letter in the group
+RETRY_KEY = Struct(">IIIQQ")  # group id, topic id, partition, due at, offset
+RETRY_TIME_KEY = Struct(">QIIIQ")  # due at, group id, topic id, partition, offset
+DELAYED_KEY = Struct(">QQ")  # due at, position of the message's batch
+MESSAGE_KEY = Struct(">16sQ")  # message id: producer id or token, sequence
+RECALLED_KEY = Struct(">Q16sQ")  # recalled at, message id
 
 DUE_CHECK = 1  # kind of a DUE row: the check-back of a transaction; row = (token,)
 
-SIGN = 1 << 63  # added to signed 64-bit key hashes so that they sort as unsigned bytes
+# Added to signed 64-bit key hashes, so that they sort as unsigned bytes. Also an upper
+# bound of offsets and positions.
+SIGN = 1 << 63
 
 
-class Entry(NamedTuple):
-    """One published batch: its place in the log and what a reader needs to know before
-    reading it (table `entries`).
+class BatchEntry(NamedTuple):
+    """A row of table `entries`: the place of a published batch in the log, and what a
+    reader needs before it reads the batch.
     """
 
     position: int
     length: int
-    count: int  # type: ignore[assignment]  # nobody counts in this tuple
+    count: int  # type: ignore[assignment]  # hides tuple.count
     stored_at: int
     tag_filter: int
-    visible_at: int  # log position that must be durable before anybody may see the batch
+    visible_at: int  # log position that must be durable before readers see the batch
 
 
 class Table(Protocol):
     """Rows in the order of their keys."""
 
     def get(self, key: bytes) -> Row | None:
-        """The row of `key`."""
+        """Return the row of `key`."""
 
     def put(self, key: bytes, row: Row) -> None:
-        """Set the row of `key`. The caller never changes the row afterwards."""
+        """Set the row of `key`. The row must not change afterwards."""
 
     def delete(self, key: bytes) -> None:
-        """Forget `key`; a missing one is fine."""
+        """Delete the row of `key`, if there is one."""
 
     def range(
         self, start: bytes, stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Row]]:
-        """Rows with start <= key < stop, in order, or from the last one down. The table
+        """Yield the rows with start <= key < stop, in order or in reverse. The table
         must not change meanwhile.
         """
 
@@ -118,12 +118,12 @@ class Tables(Protocol):
     """All tables of one broker."""
 
     def __getitem__(self, name: str) -> Table:
-        """The table of that name, one of `NAMES`."""
+        """Return a table by its name in `NAMES`."""
 
 
 class MemoryTable:
-    """A table in memory: the simulation's, and the model that the LMDB tables are
-    tested against.
+    """A table in memory: for the simulation, and the model of the LMDB tables'
+    tests.
     """
 
     def __init__(self) -> None:

@@ -1,3 +1,3 @@
-"""Help for tests of txmq and of services that use it: servers, a Java for Spark,
+"""Test support for txmq and for services that use it: servers, faults, Java for Spark,
 waiting.
 """

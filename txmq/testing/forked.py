@@ -1,8 +1,7 @@
-"""Processes forked from one that has imported what they need: starting Python costs
-more than most tests themselves.
+"""Processes forked from a server that has imported their modules.
 
-Each is a process of its own all the same, with its own files, connections and end. That
-a command starts from nothing, too, is left to tests of the command line.
+Starting Python takes longer than most tests. A forked process still has its own files,
+connections and end. Tests of the command line also start commands from scratch.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ CLIENTS: Final = [
 IMPORTED: Final = [*BROKERS, *CLIENTS]
 _fork_server: Final = get_context("forkserver")
 _fork_server.set_forkserver_preload(IMPORTED)
-_lock: Final = (
-    Lock()
-)  # multiprocessing reads an exit status once, and looks at all processes whenever one is started
+# multiprocessing reads an exit status once, and polls all processes at each start.
+_lock: Final = Lock()
 
 
 class Forked:
-    """Runs `main(*arguments)`; what it prints goes to the end of files. Like a Popen in
-    what it can do.
+    """A process that runs `main(*arguments)`, with the interface of Popen.
+
+    Its output is appended to files.
     """
 
     def __init__(
@@ -54,10 +53,10 @@ class Forked:
         err: Path,
         environment: Mapping[str, str],
     ) -> None:
-        # A daemon is ended with this process, should it be forgotten; `_follow` is for
-        # a process that is killed.
-        inside = (main, tuple(arguments), str(out), str(err), dict(environment))
-        self._process = _fork_server.Process(target=_inside, args=inside, daemon=True)
+        # A daemon ends when this process exits; `_die_with_parent` ends it when this
+        # process is killed.
+        child = (main, tuple(arguments), str(out), str(err), dict(environment))
+        self._process = _fork_server.Process(target=_run_child, args=child, daemon=True)
         with _lock:
             self._process.start()
         assert self._process.pid is not None
@@ -65,19 +64,21 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """As `poll`."""
+        """The exit status, as `poll` returns it."""
         return self.poll()
 
     def poll(self) -> int | None:
-        """Its exit status, or the signal that ended it as a negative number; None while
-        it runs.
+        """Return the exit status, None while the process runs.
+
+        A signal that ended it is a negative number.
         """
         with _lock:
             return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status once it has ended; subprocess.TimeoutExpired if it does not
-        within `timeout` seconds.
+        """Return the exit status when the process has ended.
+
+        Raises subprocess.TimeoutExpired after `timeout` seconds.
         """
         connection.wait([self._process.sentinel], timeout)
         status = self.poll()
@@ -86,28 +87,28 @@ class Forked:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Nothing where it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to the process."""
         self.send_signal(signal.SIGKILL)
 
 
 def txmq_command(*arguments: str) -> None:
-    """The `txmq` command."""
+    """Run the `txmq` command."""
     sys.argv[1:] = arguments
     run_module("txmq", run_name="__main__", alter_sys=True)
 
 
-def script(text: str, *arguments: str) -> None:
-    """The source of a program, as `python -c` runs it."""
+def run_source(text: str, *arguments: str) -> None:
+    """Run the source of a program, as `python -c` does."""
     sys.argv[:] = ["-c", *arguments]
     exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
 
 
-def _inside(
+def _run_child(
     main: Callable[..., object],
     arguments: Sequence[str],
     out: str,
@@ -120,12 +121,12 @@ def _inside(
         os.close(file)
     os.environ.clear()
     os.environ.update(environment)
-    Thread(target=_follow, daemon=True).start()
+    Thread(target=_die_with_parent, daemon=True).start()
     main(*arguments)
 
 
-def _follow() -> None:
+def _die_with_parent() -> None:
     parent = parent_process()
-    assert parent is not None, "it is multiprocessing that forked"
+    assert parent is not None, "multiprocessing has forked this process"
     parent.join()
     os.kill(os.getpid(), signal.SIGKILL)

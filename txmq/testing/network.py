@@ -1,13 +1,12 @@
-"""A network between processes that does what networks do: it stands still without a
-word, breaks, crawls and stalls.
+"""A TCP proxy that injects network faults: partitions, resets, delays, loss, low
+bandwidth.
 
-    with Link(("127.0.0.1", 7650)) as link:
-        client = txmq.connect(f"txmq://127.0.0.1:{link.port}", service="orders")
-        link.cut()      # a black hole: connections stay, nothing gets through, nobody is told
-        link.heal()     # what was on its way arrives
+    with FaultProxy(("127.0.0.1", 7650)) as proxy:
+        client = txmq.connect(f"txmq://127.0.0.1:{proxy.port}", service="orders")
+        proxy.cut()      # a black hole: connections stay open, no data arrives
+        proxy.heal()     # delayed data arrives
 
-It relays TCP connections to a port, or to the socket in a directory, as PostgreSQL has
-one.
+The target is a port, or a directory with the Unix socket of a PostgreSQL server.
 """
 
 from __future__ import annotations
@@ -31,27 +30,30 @@ DEFAULT_PORT = "5432"
 
 
 @dataclass(slots=True)
-class Weather:
-    """How each piece of data fares: it takes `delay_s`, and a share of `loss` of them
-    `again_s` more, as when TCP has to send it again; so many bytes get through in a
-    second (None = all), and `piece` of them at a time.
+class NetworkConditions:
+    """Delay, loss and bandwidth of the proxy.
+
+    Each chunk of at most `chunk` bytes takes `delay_s`. A share of `loss` of the chunks
+    takes `resend_s` more, as a TCP retransmission does. `bytes_per_s` is the bandwidth,
+    None for no limit.
     """
 
     delay_s: float = 0.0
     loss: float = 0.0
-    again_s: float = 0.2
+    resend_s: float = 0.2
     bytes_per_s: float | None = None
-    piece: int = CHUNK
+    chunk: int = CHUNK
 
 
-class Link:
-    """Relays connections to `target` (host, port). `port` is the one to connect to;
-    `weather` may be changed at any time, and counts for what comes next. `seed` chooses
-    what is lost.
+class FaultProxy:
+    """A proxy to `target` (host, port) that listens on `port`.
+
+    Changes of `conditions` apply to the data that follows. `seed` selects the lost
+    chunks.
     """
 
     def __init__(self, target: tuple[str, int], seed: int = 1) -> None:
-        self.weather = Weather()
+        self.conditions = NetworkConditions()
         self._target, self._chance = target, Random(seed)
         self._through, self._over, self._refusing = Event(), Event(), False
         self._through.set()
@@ -66,7 +68,7 @@ class Link:
 
     @classmethod
     def to_database(cls, dsn: str) -> tuple[Self, str]:
-        """A link to a PostgreSQL, and the DSN that leads through it."""
+        """Return a proxy to a PostgreSQL server, and the DSN through it."""
         fields = parse_dsn(dsn)
         link = cls(
             (fields.get("host", "/var/run/postgresql"), int(fields.get("port", DEFAULT_PORT)))
@@ -81,23 +83,24 @@ class Link:
 
     @property
     def held(self) -> int:
-        """How many pieces, and new connections, wait for the link to heal."""
+        """The number of chunks and new connections that wait for `heal`."""
         return self._held
 
     def cut(self) -> None:
-        """From now on nothing gets through, in either direction, and nobody is told.
-        New connections hang as well.
+        """Stop all data in both directions without an error; new connections hang,
+        too.
         """
         self._through.clear()
 
     def heal(self) -> None:
-        """What was held is delivered, and everything gets through again."""
+        """Deliver the data that waits, and let all data through again."""
         self._refusing = False
         self._through.set()
 
     def reset(self, *, refuse: bool = False) -> None:
-        """Ends all connections at both ends, with what is on its way; `refuse` = new
-        ones, too, until it heals.
+        """Reset all connections at both ends and drop the data in transit.
+
+        With `refuse` new connections are reset as well, until `heal`.
         """
         self._refusing = refuse
         with self._lock:
@@ -107,7 +110,7 @@ class Link:
                 _reset(end)
 
     def abandon(self) -> None:
-        """Ends all connections at the target, whose clients are not told: they are half
+        """Reset all connections at the target only, which leaves the clients half
         open.
         """
         with self._lock:
@@ -117,7 +120,7 @@ class Link:
             _reset(target)
 
     def close(self) -> None:
-        """Ends everything."""
+        """Close all connections and stop the proxy."""
         self._over.set()
         self._through.set()
         for each in (self._listener, *(end for pair in self._pairs for end in pair)):
@@ -165,7 +168,7 @@ class Link:
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(self.weather.piece):
+            while data := source.recv(self.conditions.chunk):
                 self._travel(len(data))
                 self._wait()
                 sink.sendall(data)
@@ -173,9 +176,9 @@ class Link:
                 sink.shutdown(socket.SHUT_WR)
 
     def _travel(self, size: int) -> None:
-        weather = self.weather
+        weather = self.conditions
         seconds = weather.delay_s + (
-            weather.again_s if self._chance.random() < weather.loss else 0.0
+            weather.resend_s if self._chance.random() < weather.loss else 0.0
         )
         if weather.bytes_per_s is not None:
             seconds += size / weather.bytes_per_s

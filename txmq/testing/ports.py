@@ -1,4 +1,4 @@
-"""Ports for servers that are restarted, and must find theirs free again."""
+"""Ports for servers that are restarted and need the same port again."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 from contextlib import closing, suppress
 from typing import Final
 
-# Below those that the kernel takes for outgoing connections: while the server is down
-# nobody gets its port by chance.
+# Below the ephemeral ports, so that no outgoing connection takes the port of a server
+# that is down.
 PORTS: Final = range(20_000, 32_000)
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """Return a port of 127.0.0.1 without a listener."""
     while True:
         port = secrets.choice(PORTS)
         with closing(socket.socket()) as listener, suppress(OSError):

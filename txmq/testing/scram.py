@@ -1,8 +1,7 @@
-"""The form in which a PostgreSQL server keeps a password (RFC 5803), with one round of
-hashing.
+"""SCRAM verifiers of PostgreSQL passwords (RFC 5803), with one round of hashing.
 
-The rounds protect passwords that somebody could guess, and cost each new connection 3
-ms: no server for tests has one.
+The rounds protect weak passwords, and cost each connection 3 ms. The passwords of test
+servers are random.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ ROUNDS = 1
 
 
 def verifier(password: str) -> str:
-    """What proves a random ASCII password, and does not tell it; PostgreSQL takes it
-    wherever it takes a password.
+    """Return the verifier of an ASCII password.
+
+    PostgreSQL accepts it wherever it accepts a password.
     """
     salt = secrets.token_bytes(SALT_BYTES)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode("ascii"), salt, ROUNDS)

@@ -1,8 +1,9 @@
-"""What a power cut leaves of files and names: the disk below `txmq.testing.simfs`.
+"""The state of files and names after a power cut: the disk below `txmq.testing.simfs`.
 
-A file keeps, with equal chance, nothing of what was not synced, all of it, or each
-sector of 512 bytes as one of the changes left it, and one of the lengths that the file
-had. New, changed and removed names are kept likewise.
+With equal probability a file keeps none of its unsynced changes, all of them, or a
+random mixture. In a mixture each sector of 512 bytes is as one of the changes left it,
+and the file has one of its former lengths. New, changed and removed names follow the
+same rule.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import NamedTuple
 SECTOR = 512
 
 
-class Change(NamedTuple):
-    """Bytes that were replaced, and the length of the file afterwards."""
+class DiskChange(NamedTuple):
+    """Bytes that were written, and the length of the file afterwards."""
 
     offset: int
     data: bytes
@@ -24,20 +25,20 @@ class Change(NamedTuple):
 
 
 @dataclass(slots=True)
-class Inode:
-    """A file: its contents, what is surely on disk, and the changes in between.
+class SimInode:
+    """A file: its content, its durable content, and the changes since the last fsync.
 
-    `adrift` are changes that an fsync failed to write: no later one will, but they may
-    have reached the disk.
+    `unwritten` are changes that a failed fsync has dropped. No later fsync writes them,
+    but they may have reached the disk.
     """
 
     content: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    changes: list[Change] = field(default_factory=list)
-    adrift: list[Change] = field(default_factory=list)
+    changes: list[DiskChange] = field(default_factory=list)
+    unwritten: list[DiskChange] = field(default_factory=list)
 
     def change(self, offset: int, data: bytes, size: int) -> None:
-        change = Change(offset, data, size)
+        change = DiskChange(offset, data, size)
         apply(self.content, change)
         self.changes.append(change)
 
@@ -47,28 +48,29 @@ class Inode:
         self.changes.clear()
 
     def fail_sync(self) -> None:
-        self.adrift += self.changes
+        self.unwritten += self.changes
         self.changes.clear()
 
-    def left(self, rng: Random) -> Inode:
-        content = torn(self.durable, self.adrift + self.changes, rng)
-        return Inode(content, bytearray(content))
+    def after_power_cut(self, rng: Random) -> SimInode:
+        content = torn(self.durable, self.unwritten + self.changes, rng)
+        return SimInode(content, bytearray(content))
 
-    def copy(self) -> Inode:
-        return Inode(bytearray(self.content), bytearray(self.content))
+    def copy(self) -> SimInode:
+        return SimInode(bytearray(self.content), bytearray(self.content))
 
 
 @dataclass(slots=True)
-class Directory:
-    """Names, those that are surely on disk, and the changes in between: each the names
-    that it gave and took away.
+class SimDirectory:
+    """Names, durable names, and the changes since the last fsync.
+
+    Each change maps the names that it sets, and removes those that it maps to None.
     """
 
-    names: dict[str, Inode | Directory] = field(default_factory=dict)
-    durable: dict[str, Inode | Directory] = field(default_factory=dict)
-    changes: list[dict[str, Inode | Directory | None]] = field(default_factory=list)
+    names: dict[str, SimInode | SimDirectory] = field(default_factory=dict)
+    durable: dict[str, SimInode | SimDirectory] = field(default_factory=dict)
+    changes: list[dict[str, SimInode | SimDirectory | None]] = field(default_factory=list)
 
-    def change(self, change: dict[str, Inode | Directory | None]) -> None:
+    def change(self, change: dict[str, SimInode | SimDirectory | None]) -> None:
         rename(self.names, change)
         self.changes.append(change)
 
@@ -76,21 +78,21 @@ class Directory:
         self.durable = dict(self.names)
         self.changes.clear()
 
-    def left(self, rng: Random) -> Directory:
+    def after_power_cut(self, rng: Random) -> SimDirectory:
         names = dict(self.durable)
         share = rng.choice((0, 0.5, 1))
         for change in self.changes:
             if rng.random() < share:
                 rename(names, change)
-        left = {name: node.left(rng) for name, node in names.items()}
-        return Directory(left, dict(left))
+        left = {name: node.after_power_cut(rng) for name, node in names.items()}
+        return SimDirectory(left, dict(left))
 
-    def copy(self) -> Directory:
+    def copy(self) -> SimDirectory:
         names = {name: node.copy() for name, node in self.names.items()}
-        return Directory(names, dict(names))
+        return SimDirectory(names, dict(names))
 
 
-def apply(content: bytearray, change: Change) -> None:
+def apply(content: bytearray, change: DiskChange) -> None:
     end = change.offset + len(change.data)
     if len(content) < end:
         _resize(content, end)
@@ -107,7 +109,7 @@ def _resize(content: bytearray, size: int) -> None:
 
 
 def rename(
-    names: dict[str, Inode | Directory], change: dict[str, Inode | Directory | None]
+    names: dict[str, SimInode | SimDirectory], change: dict[str, SimInode | SimDirectory | None]
 ) -> None:
     for name, node in change.items():
         if node is None:
@@ -116,15 +118,17 @@ def rename(
             names[name] = node
 
 
-def used(directory: Directory) -> int:
+def used_bytes(directory: SimDirectory) -> int:
     return sum(
-        len(n.content) if isinstance(n, Inode) else used(n) for n in directory.names.values()
+        len(n.content) if isinstance(n, SimInode) else used_bytes(n)
+        for n in directory.names.values()
     )
 
 
-def torn(durable: bytearray, changes: list[Change], rng: Random) -> bytearray:
-    """What may be on disk of `changes` on top of `durable`: each sector as one of the
-    changes left it, or untouched.
+def torn(durable: bytearray, changes: list[DiskChange], rng: Random) -> bytearray:
+    """Return possible content of the disk after some of the changes.
+
+    Each sector is as one of the changes left it, or unchanged.
     """
     share = rng.choice((0, 0.5, 1))
     content = bytearray(durable)
@@ -146,8 +150,8 @@ def torn(durable: bytearray, changes: list[Change], rng: Random) -> bytearray:
     return content
 
 
-def _sectors(change: Change) -> Iterator[tuple[int, bytes]]:
-    """A change in pieces that a disk writes in one."""
+def _sectors(change: DiskChange) -> Iterator[tuple[int, bytes]]:
+    """Yield a change in pieces that a disk writes atomically."""
     start, stop = change.offset, change.offset + len(change.data)
     while start < stop:
         end = min(stop, (start // SECTOR + 1) * SECTOR)

@@ -1,16 +1,15 @@
-"""A file system in memory that loses what was not synced: power cuts, errors and a full
-disk, at any call.
+"""A file system in memory that loses unsynced data: power cuts, errors and full disks.
 
-What a program sees and what would be left of it are two things. Changes of a file since
-its last fsync, and names made, changed and removed since the last fsync of their
-directory, survive a power cut in part and in any order, torn at sectors of 512 bytes:
-`crash` draws one of the disks that may be left. `restart` is the death of the process
-alone: the page cache, and the doubt, stay. What an fsync failed to write is lost to
-later ones too, as on Linux.
+The content that a program sees differs from the content that survives. Changes of a
+file since its last fsync, and changes of names since the last fsync of their directory,
+survive a power cut in part and in any order, torn at sectors of 512 bytes. `crash`
+draws one of the possible disks. `restart` is the death of the process only, which keeps
+the page cache. Data that an fsync failed to write is lost to later ones too, as on
+Linux.
 
-`crash_at=n` cuts the power during the n-th call that changes or syncs something;
-`errors={n: errno.EIO}` makes the n-th call of any kind fail; `capacity` is the size of
-the disk in bytes.
+`crash_at=n` cuts the power during the n-th call that changes or syncs data. `errors={n:
+errno.EIO}` makes the n-th call of any kind fail. `capacity` is the size of the disk in
+bytes.
 """
 
 from __future__ import annotations
@@ -23,21 +22,24 @@ from random import Random
 from typing import TypeVar
 
 from txmq.errors import DirectoryInUse
-from txmq.store.fs import Bytes, Space, store_error
-from txmq.testing.simdisk import Directory, Inode, used
+from txmq.store.filesystem import Bytes, Space, store_error
+from txmq.testing.simdisk import SimDirectory, SimInode, used_bytes
 
 H = TypeVar("H")
 
 
 class PowerCut(BaseException):
-    """The power went. Not an Exception: no code under test may take it for an error
-    that it can handle.
+    """The power was cut.
+
+    It is not an Exception, so that code under test cannot handle it as an error.
     """
 
 
 class SimFS:
-    """The file system; `trace` names the calls made so far, `changes` counts those that
-    changed or synced something.
+    """The file system.
+
+    `trace` names the calls so far, and `changes` counts those that changed or synced
+    data.
     """
 
     def __init__(
@@ -52,8 +54,8 @@ class SimFS:
         self.capacity = capacity
         self.trace: list[str] = []
         self.changes = 0
-        self._dark = False
-        self._root = Directory()
+        self._power_is_cut = False
+        self._root = SimDirectory()
         self._locked: set[str] = set()
 
     @property
@@ -61,20 +63,20 @@ class SimFS:
         return len(self.trace)
 
     @property
-    def dark(self) -> bool:
-        """Whether the power has been cut."""
-        return self._dark
+    def power_is_cut(self) -> bool:
+        """True after the power cut."""
+        return self._power_is_cut
 
     def crash(self, rng: Random) -> SimFS:
-        """A disk that a power cut now may leave."""
-        return self._with(self._root.left(rng))
+        """Return a disk that a power cut may leave now."""
+        return self._with(self._root.after_power_cut(rng))
 
     def copy(self) -> SimFS:
-        """The disk that the program sees, all of it durable."""
+        """Return a copy as the program sees it, fully durable."""
         return self._with(self._root.copy())
 
     def restart(self) -> SimFS:
-        """The same disk and page cache after the death of the process."""
+        """Return the same disk and page cache, as after the death of the process."""
         return self._with(self._root)
 
     def open(self, path: str, *, write: bool = False) -> SimFile:
@@ -86,7 +88,7 @@ class SimFS:
         directory, name = self._parent(path, "create")
         if name in directory.names:
             raise _error("create", path, errno.EEXIST)
-        inode = Inode()
+        inode = SimInode()
         directory.change({name: inode})
         self.end()
         return SimFile(self, path, inode, write=True)
@@ -110,7 +112,7 @@ class SimFS:
     def listdir(self, path: str) -> list[str]:
         self.begin("listdir", path)
         node = self._find(path)
-        return sorted(node.names) if isinstance(node, Directory) else []
+        return sorted(node.names) if isinstance(node, SimDirectory) else []
 
     def makedirs(self, path: str) -> None:
         self.begin("makedirs", path)
@@ -118,9 +120,9 @@ class SimFS:
         for name in _names(path):
             node = directory.names.get(name)
             if node is None:
-                node = Directory()
+                node = SimDirectory()
                 directory.change({name: node})
-            if not isinstance(node, Directory):
+            if not isinstance(node, SimDirectory):
                 raise _error("makedirs", path, errno.ENOTDIR)
             directory = node
         self.end()
@@ -128,76 +130,79 @@ class SimFS:
     def sync_directory(self, path: str) -> None:
         self.begin("sync_directory", path)
         directory = self._find(path)
-        if not isinstance(directory, Directory):
+        if not isinstance(directory, SimDirectory):
             raise _error("sync_directory", path, errno.ENOENT)
         self.end()
         directory.sync()
 
     def space(self, path: str) -> Space:
         self.begin("space", path)
-        if not isinstance(self._find(path), Directory):
+        if not isinstance(self._find(path), SimDirectory):
             raise _error("space", path, errno.ENOENT)
-        free = self.room()
-        return Space(free + used(self._root), free)
+        free = self.free_bytes()
+        return Space(free + used_bytes(self._root), free)
 
     def lock(self, path: str) -> SimLock:
         self.begin("lock", path)
         if path in self._locked:
-            raise DirectoryInUse(f"{path}: locked", hint="stop the other one")
+            raise DirectoryInUse(f"{path}: locked", hint="stop the other process")
         directory, name = self._parent(path, "lock")
-        directory.change({name: directory.names.get(name) or Inode()})
+        directory.change({name: directory.names.get(name) or SimInode()})
         self.end()
         self._locked.add(path)
         return SimLock(self._locked, path)
 
     def begin(self, name: str, path: str) -> None:
-        """Count a call, and raise the error that it is to meet."""
-        if self._dark:
-            raise PowerCut  # whatever tidies up on its way out does so without power
+        """Count a call, and raise the planned error."""
+        if self._power_is_cut:
+            raise PowerCut  # clean-up code runs without power, too
         self.trace.append(f"{name} {path}")
         if self.calls in self.errors:
             raise _error(name, path, self.errors[self.calls])
 
     def end(self) -> None:
-        """Count a change, and cut the power if this is the one: it may be lost then,
-        and a sync has synced nothing.
+        """Count a change, and cut the power if it is the planned one.
+
+        The change may be lost then, and a sync has no effect.
         """
         self.changes += 1
         if self.changes == self.crash_at:
-            self._dark = True
+            self._power_is_cut = True
             raise PowerCut
 
-    def room(self) -> int:
-        """How many bytes are left on the disk."""
-        return (1 << 62) if self.capacity is None else max(0, self.capacity - used(self._root))
+    def free_bytes(self) -> int:
+        """Return the free space of the disk."""
+        return (
+            (1 << 62) if self.capacity is None else max(0, self.capacity - used_bytes(self._root))
+        )
 
-    def _with(self, root: Directory) -> SimFS:
+    def _with(self, root: SimDirectory) -> SimFS:
         other = SimFS(capacity=self.capacity)
         other._root = root
         return other
 
-    def _find(self, path: str) -> Inode | Directory | None:
-        node: Inode | Directory | None = self._root
+    def _find(self, path: str) -> SimInode | SimDirectory | None:
+        node: SimInode | SimDirectory | None = self._root
         for name in _names(path):
-            node = node.names.get(name) if isinstance(node, Directory) else None
+            node = node.names.get(name) if isinstance(node, SimDirectory) else None
         return node
 
-    def _inode(self, path: str, doing: str) -> Inode:
+    def _inode(self, path: str, doing: str) -> SimInode:
         node = self._find(path)
-        if not isinstance(node, Inode):
+        if not isinstance(node, SimInode):
             raise _error(doing, path, errno.ENOENT if node is None else errno.EISDIR)
         return node
 
-    def _parent(self, path: str, doing: str) -> tuple[Directory, str]:
+    def _parent(self, path: str, doing: str) -> tuple[SimDirectory, str]:
         above, _, name = path.rpartition("/")
         directory = self._find(above)
-        if not isinstance(directory, Directory):
+        if not isinstance(directory, SimDirectory):
             raise _error(doing, path, errno.ENOENT)
         return directory, name
 
 
 class SimLock:
-    """A held lock."""
+    """A lock that is held."""
 
     def __init__(self, locked: set[str], path: str) -> None:
         self._locked = locked
@@ -210,7 +215,7 @@ class SimLock:
 class SimFile:
     """An open file."""
 
-    def __init__(self, fs: SimFS, path: str, inode: Inode, *, write: bool) -> None:
+    def __init__(self, fs: SimFS, path: str, inode: SimInode, *, write: bool) -> None:
         self.path = path
         self._fs = fs
         self._inode = inode
@@ -246,15 +251,14 @@ class SimFile:
         self._sync("fsync")
 
     def close(self) -> None:
-        if (
-            not self._fs.dark
-        ):  # a generator that nobody reads to its end closes its file whenever it is collected
+        # an unfinished generator closes its file when it is collected
+        if not self._fs.power_is_cut:
             self._fs.begin("close", self.path)
 
     def _change(self, name: str, offset: int, data: bytes) -> None:
         self._begin(name)
         before = len(self._inode.content)
-        fits = data[: max(0, before - offset) + self._fs.room()]
+        fits = data[: max(0, before - offset) + self._fs.free_bytes()]
         self._inode.change(offset, fits, max(before, offset + len(fits)))
         self._fs.end()
         if len(fits) < len(data):
@@ -278,19 +282,17 @@ class SimFile:
 def crash_points(
     disk: SimFS, run: Callable[[SimFS, H], object], history: Callable[[], H]
 ) -> Iterator[tuple[SimFS, H]]:
-    """Let `run` work on a copy of `disk` with the power cut during its first change,
-    its second, and so on to its last.
+    """Run `run` on copies of `disk`, with a power cut at each change in turn.
 
-    Yields what each left: the file system, to be crashed or restarted, and the
-    `history` that it wrote down.
+    Yields the file system of each run, to be crashed or restarted, and its `history`.
     """
     for change in count(1):
-        fs, told = disk.copy(), history()
+        fs, record = disk.copy(), history()
         fs.crash_at = change
         try:
-            run(fs, told)
+            run(fs, record)
         except PowerCut:
-            yield fs, told
+            yield fs, record
         else:
             return
 

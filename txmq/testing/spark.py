@@ -1,5 +1,5 @@
-"""A Spark session in this process, for tests, the demo and jobs that nobody submitted
-to a cluster.
+"""A Spark session in this process, for tests, the demo and jobs without
+spark-submit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER: Final = "local[2]"
-# A JVM that shares a small machine with a broker, a database and tests.
+# The JVM shares a small machine with a broker, a database and tests.
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -33,7 +33,7 @@ SETTINGS: Final = {
 }
 
 
-# Without a file of its own Spark logs warnings, and says so.
+# Without a configuration Spark logs warnings, and a note that it does.
 LOGGING: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -49,18 +49,18 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 def local_session(
     master: str = MASTER, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session with the data source `txmq` in it; it ends with the block, and so does
-    its JVM.
+    """Yield a session with the data source `txmq`, which ends with the block, with its
+    JVM.
 
     Raises ConfigError where the machine has no Java.
     """
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # optional
 
-    from txmq_spark import TxmqDataSource
+    from txmq_spark import TxmqDataSource  # noqa: PLC0415
 
     with (
         tempfile.TemporaryDirectory(prefix="txmq-spark-") as name,
-        _environment(environment(Path(name))),
+        _environment(jvm_environment(Path(name))),
     ):
         builder = SparkSession.builder.master(master).appName("txmq")
         for key, value in (_settings(Path(name)) | dict(settings or {})).items():
@@ -70,14 +70,14 @@ def local_session(
         try:
             yield session
         finally:
-            _end(session)
+            _stop_jvm(session)
 
 
-def environment(directory: Path) -> dict[str, str]:
-    """What a JVM and its Python workers find their parts by: Java, this Python, these
+def jvm_environment(directory: Path) -> dict[str, str]:
+    """Return the environment for a JVM and its Python workers: Java, Python,
     packages.
     """
-    import txmq_spark
+    import txmq_spark  # noqa: PLC0415  # optional, and not needed by most callers
 
     roots = [str(Path(package.__file__ or "").parents[1]) for package in (txmq, txmq_spark)]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -86,7 +86,7 @@ def environment(directory: Path) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, [*roots, *known]))),
-        "SPARK_LOCAL_IP": "127.0.0.1",  # or it looks for an address and warns of the one it finds
+        "SPARK_LOCAL_IP": "127.0.0.1",  # otherwise Spark searches an address and logs a warning
     }
 
 
@@ -102,7 +102,7 @@ def _settings(directory: Path) -> dict[str, str]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """These variables for the block, then what was there before."""
+    """Set these variables for the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -115,14 +115,14 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _end(session: SparkSession) -> None:
-    from pyspark import SparkContext
+def _stop_jvm(session: SparkSession) -> None:
+    from pyspark import SparkContext  # noqa: PLC0415
 
     session.stop()
-    gateway = SparkContext._gateway
+    gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is not None:
         gateway.close()
         gateway.shutdown()
-        SparkContext._gateway = SparkContext._jvm = None
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=30)

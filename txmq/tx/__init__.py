@@ -1,1 +1,1 @@
-"""Transactions: the rules (group, check-back) and the PostgreSQL side of them."""
+"""Two-phase commit, check-backs and the outbox: rules, and the PostgreSQL side."""

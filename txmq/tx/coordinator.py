@@ -1,14 +1,15 @@
-"""Two-phase commit, the coordinator's part of it (PROTOCOLS 3): votes in, the question
-for the home broker out, then what is to be done with the branches.
+"""The coordinator of a two-phase commit: votes in, proposal to the home broker out.
 
-    votes and groups ──all yes──► ask COMMIT ──┬─ COMMIT ───► commit what is prepared
-                     └─any other─► ask ROLLBACK ├─ ROLLBACK ─► roll back what may be prepared
-                                                └─ no answer ─► leave everything as it is
+    votes and bundles ─all yes──► propose COMMIT
+                      └any other► propose ROLLBACK
 
-The home broker decides, by compare-and-set in its log; what is asked for is a proposal.
-Whoever is quicker, a recoverer or an operator, is followed. Without its answer no
-branch that may be prepared is touched: that something is absent, a vote, an answer, a
-gid, never means ROLLBACK.
+    COMMIT ────► commit the prepared branches
+    ROLLBACK ──► roll back the branches that may be prepared
+    no answer ─► leave all branches as they are
+
+The home broker decides, by compare-and-set in its log, so a recoverer or an operator
+may be quicker. Without its answer no branch that may be prepared is touched: a missing
+vote, answer or gid never means ROLLBACK.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Decision
 
 
 class Vote(Enum):
-    """What became of a branch's PREPARE."""
+    """The result of a branch's PREPARE."""
 
     PREPARED = "it can be committed, whatever happens"
     READ_ONLY = "it is over, it wrote nothing"
@@ -29,20 +30,19 @@ class Vote(Enum):
     UNCLEAR = "it may be prepared, or become so"
 
 
-class Stored(Enum):
-    """What is known of a broker's group."""
+class BundleStatus(Enum):
+    """The state of a bundle at a broker, as far as the coordinator knows."""
 
     YES = "it is durable"
     NO = "it is not there, and never will be"
     UNCLEAR = "it was sent"
 
 
-class Result(NamedTuple):
-    """How a transaction ended here: UNKNOWN where the home broker did not answer.
-    Branches by their numbers.
+class XaResult(NamedTuple):
+    """The end of a transaction: UNKNOWN if the home broker did not answer.
 
-    Recovery ends the `unfinished`; the `mixed` were ended otherwise, by somebody's
-    hand.
+    Branches are given by number. Recovery ends the `unfinished` ones. The `mixed` ones
+    were ended otherwise, by an operator.
     """
 
     decision: Decision
@@ -51,117 +51,110 @@ class Result(NamedTuple):
 
 
 HOME: Final = 0  # the number of the home broker
-LEFT: Final = (Vote.PREPARED, Vote.UNCLEAR)  # what may hold locks until it is ended
+MAY_BE_PREPARED: Final = (Vote.PREPARED, Vote.UNCLEAR)  # they may hold locks until the end
 
 
 @dataclass(slots=True)
 class Coordinator:
-    """One transaction's, with branches of these numbers, and so many brokers, from 0,
-    which is the home broker.
+    """The state of one two-phase commit.
+
+    `branches` are numbers, `brokers` is a count; broker 0 is the home broker.
     """
 
     branches: tuple[int, ...]
     brokers: int
     _votes: dict[int, Vote] = field(default_factory=dict)
-    _groups: dict[int, Stored] = field(default_factory=dict)
+    _bundles: dict[int, BundleStatus] = field(default_factory=dict)
     _endings: dict[int, bool | None] = field(default_factory=dict)
     _decision: Decision | None = None
     _vetoed: bool = False
 
-    def voted(self, branch: int, vote: Vote) -> None:
-        """A branch's vote; the first one that is clear counts."""
+    def note_vote(self, branch: int, vote: Vote) -> None:
+        """Note the vote of a branch; the first one that is clear counts."""
         if self._votes.get(branch, Vote.UNCLEAR) is Vote.UNCLEAR:
             self._votes[branch] = vote
 
-    def grouped(self, broker: int, stored: Stored) -> None:
-        """What is known of a broker's group now. Before the first word it was not even
-        sent.
-        """
-        self._groups[broker] = stored
+    def note_bundle(self, broker: int, stored: BundleStatus) -> None:
+        """Note the state of a broker's bundle. Without a note it was never sent."""
+        self._bundles[broker] = stored
 
     def veto(self) -> None:
-        """Whatever the votes are, COMMIT is not asked for."""
+        """Never propose COMMIT, whatever the votes are."""
         self._vetoed = True
 
     @property
-    def question(self) -> Decision | None:
-        """What the home broker is to be asked for; None where nothing is left behind
-        that waits for its answer.
+    def proposal(self) -> Decision | None:
+        """The decision to propose; None if nothing waits for the home broker's answer.
 
-        Whoever has not voted, or not answered, has not said yes.
+        A branch without a vote, or a broker without an answer, counts as a no.
         """
         votes = [self._votes.get(branch, Vote.NO) for branch in self.branches]
         agreed = all(vote in (Vote.PREPARED, Vote.READ_ONLY) for vote in votes)
         if (
             agreed
             and not self._vetoed
-            and list(self._groups.values()) == [Stored.YES] * self.brokers
+            and list(self._bundles.values()) == [BundleStatus.YES] * self.brokers
         ):
             return COMMIT
-        waiting = any(vote in LEFT for vote in votes) or any(
+        waiting = any(vote in MAY_BE_PREPARED for vote in votes) or any(
             broker != HOME for broker in self._sent()
         )
         return ROLLBACK if waiting else None
 
-    def decided(self, answer: Decision) -> None:
-        """What the home broker has decided, durably, whatever it was asked for; UNKNOWN
-        where there was no answer.
-        """
+    def note_decision(self, answer: Decision) -> None:
+        """Note the home broker's durable decision; UNKNOWN if it did not answer."""
         self._decision = answer
 
     @property
     def decision(self) -> Decision:
-        """The outcome. Where nobody need be asked, it is a rollback."""
+        """The outcome. Without a proposal it is a rollback."""
         if self._decision is None:
-            return ROLLBACK if self.question is None else UNKNOWN
+            return ROLLBACK if self.proposal is None else UNKNOWN
         return self._decision
 
     @property
-    def to_end(self) -> tuple[int, ...]:
-        """The branches to be ended by the decision now."""
+    def branches_to_end(self) -> tuple[int, ...]:
+        """The branches to end by the decision now."""
         if self.decision is UNKNOWN:
             return ()
-        return tuple(branch for branch in self._left() if self._endings.get(branch) is None)
+        return tuple(branch for branch in self._prepared() if self._endings.get(branch) is None)
 
     @property
-    def to_tell(self) -> tuple[int, ...]:
-        """The brokers that may have a group and are to learn of the decision; not the
-        home broker that answered.
-        """
+    def brokers_to_notify(self) -> tuple[int, ...]:
+        """The brokers that may have a bundle and do not know the decision yet."""
         if self.decision is UNKNOWN:
             return ()
         return tuple(broker for broker in self._sent() if broker != HOME or self._decision is None)
 
-    def ended(self, branch: int, agrees: bool | None) -> None:  # an answer
-        """Whether a branch was found to have ended as decided; None where nobody knows
-        yet.
-        """
+    def note_end(self, branch: int, agrees: bool | None) -> None:  # noqa: FBT001  # a finding
+        """Note whether a branch ended as decided; None = not known yet."""
         self._endings[branch] = agrees
 
     @property
-    def result(self) -> Result:
-        """How it stands now. Branches that said no to what was committed all the same
-        are mixed.
+    def result(self) -> XaResult:
+        """The result so far. A branch that voted no is mixed if the decision is
+        COMMIT.
         """
-        left = self._left()
+        prepared = self._prepared()
         refused = [
             b
             for b in self.branches
             if self.decision is COMMIT and self._votes.get(b, Vote.NO) is Vote.NO
         ]
-        mixed = [branch for branch in left if self._endings.get(branch) is False]
-        unfinished = [branch for branch in left if self._endings.get(branch) is None]
-        return Result(self.decision, tuple(unfinished), tuple(sorted(refused + mixed)))
+        mixed = [branch for branch in prepared if self._endings.get(branch) is False]
+        unfinished = [branch for branch in prepared if self._endings.get(branch) is None]
+        return XaResult(self.decision, tuple(unfinished), tuple(sorted(refused + mixed)))
 
     def _sent(self) -> list[int]:
-        return [broker for broker, stored in self._groups.items() if stored is not Stored.NO]
+        return [broker for broker, stored in self._bundles.items() if stored is not BundleStatus.NO]
 
-    def _left(self) -> list[int]:
-        return [branch for branch in self.branches if self._votes.get(branch) in LEFT]
+    def _prepared(self) -> list[int]:
+        return [branch for branch in self.branches if self._votes.get(branch) in MAY_BE_PREPARED]
 
 
 def needs_two_phases(writing: int, *, speaking: bool) -> bool:
-    """Whether a transaction of so many branches that wrote, with or without messages,
-    takes more than one COMMIT.
+    """Return whether a transaction takes more than one COMMIT.
+
+    `writing` is the number of branches that wrote; `speaking`: it sends messages.
     """
     return speaking or writing > 1

@@ -1,10 +1,8 @@
-"""What is to be done with a prepared branch that its coordinator has left, and why
-(PROTOCOLS 3).
+"""Orphans: rules for prepared branches that their coordinator has left.
 
-Nobody concludes a rollback from absence. The home broker's log says how the transaction
-ended; where it has not ended yet, and the safety interval is over, the home broker is
-asked to end it, and whatever it then says is followed. No answer leaves everything as
-it is.
+Absence never means a rollback. The log of the home broker says how the transaction
+ended. If it has not ended, and the safety interval is over, the home broker is asked to
+end it, and its answer is followed. Without an answer everything stays as it is.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from txmq.model.bundle import GroupState
+from txmq.model.bundle import BundleState
 from txmq.model.message import Decision
 
 
-class Word(StrEnum):
-    """What is known of a transaction's decision."""
+class KnownOutcome(StrEnum):
+    """The decision of a transaction as far as it is known."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
@@ -30,23 +28,23 @@ class Word(StrEnum):
 
     @property
     def decision(self) -> Decision:
-        """COMMIT and ROLLBACK are the home's, for good; all else is UNKNOWN."""
+        """The final decision of the home broker, or UNKNOWN."""
         return _DECISIONS.get(self, Decision.UNKNOWN)
 
 
-_DECISIONS = {Word.COMMITTED: Decision.COMMIT, Word.ROLLED_BACK: Decision.ROLLBACK}
+_DECISIONS = {KnownOutcome.COMMITTED: Decision.COMMIT, KnownOutcome.ROLLED_BACK: Decision.ROLLBACK}
 _OF_STATES = {
-    "UNKNOWN": Word.UNHEARD_OF,
-    GroupState.OPEN.name: Word.UNDECIDED,
-    GroupState.UNDECIDED.name: Word.UNDECIDED,
-    GroupState.COMMITTED.name: Word.COMMITTED,
-    GroupState.PUBLISHED.name: Word.COMMITTED,
-    GroupState.ROLLED_BACK.name: Word.ROLLED_BACK,
+    "UNKNOWN": KnownOutcome.UNHEARD_OF,
+    BundleState.OPEN.name: KnownOutcome.UNDECIDED,
+    BundleState.UNDECIDED.name: KnownOutcome.UNDECIDED,
+    BundleState.COMMITTED.name: KnownOutcome.COMMITTED,
+    BundleState.PUBLISHED.name: KnownOutcome.COMMITTED,
+    BundleState.ROLLED_BACK.name: KnownOutcome.ROLLED_BACK,
 }
 
 
-class Action(StrEnum):
-    """What is to be done with a branch."""
+class BranchAction(StrEnum):
+    """An action on a branch."""
 
     COMMIT = "commit prepared"
     ROLL_BACK = "roll back prepared"
@@ -55,62 +53,66 @@ class Action(StrEnum):
     HEURISTIC = "heuristic"  # a person has to decide, and to say why
 
 
-class Verdict(NamedTuple):
-    """What is to be done and why. `ask`: the home broker has to decide first, and its
-    answer goes before `action`.
+class BranchVerdict(NamedTuple):
+    """An action on a branch, and why.
+
+    `ask`: the home broker has to decide first, and its answer replaces `action`.
     """
 
-    action: Action
+    action: BranchAction
     reason: str
     ask: bool = False
 
 
-FOREIGN = Verdict(Action.LEAVE, "foreign: its own transaction manager finishes it")
+FOREIGN = BranchVerdict(BranchAction.LEAVE, "foreign: its own transaction manager finishes it")
 _SETTLED = {
-    Word.COMMITTED: Verdict(Action.COMMIT, "its home broker has committed the transaction"),
-    Word.ROLLED_BACK: Verdict(Action.ROLL_BACK, "its home broker has rolled the transaction back"),
-    Word.SILENT: Verdict(Action.WAIT, "its home broker cannot be reached now"),
-    Word.FORGOTTEN: Verdict(
-        Action.HEURISTIC, "its home broker keeps no outcomes as old: needs --reason"
+    KnownOutcome.COMMITTED: BranchVerdict(
+        BranchAction.COMMIT, "its home broker has committed the transaction"
     ),
-    Word.UNKNOWN_LOG: Verdict(Action.LEAVE, "unknown log: no broker that is configured has it"),
-    Word.REFUSED: Verdict(
-        Action.LEAVE, "its home broker says that another decides it: see txmq tx show"
+    KnownOutcome.ROLLED_BACK: BranchVerdict(
+        BranchAction.ROLL_BACK, "its home broker has rolled the transaction back"
+    ),
+    KnownOutcome.SILENT: BranchVerdict(BranchAction.WAIT, "its home broker cannot be reached now"),
+    KnownOutcome.FORGOTTEN: BranchVerdict(
+        BranchAction.HEURISTIC, "its home broker keeps no outcomes as old: needs --reason"
+    ),
+    KnownOutcome.UNKNOWN_LOG: BranchVerdict(
+        BranchAction.LEAVE, "unknown log: no broker that is configured has it"
+    ),
+    KnownOutcome.REFUSED: BranchVerdict(
+        BranchAction.LEAVE, "its home broker says that another decides it: see txmq tx show"
     ),
 }
 
 
-def word_of(state: str) -> Word:
-    """The word that `xa.outcome` gives as a state. KeyError for one that there is
-    not.
-    """
+def known_outcome(state: str) -> KnownOutcome:
+    """Return the outcome for a state in a reply to `xa.outcome`. Raises KeyError."""
     return _OF_STATES[state]
 
 
-def judge(word: Word, age_s: float, safety_s: float) -> Verdict:
-    """What is to be done with a branch of ours that has stood for `age_s`, given what
-    its home says.
-    """
-    if settled := _SETTLED.get(word):
+def judge_branch(outcome: KnownOutcome, age_s: float, safety_s: float) -> BranchVerdict:
+    """Return the verdict on one of our branches that was prepared `age_s` ago."""
+    if settled := _SETTLED.get(outcome):
         return settled
     if age_s < safety_s:
-        return Verdict(
-            Action.WAIT, f"{word}, and younger than the safety interval of {safety_s:g} s"
+        return BranchVerdict(
+            BranchAction.WAIT, f"{outcome}, and younger than the safety interval of {safety_s:g} s"
         )
-    return Verdict(
-        Action.ROLL_BACK,
-        f"{word} for longer than the safety interval: home decides first",
+    return BranchVerdict(
+        BranchAction.ROLL_BACK,
+        f"{outcome} for longer than the safety interval: home decides first",
         ask=True,
     )
 
 
-def contradiction(word: Word, xid_status: str | None) -> str:
-    """How a branch that is gone had ended, if otherwise than decided: "committed" or
-    "aborted"; else nothing.
+def contradiction(outcome: KnownOutcome, xid_status: str | None) -> str:
+    """Return how a finished branch contradicts the decision, or an empty string.
 
-    `xid_status` is what pg_xact_status says of its transaction id, which must have been
-    prepared: such an id is never given to another. That a branch is gone proves nothing
-    by itself.
+    The end is "committed" or "aborted". `xid_status` comes from pg_xact_status for the
+    transaction id of the prepared branch; PostgreSQL never assigns it again. That a
+    branch is gone proves nothing by itself.
     """
-    against = {Word.COMMITTED: "aborted", Word.ROLLED_BACK: "committed"}.get(word)
+    against = {KnownOutcome.COMMITTED: "aborted", KnownOutcome.ROLLED_BACK: "committed"}.get(
+        outcome
+    )
     return against if against is not None and xid_status == against else ""

@@ -1,12 +1,11 @@
-"""Names of transaction branches: X/Open's xid, the gid that it has in PostgreSQL, and
-what txmq puts into its own.
+"""Names of transaction branches: Xids of X/Open, and their gids in PostgreSQL.
 
 A gid is written as psycopg2 writes it, `{format}_{base64 of gtrid}_{base64 of bqual}`,
-so that its `tpc_recover` and other tools read it. In one of ours the gtrid is
-`{node}:{first 12 hex digits of the home log's id}:{token}` and the bqual is the number
-of the branch. `pg_prepared_xacts` lists the whole server, other coordinators' gids too:
-what is not to the letter as we would write it is not ours, and nobody but its owner may
-finish it.
+so that its `tpc_recover` and other tools can read it. In a gid of txmq the gtrid is
+`{node}:{first 12 hex digits of the home log's id}:{token}`, and the bqual is the number
+of the branch. `pg_prepared_xacts` lists the whole server, with the gids of other
+coordinators. A gid that txmq would not write exactly so belongs to another coordinator,
+and only its owner may finish it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ FORMAT: Final = 0x74786D71  # "txmq"
 LARGEST_FORMAT: Final = (1 << 31) - 1
 LONGEST_PART: Final = 64  # bytes of a gtrid and of a bqual: XA's limit and psycopg2's
 LONGEST_NODE: Final = 18  # characters: what the log and the token leave of a gtrid
-MOST_BRANCHES: Final = 200  # of the 256 participants that a group may list
+MOST_BRANCHES: Final = 200  # of the participants of a bundle
 LOG_DIGITS: Final = 12
 
 _NODE: Final = re.compile(rf"(?!\.)[A-Za-z0-9._-]{{1,{LONGEST_NODE}}}")
@@ -35,8 +34,8 @@ _GID: Final = re.compile(r"(0|[1-9][0-9]{0,9})_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-
 
 
 class Xid(NamedTuple):
-    """The name of a branch in any coordinator's XA: `gtrid` is the transaction, `bqual`
-    the branch of it.
+    """The name of a branch of any coordinator: `gtrid` names the transaction, `bqual`
+    its branch.
     """
 
     format: int
@@ -45,14 +44,14 @@ class Xid(NamedTuple):
 
     @property
     def gid(self) -> str:
-        """The name in PostgreSQL: at most 188 characters, none of which needs
+        """The gid in PostgreSQL: at most 188 characters, none of which needs
         quoting.
         """
         return f"{self.format}_{b64encode(self.gtrid).decode()}_{b64encode(self.bqual).decode()}"
 
     @classmethod
     def parse(cls, gid: str) -> Self | None:
-        """The xid that has this very gid; None where there is none such."""
+        """Return the Xid with exactly this gid; None if there is none."""
         found = _GID.fullmatch(gid)
         if found is None or int(found[1]) > LARGEST_FORMAT:
             return None
@@ -65,9 +64,11 @@ class Xid(NamedTuple):
         )
 
 
-class Branch(NamedTuple):
-    """One of our own: branch `number`, from 1, of the transaction `token`, decided in
-    the log whose id begins with `log`; `node` says whose process began it.
+class XaBranch(NamedTuple):
+    """The name of a branch of txmq.
+
+    `log` is the beginning of the home log's id, `node` names the service of the process
+    that began the transaction, `number` counts its branches from 1.
     """
 
     node: str
@@ -86,7 +87,7 @@ class Branch(NamedTuple):
 
     @classmethod
     def parse(cls, gid: str) -> Self | None:
-        """The branch of this gid; None where it is not ours."""
+        """Return the branch of a gid; None if it belongs to another coordinator."""
         xid = Xid.parse(gid)
         if xid is None or xid.format != FORMAT:
             return None
@@ -98,22 +99,18 @@ class Branch(NamedTuple):
         return cls(node, log, UUID(token), int(bqual))
 
 
-def branches(node: str, log_id: UUID, token: UUID, count: int) -> list[Branch]:
-    """The names of the branches of a transaction. Raises LocalProtocolError for too
-    many, or an impossible node.
-    """
+def branches(node: str, log_id: UUID, token: UUID, count: int) -> list[XaBranch]:
+    """Return the names of the branches of a transaction. Raises LocalProtocolError."""
     if _NODE.fullmatch(node) is None:
         hint = f"1 to {LONGEST_NODE} characters out of A-Z a-z 0-9 . _ -, not beginning with a dot"
-        raise LocalProtocolError(f"{node[:LONGEST_PART]!r} cannot name a node", hint=hint)
+        raise LocalProtocolError(f"invalid node name {node[:LONGEST_PART]!r}", hint=hint)
     if count > MOST_BRANCHES:
         raise LocalProtocolError(f"{count} branches are too many", hint=f"at most {MOST_BRANCHES}")
-    return [Branch(node, log_digits(log_id), token, number) for number in range(1, count + 1)]
+    return [XaBranch(node, log_digits(log_id), token, number) for number in range(1, count + 1)]
 
 
 def node_of(service: str) -> str:
-    """The node that a service's processes have unless told otherwise: its name, cut
-    short where it is too long.
-    """
+    """Return the default node name of a service: its name, shortened if too long."""
     if len(service) <= LONGEST_NODE:
         return service
     digest = sha256(service.encode()).hexdigest()[:8]
@@ -121,5 +118,5 @@ def node_of(service: str) -> str:
 
 
 def log_digits(log_id: UUID) -> str:
-    """What of a log's id stands in a gtrid."""
+    """Return the digits of a log's id that stand in a gtrid."""
     return log_id.hex[:LOG_DIGITS]

@@ -1,3 +1,1 @@
-"""The conversation of clients and broker (docs/FORMATS.md 2): bytes to values and back,
-without any I/O.
-"""
+"""The wire protocol of clients and broker (docs/FORMATS.md 2): encoding without I/O."""

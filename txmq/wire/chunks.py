@@ -1,9 +1,13 @@
-"""Chunks: what FETCH and READ return (docs/FORMATS.md 2.2), batches as they were sent
-with the place of their rows.
+"""Chunks: the content of FETCH and READ replies (docs/FORMATS.md 2.2).
 
-u32 chunks | u32 generation | i64 next offset or -1, then for each: i64 base offset | i64 stored_at | i64 position
-u32 partition | u16 attempt | u16 flags | i64 lease id or -1 | str topic, padded to 8 | u32 length | u32 first row
-u32 rows | u32 further batches | for each of these: u32 length, u32 rows, i64 stored_at | batches
+A chunk is batches as they were sent, with the place of their rows.
+
+    u32 chunks | u32 generation | i64 next offset or -1, then for each chunk:
+    i64 base offset | i64 stored_at | i64 position | u32 partition | u16 attempt
+    u16 flags | i64 lease id or -1 | str topic, padded to 8 | u32 length
+    u32 first row | u32 rows | u32 further batches
+    for each of these: u32 length, u32 rows, i64 stored_at
+    batches
 """
 
 from __future__ import annotations
@@ -14,26 +18,25 @@ from typing import NamedTuple
 
 from txmq.batch import read_header
 from txmq.errors import RemoteProtocolError
-from txmq.wire.reader import Reader
+from txmq.wire.payload_reader import PayloadReader
 
 HEAD = struct.Struct("<IIq")
 PLACE = struct.Struct("<qqqIHHq")
 ROWS = struct.Struct("<IIII")
 FURTHER = struct.Struct("<IIq")
-MOVED, SUBSET = 1, 2  # flags: a retry or replay of a single row; some of the batch's rows
-ALIGN = 8  # where a batch stands in the payload, so that Arrow can use its columns as they are
+REDELIVERY, SUBSET = 1, 2  # flags: a retry or replay of one row; only some of the batch's rows
+ALIGN = 8  # of a batch in the payload, so that Arrow can use its columns in place
 
 
-Further = tuple[int, int, int]  # one more batch of a chunk: its bytes, its rows, when it was stored
+FurtherBatch = tuple[int, int, int]  # one more batch of a chunk: bytes, rows, time of storage
 
 
 class Chunk(NamedTuple):
-    """`rows` rows of a batch, from `first_row` on; the offset of row r is `base_offset`
-    + r.
+    """`rows` rows of a batch from `first_row` on; row r has offset `base_offset` + r.
 
-    `attempt` counts deliveries from 1; `lease_id` is -1 where there is no lease. With
-    `further` batches, `batch` is all of them, one behind the other, and their rows are
-    counted on: a run. `stored_at` and `position` are of the first.
+    `attempt` counts deliveries from 1. `lease_id` is -1 without a lease. With `further`
+    batches the chunk is a run: `batch` holds all batches back to back, rows count
+    through, and `stored_at` and `position` are those of the first batch.
     """
 
     topic: str
@@ -47,11 +50,11 @@ class Chunk(NamedTuple):
     first_row: int
     rows: int
     batch: bytes
-    further: tuple[Further, ...] = ()
+    further: tuple[FurtherBatch, ...] = ()
 
 
 class Chunks(NamedTuple):
-    """What was found. `next_offset` is where to read on, -1 in the reply to a FETCH."""
+    """A reply; `next_offset` is where to read next, -1 in the reply to a FETCH."""
 
     generation: int
     next_offset: int
@@ -61,28 +64,27 @@ class Chunks(NamedTuple):
 def pack_chunks(
     chunks: Sequence[Chunk], *, generation: int = 0, next_offset: int = -1
 ) -> list[bytes]:
-    """The payload, in pieces; the batches are not copied."""
-    pieces = [HEAD.pack(len(chunks), generation, next_offset)]
+    """Return the payload as buffers; batches are not copied."""
+    buffers = [HEAD.pack(len(chunks), generation, next_offset)]
     for chunk in chunks:
-        pieces += (_chunk_head(chunk), chunk.batch)
-    return pieces
+        buffers += (_chunk_head(chunk), chunk.batch)
+    return buffers
 
 
 def chunk_size(topic: str, batch_length: int) -> int:
-    """The bytes that a chunk takes in a payload, for whoever has to stay below a
-    limit.
-    """
+    """Return the bytes of a chunk in a payload, for callers with a limit."""
     return _padded(PLACE.size + 1 + len(topic)) + ROWS.size + batch_length
 
 
 def unpack_chunks(payload: bytes) -> Chunks:
-    """The chunks of a payload, whole batches with plausible headers. Raises
-    RemoteProtocolError.
+    """Return the chunks of a payload: whole batches with plausible headers.
+
+    Raises RemoteProtocolError.
     """
-    reader = Reader(payload)
+    reader = PayloadReader(payload)
     count, generation, next_offset = reader.fields(HEAD)
     if next_offset < -1:
-        raise RemoteProtocolError(f"{next_offset} is no offset to read on from")
+        raise RemoteProtocolError(f"invalid next offset {next_offset}")
     chunks = tuple(_chunks(reader, count))
     reader.end()
     return Chunks(generation, next_offset, chunks)
@@ -100,24 +102,26 @@ def _chunk_head(chunk: Chunk) -> bytes:
     return b"".join((head.ljust(_padded(len(head)), b"\0"), rows, *further))
 
 
-def _chunks(reader: Reader, count: int) -> Iterable[Chunk]:
+def _chunks(reader: PayloadReader, count: int) -> Iterable[Chunk]:
     for _ in range(count):
         base_offset, stored_at, position, partition, attempt, flags, lease_id = reader.fields(PLACE)
         topic = reader.name()
-        reader.take(-reader.at % ALIGN)
-        length, first_row, rows, more = reader.fields(ROWS)
-        further = tuple(FURTHER.iter_unpack(reader.take(FURTHER.size * more)))
-        batch = reader.take(length)
+        reader.read(-reader.at % ALIGN)
+        length, first_row, rows, further_count = reader.fields(ROWS)
+        further = tuple(FURTHER.iter_unpack(reader.read(FURTHER.size * further_count)))
+        batch = reader.read(length)
         header = read_header(batch)
         numbers = base_offset >= 0 and stored_at >= 0 and position >= 0 and lease_id >= -1
-        if not numbers or flags > MOVED | SUBSET:
+        if not numbers or flags > REDELIVERY | SUBSET:
             raise RemoteProtocolError(
-                f"a chunk of {topic} with impossible fields: offset {base_offset}, flags {flags}"
+                f"invalid chunk of {topic}: offset {base_offset}, flags {flags}"
             )
         count = header.count + sum(rows for _length, rows, _stored_at in further)
-        whole = header.length + sum(length for length, _rows, _stored_at in further)
-        if whole != length or first_row >= header.count or not 0 < rows <= count - first_row:
-            raise RemoteProtocolError(f"{rows} rows from {first_row} of batches of {count}")
+        total = header.length + sum(length for length, _rows, _stored_at in further)
+        if total != length or first_row >= header.count or not 0 < rows <= count - first_row:
+            raise RemoteProtocolError(
+                f"invalid chunk: {rows} rows from {first_row} of batches of {count} rows"
+            )
         yield Chunk(
             *(topic, partition, base_offset, stored_at, position, attempt, flags, lease_id),
             *(first_row, rows, batch, further),

@@ -1,17 +1,17 @@
-"""Who decides a group, and who takes part in what a home broker decides, as it stands
-on the wire and in the log (docs/FORMATS.md 2.1, 4.2): a kind and its fields.
+"""The forms of deciders and participants in requests (docs/FORMATS.md 2.1, 4.2).
 
-Only the form is checked here. Whether a database is known, and what it says, is for the
-resolver: it connects to what its own settings name, never to what a group names.
+Only the form is checked here. A resolver connects to the databases in the broker's own
+settings, never to what a bundle names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final, cast
 
+from txmq.model.decider import DECIDERS, PARTICIPANTS, Decider, Participant
 from txmq.model.message import is_name
 
-Decider = tuple[object, ...]
 Rule = Callable[[object], bool]
 
 
@@ -19,12 +19,12 @@ def _number(low: int, high: int) -> Rule:
     return lambda value: type(value) is int and low <= value <= high
 
 
-def _raw(least: int, most: int) -> Rule:
-    return lambda value: type(value) is bytes and least <= len(value) <= most
+def _raw(low: int, high: int) -> Rule:
+    return lambda value: type(value) is bytes and low <= len(value) <= high
 
 
 def _name(value: object) -> bool:
-    return type(value) is str and is_name(value)
+    return type(value) is str and is_name(value) is not None
 
 
 def _or_none(rule: Rule) -> Rule:
@@ -32,7 +32,7 @@ def _or_none(rule: Rule) -> Rule:
 
 
 U31, U32, U64 = (1 << 31) - 1, (1 << 32) - 1, (1 << 64) - 1
-FIRST_XID = 3  # PostgreSQL keeps those below for itself, and calls them committed
+FIRST_XID = 3  # PostgreSQL reserves lower ones, and calls them committed
 UUID = _raw(16, 16)
 XA_PART = _raw(0, 64)  # XA's limit for gtrid and bqual
 GID = 199  # PostgreSQL's limit, in bytes
@@ -46,49 +46,50 @@ def _text(most: int, characters: Callable[[str], bool]) -> Rule:
 
 
 def _is_gid(text: str) -> bool:
-    """What psycopg2 makes of an Xid has no quotes and no backslashes."""
+    # A gid that psycopg2 makes of an Xid has no quotes and no backslashes.
     return text.isascii() and text.isprintable() and not set("'\"\\ ") & set(text)
 
 
-FORMS: dict[object, tuple[Rule, ...]] = {
-    "checker": (_name,),  # service
-    "postgres": (
-        _number(1, U64),
-        _number(1, U32),
-        _number(1, U32),
-        _or_none(_number(FIRST_XID, U64)),
-    ),
-    "home": (UUID, UUID),  # log id, token
-    "job": (UUID,),  # token of the job
+SYSTEM_ID, OID, XID = _number(1, U64), _number(1, U32), _or_none(_number(FIRST_XID, U64))
+NAME_IN_DATABASE = _text(IDENTIFIER, str.isprintable)
+# The rules of the fields, by kind.
+DECIDER_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
+    "checker": (_name,),
+    "postgres": (SYSTEM_ID, _number(1, U32), OID, XID),
+    "home": (UUID, UUID),
+    "job": (UUID,),
     "foreign": (_number(0, U31), XA_PART, XA_PART),
     "local": (),
 }
-PARTICIPANTS: dict[object, tuple[Rule, ...]] = {
-    "postgres": (  # system id, database oid, database, owner, gid, xid
-        _number(1, U64), _number(1, U32), _text(IDENTIFIER, str.isprintable), _text(IDENTIFIER, str.isprintable),
-        _text(GID, _is_gid), _or_none(_number(FIRST_XID, U64)),
-    ),
-    "broker": (UUID,),  # log id
-}  # fmt: skip
+PARTICIPANT_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
+    "postgres": (SYSTEM_ID, OID, NAME_IN_DATABASE, NAME_IN_DATABASE, _text(GID, _is_gid), XID),
+    "broker": (UUID,),
+}
 
 
-def is_decider(value: object) -> bool:
-    """Whether `value` has the form of a decider."""
-    return _has_form(value, FORMS)
+def parse_decider(value: object) -> Decider | None:
+    """Return the decider that a request names; None = it has not this form."""
+    if not _has_form(value, DECIDER_FORMS):
+        return None
+    row = cast(tuple[object, ...], value)
+    return DECIDERS[row[0]]._make(row)
 
 
-def is_participant(value: object) -> bool:
-    """Whether `value` has the form of a branch of a transaction."""
-    return _has_form(value, PARTICIPANTS)
+def parse_participant(value: object) -> Participant | None:
+    """Return the participant that a request names; None = it has not this form."""
+    if not _has_form(value, PARTICIPANT_FORMS):
+        return None
+    row = cast(tuple[object, ...], value)
+    return PARTICIPANTS[row[0]]._make(row)
 
 
-def _has_form(value: object, forms: dict[object, tuple[Rule, ...]]) -> bool:
+def _has_form(value: object, forms: Mapping[object, tuple[Rule, ...]]) -> bool:
     if not isinstance(value, tuple) or not value or type(value[0]) is not str:
         return False
     rules = forms.get(value[0])
     fields = value[1:]
-    return rules is not None and len(rules) == len(fields) and all(map(_follows, rules, fields))
-
-
-def _follows(rule: Rule, value: object) -> bool:
-    return rule(value)
+    return (
+        rules is not None
+        and len(rules) == len(fields)
+        and all(rule(field) for rule, field in zip(rules, fields, strict=True))
+    )

@@ -1,7 +1,13 @@
-"""Frames: what every request and reply is wrapped in.
+"""Frames of requests and replies.
 
-0 u32 length of what follows | 4 u32 crc32c of 8.. | 8 u8 version | 9 u8 opcode | 10 u16 flags of a request (0) or
-status of a reply (0 = OK) | 12 u32 correlation, chosen by the client | 16 payload
+at   type  field
+0    u32   length of everything after this field
+4    u32   CRC32C over everything from byte 8 on
+8    u8    version = 1
+9    u8    opcode
+10   u16   flags of a request (0), or status of a reply (0 = OK)
+12   u32   correlation, chosen by the client
+16         payload
 """
 
 from __future__ import annotations
@@ -19,10 +25,10 @@ from txmq.model import limits
 VERSION = 1
 LENGTH = Struct("<I")
 PREFIX = Struct("<II")
-FIELDS = Struct("<BBHI")  # the checksum begins here
+FIELDS = Struct("<BBHI")  # the checksum covers from here on
 HEADER = Struct("<IIBBHI")
-LEAST = HEADER.size - LENGTH.size
-LARGE_PART = 4_096  # bytes of a payload that are worth an object of their own
+MIN_LENGTH = HEADER.size - LENGTH.size
+LARGE_BUFFER = 4_096  # bytes received at once that are not worth copying
 
 HTTP = frozenset(
     {b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"HTTP"}
@@ -31,9 +37,7 @@ TLS = frozenset({b"\x15\x03", b"\x16\x03"})  # an alert and a handshake
 
 
 class Frame(NamedTuple):
-    """A request or a reply. `status` is 0 in every request; a broker refuses one with
-    flags.
-    """
+    """A request or a reply. `status` is 0 in every request."""
 
     opcode: int
     status: int
@@ -44,50 +48,48 @@ class Frame(NamedTuple):
 def encode_frame(
     opcode: int, correlation: int, payload: bytes | Sequence[bytes] = b"", *, status: int = 0
 ) -> bytes:
-    """The bytes of a frame; a payload in pieces is joined here, once.
-    LocalProtocolError where it is over the limit.
+    """Return the bytes of a frame; the buffers of a payload are joined once.
+
+    Raises LocalProtocolError beyond the limit.
     """
-    return b"".join(frame_pieces(opcode, correlation, payload, status=status))
+    return b"".join(frame_buffers(opcode, correlation, payload, status=status))
 
 
-def frame_pieces(
+def frame_buffers(
     opcode: int, correlation: int, payload: bytes | Sequence[bytes] = b"", *, status: int = 0
 ) -> list[bytes]:
-    """As `encode_frame`, in pieces for a transport that takes several at once: a large
-    payload is not copied.
-    """
-    pieces = [payload] if isinstance(payload, bytes) else payload
-    length = LEAST + sum(map(len, pieces))
+    """Return a frame as buffers, so that large payloads are not copied."""
+    buffers = [payload] if isinstance(payload, bytes) else payload
+    length = MIN_LENGTH + sum(map(len, buffers))
     if length > limits.FRAME:
-        hint = f"the limit is {limits.FRAME}: send it in parts"
-        raise LocalProtocolError(f"a frame of {length} bytes", hint=hint)
+        raise LocalProtocolError(
+            f"a frame of {length} bytes exceeds the limit of {limits.FRAME}",
+            hint="send less at once",
+        )
     fields = FIELDS.pack(VERSION, opcode, status, correlation)
-    return [PREFIX.pack(length, reduce(extend, pieces, value(fields))), fields, *pieces]
+    return [PREFIX.pack(length, reduce(extend, buffers, value(fields))), fields, *buffers]
 
 
 class FrameDecoder:
-    """Takes bytes as they come and gives the frames they complete.
+    """Decoder of a stream of bytes into frames.
 
-    Every byte is copied once, into its frame; only small pieces of one that comes in
-    many are copied once more. After a RemoteProtocolError the connection is of no use,
-    and the same error is raised again.
+    Every byte is copied once, into its frame; small parts of a frame that arrives in
+    many are copied twice. `pending` is the number of bytes held of an unfinished frame.
+    After a RemoteProtocolError the connection is useless, and the same error is raised
+    again.
     """
 
     def __init__(self, limit: int = limits.FRAME_BEFORE_HELLO) -> None:
         self.limit = limit  # of a frame's length; raised once the hello is answered
-        self._head = bytearray()  # of the one frame that has begun
-        self._parts: list[memoryview | bytearray] = []  # of its payload
-        self._held = 0
+        self._head = bytearray()  # of the unfinished frame
+        self._buffers: list[memoryview | bytearray] = []  # of its payload
+        self.pending = 0
         self._error: RemoteProtocolError | None = None
 
-    @property
-    def pending(self) -> int:
-        """How many bytes of an unfinished frame are held."""
-        return len(self._head) + self._held
-
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes. Raises RemoteProtocolError as soon as no
-        frame can come of it.
+        """Return the frames that `data` completes.
+
+        Raises RemoteProtocolError as soon as the bytes cannot become a frame.
         """
         if self._error is not None:
             raise self._error
@@ -108,47 +110,45 @@ class FrameDecoder:
         if at < len(data):
             payload = at + HEADER.size
             self._head += data[at:payload]
+            self.pending = len(self._head)
             self._hold(memoryview(data)[payload:])
         return frames
 
     def _continue(self, data: bytes, frames: list[Frame]) -> int:
-        """Add to the frame that has begun; how many bytes of `data` it took."""
-        taken = min(HEADER.size - len(self._head), len(data))
-        self._head += data[:taken]
+        """Add to the unfinished frame, and return how many bytes of `data` it took."""
+        consumed = min(HEADER.size - len(self._head), len(data))
+        self._head += data[:consumed]
+        self.pending += consumed
         end = self._end(self._head, 0)
         if end is None or len(self._head) < HEADER.size:
-            return taken
-        more = memoryview(data)[taken : taken + end - self.pending]
-        self._hold(more)
+            return consumed
+        rest = memoryview(data)[consumed : consumed + end - self.pending]
+        self._hold(rest)
         if self.pending == end:
-            head, parts = bytes(self._head), self._parts
-            self._head, self._parts, self._held = bytearray(), [], 0
-            frames.append(_checked(head, b"".join(parts)))
-        return taken + len(more)
+            head, buffers = bytes(self._head), self._buffers
+            self._head, self._buffers, self.pending = bytearray(), [], 0
+            frames.append(_checked(head, b"".join(buffers)))
+        return consumed + len(rest)
 
     def _hold(self, part: memoryview) -> None:
-        """Keeps a part of a payload: as it came, but for small ones, which would take
-        more room than they have.
-        """
-        self._held += len(part)
-        if len(part) >= LARGE_PART:
-            self._parts.append(part)
+        """Keep a part of a payload; small parts are joined."""
+        self.pending += len(part)
+        if len(part) >= LARGE_BUFFER:
+            self._buffers.append(part)
             return
-        last = self._parts[-1] if self._parts else None
+        last = self._buffers[-1] if self._buffers else None
         if not isinstance(last, bytearray):
             last = bytearray()
-            self._parts.append(last)
+            self._buffers.append(last)
         last += part
 
     def _end(self, data: bytes | bytearray, at: int) -> int | None:
-        """Where the frame ends that begins there, None while its length is not
-        known.
-        """
+        """Return where the frame at `at` ends, None while its length is incomplete."""
         if len(data) - at < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(data, at)
-        if not LEAST <= length <= self.limit:
-            raise _foreign(bytes(data[at : at + LENGTH.size]), length, self.limit)
+        if not MIN_LENGTH <= length <= self.limit:
+            raise _foreign_peer(bytes(data[at : at + LENGTH.size]), length, self.limit)
         return at + LENGTH.size + int(length)
 
 
@@ -156,19 +156,22 @@ def _checked(head: bytes, payload: bytes) -> Frame:
     _, checksum, version, opcode, status, correlation = HEADER.unpack(head)
     if version != VERSION:
         hint = "client and broker must speak a common version"
-        raise RemoteProtocolError(f"a frame of version {version}, not {VERSION}", hint=hint)
+        raise RemoteProtocolError(f"a frame has version {version}, not {VERSION}", hint=hint)
     if extend(value(head[PREFIX.size :]), payload) != checksum:
-        raise RemoteProtocolError("a frame with a wrong checksum")
+        raise RemoteProtocolError("a frame has a wrong checksum")
     return Frame(opcode, status, correlation, payload)
 
 
-def _foreign(start: bytes, length: int, limit: int) -> RemoteProtocolError:
-    """What may stand on the other side, if these are its first bytes."""
+def _foreign_peer(start: bytes, length: int, limit: int) -> RemoteProtocolError:
+    """Return the error for a peer of another protocol, guessed from its first bytes."""
     hint = "check host and port: HTTP and the console have a port of their own"
     if start in HTTP:
         return RemoteProtocolError("wrong protocol on the port: the peer speaks HTTP", hint=hint)
     if start[:2] in TLS:
         return RemoteProtocolError(
-            "wrong protocol on the port: the peer speaks TLS", hint="this port is without TLS"
+            "wrong protocol on the port: the peer speaks TLS",
+            hint="connect without TLS: this port does not support it",
         )
-    return RemoteProtocolError(f"a frame of {length} bytes; {LEAST} to {limit} are possible here")
+    return RemoteProtocolError(
+        f"invalid frame of {length} bytes: {MIN_LENGTH} to {limit} are possible here"
+    )

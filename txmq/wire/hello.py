@@ -1,4 +1,4 @@
-"""The greeting: who speaks, in which version of the protocol, within which limits."""
+"""The HELLO request and its reply: identities, protocol version, limits."""
 
 from __future__ import annotations
 
@@ -9,42 +9,41 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from txmq.errors import RemoteProtocolError
 from txmq.model.message import is_name
-from txmq.wire.frames import LEAST, Frame
-from txmq.wire.headers import Opcode
+from txmq.wire.data_requests import Opcode
+from txmq.wire.frames import MIN_LENGTH, Frame
 from txmq.wire.json import WireModel, parse_as
 from txmq.wire.status import OK, to_error
 
-VERSIONS = (1, 1)  # the oldest and the newest that are spoken here
+VERSIONS = (1, 1)  # oldest and newest version of the protocol that this txmq supports
 
 
 def _checked(text: str) -> str:
     if not is_name(text):
-        raise ValueError("is no name")
+        raise ValueError("invalid name: use letters, digits, '.', '_' and '-'")
     return text
 
 
 Name = Annotated[str, AfterValidator(_checked)]
 Version = Annotated[int, Field(ge=1, le=65_535)]
-Words = Annotated[
-    str, StringConstraints(pattern=r"^[ -~]{1,127}$")
-]  # printable ASCII, because it goes into logs
-Features = Annotated[tuple[Words, ...], Field(max_length=64)]
+# printable ASCII, because logs show it
+PrintableText = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,127}$")]
+Features = Annotated[tuple[PrintableText, ...], Field(max_length=64)]
 Process = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-Login = Annotated[dict[Words, str], Field(max_length=16)]
+Login = Annotated[dict[PrintableText, str], Field(max_length=16)]
 
 
 class Hello(WireModel):
-    """A client's first request. A client that registers no checker needs no `service`.
+    """A client's first request. A client without a checker needs no `service`.
 
-    `instance` names a producer of the service that outlives its process, and
-    `incarnation` is the number this process got when it registered as that, 0 before.
-    `process` is the same in all connections of a process, and in no other: it is asked
-    first about what it stored.
+    `instance` names a producer of the service that outlives its process. `incarnation`
+    is the number that this process got when it registered as the instance; 0 = not yet.
+    `process` is the same in all connections of a process, and unique to it: check-backs
+    go first to the process that stored the bundle.
     """
 
     versions: tuple[Version, Version]
     features: Features = ()
-    client: Words
+    client: PrintableText
     service: Name | None = None
     instance: Name | None = None
     incarnation: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = 0
@@ -53,9 +52,9 @@ class Hello(WireModel):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """The hello that a client's first frame must be, else RemoteProtocolError."""
+        """Return the hello in a client's first frame. Raises RemoteProtocolError."""
         if frame.opcode != Opcode.HELLO or frame.status:
-            raise RemoteProtocolError(f"request {frame.opcode} before the hello")
+            raise RemoteProtocolError(f"request {frame.opcode} came before the hello")
         return parse_as(cls, frame.payload)
 
     @model_validator(mode="after")
@@ -63,14 +62,13 @@ class Hello(WireModel):
         if (self.instance is not None and self.service is None) or (
             self.incarnation and self.instance is None
         ):
-            raise ValueError(
-                "an instance is one of a service, and an incarnation one of an instance"
-            )
+            raise ValueError("an instance needs a service, and an incarnation needs an instance")
         return self
 
     def encode(self) -> bytes:
-        """The payload of the request; without an instance and a process it is that of
-        clients before there were any.
+        """Return the payload of the request.
+
+        Without instance and process it is that of older clients, which had neither.
         """
         absent = {"instance", "incarnation"} if self.instance is None else set[str]()
         return self.model_dump_json(
@@ -78,52 +76,64 @@ class Hello(WireModel):
         ).encode()
 
 
-class Limits(WireModel):
-    """What the broker takes at most, in bytes."""
+def hello_payload(
+    client: str, service: str | None, instance: str | None, incarnation: int, process: str | None
+) -> bytes:
+    """Return the payload of the hello of this txmq."""
+    hello = Hello(
+        versions=VERSIONS,
+        client=client,
+        service=service,
+        instance=instance,
+        incarnation=incarnation,
+        process=process,
+    )
+    return hello.encode()
 
-    frame: Annotated[int, Field(gt=LEAST)]
+
+class BrokerLimits(WireModel):
+    """The broker's limits in bytes."""
+
+    frame: Annotated[int, Field(gt=MIN_LENGTH)]
     message: Annotated[int, Field(gt=0)]
 
 
 class Welcome(WireModel):
-    """The broker's reply. A client that meets another `log_id` than before talks to
-    another broker's data.
-    """
+    """The broker's reply. Another `log_id` than before means another broker's data."""
 
     version: Version
     features: Features = ()
     broker: Name
     log_id: UUID
     boot_epoch: Annotated[int, Field(ge=0)]
-    limits: Limits
+    limits: BrokerLimits
     login: Login | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """The welcome that a frame brings. Raises what the broker refused it with, or
-        RemoteProtocolError.
+        """Return the welcome in a frame.
+
+        Raises the error of the broker's refusal, or RemoteProtocolError.
         """
         if frame.opcode != Opcode.HELLO:
-            raise RemoteProtocolError(f"reply {frame.opcode} to a hello")
+            raise RemoteProtocolError(f"the reply to a hello has opcode {frame.opcode}")
         if frame.status != OK:
             raise to_error(frame.status, frame.payload)
         return parse_as(cls, frame.payload)
 
     def encode(self) -> bytes:
-        """The payload of the reply."""
+        """Return the payload of the reply."""
         return self.model_dump_json().encode()
 
 
 def negotiate(hello: Hello, spoken: tuple[int, int] = VERSIONS) -> int:
-    """The newest version that both sides speak. Raises RemoteProtocolError where there
-    is none.
-    """
+    """Return the newest version that both sides support. Raises RemoteProtocolError."""
     oldest, newest = max(hello.versions[0], spoken[0]), min(hello.versions[1], spoken[1])
     if oldest > newest:
         ranges = (
             f"{spoken[0]} to {spoken[1]}, the client {hello.versions[0]} to {hello.versions[1]}"
         )
         raise RemoteProtocolError(
-            f"the broker speaks versions {ranges}", hint="upgrade the older of the two"
+            f"the broker supports versions {ranges}", hint="upgrade the older of the two"
         )
     return newest

@@ -1,5 +1,6 @@
-"""JSON from strangers: what the standard parser lets pass and no two readers agree on
-is refused.
+"""Strict JSON for values from peers.
+
+The standard parser accepts texts that parsers read differently; these are refused.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterable
 from math import isfinite
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
@@ -21,8 +22,10 @@ LONGEST_INTEGER = 20  # digits and sign
 
 
 class WireModel(BaseModel):
-    """What all models of the wire are: unknown fields are refused, because to ignore
-    one may be to ignore an order.
+    """Base of all models of the wire.
+
+    Unknown fields are refused, because an ignored field may change the meaning of a
+    request.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
@@ -32,10 +35,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parse(payload: bytes) -> JsonValue:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
-    Raises RemoteProtocolError for what is no JSON, and for names that stand twice,
-    numbers out of range, NaN and infinity, lone surrogates, and nesting deeper than
+    Raises RemoteProtocolError for text that is not JSON, for repeated names, numbers
+    out of range, NaN and infinity, lone surrogates, and nesting deeper than
     `limits.JSON_DEPTH`.
     """
     try:
@@ -43,46 +46,55 @@ def parse(payload: bytes) -> JsonValue:
         if b"\\u" in payload:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"no acceptable JSON: {error}") from error
-    if payload.count(b"[") + payload.count(b"{") > limits.JSON_DEPTH and _deeper(
+        raise RemoteProtocolError(f"invalid JSON: {error}") from error
+    if payload.count(b"[") + payload.count(b"{") > limits.JSON_DEPTH and _is_deeper(
         value, limits.JSON_DEPTH
     ):
-        raise RemoteProtocolError(f"no acceptable JSON: nested deeper than {limits.JSON_DEPTH}")
+        raise RemoteProtocolError(f"invalid JSON: nested deeper than {limits.JSON_DEPTH}")
+    return value
+
+
+def parse_result(payload: bytes) -> dict[str, Any]:
+    """Return the object in the reply to a control call. Raises RemoteProtocolError."""
+    value = parse(payload)
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("a control call did not return an object")
     return value
 
 
 def parse_as(model: type[M], payload: bytes) -> M:
-    """The model that a JSON text describes. Raises RemoteProtocolError, which names the
-    first field that is wrong.
+    """Return the model in a JSON text.
+
+    Raises RemoteProtocolError, which names the first invalid field.
     """
     parse(payload)
     try:
         return model.model_validate_json(payload)
     except ValidationError as error:
-        where, why = first_mistake(error, unit="field")
+        where, reason = first_mistake(error, unit="field")
         raise RemoteProtocolError(
-            f"{model.__name__}: {'.'.join(where) or 'the whole'}: {why}"
+            f"{model.__name__}: {'.'.join(where) or 'the whole'}: {reason}"
         ) from error
 
 
 def dump(value: object) -> bytes:
-    """The JSON text of a value. LocalProtocolError where it has none."""
+    """Return the JSON text of a value. Raises LocalProtocolError where it has none."""
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, ValueError) as error:
-        raise LocalProtocolError(f"not a value for JSON: {error}") from error
+        raise LocalProtocolError(f"a value cannot be written as JSON: {error}") from error
 
 
 def _text(payload: bytes) -> str:
     if payload.startswith(BOM_UTF8):
-        raise ValueError("it begins with a BOM")
+        raise ValueError("it begins with a byte order mark")
     return payload.decode()
 
 
 def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     distinct = dict(pairs)
     if len(distinct) != len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("a name occurs twice in one object")
     return distinct
 
 
@@ -100,22 +112,23 @@ def _finite(text: str) -> float:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
-# Made once: to make one takes longer than most texts of the wire.
+# Created once: creation takes longer than most texts of the wire.
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_distinct, parse_int=_integer, parse_float=_finite, parse_constant=_refuse
 )
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _deeper(value: JsonValue, most: int) -> bool:
-    """Whether values nest deeper than that; level by level, because a recursion would
-    have the very problem.
+def _is_deeper(value: JsonValue, depth: int) -> bool:
+    """Return whether a value nests deeper than `most` levels.
+
+    It works level by level, because a recursion would overflow on such a value.
     """
     level: list[JsonValue] = [value]
-    for _ in range(most):
+    for _ in range(depth):
         level = [inner for item in level for inner in _inside(item)]
         if not level:
             return False

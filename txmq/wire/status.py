@@ -1,8 +1,7 @@
-"""Statuses of replies: each refusal has a number on the wire and a class in
-`txmq.errors`.
+"""Statuses of replies: a number on the wire for each refusal in txmq.errors.
 
-A reply whose status is not 0 carries `{"error": NAME, "message": ..., "hint": ...,
-"detail": {...}}`.
+A reply whose status is not 0 carries JSON: `{"error": NAME, "message": ..., "hint":
+..., "detail": {...}}`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ OK = 0
 def _table(*rows: tuple[int, type[RequestRejected]]) -> dict[int, type[RequestRejected]]:
     table = dict(rows)
     if len(table) != len(rows) or len(set(table.values())) != len(rows) or OK in table:
-        raise ValueError("a status or an error stands there twice")
+        raise ValueError("a status or an error occurs twice")
     return table
 
 
-# Numbers are never used again.
-STATUSES = _table(
+# Numbers are never reused.
+ERRORS_BY_STATUS = _table(
     (1, errors.BadRequest),
     (2, errors.BrokerFailed),
     (3, errors.NotPermitted),
@@ -57,11 +56,11 @@ STATUSES = _table(
     (53, errors.HeuristicOutcome),
     (54, errors.OtherLog),
 )
-CODES = {error: status for status, error in STATUSES.items()}
+STATUS_BY_ERROR = {error: status for status, error in ERRORS_BY_STATUS.items()}
 
 
 class Refusal(WireModel):
-    """The payload of a reply that says no."""
+    """The payload of a reply that refuses its request."""
 
     error: str
     message: str
@@ -69,9 +68,10 @@ class Refusal(WireModel):
     detail: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def reply_for(error: TxmqError) -> tuple[int, bytes]:
-    """Status and payload of the reply that tells of `error`; what is no refusal is told
-    without its private details.
+def error_reply(error: TxmqError) -> tuple[int, bytes]:
+    """Return status and payload of the reply for `error`.
+
+    An error that is no refusal is reported without its private details.
     """
     rejected = _rejected(error)
     message, hint = rejected.message[: limits.ERROR_TEXT], rejected.hint[: limits.ERROR_TEXT]
@@ -81,27 +81,28 @@ def reply_for(error: TxmqError) -> tuple[int, bytes]:
         "hint": hint,
         "detail": rejected.detail,
     }
-    return CODES[type(rejected)], dump(fields)
+    return STATUS_BY_ERROR[type(rejected)], dump(fields)
 
 
 def _rejected(error: TxmqError) -> RequestRejected:
-    if isinstance(error, RequestRejected) and type(error) in CODES:
+    if isinstance(error, RequestRejected) and type(error) in STATUS_BY_ERROR:
         return error
     if isinstance(error, ProtocolError):
         return errors.BadRequest(error.message, hint=error.hint)
-    text = f"the broker could not carry out the request: {type(error).__name__}"
-    return errors.BrokerFailed(text, hint="the broker's log says why")
+    text = f"the broker could not process the request: {type(error).__name__}"
+    return errors.BrokerFailed(text, hint="see the broker's log for the reason")
 
 
 def to_error(status: int, payload: bytes) -> RequestRejected | RemoteProtocolError:
-    """The error that a reply with this status tells of; of a status unknown here, a
-    RequestRejected that names it.
+    """Return the error for a reply with this status.
+
+    An unknown status becomes a RequestRejected that names it.
     """
     try:
         refusal = parse_as(Refusal, payload)
     except RemoteProtocolError as error:
         return error
-    rejected = STATUSES.get(status)
+    rejected = ERRORS_BY_STATUS.get(status)
     if rejected is None:
         message = f"{refusal.error} (status {status}): {refusal.message}"
         return RequestRejected(message, hint=refusal.hint, detail=dict(refusal.detail))

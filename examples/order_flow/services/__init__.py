@@ -1,3 +1,1 @@
-"""The services, each a process of its own: `python -m examples.order_flow.services
-NAME`.
-"""
+"""The services, each a process: `python -m examples.order_flow.services NAME`."""

@@ -1,6 +1,6 @@
-"""Runs one service until SIGTERM, or until it has nothing left to do.
+"""Run one service until SIGTERM, or until it has no more work.
 
-Broker and database are in the environment: TXMQ_BROKER, TXMQ_DSN.
+The environment names broker and database: TXMQ_BROKER, TXMQ_DSN.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from examples.order_flow.journal import Journal
-from examples.order_flow.services.setting import Setting
+from examples.order_flow.services.context import ServiceContext
 
 SERVICES = ("orders", "payment", "shipping", "analytics")
 
@@ -23,18 +23,21 @@ def main() -> None:
     )
     parser.add_argument("service", choices=SERVICES)
     parser.add_argument(
-        "--data", required=True, type=Path, metavar="DIR", help="where the generated orders are"
+        "--data", required=True, type=Path, metavar="DIR", help="directory of the generated orders"
     )
     parser.add_argument(
-        "--journal", required=True, type=Path, metavar="FILE", help="where it notes what it does"
+        "--journal",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="file for the counts of this process",
     )
     parser.add_argument("--instance", type=int, default=0)
     parser.add_argument("--instances", type=int, default=1)
     options = parser.parse_args()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )  # txmq's events, too
-    setting = Setting(
+    # includes the events of txmq
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    context = ServiceContext(
         broker=os.environ["TXMQ_BROKER"],
         dsn=os.environ["TXMQ_DSN"],
         data=options.data,
@@ -42,7 +45,7 @@ def main() -> None:
         instance=options.instance,
         instances=options.instances,
     )
-    import_module(f"examples.order_flow.services.{options.service}").run(setting)
+    import_module(f"examples.order_flow.services.{options.service}").run(context)
 
 
 if __name__ == "__main__":

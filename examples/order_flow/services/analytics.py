@@ -1,8 +1,7 @@
-"""Adds up the sales of each day: a broadcast consumer that takes many messages in one
-transaction.
+"""Sales per day: a broadcast consumer that processes many messages in one transaction.
 
-A sum shows it when anything is counted twice or not at all. The inbox sees to it that
-nothing is.
+A sum reveals every message that is counted twice or not at all. The inbox prevents
+both.
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from psycopg2.extensions import connection as Connection  # a class, whatever its name
+from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 from psycopg2.extras import execute_values
 
 import txmq
-from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import PATIENCE_S, RETRY, Setting, on_term
+from examples.order_flow.order_placed import ORDER_PLACED, OrderPlaced
+from examples.order_flow.services.context import RETRY, TIMEOUT_S, ServiceContext, on_term
 
 GROUP = "analytics"
-AT_ONCE, BATCH_WAIT_S = 500, 0.2
+BATCH_MESSAGES, BATCH_WAIT_S = 500, 0.2
 
 
-def count(messages: Sequence[txmq.ReceivedMessage], connection: Connection) -> None:
-    """Add the sales that the messages tell of."""
+def add_sales(messages: Sequence[txmq.ReceivedMessage], connection: Connection) -> None:
+    """Add the sales of the messages."""
     orders = [OrderPlaced.decode(message.body) for message in messages]
     numbers = Counter(order.ordered_on for order in orders)
     cents = Counter[object]()
@@ -37,8 +36,8 @@ def count(messages: Sequence[txmq.ReceivedMessage], connection: Connection) -> N
         )
 
 
-def run(setting: Setting) -> None:
-    with txmq.connect(setting.broker, service="analytics", timeout=PATIENCE_S) as client:
+def run(context: ServiceContext) -> None:
+    with txmq.connect(context.broker, service="analytics", timeout=TIMEOUT_S) as client:
         consumer = client.consumer(
             GROUP,
             topics=[ORDER_PLACED],
@@ -48,5 +47,7 @@ def run(setting: Setting) -> None:
             retry=RETRY,
         )
         on_term(consumer.close)
-        consumer.run(count, inbox=setting.connect, batch=AT_ONCE, batch_wait=BATCH_WAIT_S)
-        setting.journal.note("duplicates", consumer.stats.duplicates)
+        consumer.run(
+            add_sales, inbox=context.connect, batch=BATCH_MESSAGES, batch_wait=BATCH_WAIT_S
+        )
+        context.journal.count("duplicates", consumer.stats.duplicates)

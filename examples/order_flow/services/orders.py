@@ -1,9 +1,8 @@
-"""Takes orders in. The rows of an order and the message about it are one decision: both
-exist, or neither.
+"""Intake of orders: the rows of an order and its message are one decision.
 
-It may be killed at any moment. Started again it goes on with the orders that are not in
-the table, and asks nobody what became of the last ones: where a transaction had
-committed, the broker finds that out from PostgreSQL by itself.
+The service may be killed at any moment. After a restart it continues with the orders
+that are not in the table. It does not have to ask for the outcome of the last ones: the
+broker finds out from PostgreSQL whether a transaction has committed.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from threading import Lock
 
 import psycopg2
 from psycopg2.errors import UniqueViolation
-from psycopg2.extensions import connection as Connection  # a class, whatever its name
+from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 from psycopg2.extras import execute_values
 
 import txmq
 from examples.order_flow.data import Order, read_orders
-from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import Setting
+from examples.order_flow.order_placed import ORDER_PLACED, OrderPlaced
+from examples.order_flow.services.context import ServiceContext
 from txmq.errors import TransactionAborted, TxmqError
 
 THREADS = 6
 PAUSE_S = 0.1
 
 
-def place(client: txmq.Client, connection: Connection, order: Order) -> None:
-    """Book one order and tell the others."""
+def place_order(client: txmq.Client, connection: Connection, order: Order) -> None:
+    """Store one order and send its message."""
     with client.transaction(connection) as tx, connection.cursor() as cursor:
         cursor.execute(
             "UPDATE customers SET balance_cents = balance_cents - %s, version = version + 1"
@@ -47,8 +46,8 @@ def place(client: txmq.Client, connection: Connection, order: Order) -> None:
             carrier=order.carrier,
         )
         cursor.execute(
-            "INSERT INTO orders VALUES (%(order_id)s, %(customer_id)s, %(version)s, %(total_cents)s, %(ordered_on)s,"
-            " %(carrier)s)",
+            "INSERT INTO orders VALUES (%(order_id)s, %(customer_id)s, %(version)s,"
+            " %(total_cents)s, %(ordered_on)s, %(carrier)s)",
             placed.model_dump(),
         )
         execute_values(
@@ -65,13 +64,13 @@ def place(client: txmq.Client, connection: Connection, order: Order) -> None:
         )
 
 
-class Worker:
-    """Places orders one after the other, whatever happens to broker and database
-    meanwhile.
+class OrderWorker:
+    """A thread that places orders one by one, through outages of broker and
+    database.
     """
 
-    def __init__(self, client: txmq.Client, setting: Setting) -> None:
-        self._client, self._setting = client, setting
+    def __init__(self, client: txmq.Client, context: ServiceContext) -> None:
+        self._client, self._context = client, context
         self._connection: Connection | None = None
 
     def run(self, orders: Iterator[Order]) -> None:
@@ -82,11 +81,11 @@ class Worker:
     def _placed(self, order: Order) -> bool:
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = self._setting.connect()
-            self._setting.journal.note("attempted")
-            place(self._client, self._connection, order)
+                self._connection = self._context.connect()
+            self._context.journal.count("attempted")
+            place_order(self._client, self._connection, order)
         except UniqueViolation:
-            return True  # by an attempt of which we never heard how it ended
+            return True  # stored by an attempt whose outcome was unknown
         except psycopg2.OperationalError:
             return False
         except TxmqError as error:
@@ -100,7 +99,7 @@ class Worker:
         return True
 
 
-class Shared(Iterator[Order]):
+class SharedIterator(Iterator[Order]):
     """An iterator for several threads."""
 
     def __init__(self, orders: Iterator[Order]) -> None:
@@ -111,16 +110,16 @@ class Shared(Iterator[Order]):
             return next(self._orders)
 
 
-def run(setting: Setting) -> None:
-    with closing(setting.connect()) as connection, connection.cursor() as cursor:
+def run(context: ServiceContext) -> None:
+    with closing(context.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT order_id FROM orders")
         done = {order_id for (order_id,) in cursor}
-    orders = read_orders(setting.data, share=setting.instance, of=setting.instances)
-    shared = Shared(order for order in orders if order.order_id not in done)
+    orders = read_orders(context.data, share=context.instance, of=context.instances)
+    shared = SharedIterator(order for order in orders if order.order_id not in done)
     with (
-        txmq.connect(setting.broker, service="orders") as client,
+        txmq.connect(context.broker, service="orders") as client,
         ThreadPoolExecutor(THREADS) as pool,
     ):
-        workers = [pool.submit(Worker(client, setting).run, shared) for _ in range(THREADS)]
+        workers = [pool.submit(OrderWorker(client, context).run, shared) for _ in range(THREADS)]
     for worker in workers:
         worker.result()

@@ -1,22 +1,23 @@
-"""Charges for orders, each once: charges and the inbox's record of their messages are
-one transaction in PostgreSQL.
+"""Charges for orders, each exactly once.
+
+The charges and the inbox rows of their messages are in one PostgreSQL transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from psycopg2.extensions import connection as Connection  # a class, whatever its name
+from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 from psycopg2.extras import execute_values
 
 import txmq
-from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import (
-    AT_ONCE,
+from examples.order_flow.order_placed import ORDER_PLACED, OrderPlaced
+from examples.order_flow.services.context import (
+    BATCH_MESSAGES,
     BATCH_WAIT_S,
-    PATIENCE_S,
     RETRY,
-    Setting,
+    TIMEOUT_S,
+    ServiceContext,
     on_term,
 )
 from txmq.crashpoints import crashpoint
@@ -25,7 +26,7 @@ GROUP = "payment"
 
 
 class PaymentRefused(Exception):
-    """The customer's account is blocked."""
+    """The account of the customer is blocked."""
 
 
 def charge(
@@ -33,8 +34,10 @@ def charge(
     connection: Connection,
     refuse: Callable[[txmq.ReceivedMessage, Exception], None],
 ) -> None:
-    """Charge for some orders. One that is refused goes through the retries to the dead
-    letters, alone.
+    """Charge for some orders.
+
+    A refused order goes through the retries to the dead letters; the others are
+    charged.
     """
     orders = [OrderPlaced.decode(message.body) for message in messages]
     with connection.cursor() as cursor:
@@ -51,17 +54,16 @@ def charge(
             "INSERT INTO charges (order_id, customer_id, cents) VALUES %s",
             [(order.order_id, order.customer_id, order.total_cents) for order in orders],
         )
-    crashpoint(
-        "order_flow.charging"
-    )  # done but not committed: here the demonstration kills this process
+    # executed but not committed: the demonstration kills the process here
+    crashpoint("order_flow.charging")
 
 
-def run(setting: Setting) -> None:
-    with txmq.connect(setting.broker, service="payment", timeout=PATIENCE_S) as client:
+def run(context: ServiceContext) -> None:
+    with txmq.connect(context.broker, service="payment", timeout=TIMEOUT_S) as client:
         consumer = client.consumer(
             GROUP, topics=[ORDER_PLACED], mode="concurrent", start="first", retry=RETRY
         )
         on_term(consumer.close)
-        handler = setting.handler(charge, consumer)
-        consumer.run(handler, inbox=setting.connect, batch=AT_ONCE, batch_wait=BATCH_WAIT_S)
-        setting.journal.note("duplicates", consumer.stats.duplicates)
+        handler = context.handler(charge, consumer)
+        consumer.run(handler, inbox=context.connect, batch=BATCH_MESSAGES, batch_wait=BATCH_WAIT_S)
+        context.journal.count("duplicates", consumer.stats.duplicates)

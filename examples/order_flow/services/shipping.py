@@ -1,24 +1,24 @@
-"""Ships orders, each customer's strictly in the order in which they were placed.
+"""Shipments of orders, in the order in which each customer placed them.
 
-When an order cannot be shipped, the later ones of its customer wait behind it, all
-others go on.
+When an order cannot be shipped, the later ones of its customer wait behind it; those of
+other customers continue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from psycopg2.extensions import connection as Connection  # a class, whatever its name
+from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 from psycopg2.extras import execute_values
 
 import txmq
-from examples.order_flow.messages import ORDER_PLACED, OrderPlaced
-from examples.order_flow.services.setting import (
-    AT_ONCE,
+from examples.order_flow.order_placed import ORDER_PLACED, OrderPlaced
+from examples.order_flow.services.context import (
+    BATCH_MESSAGES,
     BATCH_WAIT_S,
-    PATIENCE_S,
     RETRY,
-    Setting,
+    TIMEOUT_S,
+    ServiceContext,
     on_term,
 )
 from txmq.crashpoints import crashpoint
@@ -27,11 +27,11 @@ GROUP = "shipping"
 
 
 class CarrierUnavailable(Exception):
-    """The carrier takes nothing at the moment: it may later."""
+    """The carrier accepts no shipments at the moment."""
 
 
 class CustomsCodeMissing(Exception):
-    """A part has no customs code: nobody can ship it until somebody enters one."""
+    """A part has no customs code, which an operator must enter."""
 
 
 def ship(
@@ -39,8 +39,9 @@ def ship(
     connection: Connection,
     refuse: Callable[[txmq.ReceivedMessage, Exception], None],
 ) -> None:
-    """Ship some orders, in their order. One that cannot be shipped holds up its own
-    customer's.
+    """Ship some orders, in their order.
+
+    An order that cannot be shipped blocks the later ones of its customer.
     """
     orders = [OrderPlaced.decode(message.body) for message in messages]
     with connection.cursor() as cursor:
@@ -68,8 +69,8 @@ def ship(
     crashpoint("order_flow.shipping")  # as in payment
 
 
-def run(setting: Setting) -> None:
-    with txmq.connect(setting.broker, service="shipping", timeout=PATIENCE_S) as client:
+def run(context: ServiceContext) -> None:
+    with txmq.connect(context.broker, service="shipping", timeout=TIMEOUT_S) as client:
         consumer = client.consumer(
             GROUP,
             topics=[ORDER_PLACED],
@@ -79,6 +80,6 @@ def run(setting: Setting) -> None:
             retry=RETRY,
         )
         on_term(consumer.close)
-        handler = setting.handler(ship, consumer)
-        consumer.run(handler, inbox=setting.connect, batch=AT_ONCE, batch_wait=BATCH_WAIT_S)
-        setting.journal.note("duplicates", consumer.stats.duplicates)
+        handler = context.handler(ship, consumer)
+        consumer.run(handler, inbox=context.connect, batch=BATCH_MESSAGES, batch_wait=BATCH_WAIT_S)
+        context.journal.count("duplicates", consumer.stats.duplicates)

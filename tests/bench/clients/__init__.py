@@ -1,3 +1,3 @@
-"""Programs that use txmq as its users do, and print what they measured: the last line
-is a JSON object.
+"""Programs that use txmq as applications do; they print figures as JSON on the last
+line.
 """

@@ -1,6 +1,8 @@
-"""Stores messages that nobody consumes yet, in batches of so many.
+"""Store messages without a consumer, in batches of BATCH.
 
-python -m tests.bench.clients.backlog URL COUNT BYTES BATCH          prints {"per_s"}
+    python -m tests.bench.clients.backlog URL COUNT BYTES BATCH
+
+Prints {"per_s"}.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from uuid import uuid4
 
 import txmq
 from txmq.batch import encode_columns
-from txmq.wire.headers import Opcode, send_header
+from txmq.wire.data_requests import Opcode, send_header
 
 WITHIN_S = 120.0
-AHEAD = 64  # frames under way
+AHEAD = 64  # frames in flight
 PARTITIONS = 8
 
 
@@ -25,8 +27,8 @@ def main(url: str, count: int, size: int, batch: int) -> None:
     bodies, producer = [os.urandom(size) for _ in range(batch)], uuid4().bytes
     with txmq.connect(url) as client:
         client.call("topic.create", name="bench", partitions=PARTITIONS)
-        epoch = client.core.topics.shape("bench").epoch
-        connection = client.core.dial(time.monotonic() + WITHIN_S)
+        epoch = client._core.topics.get("bench").epoch
+        connection = client._core.open_connection(time.monotonic() + WITHIN_S)
         began, under_way = time.monotonic(), list[int]()
         for sequence in range(0, count, batch):
             deadline = time.monotonic() + WITHIN_S

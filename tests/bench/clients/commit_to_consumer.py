@@ -1,10 +1,10 @@
-"""From the moment the database has answered COMMIT to the message in a consumer's
-hands, one transaction at a time.
+"""Measure the time from the answer to COMMIT to the message at a consumer, one
+transaction at a time.
 
-python -m tests.bench.clients.commit_to_consumer URL DSN COUNT transaction|emit         prints {"p50_us", "p99_us"}
+    python -m tests.bench.clients.commit_to_consumer URL DSN COUNT transaction|emit
 
-With `transaction` the message is the client's own to send; with `emit` a relay brings
-it.
+Prints {"p50_us", "p99_us"}. With `transaction` the client sends the message, with
+`emit` a relay does.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from queue import SimpleQueue
 from threading import Thread
 
 import psycopg2
-from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import connection as Connection  # noqa: N812  # a class
 
 import txmq
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
 
 WARM_UP = 20
@@ -28,7 +28,7 @@ COMES_WITHIN_S = 30.0
 
 
 class TimedConnection(Connection):
-    """Remembers when the last COMMIT was answered."""
+    """A connection that records the time of the last answer to COMMIT."""
 
     committed_at = 0.0
 
@@ -38,14 +38,14 @@ class TimedConnection(Connection):
 
 
 def transact(client: txmq.Client, connection: Connection) -> None:
-    """A row and a message, by the client."""
+    """Commit a row and a message of the client."""
     with client.transaction(connection) as transaction, connection.cursor() as cursor:
         cursor.execute(INSERT)
         transaction.send("bench", b"order")
 
 
 def emit(_client: txmq.Client, connection: Connection) -> None:
-    """A row and a message, by way of the database's log."""
+    """Commit a row and a message in the database's log."""
     with connection.cursor() as cursor:
         cursor.execute(INSERT)
         txmq.emit(connection, "bench", b"order")
@@ -56,7 +56,7 @@ HOW = {"transaction": transact, "emit": emit}
 
 
 def transactions(client: txmq.Client, dsn: str, count: int, how: str) -> list[float]:
-    """Seconds that each message took."""
+    """Return the seconds that each message took."""
     arrivals: SimpleQueue[float] = SimpleQueue()
 
     def consume() -> None:

@@ -1,9 +1,9 @@
-"""Consumes a backlog, in batches or message by message, each of them acked.
+"""Consume a backlog, in batches or message by message, and ack all of it.
 
-python -m tests.bench.clients.consume URL COUNT batches|messages          prints {"per_s", "cpu_us"}
+    python -m tests.bench.clients.consume URL COUNT batches|messages
 
-`cpu_us` is what this process computed for each message. The clock stops when the last
-ack is in the broker's log.
+Prints {"per_s", "cpu_us"}. `cpu_us` is the CPU time of this process per message. The
+measurement ends when the last ack is in the log of the broker.
 """
 
 from __future__ import annotations

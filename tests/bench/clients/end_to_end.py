@@ -1,11 +1,12 @@
-"""A row and a message, by several processes at once, until each message is in a
-consumer's hands.
+"""Commit a row and a message in several processes, until a consumer has received each
+message.
 
-python -m tests.bench.clients.end_to_end URL DSN CLIENTS SECONDS txmq|outbox       prints {"per_s", "p50_us", "p99_us"}
+    python -m tests.bench.clients.end_to_end URL DSN CLIENTS SECONDS txmq|outbox
 
-`txmq`: in a transaction of the client; `outbox`: the message is a row of
-`bench_outbox`, and NOTIFY tells of it, for `tests.bench.raw.relay` to send. The times
-are from the answer to COMMIT to the arrival, the rate is that of arrivals.
+Prints {"per_s", "p50_us", "p99_us"}. With `txmq` the message is in a transaction of the
+client. With `outbox` it is a row of `bench_outbox` with a NOTIFY, which
+`tests.bench.raw.relay` sends. The times are from the answer to COMMIT to the arrival;
+the rate is that of the arrivals.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from contextlib import closing
 from multiprocessing.synchronize import Barrier
 
 import psycopg2
-from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import connection as Connection  # noqa: N812  # a class
 
 import txmq
 from tests.bench.clients.transactions import BODY, READY_WITHIN_S
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
 
 ENQUEUE = "INSERT INTO bench_outbox (body) VALUES (%s); NOTIFY bench_outbox"
 COMES_WITHIN_S = 60.0
 ID_BYTES = 16
-Placed = list[tuple[bytes, float]]  # the body's beginning, and when COMMIT was answered
+# the first bytes of the body, and the time of the answer to COMMIT
+Placed = list[tuple[bytes, float]]
 _all_ready: Barrier
 
 
 def meet(barrier: Barrier) -> None:
-    """Where this process waits for all the others."""
-    global _all_ready
+    """Set the barrier at which all processes wait."""
+    global _all_ready  # noqa: PLW0603  # a barrier is inherited
     _all_ready = barrier
 
 
@@ -55,8 +57,9 @@ def with_outbox(_client: txmq.Client, connection: Connection, body: bytes) -> No
 
 
 def producer(url: str, dsn: str, seconds: float, how: str) -> Placed:
-    """What was committed within `seconds` of the common start, the first, which finds
-    things out, excepted.
+    """Return the commits within `seconds` of the common start.
+
+    A first commit for warming up is not included.
     """
     place: Callable[[txmq.Client, Connection, bytes], None] = (
         with_client if how == "txmq" else with_outbox
@@ -76,10 +79,10 @@ def producer(url: str, dsn: str, seconds: float, how: str) -> Placed:
 def arrivals(
     client: txmq.Client, executor: ProcessPoolExecutor, arguments: tuple[object, ...], count: int
 ) -> dict[str, float]:
-    """Runs the producers and takes in what they send; returns the figures."""
+    """Run the producers and receive their messages; return the figures."""
     came: dict[bytes, float] = {}
     with client.consumer("bench", ["bench"], start="first") as consumer:
-        futures = [executor.submit(producer, *arguments) for _ in range(count)]  # type: ignore[arg-type]  # as they are
+        futures = [executor.submit(producer, *arguments) for _ in range(count)]  # type: ignore[arg-type]  # the arguments of `producer`
         placed: Placed | None = None
         ends = time.monotonic() + COMES_WITHIN_S + READY_WITHIN_S
         while placed is None or any(name not in came for name, _at in placed):
@@ -104,9 +107,8 @@ def main(url: str, dsn: str, clients: int, seconds: float, how: str) -> None:
         ProcessPoolExecutor(clients, context, meet, (context.Barrier(clients),)) as executor,
         txmq.connect(url) as client,
     ):
-        executor.submit(
-            os.getpid
-        ).result()  # they are all forked now, before there are threads here
+        # fork all processes before this one has threads
+        executor.submit(os.getpid).result()
         client.call("topic.create", name="bench", partitions=8)
         figures = arrivals(client, executor, (url, dsn, seconds, how), clients)
     run(dsn, DROP)

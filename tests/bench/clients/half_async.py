@@ -1,11 +1,11 @@
-"""Half messages of 1 KiB that a checker would answer for, each stored and then
-committed, by a client's `half_async`.
+"""Store half messages of 1 KiB with a checker and commit each, by `half_async` of a
+client.
 
-python -m tests.bench.clients.half_async URL COUNT OUTSTANDING
+    python -m tests.bench.clients.half_async URL COUNT OUTSTANDING
 
-Never more than OUTSTANDING transactions are under way, from the half to the answer to
-its commit. Prints {"per_s", "per_frame", "cpu_us"}: groups, or decisions, in a frame;
-what this process computed for a transaction.
+Prints {"per_s", "per_frame", "cpu_us"}. At most OUTSTANDING transactions are under way,
+from the half to the answer to its commit. `per_frame` counts bundles, or decisions, per
+frame; `cpu_us` is the CPU time of this process per transaction.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections import deque
 from concurrent.futures import Future
 
 import txmq
-from txmq.client.blocking.transaction.half_message import HalfMessage
+from txmq.client.protocol.transaction.half_message import HalfMessage
 
 BODY = os.urandom(1024)
 Half = HalfMessage[Future[bool]]
 
 
 def commit_all(client: txmq.Client, count: int, outstanding: int) -> None:
-    """Returns when all of them are committed. Raises what one of them met."""
-    each = max(1, outstanding // 2)  # halves on their way, and as many commits
+    """Wait until all of them are committed. Raises the error of any of them."""
+    each = max(1, outstanding // 2)  # halves in flight, and as many commits
     halves: deque[Future[Half]] = deque()
     commits: deque[Future[bool]] = deque()
     for _ in range(count):

@@ -1,6 +1,8 @@
-"""As `half_async`, by the Twisted face's `half`.
+"""Store half messages and commit each, by `half` of the Twisted client.
 
-python -m tests.bench.clients.half_twisted URL COUNT OUTSTANDING          prints {"per_s", "cpu_us"}
+    python -m tests.bench.clients.half_twisted URL COUNT OUTSTANDING
+
+Prints {"per_s", "cpu_us"}.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ BODY = os.urandom(1024)
 
 
 async def one_after_another(client: txmq.twisted.Client, numbers: count[int], most: int) -> None:
-    """Half, commit, half, commit, as long as there is a number below `most`."""
+    """Store and commit halves while there is a number below `most`."""
     while next(numbers) < most:
         half = await client.half("bench", BODY, checker="bench")
         await half.commit()
@@ -43,7 +45,7 @@ async def measured(reactor: Any, url: str, most: int, outstanding: int) -> None:
 
 
 def main(reactor: Any, url: str, most: str, outstanding: str) -> Deferred[None]:
-    """The whole of it, as a reactor runs it."""
+    """Run the measurement in the reactor."""
     return Deferred.fromCoroutine(measured(reactor, url, int(most), int(outstanding)))
 
 

@@ -1,12 +1,12 @@
-"""A member of an ordered group is killed: until its partitions are read again, and what
-the others notice of it.
+"""Kill a member of an ordered group, and measure when its partitions are read again and
+how others are delayed.
 
-python -m tests.bench.clients.rebalance URL PARTITIONS MEMBERS LEASE_S   prints moved, moved_s, before_ms, others_ms
+    python -m tests.bench.clients.rebalance URL PARTITIONS MEMBERS LEASE_S
 
-Each partition gets a message every quarter of a second. `moved_s` is from the kill to
-the last of the dead member's partitions that is read again; `before_ms` and `others_ms`
-are the longest that a message of another partition took from its sender to its reader,
-before the kill and after it.
+Prints {"moved", "moved_s", "before_ms", "others_ms"}. Each partition gets a message
+every quarter of a second. `moved_s` is from the kill until the last partition of the
+dead member is read again. `before_ms` and `others_ms` are the longest delays of
+messages of other partitions, before the kill and after it.
 """
 
 from __future__ import annotations
@@ -28,51 +28,49 @@ TOPIC, GROUP = "bench", "bench"
 EVERY_S, SETTLES_S, WITHIN_S = 0.25, 3.0, 60.0
 
 
-class Read(NamedTuple):
-    """A message that was read: when it was sent, and when it came, by the machine's
-    clock.
-    """
+class ReadMessage(NamedTuple):
+    """The times at which a message was sent and read."""
 
     partition: int
     sent: float
     came: float
 
 
-def member(url: str, lease_s: float, read: list[Read], end: Event) -> txmq.Client:
-    """Joins, and reads in a thread of its own."""
+def member(url: str, lease_s: float, read: list[ReadMessage], end: Event) -> txmq.Client:
+    """Join the group and read in a thread."""
     client = txmq.connect(url, timeout=WITHIN_S)
     consumer = client.consumer(GROUP, [TOPIC], mode="ordered", lease_s=lease_s, session_s=lease_s)
 
     def note(message: ReceivedMessage) -> None:
-        read.append(Read(message.partition, float(message.body), time.time()))
+        read.append(ReadMessage(message.partition, float(message.body), time.time()))
 
     Thread(target=consumer.run, args=(note,), kwargs={"stop": end}, daemon=True).start()
     return client
 
 
-def victim(url: str, lease_s: float, told: Pipe) -> None:
-    """A member that lives until it is killed."""
+def victim(url: str, lease_s: float, ready: Pipe) -> None:
+    """Run a member until it is killed."""
     member(url, lease_s, [], Event())
-    told.send(None)
+    ready.send(None)
     Event().wait()
 
 
 def publish(client: txmq.Client, partitions: int, end: Event) -> None:
-    """A message for each partition, again and again."""
+    """Send messages to each partition in turn, again and again."""
     while not end.wait(EVERY_S):
         for partition in range(partitions):
             client.send_async(TOPIC, repr(time.time()).encode(), partition=partition)
         client.flush()
 
 
-def shares(client: txmq.Client) -> dict[str, set[int]]:
-    """The partitions of each member."""
+def partitions_of_members(client: txmq.Client) -> dict[str, set[int]]:
+    """Return the partitions of each member."""
     listed = client.call("group.show", group=GROUP)["member_list"]
     return {one["member"]: {partition for _topic, partition in one["assignment"]} for one in listed}
 
 
-def slowest_ms(read: list[Read], partitions: set[int], since: float, until: float) -> float:
-    """Of the messages of these partitions that were sent in that time."""
+def slowest_ms(read: list[ReadMessage], partitions: set[int], since: float, until: float) -> float:
+    """Return the longest delay of the messages sent in that time."""
     took = [
         one.came - one.sent
         for one in list(read)
@@ -82,19 +80,19 @@ def slowest_ms(read: list[Read], partitions: set[int], since: float, until: floa
 
 
 def measure(url: str, partitions: int, members: int, lease_s: float) -> dict[str, float]:
-    """Kill and watch."""
+    """Kill a member and measure."""
     with ExitStack() as stack, txmq.connect(url, timeout=WITHIN_S) as client:
-        end, read = Event(), list[Read]()
+        end, read = Event(), list[ReadMessage]()
         stack.callback(end.set)
         client.call("topic.create", name=TOPIC, partitions=partitions)
-        told, tells = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        ready, child_end = multiprocessing.get_context("spawn").Pipe(duplex=False)
         process = multiprocessing.get_context("spawn").Process(
-            target=victim, args=(url, lease_s, tells), daemon=True
+            target=victim, args=(url, lease_s, child_end), daemon=True
         )
         process.start()
         stack.callback(process.kill)
-        told.recv()
-        [name] = shares(client)
+        ready.recv()
+        [name] = partitions_of_members(client)
         for _ in range(members - 1):
             stack.enter_context(member(url, lease_s, read, end))
         Thread(target=publish, args=(client, partitions, end), daemon=True).start()
@@ -105,7 +103,7 @@ def measure(url: str, partitions: int, members: int, lease_s: float) -> dict[str
             what="the others",
         )
         time.sleep(SETTLES_S)
-        moved = shares(client)[name]
+        moved = partitions_of_members(client)[name]
         others = set(range(partitions)) - moved
         killed = time.time()
         process.kill()
@@ -124,8 +122,8 @@ def measure(url: str, partitions: int, members: int, lease_s: float) -> dict[str
         }
 
 
-def back(read: list[Read], moved: set[int], killed: float) -> dict[int, float]:
-    """When each of these partitions was read for the first time after the kill."""
+def back(read: list[ReadMessage], moved: set[int], killed: float) -> dict[int, float]:
+    """Return the times of the first reads of these partitions after the kill."""
     first: dict[int, float] = {}
     for one in list(read):
         if one.partition in moved and one.came > killed:

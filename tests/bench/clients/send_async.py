@@ -1,11 +1,9 @@
-"""Sends of 1 KiB that nobody waits for one by one, never more than OUTSTANDING of them
-without a receipt.
+"""Send messages of 1 KiB, with at most OUTSTANDING of them without a receipt.
 
-python -m tests.bench.clients.send_async URL COUNT OUTSTANDING
+    python -m tests.bench.clients.send_async URL COUNT OUTSTANDING
 
-Prints {"per_s", "frames", "coalesced_share", "cpu_us"}; `coalesced_share` of the
-messages shared their frame with others, `cpu_us` is what this process computed for each
-message.
+Prints {"per_s", "frames", "coalesced_share", "cpu_us"}. `coalesced_share` is the share
+of messages that shared a frame. `cpu_us` is the CPU time of this process per message.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ BODY = os.urandom(1024)
 
 
 def send_all(client: txmq.Client, count: int, outstanding: int) -> None:
-    """Returns when all of them have their receipts. Raises what a send raised."""
+    """Wait until all have their receipts. Raises the error of a send."""
     under_way: deque[Future[txmq.Receipt]] = deque()
     for _ in range(count):
         if len(under_way) == outstanding:

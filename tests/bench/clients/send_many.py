@@ -1,7 +1,8 @@
-"""Messages given as columns, until SECONDS are over, with KEYS different keys (0:
-without).
+"""Send messages as columns for SECONDS, with KEYS different keys (0: no keys).
 
-python -m tests.bench.clients.send_many URL SECONDS BYTES KEYS          prints {"per_s", "mb_per_s"}
+    python -m tests.bench.clients.send_many URL SECONDS BYTES KEYS
+
+Prints {"per_s", "mb_per_s"}.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 
 import txmq
 
-CALL_BYTES = 16 << 20  # of one call: several batches
+CALL_BYTES = 16 << 20  # messages of one call, in several batches
 
 
 def main(url: str, seconds: float, size: int, different: int) -> None:

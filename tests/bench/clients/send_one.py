@@ -1,8 +1,9 @@
-"""One blocking send of 1 KiB at a time, each waiting for its receipt.
+"""Send one message of 1 KiB at a time and wait for each receipt.
 
-python -m tests.bench.clients.send_one URL COUNT          prints {"p50_us", "p99_us", "cpu_us"}
+    python -m tests.bench.clients.send_one URL COUNT
 
-`cpu_us` is what this process computed for each send.
+Prints {"p50_us", "p99_us", "cpu_us"}. `cpu_us` is the CPU time of this process per
+send.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import sys
 import time
 
 import txmq
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 
 BODY = os.urandom(1024)
 WARM_UP = 50
 
 
 def sends(client: txmq.Client, count: int) -> list[float]:
-    """Seconds from each call to its receipt."""
+    """Return the seconds from each call to its receipt."""
     clock, send = time.perf_counter, client.send
     took = []
     for _ in range(count):

@@ -1,6 +1,8 @@
-"""One send of 1 KiB at a time through the Twisted face, each waiting for its receipt.
+"""Send one message of 1 KiB at a time by the Twisted client and wait for each receipt.
 
-python -m tests.bench.clients.send_one_twisted URL COUNT          prints {"p50_us", "p99_us"}
+    python -m tests.bench.clients.send_one_twisted URL COUNT
+
+Prints {"p50_us", "p99_us"}.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 
 import txmq.twisted
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 
 BODY = os.urandom(1024)
 WARM_UP = 50
 
 
 async def sends(client: txmq.twisted.Client, count: int) -> list[float]:
-    """Seconds from each call to its receipt."""
+    """Return the seconds from each call to its receipt."""
     took = []
     for _ in range(count):
         began = time.perf_counter()
@@ -40,7 +42,7 @@ async def measure(reactor: Any, url: str, count: int) -> None:
 
 
 def main(reactor: Any, url: str, count: int) -> Deferred[None]:
-    """The whole of it, as a reactor runs it."""
+    """Run the measurement in the reactor."""
     return Deferred.fromCoroutine(measure(reactor, url, count))
 
 

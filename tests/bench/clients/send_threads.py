@@ -1,7 +1,8 @@
-"""Blocking sends of 1 KiB by several threads of one process, each waiting for its
-receipt.
+"""Send messages of 1 KiB in several threads, each waiting for its receipts.
 
-python -m tests.bench.clients.send_threads URL COUNT THREADS          prints {"per_s", "p50_us", "p99_us"}
+    python -m tests.bench.clients.send_threads URL COUNT THREADS
+
+Prints {"per_s", "p50_us", "p99_us"}.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import txmq
 from tests.bench.clients.send_one import sends
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 
 
 def main(url: str, count: int, threads: int) -> None:

@@ -1,10 +1,9 @@
-"""One consumer takes and acks the messages of one partition, and may have the first of
-them in hand all the time.
+"""Consume the messages of one partition, while the first of them may stay outstanding.
 
-python -m tests.bench.clients.slow URL held|free MESSAGES                   prints {"per_s", "lag"}
+    python -m tests.bench.clients.slow URL held|free MESSAGES
 
-`lag` is how many messages the group has not processed in the end, as the broker sees
-it; leases are short, so that the held one is extended meanwhile.
+Prints {"per_s", "lag"}. `lag` is the number of unprocessed messages at the end. Leases
+are short, so that the lease of the first message is extended.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from uuid import uuid4
 
 import txmq
-from tests.bench.clients.taking import BODY, WITHIN_S
+from tests.bench.clients.consume_keys import BODY, WITHIN_S
 
 AT_ONCE, LEASE_S = 1_000, 2.0
 

@@ -1,10 +1,9 @@
-"""One row and one message in one transaction, again and again, by several processes at
-once.
+"""Commit one row and one message per transaction, in several processes.
 
-python -m tests.bench.clients.transactions URL DSN CLIENTS SECONDS          prints {"per_s", "p50_us", "p99_us"}
+    python -m tests.bench.clients.transactions URL DSN CLIENTS SECONDS
 
-The row is that of `tests.bench.raw.plain_commit`, in whose database the token's schema
-is installed.
+Prints {"per_s", "p50_us", "p99_us"}. The row is that of `tests.bench.raw.plain_commit`.
+The database must have the schema of txmq.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from multiprocessing.synchronize import Barrier
 import psycopg2
 
 import txmq
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
 
 BODY = bytes(256)
@@ -29,23 +28,21 @@ _all_ready: Barrier
 
 
 def meet(barrier: Barrier) -> None:
-    """Where this process waits for all the others."""
-    global _all_ready
+    """Set the barrier at which all processes wait."""
+    global _all_ready  # noqa: PLW0603  # a barrier is inherited
     _all_ready = barrier
 
 
 def ready() -> None:
-    """Returns once all processes have come so far."""
+    """Wait for all other processes."""
     _all_ready.wait(READY_WITHIN_S)
 
 
 def client(url: str, dsn: str, seconds: float) -> list[float]:
-    """How long each transaction took that began within `seconds` of the common
-    start.
-    """
+    """Return the times of the transactions that began within `seconds` of the start."""
     with closing(psycopg2.connect(dsn)) as connection, txmq.connect(url) as client:
         client.send("bench", BODY)
-        with client.transaction(connection) as transaction:  # what is found out but once
+        with client.transaction(connection) as transaction:  # requests that are made once only
             transaction.send("bench", BODY)
         ready()
         start = time.monotonic()

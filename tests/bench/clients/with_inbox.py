@@ -1,11 +1,11 @@
-"""Handlers in threads, each message an INSERT in a transaction: with the inbox, that
-remembers messages, or without.
+r"""Run handlers in threads that insert a row per message, with the inbox or without.
 
-python -m tests.bench.clients.with_inbox URL DSN HANDLERS inbox|plain BATCH rows|statements MESSAGES
-                                                                                    prints {"per_s", "cpu_us"}
+    python -m tests.bench.clients.with_inbox URL DSN HANDLERS inbox|plain BATCH \
+        rows|statements MESSAGES
 
-BATCH messages go into one transaction, 0 = a transaction each; of a batch all rows are
-inserted at once, or each by a statement. `cpu_us` is what the client computed for each.
+Prints {"per_s", "cpu_us"}. BATCH messages are in one transaction, 0 = one each. The
+rows of a batch are inserted by one statement (`rows`) or one each (`statements`).
+`cpu_us` is the CPU time of the client per message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import psycopg2
 from psycopg2.extras import execute_values
 
 import txmq
-from tests.bench.clients.taking import WITHIN_S, fill
+from tests.bench.clients.consume_keys import WITHIN_S, fill
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import Connection
@@ -32,10 +32,8 @@ INSERT_MANY = "INSERT INTO bench_orders (customer, cents) VALUES %s"
 Taken = txmq.ReceivedMessage | Sequence[txmq.ReceivedMessage]
 
 
-class Clock:
-    """When the first handler began and the last one did, without the wait for more
-    messages behind it.
-    """
+class HandlerTimes:
+    """The times at which the first and the last handler began."""
 
     def __init__(self) -> None:
         self.first = self.last = self.first_cpu = self.last_cpu = 0.0
@@ -56,7 +54,7 @@ def insert(taken: Taken, connection: Connection, how: str) -> None:
 
 
 def without(dsn: str, handle: Callable[[Taken, Connection], None]) -> Callable[[Taken], None]:
-    """The handler in a transaction of its own, on its thread's connection."""
+    """Run a handler in a transaction of its own, on its thread's connection."""
     threads = local()
 
     def handled(taken: Taken) -> None:
@@ -71,7 +69,7 @@ def without(dsn: str, handle: Callable[[Taken, Connection], None]) -> Callable[[
 def measure(
     url: str, dsn: str, handlers: int, way: str, batch: int, how: str, messages: int
 ) -> dict[str, float]:
-    topic, clock = f"bench-{uuid4().hex[:8]}", Clock()
+    topic, clock = f"bench-{uuid4().hex[:8]}", HandlerTimes()
     with closing(psycopg2.connect(dsn)) as connection:
         install(connection)
     run(dsn, DROP, CREATE)

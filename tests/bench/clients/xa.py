@@ -1,9 +1,9 @@
-"""A row in each of two databases and a message, in one XA transaction, again and again,
-by several threads.
+"""Commit a row in each of two databases and a message per XA transaction, in several
+threads.
 
-python -m tests.bench.clients.xa URL DSN OTHER_DSN THREADS SECONDS          prints {"per_s", "p50_us", "p99_us"}
+    python -m tests.bench.clients.xa URL DSN OTHER_DSN THREADS SECONDS
 
-The rows are those of `tests.bench.raw.two_phase`.
+Prints {"per_s", "p50_us", "p99_us"}. The rows are those of `tests.bench.raw.two_phase`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from threading import Barrier
 import psycopg2
 
 import txmq
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
 from txmq.client.blocking.client import Client
 
@@ -25,11 +25,9 @@ BODY = bytes(256)
 
 
 def work(client: Client, dsns: list[str], ready: Barrier, seconds: float) -> list[float]:
-    """How long each transaction took that began within `seconds` of the common
-    start.
-    """
+    """Return the times of the transactions that began within `seconds` of the start."""
     connections = [psycopg2.connect(dsn) for dsn in dsns]
-    with client.xa(*connections) as transaction:  # what is found out but once
+    with client.xa(*connections) as transaction:  # requests that are made once only
         transaction.send("bench", BODY)
     ready.wait()
     start = began = time.monotonic()

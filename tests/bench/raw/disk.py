@@ -1,6 +1,6 @@
-"""Yardstick: one record appended to zero-filled space and synced, again and again.
+"""Yardstick: append a record to zero-filled space and sync, repeatedly.
 
-python -m tests.bench.raw.disk FILE COUNT BYTES
+    python -m tests.bench.raw.disk FILE COUNT BYTES
 
 Prints {"p50_us", "p99_us"} of write + fdatasync.
 """
@@ -12,12 +12,13 @@ import os
 import sys
 import time
 
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 
 
 def preallocate(path: str, size: int) -> int:
-    """A descriptor at the start of `size` synced zero bytes: syncing data written there
-    changes no metadata.
+    """Return a descriptor at the start of `size` synced zero bytes.
+
+    Data written there changes no metadata.
     """
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
     zeros = bytes(1 << 20)
@@ -29,9 +30,7 @@ def preallocate(path: str, size: int) -> int:
 
 
 def append_and_sync(fd: int, count: int, size: int) -> list[float]:
-    """Seconds that each of `count` appends of `size` bytes took until it was on
-    disk.
-    """
+    """Return the seconds that each append took until it was on disk."""
     record = os.urandom(size)
     clock, write, fdatasync = time.perf_counter, os.write, os.fdatasync
     took = []

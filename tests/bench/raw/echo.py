@@ -1,6 +1,6 @@
-"""Yardstick: the barest blocking server that answers every framed request at once.
+"""Yardstick: a minimal blocking server that answers every framed request at once.
 
-python -m tests.bench.raw.echo ANSWERS
+    python -m tests.bench.raw.echo ANSWERS
 
 A frame is a little-endian u32 length and that many bytes. `answer(frame)` of the module
 ANSWERS makes each reply: `tests.bench.raw.fixed_answer` for a bare client,
@@ -20,7 +20,7 @@ Answer = Callable[[bytes], bytes]
 
 
 def replies(data: bytes, answer: Answer) -> tuple[bytes, bytes]:
-    """Replies to the whole frames in `data`, and the bytes left over."""
+    """Return replies to the whole frames in `data`, and the bytes left over."""
     out = b""
     while len(data) >= 4 and len(data) >= (end := 4 + int.from_bytes(data[:4], "little")):
         out += answer(data[:end])
@@ -29,7 +29,7 @@ def replies(data: bytes, answer: Answer) -> tuple[bytes, bytes]:
 
 
 def talk(connection: socket.socket, answer: Answer) -> None:
-    """Answer one connection until its peer leaves."""
+    """Answer one connection until the peer closes it."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     rest = b""
     with connection, suppress(ConnectionError):
@@ -39,7 +39,7 @@ def talk(connection: socket.socket, answer: Answer) -> None:
 
 
 def main(answers: str) -> None:
-    """Serve, one thread a connection, until terminated."""
+    """Serve with a thread per connection, until terminated."""
     answer: Answer = importlib.import_module(answers).answer
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(f"ready 127.0.0.1:{listener.getsockname()[1]}", flush=True)

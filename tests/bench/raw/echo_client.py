@@ -1,7 +1,9 @@
-"""Yardstick: one framed 1 KiB request at a time over a blocking socket, each waiting
-for its 32-byte reply.
+"""Yardstick: send one framed 1 KiB request at a time over a blocking socket, and wait
+for the 32-byte reply.
 
-python -m tests.bench.raw.echo_client HOST:PORT COUNT          prints {"p50_us", "p99_us"}
+    python -m tests.bench.raw.echo_client HOST:PORT COUNT
+
+Prints {"p50_us", "p99_us"}.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ import struct
 import sys
 import time
 
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 
 REQUEST = struct.pack("<I", 12 + 1024) + bytes(12) + os.urandom(1024)
 REPLY_BYTES = 32
 
 
 def round_trips(connection: socket.socket, count: int) -> list[float]:
-    """Seconds from each request to the end of its reply."""
+    """Return the seconds from each request to the end of its reply."""
     clock, sendall, recv = time.perf_counter, connection.sendall, connection.recv
     took = []
     for _ in range(count):

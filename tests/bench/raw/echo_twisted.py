@@ -1,6 +1,8 @@
-"""Yardstick: the barest Twisted server that answers every framed request at once.
+"""Yardstick: a minimal Twisted server that answers every framed request at once.
 
-python -m tests.bench.raw.echo_twisted ANSWERS          (frames and ANSWERS as in tests.bench.raw.echo)
+    python -m tests.bench.raw.echo_twisted ANSWERS
+
+Frames and ANSWERS are as in `tests.bench.raw.echo`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from tests.bench.raw.echo import Answer, replies
 
 
 class Echo(protocol.Protocol):
-    """One connection."""
+    """The server side of one connection."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer

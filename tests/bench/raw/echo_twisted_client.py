@@ -1,7 +1,9 @@
-"""Yardstick: one framed 1 KiB request at a time from a Twisted client, each waiting for
-its 32-byte reply.
+"""Yardstick: send one framed 1 KiB request at a time from a Twisted client, and wait
+for the 32-byte reply.
 
-python -m tests.bench.raw.echo_twisted_client HOST:PORT COUNT          prints {"p50_us", "p99_us"}
+    python -m tests.bench.raw.echo_twisted_client HOST:PORT COUNT
+
+Prints {"p50_us", "p99_us"}.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from typing import Any, cast
 
 from twisted.internet import protocol, reactor
 
-from tests.bench.harness import latency_us
 from tests.bench.raw.echo_client import REPLY_BYTES, REQUEST
+from tests.bench.raw.latency import latency_us
 
 loop = cast(Any, reactor)
 
 
 class Requests(protocol.Protocol):
-    """Sends the next request when the last reply is complete."""
+    """A protocol that sends the next request when the last reply is complete."""
 
     def __init__(self, count: int) -> None:
         self.count, self.took = count, list[float]()

@@ -1,4 +1,4 @@
-"""What a bare client gets: the same 32 bytes for every frame."""
+"""The answer for a bare client: the same 32 bytes for every frame."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ REPLY = struct.pack("<I", 28) + bytes(28)
 
 
 def answer(_frame: bytes) -> bytes:
-    """The reply to any frame."""
+    """Return the reply to any frame."""
     return REPLY

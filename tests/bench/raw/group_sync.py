@@ -1,5 +1,5 @@
-"""A preallocated file under the Twisted sink: written at once, synced in groups, and
-only then answered.
+"""A preallocated file for the Twisted sink: write at once, sync in groups, then
+answer.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class GroupSync:
         self.waiting.setdefault(sender, []).extend(replies)
         if not self.due and not self.syncing:
             self.due = True
-            self.loop.callLater(
-                0, self.flush
-            )  # when the other connections of this turn have been read
+            # after the other connections of this turn are read
+            self.loop.callLater(0, self.flush)
 
     def flush(self) -> None:
         self.due, waiting, self.waiting = False, self.waiting, {}

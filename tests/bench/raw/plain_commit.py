@@ -1,9 +1,9 @@
-"""Yardstick: one row inserted and committed, again and again, by several clients at
-once.
+"""Yardstick: insert and commit one row, repeatedly, by several clients.
 
-python -m tests.bench.raw.plain_commit DSN CLIENTS SECONDS threads|processes     prints {"per_s", "p50_us", "p99_us"}
+    python -m tests.bench.raw.plain_commit DSN CLIENTS SECONDS threads|processes
 
-Each client has a connection of its own; p50 and p99 are of INSERT and COMMIT together.
+Prints {"per_s", "p50_us", "p99_us"}. Each client has a connection. p50 and p99 are of
+INSERT and COMMIT together.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from contextlib import closing
 
 import psycopg2
 
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 
-CREATE = "CREATE TABLE bench_orders (id bigserial PRIMARY KEY, customer text NOT NULL, cents bigint NOT NULL)"
+COLUMNS = "id bigserial PRIMARY KEY, customer text NOT NULL, cents bigint NOT NULL"
+CREATE = f"CREATE TABLE bench_orders ({COLUMNS})"
 INSERT = "INSERT INTO bench_orders (customer, cents) VALUES ('c-1', 1999)"
 DROP = "DROP TABLE IF EXISTS bench_orders"
 
@@ -31,7 +32,7 @@ def run(dsn: str, *statements: str) -> None:
 
 
 def client(dsn: str, start: float, seconds: float) -> list[float]:
-    """How long each commit took that began within `seconds` of the common start."""
+    """Return the times of the commits that began within `seconds` of the start."""
     with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
         if (early := start - time.monotonic()) < 0:
             raise TimeoutError(f"a client was connected {-early:.1f} s after the common start")

@@ -1,11 +1,10 @@
-"""Yardstick: the relay of a transactional outbox, as a service would write it on
-psycopg2.
+"""Yardstick: the relay of a transactional outbox on psycopg2.
 
-python -m tests.bench.raw.relay URL DSN notify|poll                    prints `ready relay`, relays until it is ended
+    python -m tests.bench.raw.relay URL DSN notify|poll
 
-Rows are taken in their order and sent in one batch each time, through txmq's own client
-to the same broker as what is measured beside it, so that the ways from the broker on
-are alike. It is woken by NOTIFY, or looks every 100 ms.
+Prints `ready relay` and runs until it is terminated. Rows are sent in order, one batch
+at a time, by the txmq client to the same broker, so that the path from the broker on is
+the same. NOTIFY wakes the relay, or it polls every 100 ms.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import time
 from contextlib import closing
 
 import psycopg2
-from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import connection as Connection  # noqa: N812  # a class
 
 import txmq
 
@@ -26,7 +25,7 @@ TAKE = f"SELECT id, body FROM bench_outbox ORDER BY id LIMIT {AT_ONCE} FOR UPDAT
 
 
 def relayed(connection: Connection, client: txmq.Client) -> int:
-    """Sends what waits, then deletes it; returns how many rows that were."""
+    """Send the waiting rows, then delete them; return their number."""
     with connection, connection.cursor() as cursor:
         cursor.execute(TAKE)
         rows = cursor.fetchall()

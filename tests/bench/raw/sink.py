@@ -1,11 +1,10 @@
-"""Yardstick: the barest Twisted server that takes framed requests to disk before it
-answers.
+"""Yardstick: a minimal Twisted server that stores framed requests before it answers.
 
-python -m tests.bench.raw.sink FILE MIB none|inline|thread          prints `ready HOST:PORT`
+    python -m tests.bench.raw.sink FILE MIB none|inline|thread
 
-Request: u32 length of what follows, u32 CRC32C of the bytes from 8, 4 bytes, u32
-correlation, body. Reply: u32 12, u32 correlation, i64 place in FILE, which begins as
-MIB of zeros.
+Prints `ready HOST:PORT`. A request is a u32 length of the rest, a u32 CRC32C of the
+bytes from 8, 4 bytes, a u32 correlation, and the body. A reply is a u32 12, a u32
+correlation, and an i64 place in FILE, which begins as MIB of zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ REPLY = struct.Struct("<IIq")
 
 
 class Sink(protocol.Protocol):
-    """One connection: frames are checked one by one and written as they came."""
+    """A connection whose frames are checked one by one and written as received."""
 
     def __init__(self, log: GroupSync) -> None:
         self.log, self.rest = log, b""
@@ -33,9 +32,8 @@ class Sink(protocol.Protocol):
     def connectionMade(self) -> None:
         self.socket = cast(Any, self.transport)
         self.socket.setTcpNoDelay(True)
-        self.socket.bufferSize = (
-            1 << 18
-        )  # with Twisted's 64 KiB, 64 requests of 1 KiB would need two turns
+        # with the default of 64 KiB, 64 requests of 1 KiB would need two turns
+        self.socket.bufferSize = 1 << 18
 
     def dataReceived(self, data: bytes) -> None:
         data = self.rest + data
@@ -55,7 +53,7 @@ class Sink(protocol.Protocol):
 
 
 if __name__ == "__main__":
-    sys.setswitchinterval(0.0005)  # the reactor must not wait 5 ms to hear that a sync is done
+    sys.setswitchinterval(0.0005)  # otherwise the reactor may notice a finished sync 5 ms late
     loop = cast(Any, reactor)
     factory = protocol.Factory.forProtocol(
         partial(Sink, GroupSync(sys.argv[1], int(sys.argv[2]) << 20, sys.argv[3]))

@@ -1,7 +1,9 @@
-"""Yardstick: keep the bare sink busy with a number of outstanding 1 KiB requests over
-one blocking socket.
+"""Yardstick: keep the sink busy with a number of outstanding 1 KiB requests over one
+blocking socket.
 
-python -m tests.bench.raw.sink_client HOST:PORT COUNT OUTSTANDING          prints {"per_s"}
+    python -m tests.bench.raw.sink_client HOST:PORT COUNT OUTSTANDING
+
+Prints {"per_s"}.
 """
 
 from __future__ import annotations
@@ -24,9 +26,7 @@ def request(correlation: int) -> bytes:
 
 
 def drive(connection: socket.socket, count: int, outstanding: int) -> float:
-    """Seconds for `count` requests, never more than `outstanding` of them unanswered,
-    most of the time as many.
-    """
+    """Return the seconds for `count` requests with `outstanding` of them unanswered."""
     requests = b"".join(map(request, range(outstanding)))
     size, ring = len(requests) // outstanding, memoryview(requests * 2)
     began, sent, received = time.perf_counter(), 0, 0
@@ -36,7 +36,7 @@ def drive(connection: socket.socket, count: int, outstanding: int) -> float:
         connection.sendall(ring[first : first + more * size])
         sent += more
         if not (data := connection.recv(1 << 16)):
-            raise ConnectionError("the sink left before it answered")
+            raise ConnectionError("the sink closed the connection before it answered")
         received += len(data)
     return time.perf_counter() - began
 

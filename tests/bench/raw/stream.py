@@ -1,9 +1,9 @@
-"""Yardstick: a loopback stream into a file, without a sync or with one every so often.
+"""Yardstick: a loopback stream into a file, synced every SYNC_MS, or never with 0.
 
-python -m tests.bench.raw.stream FILE MIB SYNC_MS          prints {"mb_per_s", "moved"}; SYNC_MS 0 never syncs
+    python -m tests.bench.raw.stream FILE MIB SYNC_MS
 
-A child process sends MIB; the clock stops when its last byte is in FILE (and synced).
-FILE begins as MIB of zeros.
+Prints {"mb_per_s", "moved"}. A child process sends MIB. The measurement ends when the
+last byte is in FILE, and synced. FILE begins as MIB of zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def send(address: tuple[str, int], mib: int) -> None:
 
 
 def receive(connection: socket.socket, fd: int) -> int:
-    """Bytes moved from the connection to the file, until the sender is through."""
+    """Move bytes from the connection to the file until its end; return their number."""
     buffer, moved = memoryview(bytearray(CHUNK)), 0
     while size := connection.recv_into(buffer):
         os.write(fd, buffer[:size])

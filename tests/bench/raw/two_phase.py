@@ -1,9 +1,10 @@
-"""Yardstick: a row in each of two databases, in two phases by psycopg2's own calls,
-nobody remembering the decision.
+"""Yardstick: commit a row in each of two databases in two phases by psycopg2, without a
+record of the decision.
 
-python -m tests.bench.raw.two_phase DSN OTHER_DSN THREADS SECONDS           prints {"per_s", "p50_us", "p99_us"}
+    python -m tests.bench.raw.two_phase DSN OTHER_DSN THREADS SECONDS
 
-Each thread has two connections; p50 and p99 are of a whole transaction.
+Prints {"per_s", "p50_us", "p99_us"}. Each thread has two connections. p50 and p99 are
+of a whole transaction.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from threading import Barrier
 
 import psycopg2
 
-from tests.bench.harness import latency_us
+from tests.bench.raw.latency import latency_us
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
 
 
 def client(number: int, dsns: list[str], ready: Barrier, seconds: float) -> list[float]:
-    """How long each transaction took that began within `seconds` of the common
-    start.
-    """
+    """Return the times of the transactions that began within `seconds` of the start."""
     connections = [psycopg2.connect(dsn) for dsn in dsns]
     ready.wait()
     start = began = time.monotonic()

@@ -1,5 +1,4 @@
-"""What a txmq client gets from a bare server: a hello, receipts, and the same topic
-whatever it calls for.
+"""The answers for a txmq client: a hello, receipts, and the same topic for every call.
 
 See docs/FORMATS.md, 2. Nothing is decoded or stored.
 """
@@ -29,9 +28,7 @@ PAYLOADS = {
 
 
 def answer(frame: bytes) -> bytes:
-    """The reply to a request frame; a request that a bare server does not know gets an
-    empty payload.
-    """
+    """Return the reply to a request frame, with an empty payload if it is unknown."""
     version, opcode, _flags, correlation = HEADER.unpack_from(frame, 8)
     checked = HEADER.pack(version, opcode, 0, correlation) + PAYLOADS.get(opcode, b"")
     return struct.pack("<II", 4 + len(checked), crc32c(checked)) + checked

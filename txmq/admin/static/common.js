@@ -1,11 +1,11 @@
-// What the console's pages share: asking the broker every two seconds, and drawing what it says.
+// Shared by the pages of the console: requests every two seconds, and tables of the replies.
 //
-// Names, reasons and errors come from strangers. They only ever become text (textContent), never markup, and the pages'
-// policy allows no script but their own files.
+// Names, reasons and errors come from clients. They become text (textContent), never markup, and the content security
+// policy of the pages allows no other scripts than these files.
 "use strict";
 
 const EVERY_MS = 2000;
-const PATIENCE_MS = 10000;
+const TIMEOUT_MS = 10000;
 const ROWS_SHOWN = 200;
 
 const element = (id) => document.getElementById(id);
@@ -18,7 +18,7 @@ function make(tag, text, kind) {
 }
 
 async function get(path) {
-  const response = await fetch("/api/v1/" + path, { signal: AbortSignal.timeout(PATIENCE_MS) });
+  const response = await fetch("/api/v1/" + path, { signal: AbortSignal.timeout(TIMEOUT_MS) });
   const value = await response.json();
   if (!response.ok) throw new Error(value.message);
   return { value, now: Date.parse(response.headers.get("Date")) * 1000 };
@@ -42,7 +42,7 @@ function age(now, then) {
   return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} d`;
 }
 
-// A column: its title, what it shows of a row, and its class, fixed or told by the row.
+// A column: its title, the text for a row, and its class, which may depend on the row.
 const text = (title, show, kind = "") => ({ title, show, kind });
 const count = (title, field, alarm = "") => ({
   title,
@@ -94,8 +94,8 @@ function link(text, target) {
 const ALARMS = (now) => [
   text("Alarm", (row) => row.name, (row) => (row.severity === "critical" ? "bad" : "warn")),
   text("For", (row) => age(now, row.since), "short"),
-  text("What", (row) => row.text, "long"),
-  text("What to do", (row) => row.action, "long"),
+  text("Condition", (row) => row.text, "long"),
+  text("Action", (row) => row.action, "long"),
 ];
 
 async function refreshAlarms() {
@@ -104,7 +104,7 @@ async function refreshAlarms() {
   draw("alarms", value.alarms, ALARMS(now), "No alarms.");
 }
 
-// Transactions in a list, each a link to its page.
+// A list of transactions with links to their pages.
 const transactions = (now) => [
   text("Age", (row) => age(now, row.stored_at), "short"),
   text("State", (row) => (row.in_doubt ? "in doubt" : row.state), (row) => (row.in_doubt ? "bad" : "warn")),
@@ -112,24 +112,24 @@ const transactions = (now) => [
   text("Decided by", (row) => row.decider[0]),
   count("Messages", "messages"),
   text("Keys", (row) => (row.keys === null ? "many" : number(row.keys)), "number"),
-  count("Asked", "tries"),
+  count("Check-backs", "tries"),
   text("Last answer", (row) => row.check_reason, "long"),
   text("Token", (row) => link(row.token, "/transactions#" + encodeURIComponent(row.token)), "code"),
 ];
 
-function tell(message, kind) {
+function showStatus(message, kind) {
   element("status").textContent = message;
   element("status").className = kind;
 }
 
-async function keepUp(refresh) {
+async function refreshForever(refresh) {
   if (!document.hidden) {
     try {
       await Promise.all([refreshAlarms(), refresh()]);
-      tell("live, as of " + new Date().toLocaleTimeString(), "");
+      showStatus("live, updated at " + new Date().toLocaleTimeString(), "");
     } catch (error) {
-      tell("not up to date: " + error.message, "bad");
+      showStatus("cannot refresh: " + error.message, "bad");
     }
   }
-  setTimeout(keepUp, EVERY_MS, refresh);
+  setTimeout(refreshForever, EVERY_MS, refresh);
 }

@@ -1,11 +1,11 @@
-// The console's first page: the broker, its groups, transactions, letters and topics.
+// The main page of the console: broker, consumer groups, transactions, dead letters and topics.
 "use strict";
 
 const GROUPS_WITH_LETTERS = 20;
-const GROUPS_LOOKED_AT = 10;
-const STANDING_OF_A_GROUP = 10;
-const LETTERS_OF_A_GROUP = 20;
-const PAGES_OF_LETTERS = 4; // abandoned letters are on them, too, and may fill the first ones
+const MAX_STALLED_GROUPS = 10;
+const STALLED_PER_GROUP = 10;
+const LETTERS_PER_GROUP = 20;
+const PAGES_OF_LETTERS = 4; // the first pages may hold abandoned letters only
 
 function drawFacts(broker) {
   element("name").textContent = broker.name;
@@ -15,7 +15,7 @@ function drawFacts(broker) {
     ["Groups", number(broker.groups)],
     ["Undecided", number(broker.undecided), broker.undecided ? "warn" : ""],
     ["Log", bytes(broker.end)],
-    ["Not yet on disk", bytes(broker.end - broker.durable)],
+    ["Not on disk yet", bytes(broker.end - broker.durable)],
     ["Segments", number(broker.segments)],
     ["Starts", number(broker.boot_epoch)],
     ["Resolvers", broker.resolvers.join(", ") || "none"],
@@ -28,7 +28,7 @@ const TOPICS = [
   text("Topic", (row) => row.name),
   count("Messages", "messages"),
   count("Partitions", "partitions"),
-  count("Shape", "epoch"),
+  count("Epoch", "epoch"),
 ];
 
 const GROUPS = [
@@ -46,12 +46,12 @@ const GROUPS = [
   count("Dead letters", "letters", "bad"),
 ];
 
-// Of a traceback the line that says what went wrong; `txmq dlq show` has all of it.
+// The last line of a traceback names the error; `txmq dlq show` prints all lines.
 const lastLine = (text) => text.trim().split("\n").pop();
 
 const letters = (now) => [
   text("Group", (row) => row.group),
-  text("Died", (row) => age(now, row.dead_at) + " ago", "short"),
+  text("Dead for", (row) => age(now, row.dead_at), "short"),
   text("Message", (row) => `${row.topic}/${row.partition}/${row.offset}`, "code"),
   text("Key", (row) => row.key ?? ""),
   count("Attempts", "attempts"),
@@ -61,7 +61,7 @@ const letters = (now) => [
   count("Parked behind", "parked_behind", "warn"),
 ];
 
-const still = [
+const STALLED = [
   text("Group", (row) => row.group),
   text("Partition", (row) => `${row.topic}/${row.partition}`, "code"),
   count("Lag", "lag"),
@@ -70,37 +70,37 @@ const still = [
   text("Why", (row) => row.why, "long"),
 ];
 
-async function standing(group) {
+async function stalledPartitions(group) {
   const { value } = await get(`groups/${encodeURIComponent(group)}`);
   const rows = value.positions.filter((row) => row.why);
-  return rows.slice(0, STANDING_OF_A_GROUP).map((row) => ({ ...row, group }));
+  return rows.slice(0, STALLED_PER_GROUP).map((row) => ({ ...row, group }));
 }
 
-async function dead(group) {
+async function deadLetters(group) {
   const found = [];
-  for (let after = 0, page = 0; after !== null && page < PAGES_OF_LETTERS && found.length < LETTERS_OF_A_GROUP; page += 1) {
-    const path = `letters/${encodeURIComponent(group)}?after=${after}&limit=${2 * LETTERS_OF_A_GROUP}`;
+  for (let after = 0, page = 0; after !== null && page < PAGES_OF_LETTERS && found.length < LETTERS_PER_GROUP; page += 1) {
+    const path = `letters/${encodeURIComponent(group)}?after=${after}&limit=${2 * LETTERS_PER_GROUP}`;
     const { value } = await get(path);
     found.push(...value.letters.filter((letter) => letter.state === "dead"));
     after = value.next;
   }
-  return found.slice(0, LETTERS_OF_A_GROUP);
+  return found.slice(0, LETTERS_PER_GROUP);
 }
 
 async function refresh() {
   const [broker, topics, groups, undecided] = await Promise.all(
     ["broker", "topics", "groups", `transactions?state=undecided&limit=${ROWS_SHOWN}`].map(get),
   );
-  const bearing = groups.value.groups.filter((group) => group.letters > 0).slice(0, GROUPS_WITH_LETTERS);
-  const rows = (await Promise.all(bearing.map(({ group }) => dead(group)))).flat();
+  const failing = groups.value.groups.filter((group) => group.letters > 0).slice(0, GROUPS_WITH_LETTERS);
+  const rows = (await Promise.all(failing.map(({ group }) => deadLetters(group)))).flat();
   const waiting = groups.value.groups.filter((group) => group.lag + group.retrying + group.parked > 0);
-  const stands = (await Promise.all(waiting.slice(0, GROUPS_LOOKED_AT).map(({ group }) => standing(group)))).flat();
+  const stalled = (await Promise.all(waiting.slice(0, MAX_STALLED_GROUPS).map(({ group }) => stalledPartitions(group)))).flat();
   drawFacts(broker.value);
   draw("topics", topics.value.topics, TOPICS, "No topics.");
   draw("groups", groups.value.groups, GROUPS, "No consumer groups.");
-  draw("standing", stands, still, "All that have something to deliver are moving.");
-  draw("transactions", undecided.value.transactions, transactions(broker.now), "Everything is decided.");
+  draw("stalled", stalled, STALLED, "All partitions with a backlog are moving.");
+  draw("transactions", undecided.value.transactions, transactions(broker.now), "No undecided transactions.");
   draw("letters", rows, letters(broker.now), "No dead letters.");
 }
 
-keepUp(refresh);
+refreshForever(refresh);

@@ -1,17 +1,17 @@
-// The console's page of transactions: lists of them and, for the token after the # of its address, all about one.
+// The transactions page: lists of transactions, or one transaction where the address has a token after its #.
 "use strict";
 
 const MESSAGES_SHOWN = 100;
 const LISTS = {
-  doubt: ["in-doubt", "None is in doubt."],
-  undecided: ["undecided", "Everything is decided."],
-  waiting: ["waiting", "None waits."],
-  open: ["open", "None is incomplete."],
+  doubt: ["in-doubt", "No transaction is in doubt."],
+  undecided: ["undecided", "No undecided transactions."],
+  waiting: ["waiting", "No transaction waits."],
+  open: ["open", "No transaction is incomplete."],
 };
 
 const conflicts = (now) => [
   text("When", (row) => age(now, row.at) + " ago"),
-  text("Asked to", (row) => row.asked, "bad"),
+  text("Refused", (row) => row.asked, "bad"),
   text("By", (row) => row.by),
   text("Reason", (row) => row.reason, "long"),
 ];
@@ -46,14 +46,14 @@ function drawOne(one, now) {
     ["Decided", since(one.decided_at), ""],
     ["By", one.by || "-", ""],
     ["Reason", one.reason || "-", ""],
-    ["Asked", number(one.tries), ""],
+    ["Check-backs", number(one.tries), ""],
     ["Last answer", one.check_reason || "-", one.check_reason ? "warn" : ""],
     ["Participants", one.participants.map((each) => each.join(" ")).join(", ") || "-", ""],
     ["Messages", number(one.messages), ""],
   ]);
-  draw("one-before", one.waits_for, neighbours(now), "It waits for none.");
-  draw("one-behind", one.holds_up, neighbours(now), "It holds up none.");
-  draw("one-conflicts", one.conflicts, conflicts(now), "Nobody contradicted its decision.");
+  draw("one-before", one.waits_for, neighbours(now), "It waits for no transaction.");
+  draw("one-behind", one.holds_up, neighbours(now), "It holds up no transaction.");
+  draw("one-conflicts", one.conflicts, conflicts(now), "No decision was refused.");
   draw("one-messages", one.rows, MESSAGES, "It holds no messages.");
   const more = one.messages - one.rows.length;
   if (more > 0) element("one-messages").append(make("p", `and ${number(more)} more: txmq tx show`, "note"));
@@ -70,7 +70,7 @@ async function refreshLists() {
     draw(id, value.transactions, transactions(now), nothing);
   }
   const { value, now } = await get(`transactions?state=conflicts&limit=${ROWS_SHOWN}`);
-  draw("conflicts", value.transactions, [...conflicts(now), TOKEN], "No decision was contradicted.");
+  draw("conflicts", value.transactions, [...conflicts(now), TOKEN], "No decision was refused.");
 }
 
 async function refresh() {
@@ -80,5 +80,5 @@ async function refresh() {
   await (token ? refreshOne(token) : refreshLists());
 }
 
-addEventListener("hashchange", () => refresh().catch((error) => tell("not up to date: " + error.message, "bad")));
-keepUp(refresh);
+addEventListener("hashchange", () => refresh().catch((error) => showStatus("cannot refresh: " + error.message, "bad")));
+refreshForever(refresh);

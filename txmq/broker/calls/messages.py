@@ -1,90 +1,92 @@
-"""Control calls about single messages: those that wait for their time, and recalls."""
+"""Control calls about single messages: search, delayed messages, recalls."""
 
 from __future__ import annotations
 
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.calls.control import Asking, Handler, then
-from txmq.broker.search.search import Wanted, fitting, where_is
-from txmq.core.state.state import Rejected
+from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.search.search import SearchQuery, find_by_id, fit_page
+from txmq.core.events.outcome import Rejected
 from txmq.core.topics import delayed, topics
-from txmq.core.topics.admission import unreadable
 from txmq.core.topics.delay_rules import Recall
+from txmq.core.topics.topics import check_readable
 from txmq.model.message import message_id
 
 if TYPE_CHECKING:
-    from txmq.broker.catalogues.catalogue_service import Cataloguing
-    from txmq.broker.engine import Engine
-    from txmq.core.topics.delayed import Waiting
-    from txmq.wire import calls_messages as wire
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.search.catalogue_service import CatalogueService
+    from txmq.core.topics.delayed import ScheduledMessage
+    from txmq.wire.calls import messages as wire
 
-LOOKED_AT = 10_000  # rows, for one page of a topic's
+SCANNED_ROWS = 10_000  # rows, for one page of a topic's
 
 
 class MessageCalls:
-    """What is asked about messages by their ids."""
+    """Calls about messages by id, key, time and place."""
 
-    def __init__(self, engine: Engine, cataloguing: Cataloguing) -> None:
-        self._engine, self._cataloguing = engine, cataloguing
+    def __init__(self, engine: Engine, catalogues: CatalogueService) -> None:
+        self._engine, self._catalogues = engine, catalogues
         self.handlers: dict[str, Handler] = {
             "message.recall": self.recall,
-            "message.delayed": self.delayed,
+            "message.delayed": self.list_delayed,
             "message.show": self.show,
             "message.find": self.find,
         }
 
-    def recall(self, asking: Asking, args: wire.MessageIds) -> None:
+    def recall(self, call: CallContext, args: wire.MessageIds) -> None:
         self._engine.submit(
-            Recall(args.ids), then(asking.answer, lambda reply: {"recalled": reply.recalled})
+            Recall(args.ids), then(call.answer, lambda reply: {"recalled": reply.recalled})
         )
 
-    def show(self, asking: Asking, args: wire.MessageShow) -> None:
-        """What is not known by its id alone may still be in a topic: that is for
-        `find`.
+    def show(self, call: CallContext, args: wire.MessageShow) -> None:
+        """Find a message by its id alone. One that is not found may still be in a
+        topic, where `find` looks.
         """
-        found = where_is(self._engine.store, self._engine.state, args.id, bodies=args.bodies)
-        self._engine.tell(asking.answer, {"message": found})
+        found = find_by_id(self._engine.store, self._engine.state, args.id, bodies=args.bodies)
+        self._engine.answer_when_durable(call.answer, {"message": found})
 
-    def find(self, asking: Asking, args: wire.MessageFind) -> None:
+    def find(self, call: CallContext, args: wire.MessageFind) -> None:
         state = self._engine.state
         partition, offset = args.after or (args.partition or 0, args.offset)
-        topic = topics.find(state, args.topic, partition)
-        refused = topic if isinstance(topic, Rejected) else unreadable(topic)
+        topic = topics.find_topic(state, args.topic, partition)
+        refused = topic if isinstance(topic, Rejected) else check_readable(topic)
         if isinstance(topic, Rejected) or refused is not None:
-            asking.answer(refused)
+            call.answer(refused)
             return
-        last = len(topic.ends) if args.partition is None else args.partition + 1
-        wanted = Wanted(args.key, args.id, args.start, args.end, args.limit, args.bodies)
-        page = fitting(self._cataloguing.search(topic, wanted, range(partition, last), offset))
-        asking.answer({"messages": page.messages, "next": page.following})
+        last = len(topic.end_offsets) if args.partition is None else args.partition + 1
+        wanted = SearchQuery(args.key, args.id, args.start, args.end, args.limit, args.bodies)
+        page = fit_page(self._catalogues.search(topic, wanted, range(partition, last), offset))
+        call.answer({"messages": page.messages, "next": page.following})
 
-    def delayed(self, asking: Asking, args: wire.DelayedList) -> None:
-        """A page may be short of its limit, and even empty, where a topic is asked for
-        that has few of many.
+    def list_delayed(self, call: CallContext, args: wire.DelayedList) -> None:
+        """List delayed messages. Where the named topic has few of many, a page may be
+        short, even empty.
         """
         state = self._engine.state
-        topic = None if args.topic is None else topics.find(state, args.topic)
+        topic = None if args.topic is None else topics.find_topic(state, args.topic)
         if isinstance(topic, Rejected):
-            asking.answer(topic)
+            call.answer(topic)
             return
-        found: list[Waiting] = []
-        last: Waiting | None = None
+        found: list[ScheduledMessage] = []
+        last: ScheduledMessage | None = None
         start, position = args.after or (0, 0)
-        for last in islice(delayed.rows(state, start, position=position), LOOKED_AT):
+        for last in islice(delayed.scan(state, start, position=position), SCANNED_ROWS):
             if topic is None or last.message.topic_id == topic.topic_id:
                 found.append(last)
             if len(found) == args.limit:
                 break
         ended = (
             last is None
-            or next(delayed.rows(state, last.due, position=last.position + 1), None) is None
+            or next(delayed.scan(state, last.due, position=last.position + 1), None) is None
         )
         rest = None if ended or last is None else (last.due, last.position + 1)
         rows = [self._row(waiting) for waiting in found]
-        self._engine.tell(asking.answer, {"messages": rows, "next": rest, "delayed": state.delayed})
+        self._engine.answer_when_durable(
+            call.answer, {"messages": rows, "next": rest, "delayed": state.delayed_count}
+        )
 
-    def _row(self, waiting: Waiting) -> dict[str, Any]:
+    def _row(self, waiting: ScheduledMessage) -> dict[str, Any]:
         message = waiting.message
         return {
             "message_id": message_id(message.origin, message.sequence),

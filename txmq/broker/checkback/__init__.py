@@ -1,3 +1,1 @@
-"""Groups and their decisions: as they come in, and as databases and checkers are asked
-for them.
-"""
+"""Check-backs: outcomes of transactions, requested from databases and checkers."""

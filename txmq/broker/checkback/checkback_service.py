@@ -1,11 +1,14 @@
-"""Check-backs: whoever can tell is asked what became of an undecided transaction.
+"""Check-backs: the outcome of an undecided transaction, asked of its decider.
 
-Due checks are rows of the log's state, so nothing is forgotten over a restart; what is
-volatile here is only who is being asked just now. A database's token row is asked by a
-resolver, a service's checker by a long poll of the service's, and a job whose driver is
-gone is rolled back, because it is the broker that decides it: likewise what this broker
-is the home of. What another home broker or a foreign manager decides is asked of nobody
-here, it only gets its flag in time: a prepared branch is never rolled back by a clock.
+Due checks are rows of the log's state, so a restart forgets none of them; only the
+questions under way are volatile. The decider says how the broker finds the outcome:
+
+- PostgreSQL: a resolver reads the token's row in the database.
+- Checker: a process of the service gets the check-back as the answer to a long poll.
+- Job, or this broker as the home of an XA transaction: the broker itself decides, and
+  rolls back when time is up.
+- Another home broker, or a foreign transaction manager: nobody is asked. The broker
+  only flags the transaction in doubt: no clock may roll back a prepared branch.
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from txmq.broker.checkback.checkers import Offers
-from txmq.core.events.transactions import Decided
-from txmq.core.state.state import Rejected
-from txmq.core.transactions import branches, lost_records, undecided
-from txmq.core.transactions.decisions import Decide
+from txmq.broker.checkback.checkers import CheckQueue
+from txmq.core.events.outcome import Rejected
+from txmq.core.transactions import indexes, lost_records
+from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.jobs import DecideJob
 from txmq.core.transactions.model import Transaction, get
 from txmq.core.transactions.timers import PlanCheck
-from txmq.model.bundle import GroupState, decided
+from txmq.model.bundle import DECIDED, BundleState
+from txmq.model.decider import BY_XA_MANAGER, ByChecker, ByHome, ByJob, ByPostgres
 from txmq.model.message import Decision
 from txmq.store import tables as t
 
@@ -31,30 +34,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from txmq.broker.checkback.checkers import Taker
-    from txmq.broker.checkback.listeners import Watching
-    from txmq.broker.checkback.resolver_service import Resolves
-    from txmq.broker.engine import Engine
-    from txmq.broker.protocol import Session
-    from txmq.core.events.base import Place
+    from txmq.broker.checkback.checkers import CheckerProcess
+    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.transaction_listeners import TransactionListeners
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.protocol import ClientSession
     from txmq.tx.checkback import CheckSchedule
 
-ASKED_AT_ONCE = 10_000  # transactions that databases are being asked about; the rest stay due
-OFFERED_AT_ONCE = 10_000  # of one service, whose processes may all be gone; the rest stay due
-SCANNED_AT_ONCE = 1_000  # due rows looked at in one tick, so that no tick takes long
+MAX_ASKED = 10_000  # transactions that databases are being asked about; the rest stay due
+MAX_QUEUED = 10_000  # of one service, whose processes may all be gone; the rest stay due
+SCANNED_PER_TICK = 1_000  # due rows, so that no tick takes long
+ENDED_BY_TIME = (ByJob, *BY_XA_MANAGER)
 log = structlog.get_logger()
 
 
-class Offer(NamedTuple):
-    """A transaction that a checker of the service is to be asked about."""
+class CheckRequest(NamedTuple):
+    """A transaction for a checker of its service."""
 
     token: bytes
+    checker: str
     row: Transaction
 
 
 class LastCheck(NamedTuple):
-    """What became of the last check of a transaction that it left undecided: when, who
-    was asked, and what was said.
+    """The last check of a transaction that left it undecided: its time, the party that
+    was asked, and the reason it gave.
     """
 
     at: int
@@ -62,110 +66,94 @@ class LastCheck(NamedTuple):
     reason: str
 
 
-class CheckBacks:
-    """Finds what is due, passes it on, and records the answers. All methods belong to
-    the reactor's thread.
+class CheckBackService:
+    """Starts due checks and records their answers. All methods belong to the reactor's
+    thread.
 
-    Only checks that are due count as tries: an operator or a client that waits may ask
-    as often as it likes without bringing a transaction closer to being in doubt.
+    Only due checks count as tries. An operator or a waiting client may ask for any
+    number of checks, and brings the transaction no closer to being in doubt.
     """
 
     def __init__(
         self,
         engine: Engine,
         schedule: CheckSchedule,
-        resolving: Resolves,
-        chance: Random,
-        watching: Watching,
+        resolvers: Resolvers,
+        random: Random,
+        listeners: TransactionListeners,
     ) -> None:
-        self._engine, self._schedule, self._resolving, self._chance = (
-            engine,
-            schedule,
-            resolving,
-            chance,
-        )
-        self._watching = watching
-        self._asked: dict[bytes, bool] = {}  # whether the check was due
-        self._given: dict[bytes, bool] = {}  # to a checker, which has yet to answer
+        self._engine, self._schedule, self._resolvers = engine, schedule, resolvers
+        self._random, self._listeners = random, listeners
+        # by token: whether the check was due, or an operator's
+        self._asked: dict[bytes, bool] = {}  # the check waits for a database or a checker
+        self._delivered: dict[bytes, bool] = {}  # a checker has it, and has yet to answer
         self._last: dict[bytes, LastCheck] = {}
-        self._offers = Offers()
-        self._after = (
-            b""  # the last due row looked at: all before it are being asked about, but for those
-        )
-        self._left: dict[
-            str, bytes
-        ] = {}  # of services with too many offers: the row before the first one left
-        engine.listen(Decided, self._forget)
+        self._queue = CheckQueue()
+        # All due rows up to this key are being checked, but for those of services with
+        # too many queued checks: for each of them, the key before its first row left
+        # out.
+        self._scanned_to = b""
+        self._left_out: dict[str, bytes] = {}
 
-    def last(self, token: bytes) -> LastCheck | None:
-        """What the last check of an undecided transaction came to, as far as this
-        process has seen one.
+    def last_check(self, token: bytes) -> LastCheck | None:
+        """Return the last check of an undecided transaction, if this process has made
+        one.
         """
         return self._last.get(token)
 
-    def _forget(self, event: Decided, place: Place) -> None:
-        del place
-        self._given.pop(event.token, None)
-        self._last.pop(event.token, None)
-        self._offers.forget(event.token)
+    def _forget(self, token: bytes) -> None:
+        self._delivered.pop(token, None)
+        self._last.pop(token, None)
+        self._queue.forget(token)
 
     def tick(self) -> None:
-        """Pass on what has become due. A service that does not answer leaves only its
-        own transactions waiting.
+        """Timer: start the checks that have become due. A service that does not answer
+        delays only its own transactions.
         """
         now = self._engine.now()
-        self._offers.tick(now)
-        if self._asking >= ASKED_AT_ONCE:
+        self._queue.tick(now)
+        if self._asking >= MAX_ASKED:
             return
         stop = t.DUE_KEY.pack(now + 1, 0, 0)
-        rows = self._engine.state.tables[t.DUE].range(self._after + b"\0", stop)
-        due = [(key, row[0]) for (key, row), _ in zip(rows, range(SCANNED_AT_ONCE), strict=False)]
+        rows = self._engine.state.tables[t.DUE].range(self._scanned_to + b"\0", stop)
+        due = [(key, row[0]) for (key, row), _ in zip(rows, range(SCANNED_PER_TICK), strict=False)]
         for key, token in due:
-            if self._asking >= ASKED_AT_ONCE:
+            if self._asking >= MAX_ASKED:
                 return
-            before, self._after = self._after, key
+            before, self._scanned_to = self._scanned_to, key
             if (
                 t.DUE_KEY.unpack(key)[1] == t.DUE_CHECK
-                and (service := self._ask(token, due=True)) is not None
+                and (service := self._check(token, due=True)) is not None
             ):
-                self._left.setdefault(service, before)
+                self._left_out.setdefault(service, before)
 
     @property
     def _asking(self) -> int:
-        """How many transactions databases are being asked about."""
-        return len(self._asked) - len(self._offers)
+        """The number of transactions that databases are being asked about."""
+        return len(self._asked) - len(self._queue)
 
-    def _ask(self, token: bytes, *, due: bool) -> str | None:
-        """Passes a check on; the name of the service, if there are too many for it
-        already.
-        """
+    def _check(self, token: bytes, *, due: bool) -> str | None:
+        """Begin a check. Return the name of the service if it has too many already."""
         row = get(self._engine.state, token)
-        if row is None or decided(row.state):
+        if row is None or row.state in DECIDED:
             return None
-        if row.state is GroupState.OPEN and not due:  # what is still coming is not to be cut short
+        if row.state is BundleState.OPEN and not due:  # its parts may still be on their way
             return None
         if token in self._asked:
             self._asked[token] |= due
             return None
-        return self._pass_on(token, row, due=due)
-
-    def _pass_on(self, token: bytes, row: Transaction, *, due: bool) -> str | None:
-        kind = row.decider[0]
-        if (
-            kind == "job"
-            or kind in branches.KINDS
-            or (row.state is GroupState.OPEN and kind != "postgres")
-        ):
-            if due:  # only time ends these, whoever asks: what is at work may be alive and well
+        if isinstance(row.decider, ByPostgres):
+            self._asked[token] = due
+            self._resolvers.resolve(token, row, self.record_answer)
+        elif row.state is BundleState.OPEN or isinstance(row.decider, ENDED_BY_TIME):
+            if due:  # before that, its producer or manager may be alive and well
                 self._end(token, row)
-            return None
-        if kind != "postgres" and self._offers.count(row.service) >= OFFERED_AT_ONCE:
+        elif self._queue.count(row.service) >= MAX_QUEUED:
             return row.service
-        self._asked[token] = due
-        if kind == "postgres":
-            self._resolving.ask(token, row, self.answered)
         else:
-            self._offers.add(token, row, self._engine.now())
+            assert isinstance(row.decider, ByChecker), "no bundle waits for its own broker"
+            self._asked[token] = due
+            self._queue.add(token, row.decider.checker, row, self._engine.now())
             self._note(
                 token,
                 "broker",
@@ -174,71 +162,74 @@ class CheckBacks:
         return None
 
     def _end(self, token: bytes, row: Transaction) -> None:
-        if lost_records.may_be_decided(self._engine.state, row):
+        if lost_records.may_have_lost_decision(self._engine.state, row):
             self._note(token, "broker", lost_records.WHY)
-            self._plan(token, row, row.tries + 1)
-        elif row.state is GroupState.OPEN:
-            self._give_up(token, row)
-        elif row.decider[0] == "job":
-            self._time_out(row)
+            self._schedule_check(token, row, row.tries + 1)
+        elif row.state is BundleState.OPEN:
+            self._roll_back_incomplete(token, row)
+        elif isinstance(row.decider, ByJob):
+            log.warning("job.timed_out", job=row.decider.job.hex())
+            command = DecideJob(row.decider.job, Decision.ROLLBACK, (), "timeout")
+            self._engine.submit(command, _log_refusal)
         else:
-            self._due_branch(token, row)
+            self._end_branch(token, row)
 
-    def _give_up(self, token: bytes, row: Transaction) -> None:
-        """Its producer is gone. Nobody was told that it is stored, so nobody can have
-        decided it.
+    def _roll_back_incomplete(self, token: bytes, row: Transaction) -> None:
+        """Roll back a bundle whose producer is gone: nobody got a receipt for all of
+        it, so nobody can have decided it.
         """
         log.warning(
             "transaction.incomplete", token=token.hex(), service=row.service, parts=row.parts
         )
         self._engine.submit(
-            Decide(token, Decision.ROLLBACK, "timeout", "the rest of it did not come"), _ignore
+            DecideTransaction(token, Decision.ROLLBACK, "timeout", "the rest of it did not come"),
+            _log_refusal,
         )
 
-    def _time_out(self, row: Transaction) -> None:
-        job: Any = row.decider[1]
-        log.warning("job.timed_out", job=job.hex())
-        self._engine.submit(DecideJob(job, Decision.ROLLBACK, (), "timeout"), _ignore)
-
-    def _due_branch(self, token: bytes, row: Transaction) -> None:
-        if row.decider[:2] == ("home", self._engine.store.log_id.bytes):
+    def _end_branch(self, token: bytes, row: Transaction) -> None:
+        decider, own = row.decider, self._engine.store.log_id.bytes
+        if isinstance(decider, ByHome) and decider.log_id == own:
             log.warning("transaction.timed_out", token=token.hex(), service=row.service)
-            self._engine.submit(Decide(token, Decision.ROLLBACK, "timeout"), _ignore)
+            command = DecideTransaction(token, Decision.ROLLBACK, "timeout")
+            self._engine.submit(command, _log_refusal)
         else:
-            self._note(token, "broker", "whoever decides it has not decided yet")
-            self._plan(token, row, row.tries + 1)
+            self._note(token, "broker", "its transaction manager has not decided yet")
+            self._schedule_check(token, row, row.tries + 1)
 
-    def listen(self, session: Session, taker: Taker) -> None:
-        """A process begins to ask for work of a service; it is one to ask until its
+    def add_process(self, session: ClientSession, process: CheckerProcess) -> None:
+        """Count a process of a service among those that take check-backs, until its
         connection is lost.
         """
-        self._offers.listen(session, taker)
+        self._queue.add_process(session, process)
 
-    def take(self, taker: Taker, most: int) -> list[Offer]:
-        """Transactions for the checkers of this process; each is given to one, and
-        again later if that one does not answer.
+    def next_checks(self, process: CheckerProcess, limit: int) -> list[CheckRequest]:
+        """Return transactions for the checkers of this process. Each goes to one
+        process, and later to another if that one does not answer.
         """
-        offers: list[Offer] = []
-        for token in self._offers.take(taker):
+        checks: list[CheckRequest] = []
+        for token in self._queue.pop(process):
             row = get(self._engine.state, token)
             due = self._asked.pop(token, False)
-            if row is not None and row.state is GroupState.UNDECIDED:
-                offers.append(Offer(token, row))
-                self._given[token] = due
-                by = f"given to a process of service {taker.service!r}, which has not answered yet"
+            if row is not None and row.state is BundleState.UNDECIDED:
+                assert isinstance(row.decider, ByChecker), "queued for checkers only"
+                checks.append(CheckRequest(token, row.decider.checker, row))
+                self._delivered[token] = due
+                by = (
+                    f"given to a process of service {process.service!r}, which has not answered yet"
+                )
                 self._note(token, "broker", by)
                 if due:
-                    self._plan(token, row, row.tries)
-            if len(offers) >= most:
+                    self._schedule_check(token, row, row.tries)
+            if len(checks) >= limit:
                 break
         if (
-            taker.service in self._left
-            and self._offers.count(taker.service) <= OFFERED_AT_ONCE // 2
+            process.service in self._left_out
+            and self._queue.count(process.service) <= MAX_QUEUED // 2
         ):
-            self._after = min(self._after, self._left.pop(taker.service))
-        return offers
+            self._scanned_to = min(self._scanned_to, self._left_out.pop(process.service))
+        return checks
 
-    def answered(
+    def record_answer(
         self,
         token: bytes,
         answer: Decision,
@@ -246,37 +237,40 @@ class CheckBacks:
         reason: str = "",
         deliver: Callable[[Any], None] | None = None,
     ) -> None:
-        """Record an answer. UNKNOWN, which every refusal and error is, only moves the
-        next check.
+        """Record the answer to a check. UNKNOWN, which stands for every refusal and
+        error, only moves the next check.
         """
-        due = self._asked.pop(token, False) | self._given.pop(token, False)
+        due = self._asked.pop(token, False) | self._delivered.pop(token, False)
         row = get(self._engine.state, token)
         if row is not None:
-            self._watching.checked(str(row.decider[0]), answer)
-        if answer is Decision.COMMIT and row is not None and row.state is GroupState.OPEN:
+            self._listeners.checked(row.decider.kind, answer)
+        if answer is Decision.COMMIT and row is not None and row.state is BundleState.OPEN:
             answer, reason = Decision.UNKNOWN, "said to be committed, but parts are missing"
         if answer is not Decision.UNKNOWN:
-            self._engine.submit(Decide(token, answer, by, reason), deliver or _ignore)
+            self._engine.submit(
+                DecideTransaction(token, answer, by, reason), deliver or _log_refusal
+            )
             return
-        if row is not None and not decided(row.state):
+        if row is not None and row.state not in DECIDED:
             self._note(token, by, reason)
             if due:
-                self._plan(token, row, row.tries + 1, deliver)
+                self._schedule_check(token, row, row.tries + 1, deliver)
                 return
         if deliver is not None:
-            self._engine.tell(deliver, None)
+            self._engine.answer_when_durable(deliver, None)
 
     def _note(self, token: bytes, by: str, reason: str) -> None:
         self._last[token] = LastCheck(self._engine.now(), by, reason)
+        self._listeners.by_token[token] = self._forget
 
-    def _plan(
+    def _schedule_check(
         self,
         token: bytes,
         row: Transaction,
         tries: int,
         deliver: Callable[[Any], None] | None = None,
     ) -> None:
-        at = self._engine.now() + self._schedule.delay(max(tries, 1), self._chance.random())
+        at = self._engine.now() + self._schedule.delay(max(tries, 1), self._random.random())
         in_doubt = row.in_doubt or self._schedule.in_doubt(tries)
         if in_doubt and not row.in_doubt:
             reason = self._last[token].reason if token in self._last else ""
@@ -287,26 +281,23 @@ class CheckBacks:
                 tries=tries,
                 reason=reason,
             )
-        self._engine.submit(PlanCheck(token, at, tries, in_doubt), deliver or _ignore)
+        self._engine.submit(PlanCheck(token, at, tries, in_doubt), deliver or _log_refusal)
 
     def check_now(self, token: bytes | None) -> int:
-        """Ask about one transaction, or all undecided ones, now; returns how many were
-        passed on.
+        """Check one transaction, or all undecided ones, now. Return the number of
+        checks begun.
         """
         before = len(self._asked)
-        tokens = list(
-            [token]
-            if token is not None
-            else islice(undecided.tokens(self._engine.state), ASKED_AT_ONCE - before)
-        )
-        for name in tokens:
-            self._ask(name, due=False)
+        if token is not None:
+            self._check(token, due=False)
+        else:
+            tokens = islice(indexes.undecided_tokens(self._engine.state), MAX_ASKED - before)
+            for one in list(tokens):
+                self._check(one, due=False)
         return len(self._asked) - before
 
 
-def _ignore(reply: object) -> None:
-    """A decision that lost against another one is recorded as a conflict by the core;
-    here it is only worth a line.
-    """
+def _log_refusal(reply: object) -> None:
+    """Log a refused decision; the core has recorded the conflict."""
     if isinstance(reply, Rejected):
         log.warning("transaction.refused", message=reply.message)

@@ -1,12 +1,10 @@
-"""Which process of a service is asked about a transaction whose producer did not tell:
-its origin before all others.
+"""Queues of check-backs for the checkers of services, by service, checker and origin.
 
-The process that stored a transaction knows best what became of it. So as long as a
-connection of that process is open that takes check-backs of the checker, the first one
-is kept for it, for a while; what it leaves, and what it was asked about in vain, goes
-to whichever process of the service has registered the checker and asks next. Nothing of
-this is in the log: after a restart of the broker, or of the origin, there is no first
-one, and whoever asks is as good.
+The origin of a transaction, the process that stored it, knows its outcome best. While
+that process is connected and offers the checker, it is asked first, for a while. Any
+other process of the service is asked about what the origin leaves, or does not answer.
+Nothing of this is in the log: after a restart of the broker or of the origin, all
+processes are asked alike.
 """
 
 from __future__ import annotations
@@ -15,119 +13,125 @@ from collections import Counter, defaultdict, deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.model.units import SECOND
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from txmq.broker.protocol import Session
+    from txmq.broker.reactor.protocol import ClientSession
     from txmq.core.transactions.model import Transaction
 
-KEPT = (
-    1_000_000  # microseconds that an offer is kept for its origin, which may be at work on others
-)
-ANYBODY = b""  # in place of an origin
+ORIGIN_US = 1 * SECOND  # reserved for the origin, which may be at work on other check-backs
+ANY_PROCESS = b""  # in place of an origin
 
 
-class Taker(NamedTuple):
-    """Who asks for work: a process (empty = unknown) of a service, and the checkers it
-    has (none = all).
+class CheckerProcess(NamedTuple):
+    """A process of a service that waits for check-backs. `checkers` are the ones it
+    offers (none = all); `origin` is its identity, empty where it has none.
     """
 
     service: str
     checkers: Collection[str] = ()
-    origin: bytes = ANYBODY
+    origin: bytes = ANY_PROCESS
 
-    def has(self, checker: str) -> bool:
-        """Whether it may be asked in place of this checker."""
+    def offers(self, checker: str) -> bool:
+        """Return whether the process answers for this checker."""
         return not self.checkers or checker in self.checkers
 
 
-class Waiting(NamedTuple):
-    """A transaction that waits to be taken, since when."""
+class QueuedCheck(NamedTuple):
+    """A transaction that waits for a checker, and the time since which it waits."""
 
     token: bytes
     since: int
 
 
-Place = tuple[str, bytes]  # checker, origin
+QueueName = tuple[str, bytes]  # checker, origin
 
 
-class Offers:
-    """What waits for the processes of services, and who of them listens."""
+class CheckQueue:
+    """The check-backs that wait for processes of services, and the processes that are
+    connected.
+    """
 
     def __init__(self) -> None:
-        self._queues: defaultdict[str, dict[Place, deque[Waiting]]] = defaultdict(dict)
+        self._queues: defaultdict[str, dict[QueueName, deque[QueuedCheck]]] = defaultdict(dict)
         self._counts: Counter[str] = Counter()  # of all queues of a service
-        self._listening: dict[Session, Taker] = {}
+        self._processes: dict[ClientSession, CheckerProcess] = {}
         self._tried: set[bytes] = set()  # tokens whose origin was asked
 
     def __len__(self) -> int:
         return self._counts.total()
 
     def count(self, service: str) -> int:
-        """How many wait for processes of a service."""
+        """Return the number of check-backs that wait for processes of a service."""
         return self._counts[service]
 
-    def listen(self, session: Session, taker: Taker) -> None:
-        """Until its connection is lost, this process takes what is offered to its
-        checkers.
-        """
-        self._listening[session] = taker
-        session.lost[self] = partial(self._listening.__delitem__, session)
+    def add_process(self, session: ClientSession, process: CheckerProcess) -> None:
+        """Count a process as connected until its session is lost."""
+        self._processes[session] = process
+        session.on_lost[self] = partial(self._processes.__delitem__, session)
 
-    def add(self, token: bytes, row: Transaction, now: int) -> None:
-        """Offer a transaction: to its origin, if that listens and was not asked yet."""
-        checker = str(row.decider[1])
-        first = token not in self._tried and self._listens(row.service, checker, row.origin)
-        self._put(row.service, (checker, row.origin if first else ANYBODY), Waiting(token, now))
+    def add(self, token: bytes, checker: str, row: Transaction, now: int) -> None:
+        """Queue a transaction: for its origin first, if that is connected and was not
+        asked before.
+        """
+        to_origin = token not in self._tried and self._is_connected(
+            row.service, checker, row.origin
+        )
+        name = checker, row.origin if to_origin else ANY_PROCESS
+        self._put(row.service, name, QueuedCheck(token, now))
         self._counts[row.service] += 1
 
-    def _put(self, service: str, place: Place, waiting: Waiting) -> None:
-        self._queues[service].setdefault(place, deque()).append(waiting)
+    def _put(self, service: str, name: QueueName, check: QueuedCheck) -> None:
+        self._queues[service].setdefault(name, deque()).append(check)
 
-    def _listens(self, service: str, checker: str, origin: bytes) -> bool:
-        return origin != ANYBODY and any(
-            taker.origin == origin and taker.service == service and taker.has(checker)
-            for taker in self._listening.values()
+    def _is_connected(self, service: str, checker: str, origin: bytes) -> bool:
+        return origin != ANY_PROCESS and any(
+            process.origin == origin and process.service == service and process.offers(checker)
+            for process in self._processes.values()
         )
 
-    def take(self, taker: Taker) -> Iterator[bytes]:
-        """What this process may be asked about, its own first; each is no longer
-        offered once it is yielded.
+    def pop(self, process: CheckerProcess) -> Iterator[bytes]:
+        """Yield tokens for this process, those of its own transactions first. A token
+        leaves the queue as it is yielded.
         """
-        queues = self._queues.get(taker.service, {})
-        for origin in dict.fromkeys((taker.origin, ANYBODY)):
-            for place in [p for p in queues if p[1] == origin and taker.has(p[0])]:
-                yield from self._emptied(taker, place)
+        queues = self._queues.get(process.service, {})
+        for origin in dict.fromkeys((process.origin, ANY_PROCESS)):
+            for name in [n for n in queues if n[1] == origin and process.offers(n[0])]:
+                yield from self._drain(process, name)
 
-    def _emptied(self, taker: Taker, place: Place) -> Iterator[bytes]:
-        queue = self._queues[taker.service][place]
+    def _drain(self, process: CheckerProcess, name: QueueName) -> Iterator[bytes]:
+        queue = self._queues[process.service][name]
         while queue:
             token = queue.popleft().token
-            self._counts[taker.service] -= 1
-            if place[1] != ANYBODY:
+            self._counts[process.service] -= 1
+            if name[1] != ANY_PROCESS:
                 self._tried.add(token)
             yield token
-        self._drop(taker.service, place)
+        self._drop(process.service, name)
 
-    def _drop(self, service: str, place: Place) -> None:
-        del self._queues[service][place]
+    def _drop(self, service: str, name: QueueName) -> None:
+        del self._queues[service][name]
         if not self._queues[service]:
             del self._queues[service], self._counts[service]
 
     def forget(self, token: bytes) -> None:
-        """The transaction is decided."""
+        """Forget that the origin was asked: the transaction is decided."""
         self._tried.discard(token)
 
     def tick(self, now: int) -> None:
-        """What its origin did not take in time, or is gone from, is anybody's."""
+        """Timer: release check-backs that their origin did not take in time, or whose
+        origin is gone, to any process.
+        """
         for service, queues in list(self._queues.items()):
-            for place in [p for p in queues if p[1] != ANYBODY]:
-                self._release(service, place, now)
+            for name in [n for n in queues if n[1] != ANY_PROCESS]:
+                self._release(service, name, now)
 
-    def _release(self, service: str, place: Place, now: int) -> None:
-        queue = self._queues[service][place]
-        here = self._listens(service, *place)
-        while queue and (not here or queue[0].since + KEPT <= now):
-            self._put(service, (place[0], ANYBODY), queue.popleft())
+    def _release(self, service: str, name: QueueName, now: int) -> None:
+        queue = self._queues[service][name]
+        connected = self._is_connected(service, *name)
+        while queue and (not connected or queue[0].since + ORIGIN_US <= now):
+            self._put(service, (name[0], ANY_PROCESS), queue.popleft())
         if not queue:
-            self._drop(service, place)
+            self._drop(service, name)

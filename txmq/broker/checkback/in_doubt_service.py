@@ -1,6 +1,4 @@
-"""What has been undecided for too long is flagged in doubt, whether anybody could be
-asked about it or not.
-"""
+"""The in-doubt flag: set on transactions that have been undecided for too long."""
 
 from __future__ import annotations
 
@@ -11,38 +9,40 @@ import structlog
 
 from txmq.core.transactions.model import get
 from txmq.core.transactions.timers import PlanCheck
+from txmq.model.decider import ByJob
+from txmq.model.units import SECOND
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.broker.engine import Engine
+    from txmq.broker.engine.engine import Engine
 
-AT_ONCE = 250  # transactions in one look
-SECOND = 1_000_000
+TRANSACTIONS_PER_TICK = 250
 log = structlog.get_logger()
 
 
-class Doubts:
-    """Looks at each undecided transaction once, when it is `after_s` old; the first
-    stored comes first.
+class InDoubtService:
+    """Visits each undecided transaction once, when it is `after_s` old, in the order in
+    which they were stored. A decider that could not be reached makes no difference.
 
-    Jobs have their own time: a day's write is not in doubt before it is over.
+    Jobs have a time limit of their own: a day's write is not in doubt before it ends.
     """
 
     def __init__(self, engine: Engine, after_s: float) -> None:
-        self._engine, self._limit = engine, int(after_s * SECOND)
-        self._after = b""  # the row that was looked at last
+        self._engine, self._limit_us = engine, int(after_s * SECOND)
+        self._visited_to = b""  # the key of the last row that was visited
 
     def tick(self) -> None:
-        """Timer: flag those that have come of age."""
-        state, latest = self._engine.state, self._engine.now() - self._limit
-        rows: Any = state.tables[t.UNDECIDED].range(self._after + b"\0" if self._after else b"")
-        for key, (token,) in list(islice(rows, AT_ONCE)):
+        """Timer: flag the transactions that have reached the age."""
+        state, latest = self._engine.state, self._engine.now() - self._limit_us
+        start = self._visited_to + b"\0" if self._visited_to else b""
+        rows: Any = state.tables[t.UNDECIDED].range(start)
+        for key, (token,) in list(islice(rows, TRANSACTIONS_PER_TICK)):
             row = get(state, token)
-            assert row is not None, "it is undecided, so it is stored"
+            assert row is not None, "the table holds stored transactions only"
             if row.stored_at > latest:
                 return
-            self._after = key
-            if not row.in_doubt and row.decider[0] != "job":
+            self._visited_to = key
+            if not row.in_doubt and not isinstance(row.decider, ByJob):
                 log.error(
                     "transaction.in_doubt", token=token.hex(), service=row.service, tries=row.tries
                 )
@@ -52,4 +52,4 @@ class Doubts:
 
 
 def _ignore(reply: object) -> None:
-    """The flag is told by the state."""
+    """The state says whether a transaction is flagged."""

@@ -1,16 +1,18 @@
-"""Resolvers inside the broker: token rows of the configured databases, asked in threads
-of their own.
+"""Resolvers of the broker: the token rows of configured databases, read in threads of
+their own.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
 
 from txmq.crashpoints import crashpoint
+from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision
+from txmq.model.units import SECOND
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 
@@ -20,144 +22,152 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
     from twisted.python.failure import Failure
 
-    from txmq.broker.checkback.outbox_publisher import Publishes
-    from txmq.broker.reactor.protocols import InThread
-    from txmq.config.broker import Resolver as ResolverSettings
+    from txmq.broker.reactor.interfaces import RunInThread
+    from txmq.config.broker import ResolverSettings
     from txmq.core.transactions.model import Transaction
-    from txmq.tx.postgres.outbox import Queued
+    from txmq.tx.postgres.outbox import OutboxRow
     from txmq.tx.postgres.partitions import MaintenanceReport
 
-PATIENCE = 8  # looks at an outbox that are left out after one row could not be published
-AT_ONCE = 1_000  # tokens in one call of a resolver: their answers take one turn of the reactor
-PROBE_US = 30_000_000  # a database that nobody had to ask for so long is asked whether it is there
+SKIPPED_TICKS = 8  # between reads of an outbox whose next row could not be published
+TOKENS_PER_CALL = 1_000  # their answers take one turn of the reactor
+PROBE_US = 30 * SECOND  # a database without checks for so long is probed
 log = structlog.get_logger()
 
 
 class ResolverStatus(NamedTuple):
-    """How a resolver fares. Times are microseconds since the epoch, 0 = never or not at
-    all.
+    """The health of a resolver. Times are microseconds since the epoch; 0 = never, or
+    no failure.
     """
 
     name: str
-    seen_at: int  # its database answered
+    seen_at: int  # the last answer of its database
     failing_since: int
     trouble: str  # why it is failing
-    kept_since: int  # its token table could not be cleaned up
-    kept: str  # and why not
-    stuck_since: int = 0  # the next row of its outbox could not be published
-    stuck: str = ""  # and why not
+    cleanup_failing_since: int  # of the token table
+    cleanup_error: str
+    outbox_stuck_since: int = 0  # the next row cannot be published
+    outbox_error: str = ""
 
 
-class Resolves(Protocol):
-    """Whoever finds out what a database decided."""
+class PublishRows(Protocol):
+    """Publishes rows in their order, up to the first that fails. `over` gets the number
+    of published rows once they are durable, and the error of the next.
+    """
 
-    def knows(self, decider: tuple[Any, ...]) -> bool: ...
+    def __call__(
+        self, rows: Sequence[OutboxRow], by: str, over: Callable[[int, str], None]
+    ) -> None: ...
 
-    def ask(
+
+class Resolvers(Protocol):
+    """The resolvers that the broker can ask for the decision of a database."""
+
+    def may_resolve(self, decider: ByPostgres) -> bool: ...
+
+    def resolve(
         self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]
     ) -> None: ...
 
     def status(self) -> Sequence[ResolverStatus]: ...
 
 
-class Resolving:
-    """Gathers the checks of each database and has them answered in one call after the
-    other.
+class ResolverService:
+    """Collects checks per database, and resolves them in one call after the other.
 
-    A database is recognised by its system id and oid (only databases in the settings
-    are ever asked); which of the resolvers leads to it is found out by asking them,
-    because that is known only once they have connected.
+    A system id and a database oid identify a database; only configured databases are
+    ever asked. Each resolver learns which database it reaches once it has connected.
     """
 
     def __init__(
         self,
         settings: Iterable[ResolverSettings],
         log_id: UUID,
-        in_thread: InThread,
+        in_thread: RunInThread,
         now: Callable[[], int],
         *,
         name: str = "",
-        publish: Publishes | None = None,
+        publish: PublishRows | None = None,
     ) -> None:
-        """`now` gives microseconds since the epoch; `name` is the broker's; `publish`
-        takes what waits in the outboxes, None = nothing is fetched.
+        """`now` gives microseconds since the epoch. `name` is the broker's. `publish`
+        takes rows of outboxes; None = no outbox is read.
         """
-        self._lanes = [_Lane(one, log_id, name, in_thread, now, publish) for one in settings]
+        self._databases = [
+            _DatabaseResolver(one, log_id, name, in_thread, now, publish) for one in settings
+        ]
 
-    def knows(self, decider: tuple[Any, ...]) -> bool:
-        """Whether one of the databases is, or may be for all that is known yet, the one
-        that decides.
+    def may_resolve(self, decider: ByPostgres) -> bool:
+        """Whether one of the databases is, or for all that is known may be, the
+        decider.
         """
-        return any(lane.may_know(decider) for lane in self._lanes)
+        return any(database.may_resolve(decider) for database in self._databases)
 
     def upkeep(self, oldest: bytes | None) -> None:
-        """Timer: report this broker and keep the token tables in order; `oldest` is the
-        oldest undecided token here, None = there is none.
+        """Timer: register this broker and maintain the token tables. `oldest` is the
+        oldest undecided token, None = there is none.
         """
-        for lane in self._lanes:
-            lane.upkeep(None if oldest is None else UUID(bytes=oldest))
+        for database in self._databases:
+            database.upkeep(None if oldest is None else UUID(bytes=oldest))
 
     @property
     def upkeep_owed(self) -> bool:
-        """Whether an upkeep came to nothing, and another one should not wait for its
-        time.
-        """
-        return any(lane.upkeep_owed for lane in self._lanes)
+        """Whether an upkeep failed, and the next one should not wait for its time."""
+        return any(database.upkeep_owed for database in self._databases)
 
     def probe(self) -> None:
-        """Timer: find out about databases that failed, or that nobody has asked for a
+        """Timer: probe databases that failed, or that have not been asked for a
         while.
         """
-        for lane in self._lanes:
-            lane.probe()
+        for database in self._databases:
+            database.probe()
 
     def status(self) -> Sequence[ResolverStatus]:
-        """How each resolver fares."""
-        return [lane.status() for lane in self._lanes]
+        """Return the health of each resolver."""
+        return [database.status() for database in self._databases]
 
-    def fetch(self) -> None:
-        """Timer: publish what waits in the databases' outboxes."""
-        for lane in self._lanes:
-            lane.fetch()
+    def fetch_outboxes(self) -> None:
+        """Timer: publish the rows of the databases' outboxes."""
+        for database in self._databases:
+            database.fetch_outbox()
 
-    def ask(
+    def resolve(
         self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]
     ) -> None:
-        """Find out about a transaction; `answered` is called once, later, with UNKNOWN
-        where no resolver could tell.
+        """Find the outcome of a transaction. `answered` is called once, later, with
+        UNKNOWN if no resolver found it.
         """
-        lanes = [lane for lane in self._lanes if lane.may_know(row.decider)]
-        if not lanes:
+        assert isinstance(row.decider, ByPostgres), "only databases are asked here"
+        databases = [database for database in self._databases if database.may_resolve(row.decider)]
+        if not databases:
             answered(
                 token, Decision.UNKNOWN, "resolver", "no resolver is configured for its database"
             )
             return
-        _first_that_knows(lanes, token, row, answered)
+        _resolve_in_turn(databases, token, row, answered)
 
 
-def _first_that_knows(
-    lanes: list[_Lane],
+def _resolve_in_turn(
+    databases: list[_DatabaseResolver],
     token: bytes,
     row: Transaction,
     answered: Callable[[bytes, Decision, str, str], None],
 ) -> None:
-    """Most brokers have one database; with several, those that turn out to be another
-    one answer UNKNOWN.
+    """Ask one resolver after the other. Most brokers have one database; with several,
+    those that turn out to be another database answer UNKNOWN.
     """
-    lane, rest = lanes[0], lanes[1:]
+    database, rest = databases[0], databases[1:]
 
-    def next_one(answer: Answer) -> None:
+    def forward(answer: Answer) -> None:
         if answer.verdict is Decision.UNKNOWN and rest:
-            _first_that_knows(rest, token, row, answered)
+            _resolve_in_turn(rest, token, row, answered)
         else:
-            answered(token, answer.verdict, f"resolver {lane.name}", answer.reason)
+            answered(token, answer.verdict, f"resolver {database.name}", answer.reason)
 
-    lane.ask(token, row, next_one)
+    database.resolve(token, row, forward)
 
 
-class _Lane:
-    """One resolver: one call at a time, everything that came up meanwhile in the next
-    one.
+class _DatabaseResolver:
+    """One resolver, which makes one call at a time. Checks that arrive meanwhile go
+    with the next call.
     """
 
     def __init__(
@@ -165,54 +175,51 @@ class _Lane:
         settings: ResolverSettings,
         log_id: UUID,
         broker: str,
-        in_thread: InThread,
+        in_thread: RunInThread,
         now: Callable[[], int],
-        publish: Publishes | None,
+        publish: PublishRows | None,
     ) -> None:
         self.name = settings.name
-        self._log_id, self._broker, self._in_thread, self._now, self._publish = (
-            log_id,
-            broker,
-            in_thread,
-            now,
-            publish,
-        )
+        self._log_id, self._broker, self._publish = log_id, broker, publish
+        self._in_thread, self._now = in_thread, now
         self._fetch_due = self._publishing = False
-        self._skip = 0  # looks at the outbox left out, after a row that could not be published
-        self._done: list[int] = []  # rows of the outbox that are published and not deleted yet
+        self._skipped_ticks = 0  # still to skip, after a row that could not be published
+        self._published_rows: list[int] = []  # of the outbox, and not deleted yet
         policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
         self._resolver = TokenResolver(settings.dsn, policy=policy)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
         self._busy = False
-        self._upkeep: tuple[UUID, str, UUID | None] | None = None  # that is due
+        self._due_upkeep: tuple[UUID, str, UUID | None] | None = None
         self.upkeep_owed = self._probing = False
-        self._seen_at = self._failing_since = self._kept_since = 0
-        self._stuck_since = 0
-        self._kept = self._stuck = ""
+        self._seen_at = self._failing_since = self._cleanup_failing_since = 0
+        self._outbox_stuck_since = 0
+        self._cleanup_error = self._outbox_error = ""
 
-    def may_know(self, decider: tuple[Any, ...]) -> bool:
-        """Whether this is the database that decides, or it is not known yet which one
-        this is.
-        """
+    def may_resolve(self, decider: ByPostgres) -> bool:
+        """Whether this database is the decider, or is not identified yet."""
         found = self._resolver.identity
-        return found is None or (found.system_id, found.database_oid) == (decider[1], decider[3])
+        return found is None or (found.system_id, found.database_oid) == (
+            decider.system_id,
+            decider.database_oid,
+        )
 
-    def ask(self, token: bytes, row: Transaction, answered: Callable[[Answer], None]) -> None:
-        decider: tuple[Any, ...] = row.decider
+    def resolve(self, token: bytes, row: Transaction, answered: Callable[[Answer], None]) -> None:
+        decider = row.decider
+        assert isinstance(decider, ByPostgres), "only databases are asked here"
         _kind, system_id, timeline, database_oid, xid = decider
         check = Check(
             UUID(bytes=token), self._log_id, ServerIdentity(system_id, timeline, database_oid), xid
         )
         self._pending[check] = (token, answered)
-        self._go()
+        self._next_call()
 
     def upkeep(self, oldest: UUID | None) -> None:
-        self._upkeep = (self._log_id, self._broker, oldest)
-        self._go()
+        self._due_upkeep = (self._log_id, self._broker, oldest)
+        self._next_call()
 
     def probe(self) -> None:
         self._probing = self._resolver.failing or self._seen_at + PROBE_US <= self._now()
-        self._go()
+        self._next_call()
 
     def status(self) -> ResolverStatus:
         trouble = (
@@ -220,13 +227,16 @@ class _Lane:
             if self._failing_since
             else ""
         )
-        kept = (self._kept_since, self._kept, self._stuck_since, self._stuck)
-        return ResolverStatus(self.name, self._seen_at, self._failing_since, trouble, *kept)
+        problems = (
+            self._cleanup_failing_since,
+            self._cleanup_error,
+            self._outbox_stuck_since,
+            self._outbox_error,
+        )
+        return ResolverStatus(self.name, self._seen_at, self._failing_since, trouble, *problems)
 
-    def _back(self) -> None:
-        """A call has come back from its thread, so that the resolver can be looked
-        at.
-        """
+    def _call_ended(self) -> None:
+        """Note the resolver's health after a call came back from its thread."""
         self._busy = False
         if self._resolver.failing:
             self._failing_since = self._failing_since or self._now()
@@ -235,30 +245,32 @@ class _Lane:
 
     def _note_upkeep(self, report: MaintenanceReport | None) -> None:
         self.upkeep_owed = report is None
-        kept = [self._resolver.trouble] if report is None else list(report.put_off.values())
-        self._kept = next(iter(kept), "")
-        self._kept_since = (self._kept_since or self._now()) if kept else 0
+        problems = [self._resolver.trouble] if report is None else list(report.put_off.values())
+        self._cleanup_error = next(iter(problems), "")
+        self._cleanup_failing_since = (
+            (self._cleanup_failing_since or self._now()) if problems else 0
+        )
 
     def _maintained(self, report: MaintenanceReport | None) -> None:
-        self._back()
+        self._call_ended()
         self._note_upkeep(report)
         if report is None:
             log.warning("resolver.no_upkeep", resolver=self.name, reason=self._resolver.trouble)
         elif any(report):
             log.info("resolver.upkeep", resolver=self.name, **report._asdict())
-        self._go()
+        self._next_call()
 
-    def _go(self) -> None:
+    def _next_call(self) -> None:
         if self._busy:
             return
-        if self._upkeep is not None:
-            self._busy, what, self._upkeep = True, self._upkeep, None
+        if self._due_upkeep is not None:
+            self._busy, what, self._due_upkeep = True, self._due_upkeep, None
             self._in_thread(self._resolver.maintain, *what).addCallbacks(
                 self._maintained, self._failed, errbackArgs=([],)
             )
         elif self._pending:
             self._busy = True
-            self._resolve()
+            self._resolve_pending()
         elif self._probing:
             self._busy, self._probing = True, False
             self._in_thread(self._resolver.probe).addCallbacks(
@@ -266,70 +278,70 @@ class _Lane:
             )
         elif self._fetch_due:
             self._busy, self._fetch_due = True, False
-            self._in_thread(self._resolver.fetch, self._log_id, self._done).addCallbacks(
+            self._in_thread(self._resolver.fetch, self._log_id, self._published_rows).addCallbacks(
                 self._fetched, self._failed, errbackArgs=([],)
             )
 
     def _probed(self, _nothing: None) -> None:
-        self._back()
-        self._go()
+        self._call_ended()
+        self._next_call()
 
-    def fetch(self) -> None:
-        """Look for what waits in the outbox, unless what was found last is not
-        published yet.
-        """
-        self._skip = max(0, self._skip - 1)
+    def fetch_outbox(self) -> None:
+        """Plan to read the outbox, unless the last rows are still being published."""
+        self._skipped_ticks = max(0, self._skipped_ticks - 1)
         if (
             self._publish is not None
             and self._resolver.has_outbox
-            and not (self._publishing or self._skip)
+            and not (self._publishing or self._skipped_ticks)
         ):
             self._fetch_due = True
-            self._go()
+            self._next_call()
 
-    def _fetched(self, rows: list[Queued] | None) -> None:
-        self._back()
+    def _fetched(self, rows: list[OutboxRow] | None) -> None:
+        self._call_ended()
         if rows is not None:
-            if self._done:
+            if self._published_rows:
                 crashpoint("outbox.after_delete")
-            self._done = []
-        if rows == []:  # what was stuck has been taken out
-            self._stuck, self._stuck_since = "", 0
+            self._published_rows = []
+        if rows == []:  # an operator has removed the row that was stuck
+            self._outbox_error, self._outbox_stuck_since = "", 0
         if rows and self._publish is not None:
             self._publishing = True
             self._publish(rows, self.name, lambda count, why: self._published(rows, count, why))
-        self._go()
+        self._next_call()
 
-    def _published(self, rows: list[Queued], count: int, trouble: str) -> None:
+    def _published(self, rows: list[OutboxRow], count: int, trouble: str) -> None:
         crashpoint("outbox.after_publish")
         self._publishing, self._fetch_due = False, True
-        self._done = [row.seq for row in rows[:count]]
+        self._published_rows = [row.seq for row in rows[:count]]
         if count < len(rows):
-            self._fetch_due, self._skip = count > 0, PATIENCE
-        self._stuck = f"row {rows[count].seq}: {trouble}" if trouble else ""
-        self._stuck_since = (self._stuck_since or self._now()) if trouble else 0
-        self._go()
+            self._fetch_due, self._skipped_ticks = count > 0, SKIPPED_TICKS
+        self._outbox_error = f"row {rows[count].seq}: {trouble}" if trouble else ""
+        self._outbox_stuck_since = (self._outbox_stuck_since or self._now()) if trouble else 0
+        self._next_call()
 
-    def _resolve(self) -> None:
-        checks = list(self._pending)[:AT_ONCE]
-        asked = [(check, self._pending.pop(check)[1]) for check in checks]
+    def _resolve_pending(self) -> None:
+        checks = list(self._pending)[:TOKENS_PER_CALL]
+        waiting = [(check, self._pending.pop(check)[1]) for check in checks]
         work: Deferred[list[Answer]] = self._in_thread(self._resolver.resolve, checks)
-        work.addCallbacks(self._answered, self._failed, callbackArgs=(asked,), errbackArgs=(asked,))
+        work.addCallbacks(
+            self._answered, self._failed, callbackArgs=(waiting,), errbackArgs=(waiting,)
+        )
 
     def _answered(
-        self, answers: list[Answer], asked: list[tuple[Check, Callable[[Answer], None]]]
+        self, answers: list[Answer], waiting: list[tuple[Check, Callable[[Answer], None]]]
     ) -> None:
-        self._back()
-        for (_check, answered), answer in zip(asked, answers, strict=True):
+        self._call_ended()
+        for (_check, answered), answer in zip(waiting, answers, strict=True):
             answered(answer)
-        self._go()
+        self._next_call()
 
     def _failed(
-        self, failure: Failure, asked: list[tuple[Check, Callable[[Answer], None]]]
+        self, failure: Failure, waiting: list[tuple[Check, Callable[[Answer], None]]]
     ) -> None:
-        """Not the database's doing, which is an answer: a bug. It decides nothing, and
-        the next check comes in its time.
+        """Answer UNKNOWN after a bug (a failing database is an answer). Nothing is
+        decided, and the next check comes in its time.
         """
         log.error("resolver.failed", resolver=self.name, error=failure.getTraceback())
-        self._answered([Answer(Decision.UNKNOWN, "the resolver failed")] * len(asked), asked)
+        self._answered([Answer(Decision.UNKNOWN, "the resolver failed")] * len(waiting), waiting)
         self._failing_since = self._failing_since or self._now()

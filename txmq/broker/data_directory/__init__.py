@@ -1,3 +1,1 @@
-"""The data directory: kept within its limits, read again for rot, catalogued, mended
-while no broker runs.
-"""
+"""The data directory: opened, maintained, verified, dumped and rebuilt."""

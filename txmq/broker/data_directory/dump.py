@@ -1,5 +1,5 @@
-"""Records of a log as people and programs read them: fields by name, tokens in
-hexadecimal, topics by name.
+"""Records of a log for people and programs: fields by name, tokens in hexadecimal,
+topics by name.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import msgpack
 
 from txmq.core import machine
 from txmq.core.events import base
-from txmq.core.events.base import EVENTS, BatchesStored, BatchStored, TopicCreated
-from txmq.core.events.transactions import GroupsStored, PartStored, StoredBatch
-from txmq.store.record import LOST, split_body
+from txmq.core.events.base import EVENTS
+from txmq.core.events.topics import BatchesStored, BatchStored, TopicCreated
+from txmq.core.events.transactions import GroupsStored, UnpublishedBatch, PartStored
+from txmq.store.log.record import LOST, split_body
 from txmq.store.snapshot import newest_snapshot, read_rows
 from txmq.store.tables import TICKET_KEY, TOPICS
 
@@ -21,25 +22,24 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from txmq.broker.data_directory.verify import LogFiles
-    from txmq.store.fs import FileSystem
-    from txmq.store.record import Record
+    from txmq.store.filesystem import FileSystem
+    from txmq.store.log.record import Record
 
-assert machine, "imported, so that all events are known"
+assert machine, "imported because it registers all events"
 TOPIC_FIELD = "topic_id"
-SEVERAL: dict[
-    type, tuple[str, Callable[..., object]]
-] = {  # events of several things: in which field, and what these are
+# events of several things: in which field, and what these are
+NESTED: dict[type, tuple[str, Callable[..., object]]] = {
     BatchesStored: ("batches", BatchStored),
-    PartStored: ("batches", StoredBatch),
+    PartStored: ("batches", UnpublishedBatch),
     GroupsStored: ("groups", PartStored),
 }
 
 
-class Wanted(NamedTuple):
-    """Which records: from `start` (0 = the first) to `end`, of these kinds (by name),
-    of a topic, of a token.
+class RecordFilter(NamedTuple):
+    """A choice of records: from `start` (0 = the first) to `end`, of these kinds (by
+    name), of a topic, of a token.
 
-    What is empty leaves nothing out. A token is looked for in whatever an event holds.
+    Empty fields exclude nothing. A token is looked for in all fields of an event.
     """
 
     start: int = 0
@@ -50,13 +50,13 @@ class Wanted(NamedTuple):
 
 
 def kinds() -> list[str]:
-    """The names of all kinds of records."""
+    """Return the names of all kinds of records."""
     return sorted(event.__name__ for event in EVENTS.values())
 
 
 def topic_names(fs: FileSystem, directory: str, log_id: UUID, files: LogFiles) -> dict[int, str]:
-    """By id, those of deleted topics too: as the newest snapshot has them, then as the
-    log tells.
+    """Return the names of topics by id, deleted ones included: from the newest
+    snapshot, then from the log.
     """
     names: dict[int, str] = {}
     snapshot = (
@@ -74,18 +74,20 @@ def topic_names(fs: FileSystem, directory: str, log_id: UUID, files: LogFiles) -
     return names
 
 
-def dump(files: LogFiles, wanted: Wanted, names: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """The records that are wanted, in their order."""
-    for record in files.scan(max(wanted.start, files.first)):
-        if wanted.end and record.position >= wanted.end:
+def dump(
+    files: LogFiles, record_filter: RecordFilter, names: dict[int, str]
+) -> Iterator[dict[str, Any]]:
+    """Return the chosen records, in their order."""
+    for record in files.scan(max(record_filter.start, files.first)):
+        if record_filter.end and record.position >= record_filter.end:
             return
-        told = _told(record, names)
-        if _is_wanted(told, record, wanted):
-            yield told
+        view = _record_view(record, names)
+        if _matches(view, record, record_filter):
+            yield view
 
 
-def _told(record: Record, names: dict[int, str]) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _record_view(record: Record, names: dict[int, str]) -> dict[str, Any]:
+    view: dict[str, Any] = {
         "position": record.position,
         "end": record.end,
         "kind": _kind(record),
@@ -94,17 +96,17 @@ def _told(record: Record, names: dict[int, str]) -> dict[str, Any]:
         "durable_before": record.durable_before,
     }
     if record.kind not in EVENTS:
-        return told | {"bytes": len(record.body)}
+        return view | {"bytes": len(record.body)}
     body = split_body(record)
     event: Any = base.decode(record.kind, body.head)
-    return told | {"attached": len(body.attachment), "event": _fields(event, names)}
+    return view | {"attached": len(body.attachment), "event": _fields(event, names)}
 
 
-def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # an Event, which has no fields
+def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN401  # an Event, which has no fields
     fields = {name: _readable(value) for name, value in event._asdict().items()}
     if TOPIC_FIELD in fields:
         fields["topic"] = names.get(event.topic_id, "")
-    if (several := SEVERAL.get(type(event))) is not None:
+    if (several := NESTED.get(type(event))) is not None:
         name, kind = several
         fields[name] = parts = [_fields(kind(*part), names) for part in getattr(event, name)]
         fields["topics"] = sorted(
@@ -120,10 +122,10 @@ def _kind(record: Record) -> str:
     return str(record.kind) if known is None else known.__name__
 
 
-def _is_wanted(told: dict[str, Any], record: Record, wanted: Wanted) -> bool:
-    if wanted.kinds and told["kind"] not in wanted.kinds:
+def _matches(view: dict[str, Any], record: Record, wanted: RecordFilter) -> bool:
+    if wanted.kinds and view["kind"] not in wanted.kinds:
         return False
-    fields = told.get("event", {})
+    fields = view.get("event", {})
     if wanted.topic and wanted.topic not in (
         fields.get("topic"),
         fields.get("name"),
@@ -133,7 +135,7 @@ def _is_wanted(told: dict[str, Any], record: Record, wanted: Wanted) -> bool:
     return not wanted.token or wanted.token in bytes(split_body(record).head)
 
 
-def _readable(value: object) -> Any:  # what JSON can hold
+def _readable(value: object) -> Any:  # noqa: ANN401  # what JSON can hold
     match value:
         case bytes() | memoryview():
             return bytes(value).hex()

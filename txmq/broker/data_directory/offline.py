@@ -1,6 +1,4 @@
-"""What can be done with the data directory of a broker that is stopped: its index
-compared, and made anew.
-"""
+"""Index of a stopped broker: compared with the log, and rebuilt."""
 
 from __future__ import annotations
 
@@ -10,40 +8,41 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 
 from txmq.broker.data_directory.storage import open_directory, roll_forward
-from txmq.broker.data_directory.verify import LogFiles, Misplaced, verify_index
+from txmq.broker.data_directory.verify import LogFiles, MisplacedRow, verify_index
 from txmq.core import machine
-from txmq.store.catalogue import remove_catalogues
-from txmq.store.environment import remove_environment
-from txmq.store.index import LmdbTables
-from txmq.store.log import lock_directory
-from txmq.store.segment import existing_segments, read_log_id
+from txmq.store.catalogue.catalogue import remove_catalogues
+from txmq.store.index.environment import remove_environment
+from txmq.store.index.lmdb_tables import LmdbTables
+from txmq.store.log.log import lock_directory
+from txmq.store.log.segment import existing_segments, read_log_id
 from txmq.store.snapshot import newest_snapshot, read_rows
 from txmq.store.tables import NAMES, MemoryTables
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from txmq.config.broker import Broker
-    from txmq.store.fs import FileSystem
+    from txmq.config.broker import BrokerSettings
+    from txmq.store.filesystem import FileSystem
     from txmq.store.tables import Tables
 
-SHOWN = 100  # rows that are named; where there are more, there is one reason for all of them
+# rows that are named; where there are more, there is one reason for all of them
+MAX_ROWS_NAMED = 100
 
 
 class IndexReport(NamedTuple):
-    """The index stands for `position`; `misplaced` rows point at nothing, `different`
-    ones are not the log's.
+    """The state of an index that stands for log position `position`. `misplaced` rows
+    point at no batch; `different` rows are not those of the log.
     """
 
     position: int
     rows: int
-    misplaced: tuple[Misplaced, ...]
+    misplaced: tuple[MisplacedRow, ...]
     different: tuple[str, ...]
 
 
-class Rebuilt(NamedTuple):
-    """The index was made anew: from the snapshot at `snapshot` (0 = from the log alone)
-    and the records after it.
+class RebuildReport(NamedTuple):
+    """A rebuilt index: from the snapshot at `snapshot` (0 = from the log alone) and the
+    records after it.
     """
 
     snapshot: int
@@ -52,8 +51,8 @@ class Rebuilt(NamedTuple):
 
 
 def check_index(fs: FileSystem, data: Path, log_id: UUID, *, deep: bool) -> IndexReport | None:
-    """Compare the index with the log; `deep`: with what a rebuild would make of it.
-    None = there is no index.
+    """Compare the index with the log; with `deep`, also with a rebuilt one. None =
+    there is no index.
 
     Takes the directory's lock. Raises DirectoryInUse while a broker runs.
     """
@@ -65,11 +64,14 @@ def check_index(fs: FileSystem, data: Path, log_id: UUID, *, deep: bool) -> Inde
         files = LogFiles(fs, str(data))
         rows = sum(1 for name in NAMES for _row in tables[name].range(b""))
         misplaced = tuple(
-            found for _number, found in zip(range(SHOWN), verify_index(files, tables), strict=False)
+            found
+            for _number, found in zip(
+                range(MAX_ROWS_NAMED), verify_index(files, tables), strict=False
+            )
         )
-        different = tuple(_different(fs, data, log_id, files, tables)) if deep else ()
+        different = tuple(_differences(fs, data, log_id, files, tables)) if deep else ()
         if tables.rebuilt:
-            different = (f"the index was of no use, and is empty now: {tables.reason}", *different)
+            different = (f"the index was unusable and is empty now: {tables.reason}", *different)
         position = tables.position
         tables.close()
     finally:
@@ -77,9 +79,9 @@ def check_index(fs: FileSystem, data: Path, log_id: UUID, *, deep: bool) -> Inde
     return IndexReport(position, rows, misplaced, different)
 
 
-def known_durable(fs: FileSystem, data: Path) -> int:
-    """The position that index and snapshots know the log to have reached. Raises
-    DirectoryInUse.
+def durable_position(fs: FileSystem, data: Path) -> int:
+    """Return the position that index and snapshots prove the log to have reached.
+    Raises DirectoryInUse.
     """
     log_id = read_log_id(fs, str(data))
     if log_id is None:
@@ -97,11 +99,11 @@ def known_durable(fs: FileSystem, data: Path) -> int:
         lock.release()
 
 
-def _different(
+def _differences(
     fs: FileSystem, data: Path, log_id: UUID, files: LogFiles, tables: LmdbTables
 ) -> list[str]:
-    """What a rebuild would make otherwise; nothing where neither a snapshot nor the
-    whole log tells what it would.
+    """Return the rows that a rebuild would make otherwise; none where neither a
+    snapshot nor the whole log is there for one.
     """
     made: Tables = MemoryTables()
     snapshot = newest_snapshot(fs, str(data), log_id)
@@ -126,25 +128,25 @@ def _different(
             key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)
         )
         found += [f"{name} {key.hex()}" for key in keys]
-    return found[:SHOWN]
+    return found[:MAX_ROWS_NAMED]
 
 
 _RESERVED = {("meta", key) for key in (b"version", b"log_id", b"position")}
 
 
 def _plain(row: object) -> bytes:
-    """As it is stored: named tuples and lists are arrays alike."""
+    """Return a row as it is stored, where named tuples and lists are arrays alike."""
     return bytes(msgpack.packb(row))
 
 
-def rebuild(fs: FileSystem, settings: Broker, now: int) -> Rebuilt:
-    """Throw the index away and make it anew from the newest snapshot and the log;
-    catalogues are made by the broker.
+def rebuild(fs: FileSystem, settings: BrokerSettings, now: int) -> RebuildReport:
+    """Remove the index and make it anew from the newest snapshot and the log. The
+    broker makes new catalogues by itself.
 
     Raises DirectoryInUse while a broker runs, StoreError where there is no log, and
-    what opening the directory raises.
+    what `open_directory` raises.
     """
-    existing_segments(fs, str(settings.data))  # or the index would be that of a new log, made here
+    existing_segments(fs, str(settings.data))  # raises rather than make a new log
     lock = lock_directory(fs, str(settings.data))
     try:
         remove_environment(settings.data / "index")
@@ -161,4 +163,4 @@ def rebuild(fs: FileSystem, settings: Broker, now: int) -> Rebuilt:
     position = opened.tables.position
     opened.tables.close()
     opened.log.close()
-    return Rebuilt(snapshot, opened.replayed, position)
+    return RebuildReport(snapshot, opened.replayed, position)

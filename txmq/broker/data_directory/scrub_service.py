@@ -1,9 +1,9 @@
-"""Reads the log again in the background, slowly: what has rotted is found before
-somebody needs it.
+"""Scrubbing: the log read again, slowly, so that damage is found before a reader meets
+it.
 
-A part at a time, in a thread; then a pause, by the rate that is allowed, and so many
-times as long as the part took that nobody notices it. What is damaged is quarantined
-and told of (`log.damaged` among the alarms).
+A thread reads one step at a time. The pause after it follows from the allowed rate, and
+is a multiple of the step's time, so that scrubbing takes little of the disk. Damage is
+quarantined and raises the alarm `log.damaged`.
 """
 
 from __future__ import annotations
@@ -14,66 +14,64 @@ import structlog
 from twisted.python.failure import Failure
 
 from txmq.errors import StoreError
-from txmq.store.scrub import scrub, spans
+from txmq.store.log.scrub import scrub, durable_spans
 
 if TYPE_CHECKING:
-    from txmq.broker.engine import Engine
-    from txmq.broker.reactor.protocols import Clock, InThread, Timer
-    from txmq.config.storage import Scrub
-    from txmq.store.scan import Damage
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.interfaces import Clock, RunInThread, Timer
+    from txmq.config.broker import ScrubSettings
+    from txmq.store.log.decoder import Damage
 
 MIB = 1 << 20
-PART = 1 * MIB
-PAUSES = 20  # times as long as a part took
+STEP_BYTES = 1 * MIB
+PAUSE_FACTOR = 20  # times as long as the step took
 HOUR_S = 3_600.0
 log = structlog.get_logger()
 
 
-class Scrubbing:
-    """One part is under way at a time. `position` is where the next one begins,
-    `rounds` how often all was read.
+class ScrubService:
+    """Makes one step at a time. `position` is where the next one begins, `rounds` the
+    number of complete rounds.
     """
 
-    def __init__(self, engine: Engine, settings: Scrub, clock: Clock, in_thread: InThread) -> None:
-        self._engine, self._settings, self._clock, self._in_thread = (
-            engine,
-            settings,
-            clock,
-            in_thread,
-        )
+    def __init__(
+        self, engine: Engine, settings: ScrubSettings, clock: Clock, in_thread: RunInThread
+    ) -> None:
+        self._engine, self._settings, self._clock = engine, settings, clock
+        self._in_thread = in_thread
         self._timer: Timer | None = None
         self._busy = False
         self._round_began = 0.0
         self.position = self.rounds = 0
 
     def start(self) -> None:
-        """Begin, if it is wanted at all."""
+        """Begin, if scrubbing is configured."""
         if self._settings.every_hours:
             self._round_began = self._clock.seconds()
-            self._after(PART / (self._settings.mib_per_s * MIB))
+            self._after(STEP_BYTES / (self._settings.mib_per_s * MIB))
 
     def stop(self) -> None:
-        """No further part."""
+        """Make no further step."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._timer = None
 
     @property
     def busy(self) -> bool:
-        """Whether a part is being read in the thread."""
+        """Return whether the thread reads a step."""
         return self._busy
 
     def _after(self, seconds: float) -> None:
-        self._timer = self._clock.callLater(seconds, self._part)
+        self._timer = self._clock.callLater(seconds, self._step)
 
-    def _part(self) -> None:
+    def _step(self) -> None:
         if self._engine.failed is not None:
             return
         store, began = self._engine.store, self._clock.seconds()
-        known = spans(store)
+        known = durable_spans(store)
         start = max(self.position, known[0].first)
         self._busy = True
-        work = self._in_thread(scrub, store.reader, known, start, PART)
+        work = self._in_thread(scrub, store.reader, known, start, STEP_BYTES)
         work.addBoth(self._done, start, known[-1].end, began)
         work.addErrback(self._engine.fail)
 
@@ -82,7 +80,7 @@ class Scrubbing:
     ) -> None:
         self._busy = False
         if isinstance(result, Failure):
-            result.trap(StoreError)  # such as of a segment that retention has removed meanwhile
+            result.trap(StoreError)  # retention may have removed the segment meanwhile
             log.warning("scrub.failed", position=start, error=str(result.value))
             self.position = end
         else:
@@ -92,11 +90,11 @@ class Scrubbing:
         if self._timer is None:
             return
         took = self._clock.seconds() - began
-        pause = max((self.position - start) / (self._settings.mib_per_s * MIB), PAUSES * took)
+        pause = max((self.position - start) / (self._settings.mib_per_s * MIB), PAUSE_FACTOR * took)
         self._after(self._pause_of_round(pause) if self.position >= end else pause)
 
     def _pause_of_round(self, pause: float) -> float:
-        """All was read: the next round begins at the beginning, when it is time."""
+        """Return the pause until the next round, and begin that at the log's start."""
         self.rounds += 1
         self.position = 0
         due = self._round_began + self._settings.every_hours * HOUR_S

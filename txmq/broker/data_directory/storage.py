@@ -1,10 +1,12 @@
-"""The broker's data directory: opened at start, kept in order while it runs.
+"""The broker's data directory: opened at start, maintained while the broker runs.
 
-    <data>/lock  <data>/log/*.seg  <data>/index/ (LMDB, a cache)  <data>/snapshot/*.snap  <data>/ballast
+    <data>/lock  <data>/ballast  <data>/log/*.seg  <data>/snapshot/*.snap
+    <data>/index/    LMDB, a cache of the tables
 
-Start: tables as LMDB has them, or as the newest snapshot does, then every later record
-of the log through the same `apply` that made them. While it runs, the tables' overlay
-is written to LMDB now and then, always behind what is durable in the log.
+At start the tables come from LMDB, or from the newest snapshot. Every later record of
+the log then passes through the same `apply` that made them. While the broker runs,
+changes of the tables are written to LMDB now and then, always behind what is durable in
+the log.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ import structlog
 from twisted.python.failure import Failure
 
 from txmq.core import machine
-from txmq.core.events.base import Event, Place, decode
+from txmq.core.events.base import Event, RecordContext, decode
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
 from txmq.errors import DiskFull
-from txmq.store.archive import archive_segment
-from txmq.store.index import LmdbTables
-from txmq.store.log import Log, lock_directory
-from txmq.store.record import LOST, split_body
-from txmq.store.segment import read_log_id
-from txmq.store.snapshot import newest_snapshot, older_snapshot, read_rows, write_snapshot
-from txmq.store.survey import Known
+from txmq.store.index.lmdb_tables import LmdbTables
+from txmq.store.log.archive import archive_segment
+from txmq.store.log.integrity import KnownPositions
+from txmq.store.log.log import Log, lock_directory
+from txmq.store.log.record import LOST, split_body
+from txmq.store.log.segment import read_log_id
+from txmq.store.snapshot import newest_snapshot, older_snapshot_position, read_rows, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,22 +36,22 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
 
-    from txmq.broker.data_directory.retention_service import Retaining
-    from txmq.broker.engine import Engine
-    from txmq.broker.reactor.protocols import InThread
-    from txmq.config.broker import Broker as BrokerSettings
+    from txmq.broker.data_directory.retention_service import RetentionService
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.interfaces import RunInThread
+    from txmq.config.broker import BrokerSettings
     from txmq.core.state.state import State
-    from txmq.store.fs import FileSystem, Lock
-    from txmq.store.index import Frozen
-    from txmq.store.record import Record
-    from txmq.store.recovery import RecoveryReport
-    from txmq.store.segment import SegmentInfo
+    from txmq.store.filesystem import FileSystem, FileLock
+    from txmq.store.index.lmdb_tables import FrozenOverlays
+    from txmq.store.log.record import Record
+    from txmq.store.log.recovery import RecoveryReport
+    from txmq.store.log.segment import SegmentInfo
 
-TROUBLE_PAUSE = 25  # calls of `tend`: 5 s
+RETRY_TICKS = 25  # calls of `tend`: 5 s
 
 
-class Opened(NamedTuple):
-    """A data directory in use, and what recovery had to do."""
+class OpenedDirectory(NamedTuple):
+    """A data directory in use, and the report of its recovery."""
 
     log: Log
     tables: LmdbTables
@@ -58,8 +60,8 @@ class Opened(NamedTuple):
     replayed: int  # records applied on top of the tables
 
 
-def open_directory(fs: FileSystem, settings: BrokerSettings, now: int) -> Opened:
-    """Open or make the data directory. Raises what `Log.open` and `LmdbTables.open`
+def open_directory(fs: FileSystem, settings: BrokerSettings, now: int) -> OpenedDirectory:
+    """Open a data directory, or make one. Raises what `Log.open` and `LmdbTables.open`
     raise.
     """
     directory = settings.data
@@ -72,44 +74,47 @@ def open_directory(fs: FileSystem, settings: BrokerSettings, now: int) -> Opened
 
 
 def _open_locked(
-    fs: FileSystem, directory: Path, lock: Lock, settings: BrokerSettings, now: int
-) -> Opened:
+    fs: FileSystem, directory: Path, lock: FileLock, settings: BrokerSettings, now: int
+) -> OpenedDirectory:
     with ExitStack() as opened:
         log_id = read_log_id(fs, str(directory))
         tables = None if log_id is None else LmdbTables.open(directory / "index", log_id=log_id)
-        known = Known()
+        known = KnownPositions()
         if tables is not None and log_id is not None:
             opened.callback(tables.close)
             snapshot = newest_snapshot(fs, str(directory), log_id)
             if snapshot is not None and tables.position < snapshot.position:
                 tables.load(snapshot.position, read_rows(fs, snapshot))
-            known = Known(
+            known = KnownPositions(
                 tables.position, 0 if snapshot is None else snapshot.position, tables.position
             )
         log, report = Log.open(
-            fs, str(directory), now=now, known=known, lock=lock,
-            segment_size=settings.segment_bytes, preallocate=settings.preallocate_bytes,
-        )  # fmt: skip
+            fs,
+            str(directory),
+            now=now,
+            positions=known,
+            lock=lock,
+            segment_size=settings.segment_bytes,
+            preallocate=settings.preallocate_bytes,
+        )
         if tables is None:
             tables = LmdbTables.open(directory / "index", log_id=log.log_id)
         state = machine.load(tables)
         replayed = roll_forward(state, log, tables.position)
         opened.pop_all()
-    return Opened(log, tables, state, report, replayed)
+    return OpenedDirectory(log, tables, state, report, replayed)
 
 
-class Scans(Protocol):
-    """A log to be read: one that is open, or its files."""
+class RecordSource(Protocol):
+    """The records of a log: an open one, or files."""
 
     @property
     def first(self) -> int: ...
     def scan(self, start: int) -> Iterator[Record]: ...
 
 
-def roll_forward(state: State, log: Scans, position: int, end: int | None = None) -> int:
-    """Apply every record of the log from `position` on, up to `end`; returns how many
-    there were.
-    """
+def roll_forward(state: State, log: RecordSource, position: int, end: int | None = None) -> int:
+    """Apply the log's records from `position` up to `end`. Return their number."""
     count = 0
     for record in log.scan(max(position, log.first)):
         if end is not None and record.position >= end:
@@ -118,35 +123,35 @@ def roll_forward(state: State, log: Scans, position: int, end: int | None = None
             lost_records.apply_lost(state, record.end)
         else:
             body = split_body(record)
-            place = Place(
+            place = RecordContext(
                 record.position,
                 record.end,
                 body.attachment_position,
                 record.stored_at,
                 record.boot_epoch,
             )
-            _roll(state, decode(record.kind, body.head), place)
+            _apply(state, decode(record.kind, body.head), place)
             count += 1
     return count
 
 
-def _roll(state: State, event: Event, place: Place) -> None:
-    if not state.lost_to:
+def _apply(state: State, event: Event, place: RecordContext) -> None:
+    if not state.lost_log_end:
         machine.apply(state, event, place)
-    elif not machine.apply_beyond(state, event, place):
+    elif not machine.apply_after_loss(state, event, place):
         structlog.get_logger().error(
             "recover.left_out", event=type(event).__name__, position=place.position
         )
 
 
-class Keeper:
-    """Brings the state tables to disk behind the log, makes snapshots, removes segments
-    that nobody needs, and keeps zeroed space ahead of the log's end.
+class StorageService:
+    """Writes tables behind the log, makes snapshots, removes segments that are not
+    needed, and keeps zeroed space ahead of the log's end.
 
-    `tend` is called now and then by a timer of the reactor's; everything that blocks
-    runs in one thread, one piece at a time. A disk that is full, or an archive that
-    takes nothing, is no failure: it is told of (`Disk.troubles`), and tried again;
-    where the broker itself needs space to go on, the ballast is given up.
+    A timer calls `tick`. Everything that blocks runs in one thread, one piece of work
+    at a time. A full disk, or an archive that takes nothing, is no failure: it is
+    reported in `Disk.troubles` and retried. Where the broker itself needs space to go
+    on, it releases the ballast.
     """
 
     def __init__(
@@ -155,38 +160,35 @@ class Keeper:
         engine: Engine,
         tables: LmdbTables,
         settings: BrokerSettings,
-        in_thread: InThread,
+        in_thread: RunInThread,
     ) -> None:
-        self._fs, self._engine, self._tables, self._settings, self._in_thread = (
-            fs,
-            engine,
-            tables,
-            settings,
-            in_thread,
-        )
-        self._frozen: Frozen | None = None
+        self._fs, self._engine, self._tables, self._settings = fs, engine, tables, settings
+        self._in_thread = in_thread
+        self._frozen: FrozenOverlays | None = None
         self._busy = False
         self._snapshot = tables.position
-        self._older = older_snapshot(fs, str(settings.data))
-        self._released: list[SegmentInfo] = []  # of the log, and not removed yet
-        self._retaining: Retaining | None = None
+        self._older = older_snapshot_position(fs, str(settings.data))
+        self._released: list[SegmentInfo] = []  # by the log, and not removed yet
+        self._retention: RetentionService | None = None
         self._archive = ""
         self._pause = 0  # calls of `tend` to let pass after trouble
-        self._looked = False  # for space, in the call before
+        self._tried_space = False  # in the tick before
 
-    def remove_for(self, retaining: Retaining, archive: str) -> None:
-        """From now on remove what that says is needed no longer, or move it to the
-        folder `archive`.
+    def remove_segments(self, retention: RetentionService, archive: str) -> None:
+        """Remove segments from now on, as the retention service allows; or move them to
+        the folder `archive`.
         """
-        self._retaining, self._archive = retaining, archive
+        self._retention, self._archive = retention, archive
 
-    def tend(self) -> None:
-        """Start whatever is due, if nothing is under way."""
+    def tick(self) -> None:
+        """Timer: start what is due, if nothing is under way."""
         log = self._engine.store
         if self._busy or self._engine.failed is not None:
             return
-        self._looked = (log.wants_room or log.read_only) and not (log.read_only and self._looked)
-        if self._looked:  # and in turns with it, on a full disk, whatever frees space
+        self._tried_space = (log.needs_reserve or log.read_only) and not (
+            log.read_only and self._tried_space
+        )
+        if self._tried_space:  # on a full disk in turns with work that frees space
             self._run("", self._find_space)
         elif self._pause:
             self._pause -= 1
@@ -195,37 +197,37 @@ class Keeper:
                 work = self._run("index", self._commit, self._frozen, log.durable)
                 work.addCallback(lambda _: self._committed())
         else:
-            self._tend_files()
+            self._maintain()
 
-    def _tend_files(self) -> None:
+    def _maintain(self) -> None:
         log, disk = self._engine.store, self._engine.disk
         if self._tables.position - self._snapshot >= self._snapshot_due():
-            self._run("snapshot", disk.insist, self._write_snapshot)
+            self._run("snapshot", disk.write_with_ballast, self._write_snapshot)
         elif self._release():
             self._run(
-                "retention", self._remove, self._retaining is not None and self._retaining.archives
+                "retention", self._remove, self._retention is not None and self._retention.archiving
             )
-        elif log.end == self._snapshot and self._held():
+        elif log.end == self._snapshot and self._awaits_snapshot():
             self._engine.submit(NoteSnapshot(self._snapshot), lambda _reply: None)
         elif (
-            disk.roomy
+            disk.ballast_fits
             and disk.ballast is not None
-            and disk.ballast.wanted
+            and disk.ballast.needed
             and log.end > self._settings.segment_bytes
         ):
-            self._run("ballast", disk.ballast.make)
+            self._run("ballast", disk.ballast.create)
         elif log.end > self._tables.position:
             machine.save(self._engine.state)
             self._frozen = self._tables.freeze(log.end)
 
     @property
     def busy(self) -> bool:
-        """Whether something of this runs in another thread."""
+        """Whether the thread is at work."""
         return self._busy
 
     def _run(self, what: str, function: Callable[..., object], *args: object) -> Deferred[object]:
-        """`what` names it among the troubles; empty where no trouble can be lived
-        with.
+        """Run a function in the thread. `what` names its errors in `Disk.troubles`;
+        empty = no error is tolerable.
         """
         self._busy = True
         work: Deferred[object] = self._in_thread(function, *args)
@@ -239,18 +241,20 @@ class Keeper:
             if not isinstance(trouble, DiskFull) and what != "retention":
                 return result
             self._engine.disk.troubles[what] = str(trouble)
-            self._pause = TROUBLE_PAUSE
+            self._pause = RETRY_TICKS
             return None
 
         return work.addBoth(over).addErrback(self._engine.fail)
 
     def _find_space(self) -> None:
-        """A full disk is no failure: the log says read-only until there is space."""
-        if not self._engine.store.try_space() and self._engine.disk.give_up():
+        """Look for space. A full disk is no failure: until there is space, the log is
+        read-only.
+        """
+        if not self._engine.store.try_space() and self._engine.disk.release_ballast():
             self._engine.store.try_space()
 
-    def _commit(self, frozen: Frozen, durable: int) -> None:
-        self._engine.disk.insist(self._tables.commit, frozen, durable=durable)
+    def _commit(self, frozen: FrozenOverlays, durable: int) -> None:
+        self._engine.disk.write_with_ballast(self._tables.commit, frozen, durable=durable)
 
     def _committed(self) -> None:
         frozen = self._frozen
@@ -260,29 +264,29 @@ class Keeper:
             self._run("", frozen.clear)
 
     def _snapshot_due(self) -> int:
-        """How much log after the newest snapshot makes another one due: any where that
-        lets a segment go.
+        """Return how many bytes of log after the newest snapshot make another one due:
+        one byte, if a snapshot lets a segment go.
         """
-        return 1 if self._held() else self._settings.snapshot_bytes
+        return 1 if self._awaits_snapshot() else self._settings.snapshot_bytes
 
-    def _held(self) -> bool:
+    def _awaits_snapshot(self) -> bool:
         """Whether a segment is kept for want of snapshots alone."""
         segments = self._engine.store.segments()
-        free = 0 if self._retaining is None else self._retaining.free.below
+        free = 0 if self._retention is None else self._retention.free.below
         return len(segments) > 1 and self._older < segments[0].end <= min(
             free, self._tables.position
         )
 
     def _release(self) -> bool:
-        """Take from the log what nobody needs: neither the state, nor a start from the
+        """Take segments from the log that neither the state needs, nor a start from the
         older snapshot.
         """
         log = self._engine.store
-        if self._retaining is not None and log.durable >= self._retaining.free.as_of:
-            self._released += log.release_before(min(self._retaining.free.below, self._older))
+        if self._retention is not None and log.durable >= self._retention.free.as_of:
+            self._released += log.release_before(min(self._retention.free.below, self._older))
         return bool(self._released)
 
-    def _remove(self, archives: bool) -> None:  # threads take arguments by place
+    def _remove(self, archives: bool) -> None:  # noqa: FBT001  # threads take arguments by place
         while self._released:
             if archives:
                 archive_segment(self._fs, self._released[0], self._archive)
@@ -295,11 +299,11 @@ class Keeper:
                 self._fs, str(self._settings.data), self._engine.store.log_id, position, rows
             )
         self._snapshot = position
-        self._older = older_snapshot(self._fs, str(self._settings.data))
+        self._older = older_snapshot_position(self._fs, str(self._settings.data))
 
     def close(self) -> None:
-        """Bring everything to disk; blocks. The engine has settled, and nothing of this
-        runs in another thread.
+        """Bring everything to disk, blocking. The engine has drained, and the thread is
+        idle.
         """
         if self._frozen is None:
             machine.save(self._engine.state)

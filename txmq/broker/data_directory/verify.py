@@ -1,8 +1,7 @@
-"""Reading the log of a broker that is stopped, or an archive, without changing
-anything: all of it, checked.
+"""Verification of a log that no broker has open, or of an archive; nothing is changed.
 
-`verify_log` reads every record; `verify_index` asks whether what the tables point at is
-there. A `LogFiles` gives the records to whoever folds or prints them.
+`verify_log` reads every record. `verify_index` checks that table rows point at batches.
+`LogFiles` gives the records to other offline tools.
 """
 
 from __future__ import annotations
@@ -15,25 +14,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from txmq.batch.header import FIELDS, LENGTH, MAGIC, PREFIX
-from txmq.core.consumers.failed_messages import Moved
+from txmq.core.state.failed_messages import FailedMessage
 from txmq.errors import StoreError
 from txmq.store import tables as t
-from txmq.store.reader import LogReader
-from txmq.store.record import Record
-from txmq.store.recovery import find_log
-from txmq.store.scan import Damage, SegmentScan
-from txmq.store.segment import Segment, existing_segments, no_log
-from txmq.store.survey import Known, Surveyor
+from txmq.store.log.decoder import Damage, SegmentDecoder
+from txmq.store.log.integrity import KnownPositions, IntegrityChecker
+from txmq.store.log.reader import LogReader
+from txmq.store.log.record import Record
+from txmq.store.log.recovery import find_log
+from txmq.store.log.segment import Segment, existing_segments, no_log
 
 if TYPE_CHECKING:
-    from txmq.store.fs import FileSystem
+    from txmq.store.filesystem import FileSystem
     from txmq.store.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """What was found: `records` from the position `first` to `end`. `torn` bytes after
-    that were never finished, which is no damage: a start cuts them.
+class LogReport:
+    """The result of a verification: `records` from the position `first` to `end`.
+    `torn` bytes after `end` were never finished; that is no damage, a start cuts them
+    off.
     """
 
     log_id: UUID
@@ -45,10 +45,8 @@ class Verified:
     damaged: tuple[Damage, ...]
 
 
-class Misplaced(NamedTuple):
-    """A row of a table that points at nothing, or at something else; `key` in
-    hexadecimal.
-    """
+class MisplacedRow(NamedTuple):
+    """A table row that points at no batch, or at another one; `key` in hexadecimal."""
 
     table: str
     key: str
@@ -56,29 +54,29 @@ class Misplaced(NamedTuple):
     reason: str
 
 
-def verify_log(fs: FileSystem, directory: str) -> Verified:
+def verify_log(fs: FileSystem, directory: str) -> LogReport:
     """Read every record of the log in a data directory, or in an archive.
 
     Raises StoreError where there is none, CorruptRecord where its beginning is missing.
     """
     segments = existing_segments(fs, directory)
-    known = Known(scan_from=segments[0].first)
+    known = KnownPositions(scan_from=segments[0].first)
     found = find_log(fs, directory, known)
     if found is None:
         raise no_log(directory)
     damaged: list[Damage] = []
-    survey = Surveyor(fs, known, damaged.append).survey(found.segments, found.sealed_at)
+    survey = IntegrityChecker(fs, known, damaged.append).check(found.segments, found.sealed_at)
     last = found.segments[-1]
     torn = 0 if _blank(fs, last, survey.end) else max(0, last.end - survey.end)
     first = found.segments[0].first
-    return Verified(
+    return LogReport(
         found.log_id, first, survey.end, len(found.segments), survey.records, torn, tuple(damaged)
     )
 
 
 class LogFiles:
-    """The records of a log that nobody changes. Damaged spans are passed over, and kept
-    in `damaged`.
+    """The records of a log that nothing changes. Damaged spans are skipped and
+    collected in `damaged`.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -88,61 +86,57 @@ class LogFiles:
 
     @property
     def first(self) -> int:
-        """The position that the first segment begins at."""
+        """The start of the first segment."""
         return self._segments[0].first
 
     @property
     def end(self) -> int:
-        """The position that the last file ends at; what is written there may be
-        nothing.
-        """
+        """The end of the last file, which may lie behind the last record."""
         return self._segments[-1].end
 
     def scan(self, start: int) -> Iterator[Record]:
-        """The records from a position, where one begins, to the end."""
+        """Return the records from `start`, the position of one, to the end."""
         for segment in self._segments:
             if segment.end > start:
                 yield from self._records(segment, max(start, segment.first))
 
     def read(self, position: int, length: int) -> bytes:
-        """Bytes at a position. Raises CorruptRecord and StoreError where there are
-        none.
-        """
+        """Return bytes at a position. Raises CorruptRecord and StoreError."""
         return self._reader.read(position, length)
 
     def _records(self, segment: Segment, start: int) -> Iterator[Record]:
         with closing(self._fs.open(segment.path)) as file:
-            scan = SegmentScan(file, segment.first)
-            for item in scan.walk(start, segment.end):
+            scan = SegmentDecoder(file, segment.first)
+            for item in scan.scan(start, segment.end):
                 if isinstance(item, Record):
                     yield item
-                elif not scan.blank(item.position, item.end):
+                elif not scan.is_zero(item.position, item.end):
                     self.damaged.append(item)
 
 
-def verify_index(files: LogFiles, tables: Tables) -> Iterator[Misplaced]:
-    """Rows of the tables whose messages are not where they say."""
+def verify_index(files: LogFiles, tables: Tables) -> Iterator[MisplacedRow]:
+    """Return the rows of the tables whose batches are not where they should be."""
     for table, key, position, length, count in chain(_entries(tables), _moved(tables)):
-        reason = _unlike(files, position, length, count)
+        reason = _mismatch(files, position, length, count)
         if reason:
-            yield Misplaced(table, key.hex(), position, reason)
+            yield MisplacedRow(table, key.hex(), position, reason)
 
 
 def _entries(tables: Tables) -> Iterator[tuple[str, bytes, int, int, int]]:
     for key, row in tables[t.ENTRIES].range(b""):
-        entry = t.Entry._make(row)
+        entry = t.BatchEntry._make(row)
         yield t.ENTRIES, key, entry.position, entry.length, entry.count
 
 
 def _moved(tables: Tables) -> Iterator[tuple[str, bytes, int, int, int]]:
-    rows: Any = tables[t.MOVED].range(b"")
+    rows: Any = tables[t.FAILED].range(b"")
     for key, raw in rows:
-        row = Moved(*raw)
-        yield t.MOVED, key, row.position, row.length, 0
+        row = FailedMessage(*raw)
+        yield t.FAILED, key, row.position, row.length, 0
 
 
-def _unlike(files: LogFiles, position: int, length: int, count: int) -> str:
-    """Why the batch at a position is not the one that is meant; "" = it is."""
+def _mismatch(files: LogFiles, position: int, length: int, count: int) -> str:
+    """Return why the batch at a position is not the expected one; "" = it is."""
     try:
         start = files.read(position, min(length, LENGTH))
     except StoreError as error:
@@ -157,4 +151,4 @@ def _unlike(files: LogFiles, position: int, length: int, count: int) -> str:
 
 def _blank(fs: FileSystem, segment: Segment, end: int) -> bool:
     with closing(fs.open(segment.path)) as file:
-        return SegmentScan(file, segment.first).blank(end, segment.end)
+        return SegmentDecoder(file, segment.first).is_zero(end, segment.end)

@@ -1,3 +1,3 @@
-"""What the broker has of its process and of Twisted: the reactor, clocks, timers,
-threads, handles, memory.
+"""Process and Twisted: the reactor, connections, clocks, threads, file handles,
+memory.
 """

@@ -1,9 +1,8 @@
-"""The broker's reactor: Twisted's on epoll, which also says when a turn has read all
-there was to read.
+"""The broker's reactor: Twisted's on epoll, with a callback after each turn's reads.
 
-What came together is then written and answered together, at once. A timer of no seconds
-would do the same, for the price of the timer and of another turn: with a frame each
-turn, that was a tenth of the broker's work.
+What arrived together is then written and answered together. A timer of zero seconds
+would do the same, for the price of the timer and of another turn: a tenth of the
+broker's work, with one frame in each turn.
 """
 
 from __future__ import annotations
@@ -20,34 +19,33 @@ if TYPE_CHECKING:
 
 
 class TurnReactor(EPollReactor):
-    """`soon` calls functions when this turn's reads are done, those that a timer asks
-    for after the next.
+    """`after_reads` calls functions when this turn's reads are done. Those that a timer
+    asks for come after the next turn's.
     """
 
     def __init__(self) -> None:
-        self._after: deque[Callable[[], object]] = deque()
+        self._callbacks: deque[Callable[[], object]] = deque()
         super().__init__()  # type: ignore[no-untyped-call]  # Twisted's
 
-    def soon(self, function: Callable[[], object]) -> None:
-        """Call it once, in the reactor's thread, which is the only one that may ask for
-        it.
-        """
-        self._after.append(function)
+    def after_reads(self, function: Callable[[], object]) -> None:
+        """Call a function once. Belongs to the reactor's thread."""
+        self._callbacks.append(function)
 
-    def doPoll(self, timeout: float | None) -> None:  # Twisted's
-        super().doPoll(0 if self._after else timeout)  # type: ignore[no-untyped-call]  # Twisted's
-        for _ in range(len(self._after)):  # no more: what they ask for comes after the next reads
-            self._after.popleft()()
+    def doPoll(self, timeout: float | None) -> None:  # noqa: N802  # Twisted's
+        super().doPoll(0 if self._callbacks else timeout)  # type: ignore[no-untyped-call]  # Twisted's
+        # callbacks added meanwhile wait for the next reads
+        for _ in range(len(self._callbacks)):
+            self._callbacks.popleft()()
 
-    doIteration = doPoll  # Twisted's
+    doIteration = doPoll  # noqa: N815  # Twisted's
 
 
-def install() -> Any:  # several interfaces of Twisted's
-    """The reactor of this process, which is the broker's own unless another was chosen
-    before.
+def install() -> Any:  # noqa: ANN401  # several interfaces of Twisted's
+    """Install and return this process's reactor: the broker's own, unless another one
+    is installed already.
     """
     if "twisted.internet.reactor" not in sys.modules:
         installReactor(TurnReactor())
-    from twisted.internet import reactor  # not before it is chosen
+    from twisted.internet import reactor  # noqa: PLC0415  # not before it is chosen
 
     return reactor

@@ -1,5 +1,5 @@
-"""Nobody is given up for lost in the moment after the broker itself stood still: what
-they said may not be read yet.
+"""Protection of clients from a broker that stood still: their heartbeats may be
+unread.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.broker.reactor.protocols import Clock
+    from txmq.broker.reactor.interfaces import Clock
 
-LATE_S = 1.0  # a turn that comes so late: the process, or the machine, had stopped
+LATE_S = 1.0  # between ticks: the process, or the machine, had stopped
 log = structlog.get_logger()
 
 
-class Reprieve:
-    """Calls functions that end what has been silent for too long: sessions, leases; but
-    not within a second after a turn that came late. By then the heartbeats that wait in
-    the kernel have been read.
+class StallGuard:
+    """Calls functions that end silent sessions and leases, but not within a second
+    after a tick that came late. By then the heartbeats that waited in the kernel have
+    been read.
     """
 
     def __init__(self, clock: Clock, *functions: Callable[[], None]) -> None:
@@ -29,7 +29,9 @@ class Reprieve:
         self._until = float("-inf")
 
     def tick(self) -> None:
-        """A turn. They come at least every second, as long as nothing stands still."""
+        """Timer: call the functions. Ticks are at most a second apart unless the
+        process stalls.
+        """
         now = self._clock.seconds()
         late = 0.0 if self._last is None else now - self._last
         self._last = now

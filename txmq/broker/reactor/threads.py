@@ -1,6 +1,4 @@
-"""The broker's threads: what blocks runs in them, and its result comes back to the
-reactor.
-"""
+"""Threads for blocking work, whose results come back to the reactor."""
 
 from __future__ import annotations
 
@@ -18,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class _Pool(ThreadPool):
-    """Its threads do not keep the process from ending."""
+    """A thread pool whose threads do not keep the process from ending."""
 
     threadFactory = staticmethod(partial(Thread, daemon=True))  # type: ignore[assignment]  # whatever makes threads
 
 
-class Threads:
-    """A pool whose threads run one kind of blocking work."""
+class WorkerThreads:
+    """A thread pool for one kind of blocking work."""
 
-    def __init__(self, reactor: Any, name: str, size: int = 1) -> None:  # several interfaces of Twisted's
+    def __init__(self, reactor: Any, name: str, size: int = 1) -> None:  # noqa: ANN401
         self._reactor = reactor
         self._pool = _Pool(minthreads=0, maxthreads=size, name=name)
         self._pool.start()

@@ -1,3 +1,1 @@
-"""Messages looked up, by id, key, time and place: in a running broker, and in a log
-that none has open.
-"""
+"""Search for messages by key, id and time, and the catalogues that make it fast."""

@@ -1,5 +1,5 @@
-"""Which batches of a topic are worth a look for a key or an id: those that catalogues
-name, and all that none has.
+"""Batches that may hold a key or an id: those that catalogues name, and those that no
+catalogue covers.
 """
 
 from __future__ import annotations
@@ -8,41 +8,45 @@ from heapq import merge
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.broker.catalogues.catalogue_build import gaps
-from txmq.broker.log_reader import Found, published
-from txmq.store.catalogue import base_of, hash_of_key, hashes_of_id, place_of
-from txmq.store.tables import ENTRY_KEY, Entry
+from txmq.broker.engine.log_reader import PublishedBatch, published_batches
+from txmq.broker.search.catalogue_build import gaps
+from txmq.store.catalogue.catalogue import place_offset, hash_of_key, hashes_of_id, encode_place
+from txmq.store.tables import ENTRY_KEY, BatchEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from txmq.core.state.state import State
-    from txmq.store.catalogue import Catalogue
+    from txmq.store.catalogue.catalogue import Catalogue
 
-Id = tuple[bytes, int]  # producer id or token, sequence
+MessageId = tuple[bytes, int]  # producer id or token, sequence
 
 
-class Where(NamedTuple):
-    """What of a topic readers may see."""
+class VisibleTopic(NamedTuple):
+    """A topic, as far as readers may see it."""
 
     state: State
     topic_id: int
     durable: int
 
 
-class Candidates:
-    """Batches of one topic, asked for partition by partition, upwards. Raises
-    DamagedPage of a catalogue.
+class CandidateBatches:
+    """Candidates of one topic, partition by partition, upwards. Raises DamagedPage for
+    a catalogue.
     """
 
     def __init__(
-        self, where: Where, catalogues: Sequence[Catalogue], key: str | None, found: Id | None
+        self,
+        where: VisibleTopic,
+        catalogues: Sequence[Catalogue],
+        key: str | None,
+        message: MessageId | None,
     ) -> None:
-        """Of the key, or else of the id; where neither is given, or there are no
-        catalogues, everything is.
+        """Look for the key, or else for the id. Without both, or without catalogues,
+        every batch is a candidate.
         """
         self._where = where
-        named = catalogues if key is not None or found is not None else ()
+        named = catalogues if key is not None or message is not None else ()
         self._covered: dict[int, list[tuple[int, int]]] = {}
         for catalogue in named:
             for _topic_id, partition, first, end in catalogue.ranges(where.topic_id):
@@ -52,12 +56,12 @@ class Candidates:
         self._cursors = [
             _Cursor(catalogue, hashed)
             for catalogue in named
-            for hashed in _hashes(where.topic_id, key, found, catalogue.about.levels)
+            for hashed in _hashes(where.topic_id, key, message, catalogue.header.levels)
         ]
 
-    def within(self, partition: int, first: int) -> Iterator[Found]:
-        """Those of a partition from the one that holds the offset `first` on, in order,
-        as far as readers may see.
+    def within(self, partition: int, first: int) -> Iterator[PublishedBatch]:
+        """Return the visible candidates of a partition, in order, beginning with the
+        batch that holds the offset `first`.
         """
         if partition not in self._covered:
             return self._published(partition, first)
@@ -70,21 +74,23 @@ class Candidates:
             self._entries(partition, named), self._between(partition, start), key=attrgetter("base")
         )
 
-    def _published(self, partition: int, first: int) -> Iterator[Found]:
-        return published(
+    def _published(self, partition: int, first: int) -> Iterator[PublishedBatch]:
+        return published_batches(
             self._where.state, self._where.topic_id, partition, first, self._where.durable
         )
 
-    def _between(self, partition: int, start: int) -> Iterator[Found]:
-        """What no catalogue has."""
-        for first, end in gaps(self._covered[partition], start, place_of(1, 0)):
+    def _between(self, partition: int, start: int) -> Iterator[PublishedBatch]:
+        """Return the batches that no catalogue covers."""
+        for first, end in gaps(self._covered[partition], start, encode_place(1, 0)):
             for found in self._published(partition, first):
                 if found.base >= end:
                     break
                 yield found
 
-    def _entries(self, partition: int, bases: Iterable[int]) -> Iterator[Found]:
-        """What is named and still there; two catalogues may name the same."""
+    def _entries(self, partition: int, bases: Iterable[int]) -> Iterator[PublishedBatch]:
+        """Return the named batches that still exist; two catalogues may name the same
+        one.
+        """
         last = -1
         for base in bases:
             row = self._where.state.entries.get(
@@ -92,13 +98,11 @@ class Candidates:
             )
             if row is not None and base != last:
                 last = base
-                yield Found(base, Entry._make(row))
+                yield PublishedBatch(base, BatchEntry._make(row))
 
 
 class _Cursor:
-    """Goes through the places that one catalogue has for one hash; it never goes
-    back.
-    """
+    """Goes forward through the places that one catalogue has for one hash."""
 
     def __init__(self, catalogue: Catalogue, hashed: bytes) -> None:
         self._catalogue, self._hashed = catalogue, hashed
@@ -106,17 +110,19 @@ class _Cursor:
         self._next = next(self._rows, None)
 
     def within(self, partition: int, base: int) -> Iterator[int]:
-        """The bases in a partition, from that one on."""
-        start, end = place_of(partition, base), place_of(partition + 1, 0)
+        """Return the first offsets of batches in a partition, from `base` on."""
+        start, end = encode_place(partition, base), encode_place(partition + 1, 0)
         if self._next is not None and self._next < start:
             self._rows = self._catalogue.places(self._hashed, start)
             self._next = next(self._rows, None)
         while self._next is not None and self._next < end:
-            yield base_of(self._next)
+            yield place_offset(self._next)
             self._next = next(self._rows, None)
 
 
-def _hashes(topic_id: int, key: str | None, found: Id | None, levels: int) -> Iterable[bytes]:
+def _hashes(
+    topic_id: int, key: str | None, found: MessageId | None, levels: int
+) -> Iterable[bytes]:
     if key is not None:
         return (hash_of_key(topic_id, key.encode()),)
     return () if found is None else hashes_of_id(topic_id, *found, levels)

@@ -1,20 +1,19 @@
-"""Messages looked up by id, key, time and place, page by page.
+"""Search for messages by id, key, time and place, page by page.
 
-Keys and ids are looked up in catalogues (`candidates`); what has been published since
-the newest of them, and all where only a time or place is given, is looked through: a
-page looks at so much, and says where the next one begins.
+Catalogues name the batches of a key or an id (`candidate_batches`). Batches that no
+catalogue covers are scanned, and all batches where only a time or a place is given. A
+page scans a bounded number and says where the next one begins.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView
-from txmq.broker.calls.views import as_fit
-from txmq.broker.log_reader import Found, offset_at, read_batches
-from txmq.broker.search.candidate_batches import Candidates, Id, Where
+from txmq.broker.engine.log_reader import PublishedBatch, offset_at_time
+from txmq.broker.search.candidate_batches import CandidateBatches, MessageId, VisibleTopic
+from txmq.broker.search.message_view import describe_message, fit_entries, read_view
 from txmq.core.topics import delayed
 from txmq.core.transactions.model import every_batch, get
 from txmq.errors import CorruptRecord
@@ -24,73 +23,75 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from txmq.core.state.state import State, Topic
-    from txmq.core.topics.key_order import HeldBatch
+    from txmq.core.topics.key_order import UnplacedBatch
     from txmq.core.transactions.model import Transaction
-    from txmq.store.catalogue import Catalogue
-    from txmq.store.log import Log
+    from txmq.store.catalogue.catalogue import Catalogue
+    from txmq.store.log.log import Log
 
-BATCHES = 4_096  # looked at for one page
-BYTES = 4 << 20
+PAGE_BATCHES = 4_096  # scanned for one page
+PAGE_READ_BYTES = 4 << 20
 TRANSACTION_BATCHES = 4_096
 
 
-class Wanted(NamedTuple):
-    """What is looked for; None = anything. `start` and `end` are times, `end`
+class SearchQuery(NamedTuple):
+    """The messages looked for; None = any. `start` and `end` are times, `end`
     excluded.
     """
 
     key: str | None = None
-    found: Id | None = None
+    message: MessageId | None = None
     start: int | None = None
     end: int | None = None
     limit: int = 100
     bodies: bool = False
 
 
-class Page(NamedTuple):
-    """Messages, and (partition, offset) to go on from; None = all were looked at."""
+class SearchPage(NamedTuple):
+    """Messages, and the (partition, offset) at which the next page begins; None = the
+    end.
+    """
 
     messages: list[dict[str, Any]]
     following: tuple[int, int] | None
 
 
 class Search:
-    """One page of one topic, from a place on. Raises DamagedPage of a catalogue."""
+    """One page of one topic. Raises DamagedPage for a catalogue."""
 
     def __init__(
         self,
         store: Log,
         state: State,
         topic: Topic,
-        wanted: Wanted,
+        query: SearchQuery,
         catalogues: Sequence[Catalogue] = (),
     ) -> None:
-        self._store, self._state, self._topic, self._wanted = store, state, topic, wanted
-        where = Where(state, topic.topic_id, store.durable)
-        self._candidates = Candidates(where, catalogues, wanted.key, wanted.found)
-        self._batches, self._bytes = BATCHES, BYTES
+        self._store, self._state, self._topic, self._query = store, state, topic, query
+        where = VisibleTopic(state, topic.topic_id, store.durable)
+        self._candidates = CandidateBatches(where, catalogues, query.key, query.message)
+        self._batches, self._bytes = PAGE_BATCHES, PAGE_READ_BYTES
         self._messages: list[dict[str, Any]] = []
 
-    def page(self, partitions: range, offset: int) -> Page:
-        """Through the partitions in turn; `offset` is where to begin in the first of
-        them.
-        """
+    def page(self, partitions: range, offset: int) -> SearchPage:
+        """Search the partitions in turn, the first of them from `offset` on."""
         for partition in partitions:
             first = max(offset if partition == partitions.start else 0, self._first(partition))
             stopped_at = self._partition(partition, first)
             if stopped_at is not None:
-                return Page(self._messages, (partition, stopped_at))
-        return Page(self._messages, None)
+                return SearchPage(self._messages, (partition, stopped_at))
+        return SearchPage(self._messages, None)
 
     def _first(self, partition: int) -> int:
-        start = self._wanted.start
+        start = self._query.start
         return (
-            0 if start is None else offset_at(self._state, self._topic.topic_id, partition, start)
+            0
+            if start is None
+            else offset_at_time(self._state, self._topic.topic_id, partition, start)
         )
 
     def _partition(self, partition: int, first: int) -> int | None:
-        """Where to go on, None = at the end."""
-        end = self._wanted.end
+        """Search a partition. Return the offset to continue at; None = the end."""
+        end = self._query.end
         for place in self._candidates.within(partition, first):
             at = max(first, place.base)
             if end is not None and place.entry.stored_at >= end:
@@ -100,38 +101,38 @@ class Search:
             try:
                 rows = self._rows(partition, place, at)
             except CorruptRecord:
-                if self._batches < BATCHES:
-                    return at  # what comes before it is served, the next page says so
+                if self._batches < PAGE_BATCHES:
+                    return at  # the next page begins with the damage, and reports it
                 raise
             self._batches -= 1
             for row in rows:
-                if len(self._messages) == self._wanted.limit:
+                if len(self._messages) == self._query.limit:
                     return int(row["offset"])
                 self._messages.append(row)
         return None
 
-    def _rows(self, partition: int, place: Found, at: int) -> Iterator[dict[str, Any]]:
+    def _rows(self, partition: int, place: PublishedBatch, at: int) -> Iterator[dict[str, Any]]:
         entry = place.entry
-        view = view_of(self._store, entry.position, entry.length)
+        view = read_view(self._store, entry.position, entry.length)
         self._bytes -= entry.length
         return self._matching(view, {"topic": self._topic.name, "partition": partition}, place, at)
 
     def _matching(
-        self, view: BatchView, where: dict[str, Any], place: Found, at: int
+        self, view: BatchView, where: dict[str, Any], place: PublishedBatch, at: int
     ) -> Iterator[dict[str, Any]]:
-        wanted, entry = self._wanted, place.entry
-        if wanted.found is not None and not _has(view, wanted.found):
+        wanted, entry = self._query, place.entry
+        if wanted.message is not None and not _holds(view, wanted.message):
             return
         for row in range(at - place.base, entry.count):
             if wanted.key is not None and view.keys[row] != wanted.key:
                 continue
-            if wanted.found is None or view.header.sequence + row == wanted.found[1]:
-                told = where | {"offset": place.base + row, "stored_at": entry.stored_at}
-                yield told | message(view, row, bodies=wanted.bodies)
+            if wanted.message is None or view.header.sequence + row == wanted.message[1]:
+                fields = where | {"offset": place.base + row, "stored_at": entry.stored_at}
+                yield fields | describe_message(view, row, bodies=wanted.bodies)
 
 
-def _has(view: BatchView, found: Id) -> bool:
-    """Whether the batch has the message of that id."""
+def _holds(view: BatchView, found: MessageId) -> bool:
+    """Whether a batch holds the message of an id."""
     header = view.header
     return (
         header.producer_id == found[0]
@@ -139,53 +140,38 @@ def _has(view: BatchView, found: Id) -> bool:
     )
 
 
-def view_of(store: Log, position: int, length: int) -> BatchView:
-    """The batch at that place. Raises CorruptRecord."""
-    [data] = read_batches(store, [(position, length)])
-    return BatchView(bytes(data))
-
-
-def message(view: BatchView, row: int, *, bodies: bool) -> dict[str, Any]:
-    """What is told of a message, wherever it is."""
-    told = {
-        "message_id": message_id(view.header.producer_id, view.header.sequence + row),
-        "key": view.keys[row],
-        "tag": view.tags[row],
-        "headers": dict(view.headers[row]),
-        "born_at": view.born_at[row],
-        "size": len(view.bodies[row]),
-    }
-    return told | {"body": b64encode(view.bodies[row]).decode()} if bodies else told
-
-
-def where_is(store: Log, state: State, found: Id, *, bodies: bool) -> dict[str, Any] | None:
-    """A message that is known by its id alone: delayed, recalled, or of a transaction.
-    None = it is none of these.
+def find_by_id(
+    store: Log, state: State, message: MessageId, *, bodies: bool
+) -> dict[str, Any] | None:
+    """Find a message by its id alone: delayed, recalled, or of a transaction. None = it
+    is none of these.
     """
-    waiting = delayed.find(state, found)
+    waiting = delayed.find(state, message)
     if waiting is not None:
         shape = waiting.message
-        view = view_of(store, waiting.place, shape.length)
-        told = {
+        view = read_view(store, waiting.log_position, shape.length)
+        fields = {
             "state": "delayed",
             "due_at": waiting.due,
             **_place(state, shape.topic_id, shape.partition, None),
         }
-        return told | message(view, 0, bodies=bodies)
-    if delayed.was_recalled(state, found):
-        return {"state": "recalled", "message_id": message_id(*found)}
-    row = get(state, found[0])
-    return None if row is None else _in_transaction(store, state, found, row, bodies=bodies)
+        return fields | describe_message(view, 0, bodies=bodies)
+    if delayed.was_recalled(state, message):
+        return {"state": "recalled", "message_id": message_id(*message)}
+    row = get(state, message[0])
+    return None if row is None else _in_transaction(store, state, message, row, bodies=bodies)
 
 
 def _in_transaction(
-    store: Log, state: State, found: Id, row: Transaction, *, bodies: bool
+    store: Log, state: State, found: MessageId, row: Transaction, *, bodies: bool
 ) -> dict[str, Any] | None:
-    """What was published with a delay has its place in no row of the transaction's."""
+    """Find a message among the batches of a transaction. Delayed messages have no
+    offset there.
+    """
     for batch, base in islice(every_batch(state, found[0], row), TRANSACTION_BATCHES):
         if batch.position + batch.length <= store.durable:
-            view = view_of(store, batch.position, batch.length)
-            if _has(view, found):
+            view = read_view(store, batch.position, batch.length)
+            if _holds(view, found):
                 return _of_batch(view, state, batch, base, found, row, bodies=bodies)
     return None
 
@@ -193,30 +179,30 @@ def _in_transaction(
 def _of_batch(
     view: BatchView,
     state: State,
-    batch: HeldBatch,
+    batch: UnplacedBatch,
     base: int | None,
-    found: Id,
+    found: MessageId,
     row: Transaction,
     *,
     bodies: bool,
 ) -> dict[str, Any]:
     number = found[1] - view.header.sequence
     offset = None if base is None else base + number
-    told = {
+    fields = {
         "state": row.state.name.lower(),
         **_place(state, batch.topic_id, batch.partition, offset),
     }
-    return told | message(view, number, bodies=bodies)
+    return fields | describe_message(view, number, bodies=bodies)
 
 
 def _place(state: State, topic_id: int, partition: int, offset: int | None) -> dict[str, Any]:
     return {"topic": state.topics_by_id[topic_id].name, "partition": partition, "offset": offset}
 
 
-def fitting(page: Page) -> Page:
-    """As much of a page as fits in a reply."""
-    kept = list(as_fit(iter(page.messages)))
-    if len(kept) == len(page.messages):
+def fit_page(page: SearchPage) -> SearchPage:
+    """Return as much of a page as fits in a reply."""
+    fitting = list(fit_entries(iter(page.messages)))
+    if len(fitting) == len(page.messages):
         return page
-    left = page.messages[len(kept)]
-    return Page(kept, (left["partition"], left["offset"]))
+    left = page.messages[len(fitting)]
+    return SearchPage(fitting, (left["partition"], left["offset"]))

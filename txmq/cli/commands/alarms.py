@@ -1,20 +1,20 @@
-"""`txmq alarms`: what an operator has to know of."""
+"""`txmq alarms`: conditions that need an operator."""
 
 from __future__ import annotations
 
 import typer
 
-from txmq.cli.command import Session, remote
+from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.output import FAILED
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
-    remote(app, "alarms")(alarms)
+    """Add the command to `app`."""
+    broker_command(app, "alarms")(alarms)
 
 
-def alarms(session: Session) -> None:
-    """Show the alarms that are raised; the exit status is 1 if there are any."""
+def alarms(session: CommandSession) -> None:
+    """Show the alarms that are raised. Exit status 1: there are some."""
     reply = session.client.call("broker.alarms")
     session.out.show(reply)
     if reply["alarms"]:

@@ -1,4 +1,4 @@
-"""`txmq broker`: a broker in this process."""
+"""`txmq broker`: run a broker in this process."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txmq.cli.command import local
+from txmq.cli.command import local_command
 from txmq.cli.output import Output
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from txmq.admin.edge import AdminEdge
-    from txmq.config.broker import Settings
+    from txmq.config.broker import SettingsFile
 
 Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The directory of its data; made if need be.")
+    Path | None, typer.Option(metavar="DIR", help="Data directory; created if it is missing.")
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Settings, as TOML; options here go before them."),
+    typer.Option(metavar="FILE", help="Settings as TOML; command-line options override them."),
 ]
 Listen = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where to listen; port 0: any free one.",
+        help="Address to listen on; port 0: any free port.",
         show_default="127.0.0.1:7650",
     ),
 ]
@@ -35,14 +35,14 @@ Http = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where to serve the console, metrics and JSON; on this machine only.",
+        help="Address of the console, metrics and JSON API; loopback only.",
     ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
-    local(app, "broker")(broker)
+    """Add the command to `app`."""
+    local_command(app, "broker")(broker)
 
 
 def broker(
@@ -53,34 +53,38 @@ def broker(
     listen: Listen = None,
     http: Http = None,
 ) -> None:
-    """Run a broker until SIGTERM, which drains it. Prints `ready txmq://HOST:PORT` once
-    it serves.
+    """Run a broker. Print `ready txmq://HOST:PORT` when it serves. SIGTERM drains it
+    and stops it.
     """
-    from txmq.config.broker import load
+    from txmq.config.broker import load_broker
 
-    settings = load(config, {"data": data, "listen": listen, "http": http})
+    settings = load_broker(config, {"data": data, "listen": listen, "http": http})
     serve(
         out,
         settings,
-        ready=lambda url, console: out.line({"ready": url, "console": console}, f"ready {url}"),
+        ready=lambda url, console: out.print_line(
+            {"ready": url, "console": console}, f"ready {url}"
+        ),
     )
 
 
-def serve(out: Output, settings: Settings, *, ready: Callable[[str, str], None]) -> None:
-    """Run a broker in this process, with its log on standard error; `ready` gets its
-    URL and its console's, if any.
+def serve(out: Output, settings: SettingsFile, *, ready: Callable[[str, str], None]) -> None:
+    """Run a broker in this process, with its log on standard error.
+
+    `ready` receives the URLs of the broker and of its console, which is empty where
+    there is none.
     """
     from twisted.internet.error import CannotListenError
 
     from txmq.broker.service import run
     from txmq.cli import logs
-    from txmq.cli.commands.xa_thread import recovering
+    from txmq.cli.commands.xa_thread import xa_recovery
 
     logs.configure(as_json=out.as_json)
-    logs.bridge_twisted()
+    logs.redirect_twisted()
     edges = _edges(settings.broker.http)
     try:
-        with recovering(settings) as begin_recovery:
+        with xa_recovery(settings) as begin_recovery:
 
             def serves(url: str) -> None:
                 ready(url, "".join(edge.url for edge in edges))
@@ -96,7 +100,7 @@ def serve(out: Output, settings: Settings, *, ready: Callable[[str, str], None])
 
 def _edges(http: str | None) -> tuple[AdminEdge, ...]:
     if http is None:
-        return ()  # and a start without a console does not import it
+        return ()  # without a console, its modules are not imported
     from txmq.admin.edge import AdminEdge
     from txmq.config.listen import listen_address
 

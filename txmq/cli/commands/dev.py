@@ -1,6 +1,4 @@
-"""`txmq dev`: a broker with its console, and a PostgreSQL server, for a developer's
-machine, made for each other.
-"""
+"""`txmq dev`: a broker, its console and a PostgreSQL server for development."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txmq.cli.command import local
+from txmq.cli.command import local_command
 from txmq.cli.commands.broker import Http, Listen, serve
 from txmq.cli.commands.schema import install_into
 from txmq.cli.output import Output
@@ -22,26 +20,28 @@ from txmq.cli.output import Output
 if TYPE_CHECKING:
     from types import FrameType
 
-    from txmq.config.broker import Settings
+    from txmq.config.broker import SettingsFile
 
-SETTINGS = {"wal_level": "logical"}  # so that `txmq relay` can be tried out, too
+SETTINGS = {"wal_level": "logical"}  # `txmq relay` needs it
 Data = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Where to keep everything; without it nothing is kept."),
+    typer.Option(
+        metavar="DIR", help="Directory for all data; without it, no data outlives the command."
+    ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
-    local(app, "dev")(dev)
+    """Add the command to `app`."""
+    local_command(app, "dev")(dev)
 
 
 def dev(out: Output, *, data: Data = None, listen: Listen = None, http: Http = None) -> None:
-    """Run a broker, its console and a PostgreSQL server with txmq's tables; prints
+    """Run a broker, its console and a PostgreSQL server with the tables of txmq. Print
     their addresses.
     """
-    signal.signal(signal.SIGTERM, _end)  # until the broker runs, and minds it by itself
-    with _places(data) as (directory, dsn):
+    signal.signal(signal.SIGTERM, _exit)  # the running broker handles the signal itself
+    with _environment(data) as (directory, dsn):
         settings = _settings(directory, listen, http, dsn)
         install_into(dsn)
         serve(
@@ -53,24 +53,28 @@ def dev(out: Output, *, data: Data = None, listen: Listen = None, http: Http = N
         )
 
 
-def _settings(directory: Path, listen: str | None, http: str | None, dsn: str) -> Settings:
-    from txmq.config.broker import Resolver, Xa, XaDatabase, load
+def _settings(directory: Path, listen: str | None, http: str | None, dsn: str) -> SettingsFile:
+    from txmq.config.broker import ResolverSettings, XaDatabaseSettings, XaSettings, load_broker
 
-    settings = load(None, {"data": directory, "listen": listen})
-    settings = load(
+    settings = load_broker(None, {"data": directory, "listen": listen})
+    settings = load_broker(
         None,
-        {"data": directory, "listen": listen, "http": http or _next_to(settings.broker.listen)},
+        {
+            "data": directory,
+            "listen": listen,
+            "http": http or _console_address(settings.broker.listen),
+        },
     )
     deciding = {
-        "resolver": (Resolver(name="dev", dsn=dsn),),
-        "xa": Xa(database=(XaDatabase(name="dev", dsn=dsn),)),
+        "resolver": (ResolverSettings(name="dev", dsn=dsn),),
+        "xa": XaSettings(database=(XaDatabaseSettings(name="dev", dsn=dsn),)),
     }
     return settings.model_copy(update=deciding)
 
 
-def _next_to(listen: str) -> str:
-    """The console's address: the port after the broker's, and any free one where that
-    is any free one, too.
+def _console_address(listen: str) -> str:
+    """Return the console's address: the next port after the broker's, or any free
+    port.
     """
     from txmq.config.listen import PORTS, listen_address
 
@@ -79,11 +83,12 @@ def _next_to(listen: str) -> str:
 
 
 @contextmanager
-def _places(data: Path | None) -> Iterator[tuple[Path, str]]:
-    """The broker's directory and the DSN of a database of its own, whose server ends
-    with the block.
+def _environment(data: Path | None) -> Iterator[tuple[Path, str]]:
+    """Start a database server; return the broker's directory and a DSN.
+
+    The server stops with the block.
     """
-    from txmq.testing.postgres import OwnServer, temporary_server
+    from txmq.testing.postgres_server import OwnServer, temporary_server
 
     if data is None:
         with (
@@ -96,5 +101,5 @@ def _places(data: Path | None) -> Iterator[tuple[Path, str]]:
             yield data / "broker", server.dsn()
 
 
-def _end(_number: int, _frame: FrameType | None) -> None:
-    sys.exit()  # through the blocks that stop what was started
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    sys.exit()  # leaves the blocks that stop the servers

@@ -1,4 +1,4 @@
-"""`txmq dlq`: dead letters, seen, replayed, abandoned."""
+"""`txmq dlq`: list, replay and abandon dead letters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import Session, remote
-from txmq.cli.options import Group, Operator, Place, Reason, Yes, place_of
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, body_fields
+from txmq.cli.parsers import MessagePlace, parse_place
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters.")
-AT_ONCE = 1_000  # as many as a broker takes in one call
+app = typer.Typer(no_args_is_help=True, help="List, replay and abandon dead letters.")
+MAX_LETTERS_PER_CALL = 1_000  # the limit of the broker
 COLUMNS = (
     "topic",
     "partition",
@@ -28,52 +29,54 @@ COLUMNS = (
 )
 
 Letter = Annotated[
-    Place,
+    MessagePlace,
     typer.Argument(
-        parser=place_of, metavar="TOPIC/PARTITION/OFFSET", help="Where the message was."
+        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Place of the message."
     ),
 ]
 Letters = Annotated[
-    list[Place] | None,
-    typer.Argument(parser=place_of, metavar="TOPIC/PARTITION/OFFSET", help="Which letters."),
+    list[MessagePlace] | None,
+    typer.Argument(
+        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Places of the dead letters."
+    ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All letters of the group.")]
+All = Annotated[bool, typer.Option("--all", help="All open dead letters of the group.")]
 
 
-@remote(app, "list")
+@broker_command(app, "list")
 def list_(
-    session: Session,
+    session: CommandSession,
     group: Group,
     *,
     after: Annotated[
-        int, typer.Option(min=0, help="Go on behind this number: `next` of the page before.")
+        int, typer.Option(min=0, help="Start after this number: `next` of the previous page.")
     ] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
-    bodies: Annotated[
-        bool, typer.Option("--bodies", help="With the bodies of the messages.")
-    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")] = False,
 ) -> None:
-    """List a group's letters, in the order in which they died."""
+    """List the dead letters of a group, in the order in which they failed."""
     reply = session.client.call("dlq.list", group=group, after=after, limit=limit, bodies=bodies)
-    reply["letters"] = [_readable(letter) for letter in reply["letters"]]
+    reply["letters"] = [_with_body_text(letter) for letter in reply["letters"]]
     session.out.show(reply, columns=COLUMNS)
 
 
-@remote(app, "show")
-def show(session: Session, group: Group, letter: Letter) -> None:
-    """Show a letter: its message, and why it died."""
-    session.out.show(_readable(session.client.call("dlq.show", group=group, **letter._asdict())))
+@broker_command(app, "show")
+def show(session: CommandSession, group: Group, letter: Letter) -> None:
+    """Show a dead letter: its message and its last error."""
+    session.out.show(
+        _with_body_text(session.client.call("dlq.show", group=group, **letter._asdict()))
+    )
 
 
-@remote(app, "stats")
-def stats(session: Session, group: Group) -> None:
-    """Count a group's letters by error, topic and age."""
+@broker_command(app, "stats")
+def stats(session: CommandSession, group: Group) -> None:
+    """Count the dead letters of a group by error, topic and age."""
     session.show("dlq.stats", group=group)
 
 
-@remote(app, "replay")
+@broker_command(app, "replay")
 def replay(
-    session: Session,
+    session: CommandSession,
     group: Group,
     letter: Letters = None,
     *,
@@ -82,16 +85,16 @@ def replay(
     reason: Reason = "",
     yes: Yes = False,
 ) -> None:
-    """Deliver letters again, each in the order of its key."""
-    letters = _chosen(session, group, letter, everything=everything)
+    """Deliver dead letters again, in the order of their keys."""
+    letters = _selected_letters(session, group, letter, everything=everything)
     if everything:
         session.out.confirm(f"Replay {len(letters)} letters of group {group}?", yes=yes)
-    _carry_out(session, "dlq.replay", letters, group=group, operator=operator, reason=reason)
+    _send_letters(session, "dlq.replay", letters, group=group, operator=operator, reason=reason)
 
 
-@remote(app, "abandon")
+@broker_command(app, "abandon")
 def abandon(
-    session: Session,
+    session: CommandSession,
     group: Group,
     letter: Letters = None,
     *,
@@ -100,40 +103,53 @@ def abandon(
     reason: Reason,
     yes: Yes = False,
 ) -> None:
-    """Close letters for ever: their messages will not be processed."""
-    letters = _chosen(session, group, letter, everything=everything)
+    """Close dead letters for good. Their messages will not be processed."""
+    letters = _selected_letters(session, group, letter, everything=everything)
     if everything:
         session.out.confirm(f"Abandon {len(letters)} letters of group {group}?", yes=yes)
-    _carry_out(session, "dlq.abandon", letters, group=group, operator=operator, reason=reason)
+    _send_letters(session, "dlq.abandon", letters, group=group, operator=operator, reason=reason)
 
 
-def _chosen(
-    session: Session, group: str, letters: list[Place] | None, *, everything: bool
-) -> list[Place]:
+def _selected_letters(
+    session: CommandSession, group: str, letters: list[MessagePlace] | None, *, everything: bool
+) -> list[MessagePlace]:
     if bool(letters) == everything:
-        raise typer.BadParameter("give either the places of letters or --all")
-    return list(_open(session, group)) if everything else letters or []
+        raise typer.BadParameter(
+            "select the letters: use either TOPIC/PARTITION/OFFSET or --all"
+        )
+    return list(_open_letters(session, group)) if everything else letters or []
 
 
-def _open(session: Session, group: str) -> Iterator[Place]:
-    """The letters that wait for somebody to decide: all listed before any is touched,
-    for some may die again.
+def _open_letters(session: CommandSession, group: str) -> Iterator[MessagePlace]:
+    """Return the letters that are not abandoned.
+
+    The caller reads all of them before it replays any, because a replayed message may
+    fail again and be listed again.
     """
     after = 0
     while after is not None:
-        reply = session.client.call("dlq.list", group=group, after=after, limit=AT_ONCE)
+        reply = session.client.call(
+            "dlq.list", group=group, after=after, limit=MAX_LETTERS_PER_CALL
+        )
         after = reply["next"]
         for row in reply["letters"]:
             if row["state"] == "dead":
-                yield Place(row["topic"], row["partition"], row["offset"])
+                yield MessagePlace(row["topic"], row["partition"], row["offset"])
 
 
-def _carry_out(session: Session, call: str, letters: list[Place], **args: object) -> None:
-    """Ends with status 1 where some were refused."""
+def _send_letters(
+    session: CommandSession, call: str, letters: list[MessagePlace], **args: object
+) -> None:
+    """Replay or abandon letters, and show the result.
+
+    Exit status 1: the broker refused some of them.
+    """
     done: list[Any] = []
     refused: list[Any] = []
-    for start in range(0, len(letters), AT_ONCE):
-        reply = session.client.call(call, letters=letters[start : start + AT_ONCE], **args)
+    for start in range(0, len(letters), MAX_LETTERS_PER_CALL):
+        reply = session.client.call(
+            call, letters=letters[start : start + MAX_LETTERS_PER_CALL], **args
+        )
         done += reply["done"]
         refused += reply["refused"]
     rows = [
@@ -147,7 +163,6 @@ def _carry_out(session: Session, call: str, letters: list[Place], **args: object
         raise typer.Exit(FAILED)
 
 
-def _readable(letter: dict[str, Any]) -> dict[str, Any]:
-    """The letter with its body, where it has come along, as text if it is text."""
+def _with_body_text(letter: dict[str, Any]) -> dict[str, Any]:
     body = letter.pop("body", None)
     return letter | body_fields(b64decode(body)) if body is not None else letter

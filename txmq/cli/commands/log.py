@@ -1,6 +1,4 @@
-"""`txmq log`: the log of a broker that is stopped, or an archive: verified, printed,
-repaired.
-"""
+"""`txmq log`: verify, print, search and repair a log, while no broker uses it."""
 
 from __future__ import annotations
 
@@ -12,38 +10,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli.command import local
-from txmq.cli.commands.messages import readable
-from txmq.cli.options import Topic as Named
-from txmq.cli.options import Yes, time_of, token_of
-from txmq.cli.output import FAILED, Output, clock, printable
+from txmq.cli.command import local_command
+from txmq.cli.commands.messages import with_body_text
+from txmq.cli.options import Topic as TopicArgument
+from txmq.cli.options import Yes
+from txmq.cli.output import FAILED, Output, escape_controls, format_time
+from txmq.cli.parsers import parse_time, parse_token
 
 if TYPE_CHECKING:
     from txmq.broker.data_directory.offline import IndexReport
-    from txmq.broker.data_directory.verify import Verified
+    from txmq.broker.data_directory.verify import LogReport
 
 app = typer.Typer(
-    no_args_is_help=True, help="The log of a broker that is stopped, or an archive of segments."
+    no_args_is_help=True,
+    help="Verify, print, search and repair the log of a stopped broker, or an archive.",
 )
 Stored = Annotated[
     int | None,
     typer.Option(
-        "--from", parser=time_of, metavar="TIME", help="Stored then or later, as 2026-07-01."
+        "--from",
+        parser=parse_time,
+        metavar="TIME",
+        help="Stored at this time or later, as 2026-07-01.",
     ),
 ]
-FOUND = ("message_id", "state", "partition", "offset", "key", "tag", "stored_at", "body")
+FOUND_COLUMNS = ("message_id", "state", "partition", "offset", "key", "tag", "stored_at", "body")
 Data = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The data directory, or the folder of an archive.")
+    Path, typer.Argument(metavar="DIR", help="Data directory, or directory of an archive.")
 ]
 Deep = Annotated[
     bool,
-    typer.Option("--deep", help="Also make the index anew, in memory, and compare row by row."),
+    typer.Option("--deep", help="Also rebuild the index in memory, and compare all rows."),
 ]
 Start = Annotated[
-    int, typer.Option("--from", min=0, metavar="POSITION", help="Begin with the record there.")
+    int, typer.Option("--from", min=0, metavar="POSITION", help="Position of the first record.")
 ]
 End = Annotated[
-    int, typer.Option("--to", min=0, metavar="POSITION", help="End before this position.")
+    int, typer.Option("--to", min=0, metavar="POSITION", help="Stop before this position.")
 ]
 Kind = Annotated[
     list[str] | None,
@@ -52,19 +55,19 @@ Kind = Annotated[
 Topic = Annotated[str, typer.Option(metavar="TOPIC", help="Only records about this topic.")]
 Token = Annotated[
     str | None,
-    typer.Option(metavar="TOKEN", parser=token_of, help="Only those of this transaction."),
+    typer.Option(metavar="TOKEN", parser=parse_token, help="Only records of this transaction."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of results.")]
 
 
-@local(app, "verify")
+@local_command(app, "verify")
 def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
-    """Read every record, and compare the index with the log; the exit status is 1 if
-    anything is wrong.
+    """Read all records, and compare the index with the log. Exit status 1: there is
+    damage.
     """
     from txmq.broker.data_directory.offline import check_index
     from txmq.broker.data_directory.verify import verify_log
-    from txmq.store.fs import RealFileSystem
+    from txmq.store.filesystem import RealFileSystem
 
     fs = RealFileSystem()
     found = verify_log(fs, str(data))
@@ -74,7 +77,7 @@ def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
         raise typer.Exit(FAILED)
 
 
-def _log_fields(found: Verified) -> dict[str, Any]:
+def _log_fields(found: LogReport) -> dict[str, Any]:
     return {
         "log_id": str(found.log_id),
         "first": found.first,
@@ -94,7 +97,7 @@ def _index_fields(index: IndexReport | None) -> dict[str, Any]:
     return told | {"misplaced": misplaced, "different": list(index.different)}
 
 
-@local(app, "dump")
+@local_command(app, "dump")
 def dump(
     out: Output,
     data: Data,
@@ -106,26 +109,26 @@ def dump(
     token: Token = None,
     limit: Limit = None,
 ) -> None:
-    """Print records, one a line; damaged spans are told of at the end, and the exit
-    status is 1 then.
+    """Print records, one per line, then the damaged spans. Exit status 1: there are
+    such spans.
     """
-    from txmq.broker.data_directory import dump as dumping
+    from txmq.broker.data_directory import dump as log_dump
     from txmq.broker.data_directory.verify import LogFiles
-    from txmq.store.fs import RealFileSystem
-    from txmq.store.segment import read_log_id
+    from txmq.store.filesystem import RealFileSystem
+    from txmq.store.log.segment import read_log_id
 
-    unknown = sorted(set(kind or ()) - {*dumping.kinds(), "Lost"})
+    unknown = sorted(set(kind or ()) - {*log_dump.kinds(), "Lost"})
     if unknown:
-        raise typer.BadParameter(f"there is no kind {unknown[0]}: {', '.join(dumping.kinds())}")
+        raise typer.BadParameter(f"unknown kind {unknown[0]!r}: use {', '.join(log_dump.kinds())}")
     fs, directory = RealFileSystem(), str(data)
     files, log_id = LogFiles(fs, directory), read_log_id(fs, directory)
-    names = {} if log_id is None else dumping.topic_names(fs, directory, log_id, files)
+    names = {} if log_id is None else log_dump.topic_names(fs, directory, log_id, files)
     files.damaged.clear()
-    wanted = dumping.Wanted(start, end, tuple(kind or ()), topic, bytes.fromhex(token or ""))
-    for record in islice(dumping.dump(files, wanted, names), limit):
-        out.line(record, _line(record))
+    query = log_dump.RecordFilter(start, end, tuple(kind or ()), topic, bytes.fromhex(token or ""))
+    for record in islice(log_dump.dump(files, query, names), limit):
+        out.print_line(record, _record_text(record))
     for damage in files.damaged:
-        out.line(
+        out.print_line(
             {"damaged": damage._asdict()},
             f"{damage.position} DAMAGED to {damage.end}: {damage.reason}",
         )
@@ -133,76 +136,76 @@ def dump(
         raise typer.Exit(FAILED)
 
 
-@local(app, "find")
-def find(  # its options
+@local_command(app, "find")
+def find(  # noqa: PLR0913  # its options
     out: Output,
     data: Data,
-    topic: Named,
+    topic: TopicArgument,
     *,
     key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
     message: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Only the message of this id.")
+        str | None, typer.Option("--id", metavar="ID", help="Only the message with this id.")
     ] = None,
     start: Stored = None,
     end: Annotated[
-        int | None, typer.Option("--to", parser=time_of, metavar="TIME", help="Stored before.")
+        int | None,
+        typer.Option("--to", parser=parse_time, metavar="TIME", help="Stored before this time."),
     ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Only in this partition.")] = None,
-    offset: Annotated[int, typer.Option(min=0, help="From this offset on.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="First offset.")] = 0,
     limit: Limit = 1_000,
 ) -> None:
-    """Find messages of a topic in an archive, or in the log of a broker that is
-    stopped, in the order of storing.
-    """
+    """Find messages of a topic in a log or an archive, in the order of storage."""
     from txmq.broker.data_directory.verify import LogFiles
-    from txmq.broker.search.offline_search import Digging, Place
-    from txmq.broker.search.search import Wanted
+    from txmq.broker.search.offline_search import OfflineSearch, SearchScope
+    from txmq.broker.search.search import SearchQuery
     from txmq.model.message import parse_message_id
-    from txmq.store.fs import RealFileSystem
+    from txmq.store.filesystem import RealFileSystem
 
     files = LogFiles(RealFileSystem(), str(data))
-    wanted = Wanted(
+    query = SearchQuery(
         key, None if message is None else parse_message_id(message), start, end, bodies=True
     )
-    rows = Digging(files, Place(topic, partition, offset), wanted).rows()
-    told = [readable(row) for row in rows[:limit]]
+    rows = OfflineSearch(files, SearchScope(topic, partition, offset), query).rows()
+    page = [with_body_text(row) for row in rows[:limit]]
     damaged = [damage._asdict() for damage in files.damaged]
     out.show(
-        {"messages": told, "more": limit is not None and len(rows) > limit, "damaged": damaged},
-        columns=FOUND,
+        {"messages": page, "more": limit is not None and len(rows) > limit, "damaged": damaged},
+        columns=FOUND_COLUMNS,
     )
     if damaged:
         raise typer.Exit(FAILED)
 
 
-def _line(record: dict[str, Any]) -> str:
-    event = printable(json.dumps(record.get("event", {}), ensure_ascii=False))
-    return f"{record['position']} {clock(record['stored_at'])} {record['kind']} {event}"
+def _record_text(record: dict[str, Any]) -> str:
+    event = escape_controls(json.dumps(record.get("event", {}), ensure_ascii=False))
+    return f"{record['position']} {format_time(record['stored_at'])} {record['kind']} {event}"
 
 
-@local(app, "repair")
+@local_command(app, "repair")
 def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
-    """Accept that damaged records are lost, so that the broker starts again; a copy of
-    what was there is kept.
+    """Accept the loss of damaged records, so that the broker can start. A copy of the
+    damaged files is kept.
     """
-    from txmq.broker.data_directory.offline import known_durable
-    from txmq.store.fs import RealFileSystem
-    from txmq.store.repair import repair as repair_log
+    from txmq.broker.data_directory.offline import durable_position
+    from txmq.store.filesystem import RealFileSystem
+    from txmq.store.log.repair import repair as repair_log
 
     out.confirm(
-        f"Give up what is damaged in {data}? Restore a backup first, if there is one.", yes=yes
+        f"Give up the damaged records in {data}? Restore a backup instead, if there is one.",
+        yes=yes,
     )
     fs = RealFileSystem()
-    lost = repair_log(fs, str(data), durable=known_durable(fs, data))
+    lost = repair_log(fs, str(data), durable=durable_position(fs, data))
     out.show({"lost": [damage._asdict() for damage in lost]})
 
 
-@local(app, "rebuild")
+@local_command(app, "rebuild")
 def rebuild(out: Output, data: Data) -> None:
-    """Throw the index away and make it anew from the newest snapshot and the log."""
+    """Rebuild the index from the newest snapshot and the log."""
     from txmq.broker.data_directory.offline import rebuild as rebuild_index
-    from txmq.config.broker import load
-    from txmq.store.fs import RealFileSystem
+    from txmq.config.broker import load_broker
+    from txmq.store.filesystem import RealFileSystem
 
-    settings = load(None, {"data": data}).broker
+    settings = load_broker(None, {"data": data}).broker
     out.show(rebuild_index(RealFileSystem(), settings, time.time_ns() // 1_000)._asdict())

@@ -1,4 +1,4 @@
-"""`txmq message`: single messages."""
+"""`txmq message`: find, show and recall single messages."""
 
 from __future__ import annotations
 
@@ -7,83 +7,91 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import Session, remote
-from txmq.cli.options import Topic, name_of, time_of
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.options import Topic
 from txmq.cli.output import FAILED, body_fields
+from txmq.cli.parsers import parse_name, parse_time
 
-app = typer.Typer(no_args_is_help=True, help="Single messages.")
+app = typer.Typer(no_args_is_help=True, help="Find, show and recall single messages.")
 PAGE = 1_000
-FOUND = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
+FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
 COLUMNS = ("message_id", "topic", "partition", "due_at", "size")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")]
 From = Annotated[
     int | None,
     typer.Option(
-        "--from", parser=time_of, metavar="TIME", help="Stored then or later, as 2026-07-01."
+        "--from",
+        parser=parse_time,
+        metavar="TIME",
+        help="Stored at this time or later, as 2026-07-01.",
     ),
 ]
 Ids = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of messages.")]
 
 
-@remote(app, "delayed")
+@broker_command(app, "delayed")
 def delayed(
-    session: Session,
+    session: CommandSession,
     *,
     topic: Annotated[
-        str | None, typer.Option(parser=name_of, metavar="TOPIC", help="Only those of this topic.")
+        str | None,
+        typer.Option(parser=parse_name, metavar="TOPIC", help="Only messages of this topic."),
     ] = None,
     after: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER,NUMBER", help="Go on here: `next` of the page before."),
+        typer.Option(metavar="NUMBER,NUMBER", help="Start here: `next` of the previous page."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")
+    ] = 100,
 ) -> None:
-    """List the messages that wait for their time of delivery, the next ones first."""
-    session.show("message.delayed", columns=COLUMNS, topic=topic, after=_pair(after), limit=limit)
+    """List delayed messages, those that are due next first."""
+    session.show(
+        "message.delayed", columns=COLUMNS, topic=topic, after=_parse_page_start(after), limit=limit
+    )
 
 
-@remote(app, "recall")
-def recall(session: Session, message: Ids) -> None:
-    """Take messages back that wait for their time of delivery: all of them, or none
-    where it is too late for one.
-    """
+@broker_command(app, "recall")
+def recall(session: CommandSession, message: Ids) -> None:
+    """Recall delayed messages: all of them, or none if one is already due."""
     session.show("message.recall", ids=message)
 
 
-@remote(app, "show")
-def show(session: Session, message: Id) -> None:
-    """Show a message that waits for its time, or is of a transaction. Others: `txmq
-    message find TOPIC --id ID`.
+@broker_command(app, "show")
+def show(session: CommandSession, message: Id) -> None:
+    """Show a delayed message, or a message of a transaction. Find other messages with
+    `txmq message find TOPIC --id ID`.
     """
-    found = session.client.call("message.show", id=message, bodies=True)["message"]
-    if found is None:
+    reply = session.client.call("message.show", id=message, bodies=True)["message"]
+    if reply is None:
         session.out.show({"message": None})
         raise typer.Exit(FAILED)
-    session.out.show(readable(found))
+    session.out.show(with_body_text(reply))
 
 
-@remote(app, "find")
-def find(  # its options
-    session: Session,
+@broker_command(app, "find")
+def find(  # noqa: PLR0913  # its options
+    session: CommandSession,
     topic: Topic,
     *,
     key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
     message: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Only the message of this id.")
+        str | None, typer.Option("--id", metavar="ID", help="Only the message with this id.")
     ] = None,
     start: From = None,
     end: Annotated[
-        int | None, typer.Option("--to", parser=time_of, metavar="TIME", help="Stored before.")
+        int | None,
+        typer.Option("--to", parser=parse_time, metavar="TIME", help="Stored before this time."),
     ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Only in this partition.")] = None,
-    offset: Annotated[int, typer.Option(min=0, help="From this offset on, with --partition.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 100,
+    offset: Annotated[int, typer.Option(min=0, help="First offset, with --partition.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 100,
 ) -> None:
-    """Find messages of a topic, by key, id, time and place; in the order of partitions
+    """Find messages of a topic by key, id, time and place, in the order of partitions
     and offsets.
     """
-    wanted = {
+    query = {
         "key": key,
         "id": message,
         "start": start,
@@ -92,30 +100,32 @@ def find(  # its options
         "offset": offset,
     }
     rows: list[dict[str, Any]] = []
-    following: Any = None
+    next_page: Any = None
     while len(rows) < limit:
-        room = min(limit - len(rows), PAGE)
+        size = min(limit - len(rows), PAGE)
         page = session.client.call(
-            "message.find", topic=topic, **wanted, after=following, limit=room, bodies=True
+            "message.find", topic=topic, **query, after=next_page, limit=size, bodies=True
         )
-        rows += map(readable, page["messages"])
-        following = page["next"]
-        if following is None:
+        rows += map(with_body_text, page["messages"])
+        next_page = page["next"]
+        if next_page is None:
             break
-    session.out.show({"messages": rows, "more": following is not None}, columns=FOUND)
+    session.out.show({"messages": rows, "more": next_page is not None}, columns=FOUND_COLUMNS)
 
 
-def readable(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its body as text, if it is text."""
+def with_body_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with its body decoded."""
     body = message.pop("body", None)
     return message | body_fields(b64decode(body)) if body is not None else message
 
 
-def _pair(text: str | None) -> tuple[int, int] | None:
+def _parse_page_start(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     first, _, second = text.strip("[] ").partition(",")
     try:
         return int(first), int(second)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no `next` of a page") from None
+        raise typer.BadParameter(
+            f"invalid page {text!r}: use `next` of the previous page"
+        ) from None

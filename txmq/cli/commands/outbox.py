@@ -1,4 +1,4 @@
-"""`txmq outbox`: what waits in a database for a broker that was away."""
+"""`txmq outbox`: rows that wait in a database until their broker is back."""
 
 from __future__ import annotations
 
@@ -12,158 +12,160 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli.command import local
+from txmq.cli.command import local_command
 from txmq.cli.commands.schema import Dsn
 from txmq.cli.options import Operator, Reason, Yes
 from txmq.cli.output import Output, body_fields
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.tx.outbox_entry import Entry
-    from txmq.tx.postgres.outbox_rows import Waiting
+    from txmq.tx.outbox_entry import OutboxEntry
+    from txmq.tx.postgres.outbox_rows import ListedRow
     from txmq.tx.postgres.session import Connection
 
 app = typer.Typer(
-    no_args_is_help=True, help="Transactions that wait in a database for a broker that was away."
+    no_args_is_help=True,
+    help="Inspect the rows that wait in a database until their broker is back.",
 )
 Seq = Annotated[
     int,
-    typer.Argument(metavar="SEQ", min=1, help="Number of the row, as `txmq outbox list` shows it."),
+    typer.Argument(metavar="SEQ", min=1, help="Number of the row; see `txmq outbox list`."),
 ]
-MOST = 10_000
+MAX_ROWS = 10_000
 
 
-@local(app, "list")
+@local_command(app, "list")
 def list_(
     out: Output,
     dsn: Dsn,
     *,
-    limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows.")] = 100,
 ) -> None:
-    """List what waits, in the order in which it is published: the first row of a broker
-    holds up those behind it.
+    """List rows in the order of publication. The first row of a broker holds up the
+    later ones.
     """
     from txmq.tx.postgres import outbox_rows
 
-    with _connected(dsn) as connection:
-        found = outbox_rows.waiting(connection, limit)
-    out.show({"rows": [_told(row) for row in found]})
+    with _open_database(dsn) as connection:
+        rows = outbox_rows.list_rows(connection, limit)
+    out.show({"rows": [_row_fields(row) for row in rows]})
 
 
-@local(app, "show")
+@local_command(app, "show")
 def show(
     out: Output,
     dsn: Dsn,
     seq: Seq,
     *,
-    bodies: Annotated[
-        bool, typer.Option("--bodies", help="With the bodies of the messages.")
-    ] = False,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")] = False,
 ) -> None:
     """Show the messages of a row."""
-    from txmq.tx.outbox_entry import unpack
+    from txmq.tx.outbox_entry import unpack_entries
 
-    with _connected(dsn) as connection:
-        row, content = _found(connection, seq)
-    messages = [message for entry in unpack(content) for message in _messages(entry, bodies=bodies)]
-    out.show(_told(row) | {"rows": messages})
+    with _open_database(dsn) as connection:
+        row, content = _find_row(connection, seq)
+    messages = [
+        message
+        for entry in unpack_entries(content)
+        for message in _message_rows(entry, bodies=bodies)
+    ]
+    out.show(_row_fields(row) | {"rows": messages})
 
 
-@local(app, "drop")
+@local_command(app, "drop")
 def drop(
     out: Output,
     dsn: Dsn,
     seq: Seq,
     *,
     keep: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where the row, who and why are written first.")
+        Path, typer.Option(metavar="FILE", help="File for the row, with operator and reason.")
     ],
     reason: Reason,
     operator: Operator,
     yes: Yes = False,
 ) -> None:
-    """Take a row out: its messages are never sent, though its transaction has
-    committed. What it held is kept.
+    """Write a row to a file, then delete it. Its messages are never sent, although its
+    transaction has committed.
     """
     from txmq.tx.postgres import outbox_rows
 
-    out.confirm(f"Drop row {seq}? Its messages are never sent.", yes=yes)
-    with _connected(dsn) as connection:
-        row, content = _found(connection, seq)
-        kept = _told(row) | {
+    out.confirm(f"Drop row {seq}? Its messages will never be sent.", yes=yes)
+    with _open_database(dsn) as connection:
+        row, content = _find_row(connection, seq)
+        record = _row_fields(row) | {
             "content": b64encode(content).decode(),
             "operator": operator,
             "reason": reason,
         }
-        _append(keep, json.dumps(kept))
+        _append(keep, json.dumps(record))
         dropped = outbox_rows.drop(connection, seq)
     out.show({"seq": seq, "token": row.token.hex, "dropped": dropped, "kept": str(keep)})
 
 
-@local(app, "renew")
+@local_command(app, "renew")
 def renew(out: Output, dsn: Dsn, seq: Seq, *, yes: Yes = False) -> None:
-    """Give a row that is older than the outcomes brokers keep (7 days) a new token, so
-    that it can be published.
+    """Give a row a new token, so that its broker accepts it although it is older than 7
+    days.
 
-    Only if it certainly was not: nobody would know the messages again.
+    Renew only rows that certainly were not published: a second publication would not be
+    recognized.
     """
     from txmq.client.protocol.transaction.tokens import new_token
     from txmq.tx.postgres import outbox_rows
 
-    question = (
-        f"Renew row {seq}? If it was published and only its deletion failed, it is published twice."
-    )
+    question = f"Renew row {seq}? If its messages were published before, they are published twice."
     out.confirm(question, yes=yes)
-    with _connected(dsn) as connection:
-        row, _content = _found(connection, seq)
+    with _open_database(dsn) as connection:
+        row, _content = _find_row(connection, seq)
         token = new_token()
         renewed = outbox_rows.renew(connection, row, token)
     out.show({"seq": seq, "token": token.hex, "replaced": row.token.hex, "renewed": renewed})
 
 
 @contextmanager
-def _connected(dsn: str) -> Iterator[Connection]:
+def _open_database(dsn: str) -> Iterator[Connection]:
     from txmq.tx.postgres.session import connect
 
     with closing(connect(dsn, application_name="txmq outbox")) as connection:
         yield connection
 
 
-def _found(connection: Connection, seq: int) -> tuple[Waiting, bytes]:
+def _find_row(connection: Connection, seq: int) -> tuple[ListedRow, bytes]:
     from txmq.tx.postgres import outbox_rows
 
-    row = outbox_rows.one(connection, seq)
+    row = outbox_rows.find_row(connection, seq)
     content = outbox_rows.content_of(connection, seq)
     if row is None or content is None:
         raise ConfigError(
             "seq",
             f"the outbox has no row {seq}",
-            hint="it may just have been published: txmq outbox list",
+            hint="it may have been published by now; list the rows with: txmq outbox list DSN",
         )
     return row, content
 
 
-def _messages(entry: Entry, *, bodies: bool) -> Iterator[dict[str, Any]]:
+def _message_rows(entry: OutboxEntry, *, bodies: bool) -> Iterator[dict[str, Any]]:
     from txmq.batch import BatchView
 
     view = BatchView(entry.batch)
     for key, tag, body in zip(view.keys, view.tags, view.bodies, strict=True):
-        told = {
+        fields = {
             "topic": entry.topic,
             "partition": entry.partition,
             "key": key,
             "tag": tag,
             "size": len(body),
         }
-        yield told | body_fields(body) if bodies else told
+        yield fields | body_fields(body) if bodies else fields
 
 
-def _told(row: Waiting) -> dict[str, Any]:
+def _row_fields(row: ListedRow) -> dict[str, Any]:
     return row._asdict() | {"token": row.token.hex, "log_id": str(row.log_id)}
 
 
 def _append(path: Path, line: str) -> None:
-    """On disk before the row goes."""
+    """Write `line` to disk, before the row is deleted."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -171,5 +173,5 @@ def _append(path: Path, line: str) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise ConfigError(
-            "keep", f"{path}: {error.strerror}", hint="name a file that can be written"
+            "keep", f"cannot write {path}: {error.strerror}", hint="choose another file"
         ) from None

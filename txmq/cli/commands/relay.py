@@ -1,6 +1,4 @@
-"""`txmq relay`: messages that services emit into their PostgreSQL transactions, brought
-to the broker.
-"""
+"""`txmq relay`: send messages from the log of PostgreSQL to the broker."""
 
 from __future__ import annotations
 
@@ -13,31 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli.command import local
+from txmq.cli.command import local_command
 from txmq.cli.commands.schema import Dsn
 from txmq.cli.options import Yes
 from txmq.cli.output import FAILED, Output
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.config.broker import Relay as RelaySettings
+    from txmq.config.broker import RelaySettings
     from txmq.relay.slot import SlotStatus
     from txmq.tx.postgres.session import Connection
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Messages from PostgreSQL's log to the broker, and the slot they wait in.",
+    help="Run the relay from the log of PostgreSQL to the broker, and manage its slot.",
 )
 DEFAULT_SLOT = "txmq_relay"
 MIB = 1 << 20
 Config = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Settings, as TOML: its [relay] section; options go before it."
+        metavar="FILE",
+        help="Settings as TOML, section relay; command-line options override them.",
     ),
 ]
 Database = Annotated[
-    str | None, typer.Option("--dsn", envvar="TXMQ_DSN", metavar="DSN", help="The database.")
+    str | None,
+    typer.Option(
+        "--dsn", envvar="TXMQ_DSN", metavar="DSN", help="Connection string or URI of the database."
+    ),
 ]
 Broker = Annotated[
     str | None,
@@ -46,31 +48,33 @@ Broker = Annotated[
         "--url",
         envvar="TXMQ_BROKER",
         metavar="URL",
-        help="The broker to bring messages to.",
+        help="URL of the broker.",
     ),
 ]
 Skip = Annotated[
     list[int] | None,
     typer.Option(
         metavar="LSN",
-        help="Leave this transaction out for good; `relay.refused` in the log names it.",
+        help="Skip this transaction for good; log event `relay.refused` names it.",
     ),
 ]
-Slot = Annotated[str, typer.Option("--slot", metavar="NAME", help="The replication slot.")]
+Slot = Annotated[str, typer.Option("--slot", metavar="NAME", help="Name of the replication slot.")]
 SlotOrNone = Annotated[
-    str | None, typer.Option("--slot", metavar="NAME", help="The replication slot.")
+    str | None, typer.Option("--slot", metavar="NAME", help="Name of the replication slot.")
 ]
 Retained = Annotated[
     int,
-    typer.Option(min=1, metavar="MIB", help="An alarm where the slot keeps more log than that."),
+    typer.Option(min=1, metavar="MIB", help="Raise an alarm if the slot keeps more log."),
 ]
 Lag = Annotated[
     float,
-    typer.Option(min=0, metavar="SECONDS", help="An alarm where its reader is behind by more."),
+    typer.Option(
+        min=0, metavar="SECONDS", help="Raise an alarm if the reader lags behind by more."
+    ),
 ]
 
 
-@local(app, "run")
+@local_command(app, "run")
 def run(
     out: Output,
     *,
@@ -80,32 +84,33 @@ def run(
     slot: SlotOrNone = None,
     skip: Skip = None,
 ) -> None:
-    """Bring what is committed to the broker, until SIGTERM. The slot must be there:
+    """Send committed messages to the broker, until SIGTERM. Create the slot first:
     `txmq relay create`.
     """
     from txmq.cli import logs
+    from txmq.client.blocking.core import core_of
     from txmq.config.broker import load_relay
     from txmq.relay.relay import Relay, RelayPolicy
 
-    chosen = load_relay(config, {"dsn": dsn, "broker": broker, "slot": slot})
+    settings = load_relay(config, {"dsn": dsn, "broker": broker, "slot": slot})
     policy = RelayPolicy(
-        chosen.confirm_every_s,
-        chosen.look_every_s,
-        chosen.alarm_mib * MIB,
-        chosen.alarm_lag_s,
+        settings.confirm_every_s,
+        settings.look_every_s,
+        settings.alarm_mib * MIB,
+        settings.alarm_lag_s,
         frozenset(skip or ()),
     )
     logs.configure(as_json=out.as_json)
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
-    with closing(_client(chosen)) as client:
-        relay = Relay(client.core, chosen.dsn, chosen.slot, policy)
-        out.line({"ready": chosen.slot}, f"ready {chosen.slot}")
+    with closing(_open_client(settings)) as client:
+        relay = Relay(core_of(client), settings.dsn, settings.slot, policy)
+        out.print_line({"ready": settings.slot}, f"ready {settings.slot}")
         relay.run(stop)
 
 
-@local(app, "status")
+@local_command(app, "status")
 def status(
     out: Output,
     dsn: Dsn,
@@ -114,74 +119,76 @@ def status(
     alarm_mib: Retained = 1_024,
     alarm_lag_s: Lag = 60.0,
 ) -> None:
-    """Show how much log the slot keeps and how far its reader is; the exit status is 1
-    if something is wrong.
+    """Show the log that the slot keeps, and the lag of its reader. Exit status 1:
+    something is wrong.
     """
     from txmq.relay import slot as slots
 
-    with _connected(dsn) as connection:
-        found = slots.measured(connection, slot)
-    if found is None:
-        raise ConfigError("slot", f"there is no slot {slot}", hint=slots.CREATE)
-    alarms = found.alarms(retained=alarm_mib * MIB, lag_s=alarm_lag_s)
-    if found.unfit:
-        alarms["unfit"] = f"slot {slot} {found.unfit}"
+    with _open_database(dsn) as connection:
+        shown = slots.find_with_lag(connection, slot)
+    if shown is None:
+        raise ConfigError("slot", f"slot {slot} does not exist", hint=slots.CREATE)
+    alarms = shown.alarms(retained=alarm_mib * MIB, lag_s=alarm_lag_s)
+    if shown.unfit:
+        alarms["unfit"] = f"slot {slot} {shown.unfit}"
     out.show(
-        _fields(found)
+        _slot_fields(shown)
         | {"alarms": [{"kind": kind, "alarm": text} for kind, text in alarms.items()]}
     )
     if alarms:
         raise typer.Exit(FAILED)
 
 
-@local(app, "create")
+@local_command(app, "create")
 def create(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT) -> None:
-    """Make the slot: from now on PostgreSQL keeps its log until a relay has read it."""
+    """Create the slot. From then on PostgreSQL keeps its log until a relay has read
+    it.
+    """
     from txmq.relay import slot as slots
 
-    with _connected(dsn) as connection:
-        out.show(_fields(slots.create(connection, slot)))
+    with _open_database(dsn) as connection:
+        out.show(_slot_fields(slots.create(connection, slot)))
 
 
-@local(app, "drop")
+@local_command(app, "drop")
 def drop(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, yes: Yes = False) -> None:
-    """Drop the slot. What was committed and not yet read is never sent."""
+    """Drop the slot. Committed messages that no relay has read are never sent."""
     from txmq.relay import slot as slots
 
-    out.confirm(f"Drop slot {slot}? What it still holds is never sent.", yes=yes)
-    with _connected(dsn) as connection:
+    out.confirm(f"Drop slot {slot}? Messages that it still holds are never sent.", yes=yes)
+    with _open_database(dsn) as connection:
         slots.drop(connection, slot)
     out.show({"dropped": slot})
 
 
-def _client(chosen: RelaySettings) -> Any:  # the blocking client, loaded with the command
-    from txmq.client.blocking.client import connect
+def _open_client(settings: RelaySettings) -> Any:  # noqa: ANN401  # the blocking client is imported when it is used
+    from txmq.client.blocking.connect import connect
 
-    return connect(chosen.broker, service="txmq-relay", timeout=chosen.timeout_s)
+    return connect(settings.broker, service="txmq-relay", timeout=settings.timeout_s)
 
 
 @contextmanager
-def _connected(dsn: str) -> Iterator[Connection]:
+def _open_database(dsn: str) -> Iterator[Connection]:
     from txmq.tx.postgres.session import connect
 
     with closing(connect(dsn, application_name="txmq relay")) as connection:
         yield connection
 
 
-def _fields(found: SlotStatus) -> dict[str, Any]:
+def _slot_fields(slot: SlotStatus) -> dict[str, Any]:
     return {
-        "slot": found.name,
-        "database": found.database,
-        "active": found.active_pid is not None,
-        "restart_lsn": _lsn(found.restart_lsn),
-        "confirmed_lsn": _lsn(found.confirmed_lsn),
-        "current_lsn": _lsn(found.current_lsn),
-        "retained_bytes": found.retained,
-        "lag_seconds": found.lag_s,
-        "wal_status": found.wal_status,
-        "safe_wal_size": found.safe_wal_size,
+        "slot": slot.name,
+        "database": slot.database,
+        "active": slot.active_pid is not None,
+        "restart_lsn": _format_lsn(slot.restart_lsn),
+        "confirmed_lsn": _format_lsn(slot.confirmed_lsn),
+        "current_lsn": _format_lsn(slot.current_lsn),
+        "retained_bytes": slot.retained,
+        "lag_seconds": slot.lag_s,
+        "wal_status": slot.wal_status,
+        "safe_wal_size": slot.safe_wal_size,
     }
 
 
-def _lsn(place: int | None) -> str | None:
-    return None if place is None else f"{place >> 32:X}/{place & 0xFFFFFFFF:X}"
+def _format_lsn(position: int | None) -> str | None:
+    return None if position is None else f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"

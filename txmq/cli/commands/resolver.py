@@ -1,9 +1,9 @@
-"""`txmq resolver`: finds out what became of a broker's half messages, and fetches what
-waits for it in outboxes.
+"""`txmq resolver`: decide undecided transactions and publish outboxes, outside the
+broker.
 
-A process of its own, for a database that the broker itself cannot reach, or that keeps
-it too busy. Any number of them, and the broker's own, may work at once: the token's row
-decides, whoever reads it.
+It is a process of its own for databases that the broker cannot reach, or that would
+keep it busy. Several resolvers may run at once, beside the one in the broker: the token
+row decides, whichever process reads it.
 """
 
 from __future__ import annotations
@@ -20,121 +20,119 @@ from uuid import UUID
 
 import typer
 
-from txmq.cli.command import Client, Session, remote
+from txmq.cli.command import CommandClient, CommandSession, broker_command
 from txmq.errors import RequestRejected, TxmqError
 from txmq.model.message import UNKNOWN
+from txmq.model.units import HOUR, SECOND
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from txmq.tx.postgres.outbox import Queued
+    from txmq.tx.postgres.outbox import OutboxRow
     from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
 
-AT_ONCE = 10_000  # undecided transactions looked at in one round, the oldest first
-SECOND = 1_000_000
-UPKEEP_US = 3_600 * SECOND  # as the broker does it itself
+MAX_TRANSACTIONS = 10_000  # in one round, the oldest first
+MAINTENANCE_US = HOUR  # the interval of the broker's own resolver
 
 Config = Annotated[
     Path,
-    typer.Option(metavar="FILE", help="Settings, as TOML: its [[resolver]] sections are used."),
+    typer.Option(metavar="FILE", help="Settings as TOML: sections resolver and checks are used."),
 ]
 Every = Annotated[
-    float, typer.Option(min=0.05, metavar="SECONDS", help="The pause between two rounds.")
+    float, typer.Option(min=0.05, metavar="SECONDS", help="Pause between two rounds.")
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
-    remote(app, "resolver")(resolver)
+    """Add the command to `app`."""
+    broker_command(app, "resolver")(resolver)
 
 
-def resolver(session: Session, *, config: Config, every: Every = 2.0) -> None:
-    """Decide undecided transactions by their databases' token rows, until SIGTERM."""
+def resolver(session: CommandSession, *, config: Config, every: Every = 2.0) -> None:
+    """Decide undecided transactions by the token rows of their databases, until
+    SIGTERM.
+    """
     import structlog
 
     from txmq.cli import logs
     from txmq.config.broker import load_resolvers
     from txmq.tx.postgres.resolver import ResolverPolicy, TokenResolver
 
-    chosen = load_resolvers(config)
+    settings = load_resolvers(config)
     logs.configure(as_json=session.out.as_json)
     databases = {
         one.name: TokenResolver(
             one.dsn, policy=ResolverPolicy(end_stuck_after_s=one.end_backend_after_s)
         )
-        for one in chosen.resolver
+        for one in settings.resolver
     }
     shown = session.client.call("broker.show")
-    broker = Broker(UUID(shown["log_id"]), shown["name"])
-    rounds = Rounds(
+    broker = ResolvedBroker(UUID(shown["log_id"]), shown["name"])
+    rounds = ResolverRounds(
         session.client,
         broker,
         databases,
-        int(chosen.checks.first_s * SECOND),
+        int(settings.checks.first_s * SECOND),
         structlog.get_logger(),
-        partial(_hand_over, session.client),
+        partial(_publish_row, session.client),
     )
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
-    session.out.line({"ready": list(databases)}, f"ready {' '.join(databases)}")
+    session.out.print_line({"ready": list(databases)}, f"ready {' '.join(databases)}")
     while not stop.wait(every):
-        rounds.go(time.time_ns() // 1_000)
+        rounds.run_round(time.time_ns() // 1_000)
 
 
-class Broker(NamedTuple):
-    """Whose transactions these are."""
+class ResolvedBroker(NamedTuple):
+    """The broker whose transactions are resolved."""
 
     log_id: UUID
     name: str
 
 
-class Rounds:
-    """Rounds of questions and answers. Transactions younger than `first_us` are left to
-    their producers.
+class ResolverRounds:
+    """Rounds of reading undecided transactions and deciding them.
 
-    Now and then the broker is reported to the databases, and their token tables are
-    kept in order.
+    Transactions younger than `first_us` are left to their producers. Once an hour the
+    databases learn the oldest undecided token of the broker, and their token tables are
+    maintained.
     """
 
     def __init__(
         self,
-        client: Client,
-        broker: Broker,
+        client: CommandClient,
+        broker: ResolvedBroker,
         databases: dict[str, TokenResolver],
         first_us: int,
         log: FilteringBoundLogger,
-        hand_over: Callable[[Queued], None],
+        publish_row: Callable[[OutboxRow], None],
     ) -> None:
-        self._hand_over = hand_over
+        self._publish_row = publish_row
         self._client, self._broker, self._databases = client, broker, databases
         self._first_us, self._log = first_us, log
         self._troubles: dict[str, set[str]] = {}
-        self._upkeep_at = 0
+        self._maintenance_at = 0
 
-    def go(self, now: int) -> None:
-        """One round; a broker that cannot be reached now is asked again in the next
-        one.
-        """
+    def run_round(self, now: int) -> None:
+        """Run one round. If the broker is unreachable, the next round tries again."""
         try:
-            if now >= self._upkeep_at:
-                self._look_after_tokens()
-                self._upkeep_at = now + UPKEEP_US
-            rows = self._client.call("tx.list", state="undecided", limit=AT_ONCE)["transactions"]
-            self._publish()
-            self._decide(
-                [
-                    row
-                    for row in rows
-                    if row["decider"][0] == "postgres" and row["stored_at"] + self._first_us <= now
-                ]
-            )
+            if now >= self._maintenance_at:
+                self._maintain_tokens()
+                self._maintenance_at = now + MAINTENANCE_US
+            reply = self._client.call("tx.list", state="undecided", limit=MAX_TRANSACTIONS)
+            self._publish_outboxes()
+            self._decide([row for row in reply["transactions"] if self._is_due(row, now)])
         except TxmqError as error:
             if not error.retriable:
                 raise
             self._log.warning("resolver.interrupted", error=str(error))
 
-    def _look_after_tokens(self) -> None:
+    def _is_due(self, row: dict[str, Any], now: int) -> bool:
+        old_enough: bool = row["stored_at"] + self._first_us <= now
+        return old_enough and row["decider"][0] == "postgres"
+
+    def _maintain_tokens(self) -> None:
         oldest = self._client.call("tx.oldest")["oldest"]
         for name, database in self._databases.items():
             report = database.maintain(*self._broker, None if oldest is None else UUID(oldest))
@@ -143,37 +141,39 @@ class Rounds:
             elif any(report):
                 self._log.info("resolver.upkeep", resolver=name, **report._asdict())
 
-    def _publish(self) -> None:
-        """What waits in the outboxes goes to the broker, in order; a row is deleted
-        once the broker has it.
+    def _publish_outboxes(self) -> None:
+        """Publish the rows of the outboxes, in order; delete a row once the broker has
+        it.
         """
         for name, database in self._databases.items():
             done: list[int] = []
             while rows := database.fetch(self._broker.log_id, done):
-                done = [row.seq for row in takewhile(self._handed_over, rows)]
+                done = [row.seq for row in takewhile(self._try_publish, rows)]
                 self._log.info("outbox.published", resolver=name, transactions=len(done))
                 if len(done) < len(rows):
                     database.fetch(self._broker.log_id, done)
                     break
 
-    def _handed_over(self, row: Queued) -> bool:
-        """Whether the broker has the row. If not, those after it have to wait: they may
-        have its keys.
+    def _try_publish(self, row: OutboxRow) -> bool:
+        """Publish a row; return whether the broker has it.
+
+        After a failure the later rows have to wait, because they may have the same
+        keys.
         """
         try:
-            self._hand_over(row)
+            self._publish_row(row)
         except TxmqError as error:
             self._log.error("outbox.stuck", token=row.token.hex, reason=str(error))
             return False
         return True
 
     def _decide(self, rows: Sequence[dict[str, Any]]) -> None:
-        """The databases in turn: what one does not know, the next one is asked."""
+        """Ask the databases in turn; the next one gets what is still unknown."""
         for name, database in self._databases.items():
             answers = (
                 database.resolve([_check(row, self._broker.log_id) for row in rows]) if rows else []
             )
-            self._tell_troubles(
+            self._log_troubles(
                 name, {answer.reason for answer in answers if answer.verdict is UNKNOWN}
             )
             for row, answer in zip(rows, answers, strict=True):
@@ -186,9 +186,7 @@ class Rounds:
     def _answer(self, name: str, token: str, answer: Answer) -> None:
         try:
             reply = self._client.call("checks.answer", token=token, answer=answer.verdict.name)
-        except (
-            RequestRejected
-        ) as error:  # decided otherwise meanwhile, which the broker has recorded
+        except RequestRejected as error:  # decided otherwise by now; the broker recorded it
             self._log.error("resolver.refused", resolver=name, token=token, error=str(error))
         else:
             self._log.info(
@@ -199,19 +197,20 @@ class Rounds:
                 state=reply["state"],
             )
 
-    def _tell_troubles(self, name: str, reasons: set[str]) -> None:
-        """Each reason once, not in every round."""
+    def _log_troubles(self, name: str, reasons: set[str]) -> None:
+        """Log each reason once, not in every round."""
         for reason in sorted(reasons - self._troubles.get(name, set())):
             self._log.warning("resolver.unknown", resolver=name, reason=reason)
         self._troubles[name] = reasons
 
 
-def _hand_over(client: Client, row: Queued) -> None:
+def _publish_row(client: CommandClient, row: OutboxRow) -> None:
     from txmq.client.blocking.client import Client as Blocking
-    from txmq.client.blocking.transaction.outbox_handover import hand_over
+    from txmq.client.blocking.core import core_of
+    from txmq.client.blocking.transaction.outbox_publication import publish_row
 
-    assert isinstance(client, Blocking), "what txmq.cli.command.connect gives"
-    hand_over(client.core, row)
+    assert isinstance(client, Blocking), "the client of txmq.cli.command.connect"
+    publish_row(core_of(client), row)
 
 
 def _check(row: dict[str, Any], log_id: UUID) -> Check:

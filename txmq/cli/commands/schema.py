@@ -1,4 +1,4 @@
-"""`txmq schema`: txmq's tables in a business database."""
+"""`txmq schema`: tables of txmq in a business database."""
 
 from __future__ import annotations
 
@@ -8,39 +8,46 @@ from uuid import UUID
 
 import typer
 
-from txmq.cli.command import local
-from txmq.cli.options import token_of
+from txmq.cli.command import local_command
 from txmq.cli.output import FAILED, Output
+from txmq.cli.parsers import parse_token
 from txmq.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.brokers import Broker
     from txmq.tx.postgres.session import Connection
 
-app = typer.Typer(no_args_is_help=True, help="The tables that txmq keeps in a PostgreSQL database.")
+app = typer.Typer(
+    no_args_is_help=True, help="Install and check the tables of txmq in a PostgreSQL database."
+)
 Forget = Annotated[
     str | None,
     typer.Option(
         metavar="LOG_ID",
-        parser=token_of,
-        help="Take out a broker that is lost for good: token rows no longer wait for it.",
+        parser=parse_token,
+        help="Remove a broker that is lost for good, so that token rows no longer wait for it.",
     ),
 ]
-Reason = Annotated[str, typer.Option(help="Why it is forgotten; kept in the database.")]
+Reason = Annotated[str, typer.Option(help="Reason for --forget, recorded in the database.")]
 Dsn = Annotated[
-    str, typer.Argument(envvar="TXMQ_DSN", metavar="DSN", help="The database, as psql takes it.")
+    str,
+    typer.Argument(
+        envvar="TXMQ_DSN",
+        metavar="DSN",
+        help="Connection string or URI of the database, as for psql.",
+    ),
 ]
 
 
-@local(app, "install")
+@local_command(app, "install")
 def install(out: Output, dsn: Dsn) -> None:
-    """Make the tables, or bring them up to date."""
+    """Create the tables, or upgrade them."""
     out.show({"version": install_into(dsn)})
 
 
-@local(app, "check")
+@local_command(app, "check")
 def check(out: Output, dsn: Dsn) -> None:
-    """Say what is wrong with the tables; the exit status is 1 if something is."""
+    """Check the tables. Exit status 1: something is wrong."""
     from txmq.tx.postgres import schema
 
     with closing(_connect(dsn)) as connection:
@@ -50,26 +57,27 @@ def check(out: Output, dsn: Dsn) -> None:
         raise typer.Exit(FAILED)
 
 
-@local(app, "brokers")
+@local_command(app, "brokers")
 def brokers(out: Output, dsn: Dsn, *, forget: Forget = None, reason: Reason = "") -> None:
-    """List the brokers that the database decides for; a partition of tokens stays until
-    all of them are past it.
+    """List the brokers that use the database. Token rows stay until no broker needs
+    them.
     """
     from txmq.tx.postgres import brokers as registry
 
     with closing(_connect(dsn)) as connection:
         if forget is not None:
             if not reason:
-                raise typer.BadParameter("a broker is forgotten for a reason: --reason TEXT")
+                raise typer.BadParameter("--forget needs a reason: use --reason TEXT")
             if not registry.forget(connection, UUID(forget), reason):
                 raise LocalProtocolError(
-                    f"no broker with log {forget} has reported here", hint="see txmq schema brokers"
+                    f"no broker with log {forget} has reported here",
+                    hint="list the brokers with: txmq schema brokers DSN",
                 )
         found = registry.registered(connection)
-    out.show({"brokers": [_told(broker) for broker in found]})
+    out.show({"brokers": [_broker_fields(broker) for broker in found]})
 
 
-def _told(broker: Broker) -> dict[str, object]:
+def _broker_fields(broker: Broker) -> dict[str, object]:
     token = broker.oldest_undecided
     return broker._asdict() | {
         "log_id": str(broker.log_id),
@@ -78,7 +86,7 @@ def _told(broker: Broker) -> dict[str, object]:
 
 
 def install_into(dsn: str) -> int:
-    """Make the tables, or bring them up to date; returns their version."""
+    """Create or upgrade the tables; return their version."""
     from txmq.tx.postgres import schema
 
     with closing(_connect(dsn)) as connection:

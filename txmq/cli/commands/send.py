@@ -1,4 +1,4 @@
-"""`txmq send`: one message."""
+"""`txmq send`: send one message."""
 
 from __future__ import annotations
 
@@ -8,60 +8,68 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import Session, remote
-from txmq.cli.options import Pair, Topic, delay_of, pair_of, time_of
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.options import Topic
+from txmq.cli.parsers import NameValue, parse_delay, parse_pair, parse_time
 
 Header = Annotated[
-    list[Pair] | None,
+    list[NameValue] | None,
     typer.Option(
-        "--header", parser=pair_of, metavar="NAME=VALUE", help="A header; may be given again."
+        "--header",
+        parser=parse_pair,
+        metavar="NAME=VALUE",
+        help="Header of the message; can be repeated.",
     ),
 ]
 Body = Annotated[
     str | None,
     typer.Argument(
-        metavar="BODY", help="The body, as text. Without it and --file, standard input is read."
+        metavar="BODY", help="Body as text. Default: standard input, unless --file is given."
     ),
 ]
 File = Annotated[
     str | None,
-    typer.Option("--file", metavar="PATH", help="A file with the body; - is standard input."),
+    typer.Option("--file", metavar="PATH", help="File with the body; - is standard input."),
 ]
 DeliverAt = Annotated[
     int | None,
     typer.Option(
-        parser=time_of, metavar="TIME", help="Not to be delivered before, as 2026-07-01T12:00:00Z."
+        parser=parse_time,
+        metavar="TIME",
+        help="Time of delivery, as 2026-07-01T12:00:00Z.",
     ),
 ]
 Delay = Annotated[
     float | None,
     typer.Option(
-        parser=delay_of,
+        parser=parse_delay,
         metavar="SPAN",
-        help="Not to be delivered before so long: 90, 90s, 15m, 2h, 3d, level:5.",
+        help="Delay of delivery: 90, 90s, 15m, 2h, 3d, level:5.",
     ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
-    remote(app, "send")(send)
+    """Add the command to `app`."""
+    broker_command(app, "send")(send)
 
 
-def send(  # its options
-    session: Session,
+def send(  # noqa: PLR0913  # its options
+    session: CommandSession,
     topic: Topic,
     body: Body = None,
     *,
-    key: Annotated[str | None, typer.Option(help="Messages of one key stay in order.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Consumers may choose by it.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key: messages of one key stay in order.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Tag, by which consumers can filter.")] = None,
     header: Header = None,
     file: File = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="Instead of the key's.")] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="Partition, instead of the one of the key.")
+    ] = None,
     deliver_at: DeliverAt = None,
     delay: Delay = None,
 ) -> None:
-    """Send a message, and print where it is once it is stored."""
+    """Send a message, and print its place once the broker has stored it."""
     data = _body(body, file)
     headers = dict(header) if header else None
     options: dict[str, Any] = {"key": key, "tag": tag, "headers": headers, "partition": partition}
@@ -71,7 +79,7 @@ def send(  # its options
 
 def _body(text: str | None, file: str | None) -> bytes:
     if text is not None and file is not None:
-        raise typer.BadParameter("give BODY or --file, not both")
+        raise typer.BadParameter("two bodies are given: use either BODY or --file")
     if text is not None:
         return text.encode(errors="surrogateescape")  # the bytes that the shell passed
     if file in (None, "-"):
@@ -79,4 +87,4 @@ def _body(text: str | None, file: str | None) -> bytes:
     try:
         return Path(file or "").read_bytes()
     except OSError as error:
-        raise typer.BadParameter(f"{file}: {error.strerror}") from None
+        raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from None

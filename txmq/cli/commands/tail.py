@@ -1,7 +1,6 @@
-"""`txmq tail`: the messages of a topic as they come, without a consumer group: nothing
-is leased, acked or remembered.
+"""`txmq tail`: print the messages of a topic as they arrive, without a consumer group.
 
-Each partition has a long poll of its own; all are under way at once on one connection.
+It leases and acks nothing. One connection has a long poll for each partition.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from txmq.cli.command import Session, remote
-from txmq.cli.options import Topic, is_number
-from txmq.cli.output import body_fields, clock, printable
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.options import Topic
+from txmq.cli.output import body_fields, escape_controls, format_time
+from txmq.cli.parsers import is_number
 
 if TYPE_CHECKING:
     from txmq.client.blocking.connections.connection import Connection
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 WAIT_MS = 20_000
 READ_BYTES = 1 << 20
-CONNECT_S = 10.0
-SILENCE_S = 60.0  # an answer is due after WAIT_MS at the latest
+CONNECT_TIMEOUT_S = 10.0
+REPLY_TIMEOUT_S = 60.0  # longer than WAIT_MS
 
 
-def _start_of(text: str) -> str:
+def _parse_start(text: str) -> str:
     if text not in ("first", "last") and not is_number(text):
-        raise typer.BadParameter(f"{text!r} is neither first, last nor an offset")
+        raise typer.BadParameter(f"invalid start {text!r}: use first, last or an offset")
     return text
 
 
@@ -38,30 +38,28 @@ From = Annotated[
     str | None,
     typer.Option(
         "--from",
-        parser=_start_of,
+        parser=_parse_start,
         metavar="first|last|OFFSET",
-        help="Where to begin.",
+        help="First message to print.",
         show_default="last; first with --no-follow",
     ),
 ]
 Partition = Annotated[
-    list[int] | None, typer.Option(min=0, help="Only this one; may be given again.")
+    list[int] | None, typer.Option(min=0, help="Only this partition; can be repeated.")
 ]
 Count = Annotated[
-    int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")
+    int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
 ]
-Follow = Annotated[
-    bool, typer.Option(help="Wait for messages to come, or end at those that are there.")
-]
+Follow = Annotated[bool, typer.Option(help="Wait for new messages, or stop at the current end.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
-    remote(app, "tail")(tail)
+    """Add the command to `app`."""
+    broker_command(app, "tail")(tail)
 
 
 def tail(
-    session: Session,
+    session: CommandSession,
     topic: Topic,
     *,
     start: From = None,
@@ -69,40 +67,38 @@ def tail(
     count: Count = None,
     follow: Follow = True,
 ) -> None:
-    """Print the messages of a topic, one a line, until interrupted."""
+    """Print the messages of a topic, one per line, until interrupted."""
     bounds = _bounds(session, topic, partition)
     starts = {
-        number: _offset(start or ("last" if follow else "first"), *both)
+        number: _start_offset(start or ("last" if follow else "first"), *both)
         for number, both in bounds.items()
     }
     ends = {number: end for number, (_first, end) in bounds.items()}
-    reader = Reader(session.url, topic)
+    reader = TopicReader(session.url, topic)
     try:
-        for message in islice(read(reader, starts, None if follow else ends), count):
-            session.out.line(fields_of(message), text_of(message))
-    except KeyboardInterrupt:  # the way to end it
+        for message in islice(read_partitions(reader, starts, None if follow else ends), count):
+            session.out.print_line(json_fields(message), text_line(message))
+    except KeyboardInterrupt:  # the usual end of a tail
         return
     finally:
         reader.close()
 
 
 def _bounds(
-    session: Session, topic: str, partitions: list[int] | None
+    session: CommandSession, topic: str, partitions: list[int] | None
 ) -> dict[int, tuple[int, int]]:
-    """The offsets of the first message kept and after the last one, of each partition
-    to read.
-    """
+    """Return the first offset and the end offset of each partition to read."""
     shown = session.client.call("topic.show", name=topic)
     bounds = dict(enumerate(zip(shown["firsts"], shown["ends"], strict=True)))
     missing = [number for number in partitions or () if number not in bounds]
     if missing:
         raise typer.BadParameter(
-            f"topic {topic} has no partition {missing[0]}: they are 0 to {len(bounds) - 1}"
+            f"topic {topic} has no partition {missing[0]}: use 0 to {len(bounds) - 1}"
         )
     return {number: bounds[number] for number in partitions} if partitions else bounds
 
 
-def _offset(start: str, first: int, end: int) -> int:
+def _start_offset(start: str, first: int, end: int) -> int:
     return (
         {"first": first, "last": end}[start]
         if start in ("first", "last")
@@ -110,81 +106,83 @@ def _offset(start: str, first: int, end: int) -> int:
     )
 
 
-class Polls(Protocol):
-    """Long polls of partitions."""
+class TopicPolls(Protocol):
+    """Long polls of the partitions of a topic."""
 
-    def ask(self, partition: int, offset: int, wait_ms: int) -> None:
-        """Begin one."""
+    def poll(self, partition: int, offset: int, wait_ms: int) -> None:
+        """Send a long poll."""
 
-    def answers(self) -> Iterable[tuple[int, Chunks]]:
-        """Wait until at least one is answered."""
+    def replies(self) -> Iterable[tuple[int, Chunks]]:
+        """Wait for at least one reply."""
 
 
-class Reader:
+class TopicReader:
     """Long polls on one connection."""
 
     def __init__(self, url: str, topic: str) -> None:
         self._topic = topic
-        self._asked: dict[int, int] = {}
-        self._connection = _dial(url)
+        self._polls: dict[int, int] = {}
+        self._connection = _connect(url)
 
-    def ask(self, partition: int, offset: int, wait_ms: int) -> None:
-        from txmq.wire.headers import Opcode, Read, pack_read
+    def poll(self, partition: int, offset: int, wait_ms: int) -> None:
+        from txmq.wire.data_requests import Opcode, Read, pack_read
 
         payload = pack_read(Read(partition, offset, wait_ms, READ_BYTES, self._topic))
-        self._asked[self._connection.write(Opcode.READ, payload, time.monotonic() + SILENCE_S)] = (
-            partition
-        )
+        deadline = time.monotonic() + REPLY_TIMEOUT_S
+        correlation = self._connection.write(Opcode.READ, payload, deadline)
+        self._polls[correlation] = partition
 
-    def answers(self) -> Iterator[tuple[int, Chunks]]:
-        from txmq.client.protocol.conversation import result
+    def replies(self) -> Iterator[tuple[int, Chunks]]:
+        from txmq.client.protocol.conversation import reply_payload
         from txmq.wire.chunks import unpack_chunks
 
-        for frame in self._connection.receive(time.monotonic() + SILENCE_S):
-            yield self._asked.pop(frame.correlation), unpack_chunks(result(frame))
+        for frame in self._connection.receive(time.monotonic() + REPLY_TIMEOUT_S):
+            yield self._polls.pop(frame.correlation), unpack_chunks(reply_payload(frame))
 
     def close(self) -> None:
-        """End the polls."""
+        """Close the connection, and with it the polls."""
         self._connection.close()
 
 
-def _dial(url: str) -> Connection:
-    from txmq.client.blocking.connections.connection import dial
+def _connect(url: str) -> Connection:
+    from txmq.client.blocking.connections.connection import open_connection
     from txmq.client.protocol.address import parse_url
-    from txmq.client.protocol.conversation import Conversation, LogPin
+    from txmq.client.protocol.conversation import Conversation, LogIdentity
 
-    pin = LogPin()
-    return dial(
-        parse_url(url), lambda: Conversation(None, pin), time.monotonic() + CONNECT_S, patient=False
+    identity = LogIdentity()
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    return open_connection(
+        parse_url(url), lambda: Conversation(None, identity), deadline, retry=False
     )
 
 
-def read(
-    polls: Polls, starts: Mapping[int, int], ends: Mapping[int, int] | None = None
+def read_partitions(
+    polls: TopicPolls, starts: Mapping[int, int], ends: Mapping[int, int] | None = None
 ) -> Iterator[ReceivedMessage]:
-    """The messages of each partition from its start on, in their order; up to `ends`,
-    or without end.
+    """Yield the messages of each partition from its start, in order.
+
+    Without `ends` it waits for more messages.
     """
     waiting = {
         number: start for number, start in starts.items() if ends is None or start < ends[number]
     }
     wait_ms = WAIT_MS if ends is None else 0
     for number, offset in waiting.items():
-        polls.ask(number, offset, wait_ms)
+        polls.poll(number, offset, wait_ms)
     while waiting:
-        for number, found in polls.answers():
-            for chunk in found.chunks:
+        for number, reply in polls.replies():
+            for chunk in reply.chunks:
                 yield from _messages(chunk, waiting[number])
-            waiting[number] = max(found.next_offset, waiting[number])
+            waiting[number] = max(reply.next_offset, waiting[number])
             if ends is not None and waiting[number] >= ends[number]:
                 del waiting[number]
             else:
-                polls.ask(number, waiting[number], wait_ms)
+                polls.poll(number, waiting[number], wait_ms)
 
 
 def _messages(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
-    """The messages of a chunk; its batch may begin before the offset that was asked
-    for.
+    """Yield the messages of a chunk. Its batch may begin before the requested
+    offset.
     """
     from txmq.batch import BatchView
     from txmq.model.message import ReceivedMessage
@@ -206,17 +204,22 @@ def _messages(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
         )
 
 
-def fields_of(message: ReceivedMessage) -> dict[str, Any]:
-    """A message as JSON has it."""
+def json_fields(message: ReceivedMessage) -> dict[str, Any]:
+    """Return the fields of a message for JSON."""
     fields = message._asdict() | {"headers": dict(message.headers)}
     del fields["body"], fields["attempt"]
     return fields | body_fields(message.body)
 
 
-def text_of(message: ReceivedMessage) -> str:
-    """A message as people read it."""
-    words = [clock(message.stored_at), f"{message.topic}/{message.partition}/{message.offset}"]
-    marks = {"key": message.key, "tag": message.tag} | dict(message.headers)
-    words += [printable(f"{name}={value}") for name, value in marks.items() if value is not None]
+def text_line(message: ReceivedMessage) -> str:
+    """Return a message as one line of text."""
+    place = f"{message.topic}/{message.partition}/{message.offset}"
+    attributes = {"key": message.key, "tag": message.tag} | dict(message.headers)
+    words = [format_time(message.stored_at), place]
+    words += [
+        escape_controls(f"{name}={value}")
+        for name, value in attributes.items()
+        if value is not None
+    ]
     ((_, body),) = body_fields(message.body).items()
-    return " ".join([*words, printable(body)])
+    return " ".join([*words, escape_controls(body)])

@@ -7,88 +7,92 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import Session, remote
+from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Topic, Yes
-from txmq.cli.units import flush_of, limit_ms, limit_octets, octets_or_default, policy_of, switch_of
+from txmq.cli.parsers import (
+    parse_flush,
+    parse_policy,
+    parse_size_limit,
+    parse_size_or_default,
+    parse_switch,
+    parse_time_limit,
+)
 
-app = typer.Typer(no_args_is_help=True, help="Topics and their partitions.")
+app = typer.Typer(no_args_is_help=True, help="Create, alter, list and delete topics.")
 Partitions = Annotated[
-    int, typer.Option(min=1, max=4_096, help="How many partitions; they can only become more.")
+    int, typer.Option(min=1, max=4_096, help="Number of partitions; it can only grow.")
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Can be repeated. retention=7d, retention-size=10GiB, letters=30d (dead ones), policy=archive, "
-        "flush=sync or 10ms,1000, max-message=64KiB, writable=no, readable=no. "
-        "The value default is what the broker has, none is no limit.",
+        help="Setting; can be repeated: retention=7d, retention-size=10GiB, letters=30d (dead "
+        "letters), policy=archive, flush=sync or 10ms,1000, max-message=64KiB, writable=no, "
+        "readable=no. Value default: the setting of the broker; none: no limit.",
     ),
 ]
-SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
-    "retention": ("retention_ms", limit_ms),
-    "retention-size": ("retention_bytes", limit_octets),
-    "letters": ("letters_ms", limit_ms),
-    "policy": ("policy", policy_of),
-    "flush": ("flush", flush_of),
-    "max-message": ("message_bytes", octets_or_default),
-    "writable": ("writable", switch_of),
-    "readable": ("readable", switch_of),
+TOPIC_SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "retention": ("retention_ms", parse_time_limit),
+    "retention-size": ("retention_bytes", parse_size_limit),
+    "letters": ("letters_ms", parse_time_limit),
+    "policy": ("policy", parse_policy),
+    "flush": ("flush", parse_flush),
+    "max-message": ("message_bytes", parse_size_or_default),
+    "writable": ("writable", parse_switch),
+    "readable": ("readable", parse_switch),
 }
 
 
-def settings_of(texts: list[str] | None) -> dict[str, Any]:
-    """What stands in such texts as "retention=7d", as the calls take it."""
-    found = {}
+def parse_settings(texts: list[str] | None) -> dict[str, Any]:
+    """Parse settings like "retention=7d" into arguments of the calls."""
+    settings = {}
     for text in texts or ():
         name, _, value = text.partition("=")
-        if name not in SETTINGS:
+        if name not in TOPIC_SETTINGS:
             raise typer.BadParameter(
-                f"{text!r} sets nothing: NAME=VALUE is needed, with one of {', '.join(SETTINGS)}"
+                f"invalid setting {text!r}: use NAME=VALUE, with one of the names "
+                f"{', '.join(TOPIC_SETTINGS)}"
             )
-        field, measured = SETTINGS[name]
-        found[field] = measured(value)
-    return found
+        field, parse = TOPIC_SETTINGS[name]
+        settings[field] = parse(value)
+    return settings
 
 
-@remote(app, "create")
+@broker_command(app, "create")
 def create(
-    session: Session, topic: Topic, partitions: Partitions = 8, *, settings: Settings = None
+    session: CommandSession, topic: Topic, partitions: Partitions = 8, *, settings: Settings = None
 ) -> None:
-    """Create a topic; what is not set here is as the broker has it."""
-    session.show("topic.create", name=topic, partitions=partitions, **settings_of(settings))
+    """Create a topic. Settings that are not given come from the broker."""
+    session.show("topic.create", name=topic, partitions=partitions, **parse_settings(settings))
 
 
-@remote(app, "alter")
-def alter(session: Session, topic: Topic, *, settings: Settings = None) -> None:
-    """Change settings of a topic while it is in use; those not named stay as they
-    are.
-    """
-    session.show("topic.alter", name=topic, **settings_of(settings))
+@broker_command(app, "alter")
+def alter(session: CommandSession, topic: Topic, *, settings: Settings = None) -> None:
+    """Change settings of a topic while it is in use. Other settings stay."""
+    session.show("topic.alter", name=topic, **parse_settings(settings))
 
 
-@remote(app, "list")
-def list_(session: Session) -> None:
+@broker_command(app, "list")
+def list_(session: CommandSession) -> None:
     """List all topics."""
     session.show("topic.list")
 
 
-@remote(app, "show")
-def show(session: Session, topic: Topic) -> None:
-    """Show a topic: where its partitions begin and end, how large it is, its settings,
-    and which groups read it.
-    """
+@broker_command(app, "show")
+def show(session: CommandSession, topic: Topic) -> None:
+    """Show a topic: offsets, sizes, settings, and its consumer groups."""
     session.show("topic.show", name=topic)
 
 
-@remote(app, "set")
-def set_(session: Session, topic: Topic, partitions: Partitions) -> None:
-    """Give a topic more partitions."""
+@broker_command(app, "set")
+def set_(session: CommandSession, topic: Topic, partitions: Partitions) -> None:
+    """Add partitions to a topic."""
     session.show("topic.grow", name=topic, partitions=partitions)
 
 
-@remote(app, "delete")
-def delete(session: Session, topic: Topic, *, yes: Yes = False) -> None:
+@broker_command(app, "delete")
+def delete(session: CommandSession, topic: Topic, *, yes: Yes = False) -> None:
     """Delete a topic and its messages."""
     session.out.confirm(f"Delete topic {topic} and all of its messages?", yes=yes)
     session.show("topic.delete", name=topic)

@@ -1,4 +1,4 @@
-"""`txmq tx`: transactions that are undecided, and the decisions of operators."""
+"""`txmq tx`: undecided transactions, and decisions of operators."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import Session, remote
-from txmq.cli.options import Operator, Reason, Token, token_of
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.options import Operator, Reason, Token
 from txmq.cli.output import body_fields
+from txmq.cli.parsers import parse_token
 
-app = typer.Typer(no_args_is_help=True, help="Transactions.")
+app = typer.Typer(no_args_is_help=True, help="List, show, decide and check transactions.")
 COLUMNS = (
     "token",
     "state",
@@ -25,8 +26,8 @@ COLUMNS = (
 )
 
 
-class State(StrEnum):
-    """Which transactions to list."""
+class TransactionFilter(StrEnum):
+    """State of the transactions to list."""
 
     UNDECIDED = "undecided"
     IN_DOUBT = "in-doubt"
@@ -35,73 +36,81 @@ class State(StrEnum):
     CONFLICTS = "conflicts"
 
 
-OneOrAll = Annotated[
+OptionalToken = Annotated[
     str | None,
     typer.Argument(
-        metavar="TOKEN", parser=token_of, help="Token of the transaction; all undecided without it."
+        metavar="TOKEN",
+        parser=parse_token,
+        help="Token of the transaction; without it, all undecided transactions.",
     ),
 ]
 
 
-@remote(app, "list")
+@broker_command(app, "list")
 def list_(
-    session: Session,
+    session: CommandSession,
     *,
     state: Annotated[
-        State,
-        typer.Option(help="Which; waiting: committed, behind others; open: parts are missing."),
-    ] = State.UNDECIDED,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
+        TransactionFilter,
+        typer.Option(
+            help="State to list. waiting: committed, but behind earlier transactions of its "
+            "keys; open: not all parts are stored; conflicts: refused opposite decisions.",
+        ),
+    ] = TransactionFilter.UNDECIDED,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Maximum number of transactions.")
+    ] = 100,
 ) -> None:
-    """List transactions, the oldest first; of conflicts, the newest."""
-    columns = () if state is State.CONFLICTS else COLUMNS
+    """List transactions, the oldest first. Conflicts: the newest first."""
+    columns = () if state is TransactionFilter.CONFLICTS else COLUMNS
     session.show("tx.list", columns=columns, state=state.value, limit=limit)
 
 
-@remote(app, "show")
+@broker_command(app, "show")
 def show(
-    session: Session,
+    session: CommandSession,
     token: Token,
     *,
-    bodies: Annotated[
-        bool, typer.Option("--bodies", help="With the bodies of the messages.")
-    ] = False,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")] = False,
     after: Annotated[
-        int, typer.Option(min=0, help="Go on behind so many messages: `next` of the page before.")
+        int, typer.Option(min=0, help="Skip this many messages: `next` of the previous page.")
     ] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many messages at most.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")
+    ] = 100,
 ) -> None:
-    """Show a transaction: who decides it, what became of it, whom it waits for, and the
-    messages that it holds.
+    """Show a transaction: its decider, outcome, messages, and the transactions ahead of
+    it.
     """
     args = {"token": token, "detail": True, "after": after, "limit": limit, "bodies": bodies}
     reply = session.client.call("tx.show", **args)
-    session.out.show(reply | {"rows": [_readable(row) for row in reply.get("rows", ())]})
+    session.out.show(reply | {"rows": [_with_body_text(row) for row in reply.get("rows", ())]})
 
 
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    """The message with its body, where it has come along, as text if it is text."""
+def _with_body_text(row: dict[str, Any]) -> dict[str, Any]:
     body = row.pop("body", None)
     return row | body_fields(b64decode(body)) if body is not None else row
 
 
-@remote(app, "commit")
-def commit(session: Session, token: Token, *, reason: Reason, operator: Operator) -> None:
-    """Commit an undecided transaction by hand: its messages go out. Nothing takes this
-    back.
+@broker_command(app, "commit")
+def commit(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
+    """Commit an undecided transaction by hand, and publish its messages. There is no
+    undo.
     """
     session.show("tx.decide", token=token, outcome="COMMIT", operator=operator, reason=reason)
 
 
-@remote(app, "rollback")
-def rollback(session: Session, token: Token, *, reason: Reason, operator: Operator) -> None:
-    """Roll an undecided transaction back by hand: its messages are gone. Nothing takes
-    this back.
+@broker_command(app, "rollback")
+def rollback(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
+    """Roll back an undecided transaction by hand, and drop its messages. There is no
+    undo.
     """
     session.show("tx.decide", token=token, outcome="ROLLBACK", operator=operator, reason=reason)
 
 
-@remote(app, "check")
-def check(session: Session, token: OneOrAll = None) -> None:
-    """Ask now what became of an undecided transaction, instead of when it is due."""
+@broker_command(app, "check")
+def check(session: CommandSession, token: OptionalToken = None) -> None:
+    """Check back on undecided transactions now, without waiting for the next scheduled
+    check.
+    """
     session.show("tx.check", token=token)

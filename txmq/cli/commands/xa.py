@@ -1,6 +1,4 @@
-"""`txmq xa`: prepared branches in databases and at brokers, their recovery, and an
-operator's hand on them.
-"""
+"""`txmq xa`: prepared branches in databases and at brokers, and their recovery."""
 
 from __future__ import annotations
 
@@ -8,26 +6,30 @@ import signal
 from enum import StrEnum
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from txmq.cli.command import Session, local, remote
-from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token, name_of, time_of, token_of
+from txmq.cli.command import CommandSession, broker_command, local_command
+from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token
 from txmq.cli.output import FAILED, Output
+from txmq.cli.parsers import parse_name, parse_time, parse_token
 
 if TYPE_CHECKING:
-    from txmq.recover.findings import Report
+    from txmq.recover.findings import Finding, PassReport
     from txmq.recover.recoverer import XaRecoverer
+    from txmq.tx.postgres.prepared_list import Blocked
 
-app = typer.Typer(no_args_is_help=True, help="XA transactions: what is prepared, and its recovery.")
+app = typer.Typer(
+    no_args_is_help=True, help="List, recover and compare branches of XA transactions."
+)
 COLUMNS = ("token", "state", "decider", "service", "messages", "stored_at", "heuristics")
+MAX_RELATIONS: Final = 3
+MAX_PIDS: Final = 5
 
 
-class Kind(StrEnum):
-    """Who decides: another broker's log or the broker's own, or a transaction manager
-    of somebody else's.
-    """
+class BranchKind(StrEnum):
+    """Decider of a branch: the log of a broker, or a foreign transaction manager."""
 
     HOME = "home"
     FOREIGN = "foreign"
@@ -37,7 +39,7 @@ Config = Annotated[
     Path,
     typer.Option(
         metavar="FILE",
-        help="Settings, as TOML: [xa], its [[xa.database]] and [[xa.broker]] are used.",
+        help="Settings as TOML: sections xa, xa.database and xa.broker are used.",
     ),
 ]
 Brokers = Annotated[
@@ -46,64 +48,67 @@ Brokers = Annotated[
         "--broker",
         envvar="TXMQ_BROKER",
         metavar="URL",
-        help="A broker besides those in the settings; may be given several times.",
+        help="URL of another broker, besides those in the settings; can be repeated.",
         show_default=f"{DEFAULT_BROKER}, if the settings name none",
     ),
 ]
-Gid = typer.Option(metavar="GID", help="End this branch of ours by hand; --reason is needed.")
+FORCED_GID = typer.Option(metavar="GID", help="End this branch of txmq by hand; needs --reason.")
 
 
-@remote(app, "list")
+@broker_command(app, "list")
 def list_(
-    session: Session,
+    session: CommandSession,
     *,
-    kind: Annotated[Kind | None, typer.Option(help="Only those decided there.")] = None,
+    kind: Annotated[
+        BranchKind | None, typer.Option(help="Only branches of this kind of decider.")
+    ] = None,
     owner: Annotated[
-        str | None, typer.Option(metavar="SERVICE", parser=name_of, help="Only this service's.")
+        str | None,
+        typer.Option(metavar="SERVICE", parser=parse_name, help="Only branches of this service."),
     ] = None,
     heuristic: Annotated[
-        bool, typer.Option("--heuristic", help="Only what was decided by hand, or is mixed.")
+        bool,
+        typer.Option("--heuristic", help="Only branches that were decided by hand, or are mixed."),
     ] = False,
     after: Annotated[
-        str | None, typer.Option(metavar="TOKEN", parser=token_of, help="Only those after it.")
+        str | None,
+        typer.Option(metavar="TOKEN", parser=parse_token, help="Only branches after this token."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Maximum number of branches.")
+    ] = 100,
 ) -> None:
-    """List the branches of a broker that are undecided, or to be dealt with, the oldest
-    first.
-    """
+    """List undecided branches of a broker, and heuristic outcomes, the oldest first."""
     chosen = {"kind": None if kind is None else kind.value, "owner": owner, "heuristic": heuristic}
     session.show("xa.list", columns=COLUMNS, after=after, limit=limit, **chosen)
 
 
-@remote(app, "forget")
-def forget(session: Session, token: Token, *, reason: Reason, operator: Operator) -> None:
-    """Say that a heuristic or mixed outcome has been dealt with; it is listed no
-    more.
-    """
+@broker_command(app, "forget")
+def forget(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
+    """Remove a heuristic or mixed outcome from the list, once it is dealt with."""
     session.client.call("xa.forget", token=token, operator=operator, reason=reason)
     session.out.show({"token": token, "forgotten": True})
 
 
-@local(app, "recover")
+@local_command(app, "recover")
 def recover(
     out: Output,
     *,
     config: Config,
     broker: Brokers = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until SIGTERM.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until SIGTERM.")] = False,
 ) -> None:
-    """Finish what is prepared as its home brokers decided. Exit status 1: something
+    """End prepared branches as their home brokers decided. Exit status 1: something
     needs an operator.
     """
-    recoverer = _recoverer(out, config, broker)
+    recoverer = _open_recoverer(out, config, broker)
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
     try:
         if watch:
             names = [database.name for database in recoverer.databases]
-            out.line({"ready": names}, f"ready {' '.join(names)}")
+            out.print_line({"ready": names}, f"ready {' '.join(names)}")
             recoverer.run(stop)
             return
         report = _two_passes(recoverer, stop)
@@ -112,7 +117,7 @@ def recover(
     _show(out, report)
 
 
-@local(app, "verify")
+@local_command(app, "verify")
 def verify(
     out: Output,
     *,
@@ -121,50 +126,52 @@ def verify(
     since: Annotated[
         int,
         typer.Option(
-            parser=time_of,
+            parser=parse_time,
             metavar="TIME",
-            help="Since when, as 2026-07-01T12:00:00Z; at most a week.",
+            help="Start, as 2026-07-01T12:00:00Z; at most a week ago.",
         ),
     ],
 ) -> None:
-    """Compare what was committed with the databases: branches that somebody rolled back
-    by hand, unseen till now.
+    """Compare committed transactions with the databases, to find branches that were
+    rolled back by hand.
 
-    Exit status 1: there are some; they are in the journals of their home brokers (txmq
-    xa list --heuristic).
+    Exit status 1: there are some. The journals of their home brokers list them (txmq xa
+    list --heuristic).
     """
-    from txmq.client.protocol.transaction.tokens import first_token
+    from txmq.client.protocol.transaction.tokens import first_token_at
 
-    recoverer = _recoverer(out, config, broker)
+    recoverer = _open_recoverer(out, config, broker)
     try:
-        report = recoverer.verify(first_token(since))
+        report = recoverer.verify(first_token_at(since))
     finally:
         recoverer.close()
     _show(out, report)
 
 
-@local(app, "doctor")
+@local_command(app, "doctor")
 def doctor(
     out: Output,
     *,
     config: Config,
     broker: Brokers = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Do what the logs decide.")] = False,
-    force_commit: Annotated[str | None, Gid] = None,
-    force_rollback: Annotated[str | None, Gid] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="End the branches as the logs decided.")
+    ] = False,
+    force_commit: Annotated[str | None, FORCED_GID] = None,
+    force_rollback: Annotated[str | None, FORCED_GID] = None,
     reason: Annotated[
-        str, typer.Option(help="Why, for a branch ended by hand; kept in a broker's journal.")
+        str,
+        typer.Option(help="Reason to end a branch by hand, recorded in the journal of a broker."),
     ] = "",
     operator: Operator,
 ) -> None:
-    """Compare databases and brokers: what is prepared, what it holds up, what is to be
-    done and why.
+    """Compare databases and brokers: prepared branches, their locks, and what to do
+    about them.
 
-    Exit status 1: something needs an operator, or has stood for longer than
-    `xa.alarm_s`.
+    Exit status 1: something needs an operator, or is older than `xa.alarm_s`.
     """
     from txmq.model.message import COMMIT, ROLLBACK
-    from txmq.recover.by_hand import ByHand, force
+    from txmq.recover.operator_decision import OperatorDecision, force_branch
 
     forced = [
         (gid, how)
@@ -172,21 +179,25 @@ def doctor(
         if gid is not None
     ]
     if len(forced) + fix > 1:
-        raise typer.BadParameter("--fix, --force-commit and --force-rollback exclude one another")
+        raise typer.BadParameter(
+            "too many options: use one of --fix, --force-commit and --force-rollback"
+        )
     if forced and not reason.strip():
-        raise typer.BadParameter("ending a branch by hand needs --reason")
-    recoverer = _recoverer(out, config, broker, trust_clocks=True)
+        raise typer.BadParameter("the reason to end a branch by hand is missing: add --reason TEXT")
+    recoverer = _open_recoverer(out, config, broker, trust_clocks=True)
     try:
         if forced:
-            out.show(force(recoverer, ByHand(*forced[0], operator, reason))._asdict())
+            out.show(
+                force_branch(recoverer, OperatorDecision(*forced[0], operator, reason))._asdict()
+            )
             return
-        report = recoverer.go() if fix else recoverer.look()
+        report = recoverer.run_pass() if fix else recoverer.inspect()
     finally:
         recoverer.close()
     _show(out, report, recoverer.settings.alarm_s)
 
 
-def _recoverer(
+def _open_recoverer(
     out: Output, config: Path, brokers: list[str] | None, *, trust_clocks: bool = False
 ) -> XaRecoverer:
     from txmq.cli import logs
@@ -199,25 +210,103 @@ def _recoverer(
     return XaRecoverer(settings, urls, trust_clocks=trust_clocks)
 
 
-def _two_passes(recoverer: XaRecoverer, stop: Event) -> Report:
-    """The second one, where something was undecided, after the safety interval."""
-    first = recoverer.go()
+def _two_passes(recoverer: XaRecoverer, stop: Event) -> PassReport:
+    """Run a second pass after the safety interval, if something was undecided."""
+    first = recoverer.run_pass()
     if not first.waiting or stop.wait(recoverer.settings.safety_s):
         return first
     done = [one for one in first.findings if one.done]
-    second = recoverer.go()
+    second = recoverer.run_pass()
     return second._replace(findings=(*done, *second.findings))
 
 
-def _show(out: Output, report: Report, alarm_s: float | None = None) -> None:
-    from txmq.cli.commands.xa_rows import alarms, details, lines
-
-    told = alarms(report, alarm_s)
+def _show(out: Output, report: PassReport, alarm_s: float | None = None) -> None:
+    alarms = age_alarms(report, alarm_s)
     troubles = [{"where": where, "why": why} for where, why in report.troubles]
-    rows = details(report) if out.as_json else lines(report)
+    rows = json_rows(report) if out.as_json else table_rows(report)
     shown: dict[str, object] = {"branches": rows}
-    shown |= {"alarms": told} if told or out.as_json else {}
+    shown |= {"alarms": alarms} if alarms or out.as_json else {}
     shown |= {"troubles": troubles} if troubles or out.as_json else {}
     out.show(shown)
-    if told or report.needs_hand:
+    if alarms or report.needs_operator:
         raise typer.Exit(FAILED)
+
+
+def json_rows(report: PassReport) -> list[dict[str, Any]]:
+    """Return all fields of the findings."""
+    return [_json_row(one) for one in report.findings]
+
+
+def table_rows(report: PassReport) -> list[dict[str, Any]]:
+    """Return the fields that fit into the row of a table."""
+    return [
+        {
+            "where": one.place,
+            "what": one.name,
+            "age": f"{one.age_s:.0f} s",
+            "locks": _shorten([lock.on for lock in one.locks.locks], MAX_RELATIONS),
+            "blocks": _shorten([f"pid {blocked.pid}" for blocked in one.locks.blocked], MAX_PIDS),
+            "vacuum": f"{one.prepared.horizon} xids" if one.prepared is not None else None,
+            "decision": None if one.outcome is None else one.outcome.value,
+            "action": f"done: {one.action}" if one.done else one.action.value,
+            "reason": one.reason,
+        }
+        for one in report.findings
+    ]
+
+
+def age_alarms(report: PassReport, alarm_s: float | None) -> list[dict[str, Any]]:
+    """Return an alarm for each branch that is too old. Foreign branches count, because
+    their locks block others as well.
+    """
+    old = [
+        one
+        for one in report.findings
+        if alarm_s is not None and one.age_s > alarm_s and not one.done
+    ]
+    return [{"alarm": _alarm_text(one)} for one in old]
+
+
+def _alarm_text(one: Finding) -> str:
+    text = f"{one.name} has been prepared in {one.place} for {one.age_s:.0f} s"
+    if one.prepared is not None:
+        text += f", keeps VACUUM from the last {one.prepared.horizon} transactions"
+    if one.locks.locks:
+        locks = [f"{lock.on} {lock.mode}" for lock in one.locks.locks]
+        text += f", locks {_shorten(locks, MAX_RELATIONS)}"
+    if one.locks.blocked:
+        blocked = [_blocked_text(waiter) for waiter in one.locks.blocked]
+        text += f", blocks {_shorten(blocked, MAX_PIDS)}"
+    return text
+
+
+def _blocked_text(blocked: Blocked) -> str:
+    return f"pid {blocked.pid} on {blocked.on} for {blocked.waits_s:.0f} s"
+
+
+def _shorten(texts: list[str], most: int) -> str:
+    distinct = list(dict.fromkeys(texts))
+    more = f" and {len(distinct) - most} more" if len(distinct) > most else ""
+    return ", ".join(distinct[:most]) + more
+
+
+def _json_row(one: Finding) -> dict[str, Any]:
+    prepared, hold = one.prepared, one.locks
+    is_branch = prepared is not None or "_" in one.name  # a gid of txmq has one, a token has none
+    return {
+        "where": one.place,
+        "gid": one.name if is_branch else None,
+        "token": (None if one.token is None else one.token.hex) if is_branch else one.name,
+        "age_s": round(one.age_s, 3),
+        "owner": None if prepared is None else prepared.owner,
+        "database": None if prepared is None else prepared.database,
+        "horizon": None if prepared is None else prepared.horizon,
+        "locks": [lock._asdict() for lock in hold.locks],
+        "rows": list(hold.rows),
+        "blocked": [blocked._asdict() for blocked in hold.blocked],
+        "decision": None if one.outcome is None else one.outcome.value,
+        "action": one.action.value,
+        "reason": one.reason,
+        "done": one.done,
+        "needs_hand": one.needs_operator,
+    }

@@ -1,7 +1,7 @@
-"""Recovery of XA transactions beside a broker, in the broker's own process: a thread
-that is one of its clients.
+"""Recovery of XA transactions in the broker's process, by a thread that is one of its
+clients.
 
-Broker and recovery know nothing of one another; this is where they are put together.
+The broker and the recovery do not import each other; this module connects them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from txmq.config.broker import Settings, Xa
+    from txmq.config.broker import SettingsFile, XaSettings
 
-ENDS_WITHIN_S: Final = 10.0  # a pass under way; the thread holds nothing that its end would hurt
+STOP_TIMEOUT_S: Final = 10.0  # for a pass in progress; ending it halfway does no harm
 
 
 @contextmanager
-def recovering(settings: Settings) -> Iterator[Callable[[str], None]]:
-    """What to call with the broker's URL once it serves: recovery begins, where
-    databases are configured for it.
+def xa_recovery(settings: SettingsFile) -> Iterator[Callable[[str], None]]:
+    """Return a function that starts the recovery, given the URL of the serving broker.
+
+    It does nothing where no databases are configured. The recovery stops with the
+    block.
     """
     stop = Event()
     threads: list[Thread] = []
@@ -37,10 +39,10 @@ def recovering(settings: Settings) -> Iterator[Callable[[str], None]]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(ENDS_WITHIN_S)
+            thread.join(STOP_TIMEOUT_S)
 
 
-def _recover(settings: Xa, url: str, stop: Event) -> None:
+def _recover(settings: XaSettings, url: str, stop: Event) -> None:
     import structlog
 
     from txmq.recover.recoverer import XaRecoverer

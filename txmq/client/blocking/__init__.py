@@ -1,3 +1,3 @@
-"""The blocking face of the client: each call returns when it is done, on the caller's
+"""The blocking face of the client: a call returns when it is done, on its caller's
 thread.
 """

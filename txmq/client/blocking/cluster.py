@@ -1,63 +1,101 @@
-"""A client of several brokers that have topics in common, each of them with a log of
-its own: see `routing`.
-"""
+"""The blocking client of several brokers that have topics in common."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import fields as fields_of
+from datetime import datetime
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, overload
+from uuid import UUID
 from weakref import WeakSet
 
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.concurrently import together
-from txmq.client.blocking.consumer.cluster import Consumers
-from txmq.client.blocking.core import Core
-from txmq.client.blocking.sender.producer import Fields, StoredBatch, checked_messages
+from txmq.client.blocking.concurrently import run_concurrently
+from txmq.client.blocking.consumer.consumer import Consumers, consume_cluster
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.reader import Readers, open_reader
+from txmq.client.blocking.transaction.begin import begin, begin_xa
 from txmq.client.blocking.transaction.checkers import Checker
-from txmq.client.protocol.consumer.settings import Options as ConsumerOptions
-from txmq.client.protocol.consumer.settings import checked
+from txmq.client.blocking.transaction.half import HalfTransaction
+from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.client.protocol.consumer.settings import ConsumerOptions
+from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.offsets import OffsetStore
+from txmq.client.protocol.reader import ReaderStart
+from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.routing import (
     Routing,
-    Spread,
-    Way,
-    in_order,
-    may_go_elsewhere,
-    picked,
+    RowsByRoute,
+    SendRoute,
+    can_fail_over,
+    merge_receipts,
+    of_one_broker,
+    select_rows,
 )
-from txmq.client.protocol.sender.rows import check_columns
-from txmq.client.protocol.settings import Settings
-from txmq.errors import TxmqError
+from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
+from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.transaction.half_message import HalfMessage
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.errors import RecallTooLate, TxmqError, UnknownTopic
 from txmq.model.message import Message, Receipt
+
+if TYPE_CHECKING:  # psycopg2 is for programs that have a database
+    from txmq.client.blocking.transaction.xa import XaTransaction
+    from txmq.tx.postgres.session import Connection
 
 CLOSE_S = 10.0
 T = TypeVar("T")
-Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, in so many seconds
+Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, within seconds
 
 
 class Cluster:
-    """For any number of threads, and for use with `with`. Made by `txmq.connect` with a
-    sequence of URLs.
+    """A client of several brokers, for any number of threads.
 
-    `clients` are those of the single brokers, in the order of the URLs: transactions
-    begin at one of them, and take others in with `tx.at(client)`.
+    `txmq.connect` makes it from a sequence of URLs. A `with` block closes it at its
+    end. Each broker has a log of its own. The partitions of a topic are numbered
+    through, those of the first broker first, and a key always has the same partition.
+    Messages without a key go to a broker that is there. Receipts and messages have the
+    number that the partition has at its broker.
+
+    The calls are those of Client. Some concern one broker only and raise
+    LocalProtocolError here; `clients` has the client of each broker for them, in the
+    order of the URLs.
     """
 
     def __init__(
         self,
         urls: Sequence[str],
-        settings: Settings,
+        settings: ClientSettings,
         partition_map: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._settings = settings
         self._routing = Routing(urls, settings, self._partitions, partition_map)
-        self.clients = tuple(Client(Core(url, self._routing.single)) for url in urls)
+        self._cores = tuple(BlockingCore(url, self._routing.broker_settings) for url in urls)
+        self.clients = tuple(map(Client, self._cores))
         self._consumers = WeakSet[Consumers]()
 
     def _partitions(self, broker: int, topic: str) -> int:
-        return self.clients[broker].core.topics.shape(topic).partitions
+        return self._cores[broker].topics.get(topic).partitions
+
+    @property
+    def service(self) -> str | None:
+        """The service that this process is part of."""
+        return self._settings.service
+
+    @property
+    def stats(self) -> SenderStats:
+        """Counters of `send_async`, of all brokers together."""
+        each = [client.stats for client in self.clients]
+        return SenderStats(
+            **{
+                field.name: sum(getattr(stats, field.name) for stats in each)
+                for field in fields_of(SenderStats)
+            }
+        )
 
     def send(
         self,
@@ -68,44 +106,43 @@ class Cluster:
         timeout: float | None = None,
         **fields: Unpack[Fields],
     ) -> Receipt:
-        """Sends one message and returns once it is stored, within `timeout` seconds.
-        `partition` is numbered through.
+        """Send a message and return its receipt once it is stored.
 
-        Without key and partition, it goes to another broker where one certainly did not
-        take it. The receipt has the number that the partition has at its broker.
+        A message without key and partition goes to another broker where one certainly
+        did not store it. All attempts together take up to `timeout` seconds.
         """
-        fixed = self._routing.fixed(topic, fields.get("key"), partition)
-        return self._sent(
-            fixed,
+        required = self._routing.required_route(topic, fields.get("key"), partition)
+        return self._send(
+            required,
             timeout,
             lambda client, number, left: client.send(
                 topic, body, partition=number, timeout=left, **fields
             ),
         )
 
-    def _sent(self, fixed: Way | None, timeout: float | None, send: Send[T]) -> T:
-        """Sends where it has to be, or else at the first broker that takes it, each of
-        which has its share of the time.
+    def _send(self, required: SendRoute | None, timeout: float | None, send: Send[T]) -> T:
+        """Send by the required route, or to the first broker that stores it.
 
-        Raises the last refusal; at once where the outcome is unknown.
+        Each broker has its part of the time. Raises the last refusal, and at once an
+        error whose outcome is unknown.
         """
         patience = self._settings.timeout if timeout is None else timeout
-        ways = (
-            [fixed]
-            if fixed
-            else [Way(broker, None) for broker in self._routing.in_turn(time.monotonic())]
-        )
-        failed: TxmqError | None = None
-        for broker, number in ways:
+        routes = [required] if required else self._any_routes()
+        refusal: TxmqError | None = None
+        for broker, number in routes:
             try:
-                return send(self.clients[broker], number, patience / len(ways))
+                return send(self.clients[broker], number, patience / len(routes))
             except TxmqError as error:
                 self._avoid(broker, error)
-                if not may_go_elsewhere(error):
+                if not can_fail_over(error):
                     raise
-                failed = error
-        assert failed is not None, "there is at least one broker"
-        raise failed
+                refusal = error
+        assert refusal is not None, "there is at least one broker"
+        raise refusal
+
+    def _any_routes(self) -> list[SendRoute]:
+        turn = self._routing.brokers_in_turn(time.monotonic())
+        return [SendRoute(broker, None) for broker in turn]
 
     def _avoid(self, broker: int, error: BaseException | None) -> None:
         self._routing.avoid(broker, error, time.monotonic())
@@ -119,26 +156,59 @@ class Cluster:
         timeout: float | None = None,
         **fields: Unpack[Fields],
     ) -> Future[Receipt]:
-        """Sends one message without waiting, for the future of its receipt; as the one
-        of Client otherwise.
+        """Send a message and return the future of its receipt; see `Client.send_async`.
 
-        Where its broker fails, the future does; messages without a key then go
-        elsewhere for a while.
+        Where its broker fails, the future fails. Messages without a key then go to
+        other brokers for a while.
         """
-        broker, number = self._routing.way(topic, fields.get("key"), partition, time.monotonic())
+        key = fields.get("key")
+        broker, number = self._routing.choose_route(topic, key, partition, time.monotonic())
         future = self.clients[broker].send_async(
             topic, body, partition=number, timeout=timeout, **fields
         )
-        future.add_done_callback(
-            lambda done: None if done.cancelled() else self._avoid(broker, done.exception())
+        future.add_done_callback(partial(self._avoid_after, broker))
+        return future
+
+    def _avoid_after(self, broker: int, done: Future[Any]) -> None:
+        if not done.cancelled():
+            self._avoid(broker, done.exception())
+
+    def half_async(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        checker: str,
+        partition: int | None = None,
+        check_after: float = CHECK_AFTER_S,
+        timeout: float | None = None,
+        **fields: Unpack[Fields],
+    ) -> Future[HalfMessage[Future[bool]]]:
+        """Store a half message and return its future; see `Client.half_async`.
+
+        The message goes to one broker as for `send_async`, and that broker asks the
+        checker.
+        """
+        key = fields.get("key")
+        broker, number = self._routing.choose_route(topic, key, partition, time.monotonic())
+        future = self.clients[broker].half_async(
+            topic,
+            body,
+            checker=checker,
+            partition=number,
+            check_after=check_after,
+            timeout=timeout,
+            **fields,
         )
+        future.add_done_callback(partial(self._avoid_after, broker))
         return future
 
     def send_one_way(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
     ) -> None:
-        """Sends one message and forgets it; as the one of Client."""
-        broker, number = self._routing.way(topic, fields.get("key"), partition, time.monotonic())
+        """Send a message without a receipt; see `Client.send_one_way`."""
+        key = fields.get("key")
+        broker, number = self._routing.choose_route(topic, key, partition, time.monotonic())
         self.clients[broker].send_one_way(topic, body, partition=number, **fields)
 
     def send_batch(
@@ -149,18 +219,18 @@ class Cluster:
         partition: int | None = None,
         timeout: float | None = None,
     ) -> list[Receipt]:
-        """Sends messages and returns their receipts, in their order, once all are
-        stored. It is not all or nothing.
+        """Send messages and return their receipts in order once all are stored.
 
-        Those without a key go to one broker together.
+        It is not all or nothing: see `transaction`. The messages without a key go to
+        one broker together.
         """
         listed = checked_messages(messages)
-        spread = self._routing.spread(topic, [message.key for message in listed], partition)
-        return in_order(
-            self._sent_apart(
-                spread,
+        routes = self._routing.rows_by_route(topic, [message.key for message in listed], partition)
+        return merge_receipts(
+            self._send_by_route(
+                routes,
                 timeout,
-                lambda mine: partial(_send_batch, topic, [listed[at] for at in mine]),
+                lambda rows: partial(_send_batch, topic, [listed[row] for row in rows]),
             )
         )
 
@@ -174,66 +244,221 @@ class Cluster:
         partition: int | None = None,
         timeout: float | None = None,
     ) -> list[StoredBatch]:
-        """Sends messages given as columns; as the one of Client, and as
-        `send_batch`.
+        """Send messages that are given as columns; see `Client.send_many`.
+
+        The messages without a key go to one broker together.
         """
         check_columns(bodies, keys, tags)
-        spread = self._routing.spread(topic, keys or [None] * len(bodies), partition)
+        routes = self._routing.rows_by_route(topic, keys or [None] * len(bodies), partition)
         columns = (bodies, keys, tags)
-        parts = self._sent_apart(
-            spread, timeout, lambda mine: partial(_send_many, topic, picked(mine, columns))
+        parts = self._send_by_route(
+            routes, timeout, lambda rows: partial(_send_many, topic, select_rows(rows, columns))
         )
-        return [batch for _places, batches in parts for batch in batches]
+        return [batch for _rows, batches in parts for batch in batches]
 
-    def _sent_apart(
-        self, spread: Spread, timeout: float | None, sending: Callable[[Sequence[int]], Send[T]]
+    def _send_by_route(
+        self,
+        routes: RowsByRoute,
+        timeout: float | None,
+        send_rows: Callable[[Sequence[int]], Send[T]],
     ) -> list[tuple[Sequence[int], T]]:
-        """What each broker says to its rows, with their places. `sending` makes what
-        sends the rows at some places.
-        """
+        """Return the rows of each route with the answer of their broker."""
         done: list[tuple[Sequence[int], T]] = []
         try:
-            for fixed, places in spread.items():
-                done.append((places, self._sent(fixed, timeout, sending(places))))
+            for required, rows in routes.items():
+                done.append((rows, self._send(required, timeout, send_rows(rows))))
         except TxmqError as error:
-            if done:  # sent again as a whole, these would be there twice
+            if done:  # sent again as a whole, these would be stored twice
                 error.outcome = "unknown"
             raise
         return done
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns once everything sent with `send_async` has its receipt, or has
-        failed. Raises RequestTimeout.
+        """Wait until each message of `send_async` has its receipt or has failed.
+
+        Raises RequestTimeout.
         """
-        together([partial(client.flush, timeout) for client in self.clients])
+        run_concurrently([partial(client.flush, timeout) for client in self.clients])
+
+    @overload
+    def transaction(
+        self, *, checker: str, **options: Unpack[TransactionOptions]
+    ) -> HalfTransaction: ...
+
+    @overload
+    def transaction(
+        self,
+        connection: Connection | None = None,
+        *,
+        checker: None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> Transaction: ...
+
+    def transaction(
+        self,
+        connection: Connection | None = None,
+        *,
+        checker: str | None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> Transaction:
+        """Return a `with` block whose sends and acks take effect together.
+
+        At the end of the block each message goes to the broker of its key or partition,
+        each ack to the broker that delivered the message. Messages without a key go to
+        a broker that the transaction uses anyway. `tx.at(client)` names a broker.
+
+        With a psycopg2 `connection` there may be several brokers, and one COMMIT
+        decides for all. Without it one broker decides: the block raises
+        LocalProtocolError where its messages and acks belong to several brokers. The
+        rest is as for `Client.transaction`.
+        """
+        transaction = begin(self._cores[0], connection, checker, options)
+        transaction._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
+        return transaction
+
+    def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> XaTransaction:
+        """Return a `with` block over several databases, committed in two phases.
+
+        Messages and acks go to their brokers as in `transaction`. One broker, which has
+        to be there, decides in its log. The rest is as for `Client.xa`.
+        """
+        transaction = begin_xa(self._home(), connections, options)
+        transaction._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
+        return transaction
+
+    def _home(self) -> BlockingCore:
+        """Return the first broker in turn whose log is known or that answers."""
+        refusal: TxmqError | None = None
+        for broker, _partition in self._any_routes():
+            core = self._cores[broker]
+            try:
+                assert core.log_id, "asking is what counts"
+            except TxmqError as error:
+                self._avoid(broker, error)
+                refusal = error
+            else:
+                return core
+        assert refusal is not None, "there is at least one broker"
+        raise refusal
 
     def consumer(
         self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
     ) -> Consumers:
-        """Joins a consumer group at each broker; one that is away is joined when it is
-        back.
+        """Join a consumer group at each broker; see `Client.consumer`.
 
-        Raises as `Client.consumer` does; BrokerUnavailable where no broker answers.
+        A broker that is away is joined when it is back. Raises BrokerUnavailable where
+        no broker answers.
         """
-        names = topics if isinstance(topics, str) else list(topics)
-        consumers = Consumers(
-            [client.core for client in self.clients], checked(group, names, **options)
-        )
-        consumers.join(self._settings.timeout)
+        consumers = consume_cluster(self._cores, group, topics, self._settings.timeout, **options)
         self._consumers.add(consumers)
         return consumers
 
+    def reader(
+        self,
+        name: str,
+        topics: Iterable[str],
+        offsets: OffsetStore,
+        *,
+        start: ReaderStart = "first",
+    ) -> Readers:
+        """Return a reader of the topics at all brokers; see `Client.reader`.
+
+        `offsets` keeps the positions of each broker under the `name` followed by a dot
+        and the identity of the broker's log. Raises BrokerUnavailable where a broker is
+        away at the beginning.
+        """
+        names = topics if isinstance(topics, str) else list(topics)
+        readers = Readers(self._cores, name, names, offsets, start)
+        open_reader(readers)
+        return readers
+
+    def find(
+        self,
+        topic: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        key: str | None = None,
+        partition: int | None = None,
+        offset: int = 0,
+        start: datetime | int | None = None,
+        end: datetime | int | None = None,
+    ) -> Iterator[FoundMessage]:
+        """Find the messages that match all arguments, one broker after the other.
+
+        See `Client.find`. Raises UnknownTopic where no broker has the topic, and
+        BrokerUnavailable where one of them is away, after the messages of those before.
+        """
+        clients, number = self.clients, None
+        if partition is not None and topic is not None:
+            route = self._routing.required_route(topic, None, partition)
+            assert route is not None, "a partition is at one broker"
+            clients, number = (self.clients[route.broker],), route.partition
+        unknown = list[UnknownTopic]()
+        for client in clients:
+            try:
+                yield from client.find(
+                    topic,
+                    message_id=message_id,
+                    key=key,
+                    partition=number,
+                    offset=offset,
+                    start=start,
+                    end=end,
+                )
+            except UnknownTopic as error:
+                unknown.append(error)
+        if len(unknown) == len(clients):
+            raise unknown[0]
+
+    def recall(self, message: Receipt | str) -> None:
+        """Take back a message that was sent with a time of delivery; see
+        `Client.recall`.
+
+        Asks one broker after the other. Raises BrokerUnavailable where one is away and
+        the others do not have the message.
+        """
+        refusals = list[TxmqError]()
+        for client in self.clients:
+            try:
+                client.recall(message)
+            except TxmqError as error:
+                refusals.append(error)
+            else:
+                return
+        others = (error for error in refusals if not isinstance(error, RecallTooLate))
+        raise next(others, refusals[0])
+
     def register_checker(self, name: str, checker: Checker) -> None:
-        """Lets this process answer for transactions of that checker, at every
-        broker.
+        """Let this process decide half transactions of all brokers.
+
+        See `Client.register_checker`.
         """
         for client in self.clients:
             client.register_checker(name, checker)
 
+    @property
+    def log_id(self) -> UUID:
+        """Each broker has a log of its own: `client.log_id` of each of `clients`."""
+        raise of_one_broker("log_id")
+
+    def call(self, name: str, /, **args: object) -> NoReturn:
+        """Control calls concern one broker: `client.call` of one of `clients`."""
+        raise of_one_broker(f"call({name!r}, …)")
+
+    def xa_resource(self, owner: str | None = None) -> NoReturn:
+        """Each broker is a resource of its own: `client.xa_resource` of `clients`."""
+        raise of_one_broker("xa_resource(…)")
+
+    def job(
+        self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0
+    ) -> NoReturn:
+        """A job is at one broker: `client.job` of one of `clients`."""
+        raise of_one_broker("job(…)")
+
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends all clients, their consumers first."""
-        together([partial(consumers.close, timeout) for consumers in list(self._consumers)])
-        together([partial(client.close, timeout) for client in self.clients])
+        """Close the clients of all brokers, their consumers first."""
+        run_concurrently([partial(consumers.close, timeout) for consumers in list(self._consumers)])
+        run_concurrently([partial(client.close, timeout) for client in self.clients])
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Several blocking calls at once, for the waits of several databases to overlap."""
+"""Several blocking calls at once, so that waits for several servers overlap."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
-# Far more than there are: a call that had to wait for a free thread might be the one
-# that the others wait for.
-MOST_THREADS = 4_096
+# Far more than are needed: a call that waited for a free thread could be the one that
+# all others wait for.
+MAX_THREADS = 4_096
 
 
-def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What the calls return, in their order; returns when all are over, the first of
-    them on the caller's own thread.
+def run_concurrently(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Return the results of the calls, in order, when all are over.
 
-    Raises what one of them raised.
+    The first call runs on the caller's own thread. Raises the error of one of them.
     """
     if not calls:
         return []
@@ -27,11 +26,11 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
         first = calls[0]()
     finally:
         for other in others:
-            other.exception()  # waits, cheaper than `wait`
+            other.exception()  # waits, and costs less than `wait`
     return [first, *(other.result() for other in others)]
 
 
 @cache
 def _threads(pid: int) -> ThreadPoolExecutor:
-    """Of this process: threads do not survive a fork."""
-    return ThreadPoolExecutor(MOST_THREADS, thread_name_prefix=f"txmq-{pid}")
+    """Return the threads of this process: they do not survive a fork."""
+    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix=f"txmq-{pid}")

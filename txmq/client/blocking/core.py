@@ -1,6 +1,4 @@
-"""What the parts of a blocking client share: its connections, what it knows of topics,
-its pipeline.
-"""
+"""The state that all parts of a blocking client share: connections, topics, sender."""
 
 from __future__ import annotations
 
@@ -8,101 +6,132 @@ import os
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakSet
 
-from txmq.client.blocking.connections.connection import Connection, dial
-from txmq.client.blocking.connections.pool import Pool, closed
-from txmq.client.blocking.sender.sender import Pipeline
-from txmq.client.blocking.transaction.decision_pipeline import Teller
+from txmq.client.blocking.connections.connection import Connection, open_connection
+from txmq.client.blocking.connections.pool import ConnectionPool
+from txmq.client.blocking.decision_pipeline import DecisionPipeline
+from txmq.client.blocking.sender.sender import Sender
 from txmq.client.protocol.address import parse_url
-from txmq.client.protocol.conversation import Conversation, LogPin, Payload, returned
-from txmq.client.protocol.incarnation import Incarnation
-from txmq.client.protocol.sender.stats import Stats
-from txmq.client.protocol.sender.topics import Topics
-from txmq.client.protocol.settings import Settings
+from txmq.client.protocol.conversation import (
+    Conversation,
+    LogIdentity,
+    Payload,
+    client_closed,
+)
+from txmq.client.protocol.identity import ProducerInstance
+from txmq.client.protocol.sender.multi_send import SenderStats
+from txmq.client.protocol.sender.topics import TopicCache
+from txmq.client.protocol.settings import ClientSettings
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
-from txmq.wire.calls import encode_call
-from txmq.wire.headers import Opcode
+from txmq.wire.calls.registry import encode_call
+from txmq.wire.data_requests import Opcode
+from txmq.wire.json import parse_result
 
 
-class Core:
-    """One client's share of the world. For any number of threads; after a fork each
-    process has its own connections.
+class HasCore(Protocol):
+    """A blocking client."""
+
+    _core: BlockingCore
+
+
+def core_of(client: HasCore) -> BlockingCore:
+    """Return the core of a client, for parts of txmq outside the client."""
+    return client._core  # noqa: SLF001  # the one place that passes it on
+
+
+class BlockingCore:
+    """The shared state of one client. For any number of threads.
+
+    After a fork each process has its own connections and its own sender.
     """
 
     def __init__(
-        self, url: str, settings: Settings, incarnation: Incarnation | None = None
+        self,
+        url: str,
+        settings: ClientSettings,
+        instance: ProducerInstance | None = None,
+        log: LogIdentity | None = None,
     ) -> None:
-        """`incarnation` None = a new one, where the settings name an instance."""
+        """Without an `instance`, create one if the settings name it.
+
+        `log` is that of another core with the same broker.
+        """
         self._addresses = parse_url(url)
-        self._pin = LogPin(settings.log_id)
-        self._incarnation = incarnation or settings.incarnation()
+        self._log = log or LogIdentity(settings.log_id)
+        self._instance = instance or settings.producer_instance()
         self._lock = Lock()
-        self._pipeline: Pipeline | None = None
+        self._sender: Sender | None = None
         self.settings = settings
         self.closed = False
-        self.pool = Pool(self.dial, settings.connections)
-        self.topics = Topics(self._describe, settings.partitioner, settings.packing)
-        self.teller = Teller(
+        self.pool = ConnectionPool(self.open_connection, settings.connections)
+        self.topics = TopicCache(self._describe, settings.partitioner, settings.body_compression)
+        self.decision_pipeline = DecisionPipeline(
             self.pool,
-            lambda decide: self.pipeline.submit(Opcode.DECIDE, decide),
+            lambda decide: self.sender.request(Opcode.DECIDE, decide),
             patience=settings.timeout,
         )
         _cores.add(self)
 
     @property
     def log_id(self) -> UUID:
-        """The log of the broker. Raises as a call does, if that is to be found out
-        first.
-        """
-        if self._pin.log_id is None:
+        """The id of the broker's log. Raises as a call, unless it is known already."""
+        if self._log.log_id is None:
             self.request(Opcode.PING)
-        assert self._pin.log_id is not None, "the welcome told it"
-        return self._pin.log_id
+        assert self._log.log_id is not None, "the welcome has it"
+        return self._log.log_id
 
     @property
-    def stats(self) -> Stats:
-        """What the pipeline has done so far."""
-        return Stats() if self._pipeline is None else replace(self._pipeline.stats)
+    def known_log_id(self) -> UUID | None:
+        """The log of the broker if it is known without asking."""
+        return self._log.log_id
 
     @property
-    def pipeline(self) -> Pipeline:
-        """The pipeline of this process, made at its first use."""
-        return self._pipeline or self._new_pipeline()
+    def stats(self) -> SenderStats:
+        """The counters of the sender."""
+        return SenderStats() if self._sender is None else replace(self._sender.stats)
 
-    def forked(self) -> None:
-        """In a child process: the pipeline's thread is the parent's, and may have held
-        the lock.
+    @property
+    def sender(self) -> Sender:
+        """The sender of this process, created at its first use."""
+        return self._sender or self._create_sender()
+
+    def after_fork(self) -> None:
+        """Start anew in a child process.
+
+        The sender's thread stays with the parent, and may have held the lock.
         """
         self._lock = Lock()
-        if self._pipeline is not None:
-            self._pipeline.abandon()
-        self._pipeline = None
+        if self._sender is not None:
+            self._sender.discard_after_fork()
+        self._sender = None
 
-    def dial(self, deadline: float) -> Connection:
-        """A connection of the caller's own. Raises BrokerUnavailable, LogChanged, or
-        why the broker refuses it.
+    def open_connection(self, deadline: float) -> Connection:
+        """Return a new connection for the caller's own use.
+
+        Raises BrokerUnavailable, LogChanged, or the error of a refused hello.
         """
         if self.closed:
-            raise closed()
-        return self._dial(deadline)
+            raise client_closed()
+        return self._connect(deadline)
 
-    def _dial(self, deadline: float) -> Connection:
-        """As `dial`, for a pipeline that has things to finish."""
-        return dial(
+    def _connect(self, deadline: float) -> Connection:
+        """Return a new connection, even for the sender of a closed client."""
+        return open_connection(
             self._addresses,
-            lambda: Conversation(self.settings.service, self._pin, self._incarnation),
+            partial(Conversation, self.settings.service, self._log, self._instance),
             deadline,
         )
 
     def call(
         self, name: str, args: dict[str, Any], *, timeout: float | None = None, repeat: bool = False
     ) -> dict[str, Any]:
-        """What a control call returns. Raises as `request` does."""
-        return returned(
+        """Return the result of a control call. Raises as `request`."""
+        return parse_result(
             self.request(Opcode.CALL, encode_call(name, args), timeout=timeout, repeat=repeat)
         )
 
@@ -114,22 +143,22 @@ class Core:
         timeout: float | None = None,
         repeat: bool = False,
     ) -> bytes:
-        """The payload of the reply, within `timeout` seconds; `repeat` = it does no
-        harm to ask again.
+        """Return the payload of the reply, within `timeout` seconds.
 
-        Raises BrokerUnavailable, RequestRejected, ClientClosed; ConnectionLost or
-        RequestTimeout: outcome unknown.
+        `repeat`: send the request again after a lost connection; this must do no harm.
+        Raises BrokerUnavailable, RequestRejected, ClientClosed, and ConnectionLost or
+        RequestTimeout with an unknown outcome.
         """
         deadline = time.monotonic() + (self.settings.timeout if timeout is None else timeout)
         left = self.settings.retries if repeat else 0
         lost: ConnectionLost | RequestTimeout | None = None
         while True:
             try:
-                session = self.pool.take(deadline)
-            except BrokerUnavailable as gone:
+                session = self.pool.acquire(deadline)
+            except BrokerUnavailable as error:
                 if lost is None:
                     raise
-                raise lost from gone
+                raise lost from error
             try:
                 share = (deadline - time.monotonic()) / (left + 1)
                 return session.connection.request(opcode, payload, timeout=share)
@@ -138,52 +167,48 @@ class Core:
                     raise
                 left, lost = left - 1, error
             finally:
-                self.pool.give(session)
+                self.pool.release(session)
 
     def close(self, timeout: float) -> None:
-        """Lets decisions and the pipeline finish for up to `timeout` seconds, then
-        closes every connection.
+        """Let decisions and sends finish for up to `timeout` seconds, then close all
+        connections.
         """
         deadline = time.monotonic() + timeout
-        self.teller.close(timeout)
+        self.decision_pipeline.close(timeout)
         with self._lock:
-            already, self.closed = self.closed, True
-        if not already and self._pipeline is not None:
-            self._pipeline.close(max(0.0, deadline - time.monotonic()))
+            was_closed, self.closed = self.closed, True
+        if not was_closed and self._sender is not None:
+            self._sender.close(max(0.0, deadline - time.monotonic()))
         self.pool.close()
 
     def _describe(self, topic: str) -> dict[str, Any]:
         return self.call("topic.describe", {"names": [topic], "create": True}, repeat=True)
 
-    def _new_pipeline(self) -> Pipeline:
+    def _create_sender(self) -> Sender:
+        settings = self.settings
         with self._lock:
             if self.closed:
-                raise closed()
-            if self._pipeline is None:
-                self._pipeline = self._made()
-            return self._pipeline
-
-    def _made(self) -> Pipeline:
-        settings = self.settings
-        return Pipeline(
-            self._dial,
-            self.topics,
-            window=settings.window,
-            window_bytes=settings.window_bytes,
-            timeout=settings.timeout,
-            patience=settings.delivery_timeout,
-        )
+                raise client_closed()
+            if self._sender is None:
+                self._sender = Sender(
+                    self._connect,
+                    self.topics,
+                    window=settings.window,
+                    window_bytes=settings.window_bytes,
+                    timeout=settings.timeout,
+                    delivery_timeout=settings.delivery_timeout,
+                )
+            return self._sender
 
 
-_cores = WeakSet[Core]()  # of this process
+_cores = WeakSet[BlockingCore]()  # of this process
 
 
-def _forked() -> None:
+def _after_fork() -> None:
     for core in list(_cores):
-        core.forked()
+        core.after_fork()
 
 
-if (
-    sys.platform != "win32"
-):  # to ask at every send which process it is would cost a system call each time
-    os.register_at_fork(after_in_child=_forked)
+# To compare process ids at every send would cost a system call each time.
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,158 +1,162 @@
-"""Reading without a group, blocking: nothing is leased or acked, the reader keeps its
-own positions. See `reading`.
+"""Blocking readers: all messages of topics, from positions of the reader's own.
+
+Nothing is leased or acked, and there is no consumer group.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Collection, Iterable, Iterator
-from typing import Self, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import NoReturn, Self, TypeVar
 
 from txmq.client.blocking.connections.connection import Connection
-from txmq.client.blocking.core import Core
+from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
-from txmq.client.protocol.conversation import result
-from txmq.client.protocol.offsets import OffsetStore, Spot
-from txmq.client.protocol.reader import LOOK_S, POLL_S, SAVE_S, Plan, Reading, Reads, Start
+from txmq.client.protocol.conversation import reply_payload
+from txmq.client.protocol.offsets import OffsetsByLog, OffsetStore
+from txmq.client.protocol.reader import (
+    POLL_S,
+    REFRESH_S,
+    SAVE_S,
+    ReaderStart,
+    ReaderState,
+    RequestSequence,
+    positions_of_one_broker,
+)
 from txmq.errors import ConnectionLost, OffsetOutOfRange, TxmqError
 from txmq.model.message import ReceivedMessage
+from txmq.model.topic_partition import PartitionName
 from txmq.wire.frames import Frame
 
-DIAL_S = 1.0
+CONNECT_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between two connections
 T = TypeVar("T")
 log = get_logger()
 
 
-class Reader(Reads):
-    """For one thread, and for use with `with`. Made by `client.reader`."""
+class BrokerReader:
+    """A reader's positions, requests and connection at one broker. For one thread."""
 
     def __init__(
-        self, core: Core, name: str, topics: Iterable[str], store: OffsetStore, start: Start
+        self,
+        core: BlockingCore,
+        name: str,
+        topics: Iterable[str],
+        store: OffsetStore,
+        start: ReaderStart,
     ) -> None:
-        """Raises LocalProtocolError for a name, topics or a start that cannot be
-        meant.
-        """
         self._core, self._store = core, store
-        self._reading = Reading(name, topics, start)
+        self.state = ReaderState(name, topics, start)
         self._connection: Connection | None = None
-        self._asked: dict[int, Spot] = {}
-        self._saved_at = self._looked_at = 0.0
+        self._in_flight: dict[int, PartitionName] = {}
+        self._saved_at = self._refreshed_at = 0.0
         self._pause, self._paused_until = FIRST_PAUSE_S, 0.0
-        self.closed = False
 
     def open(self) -> None:
-        """Finds its positions. Called once, by `client.reader`. Raises UnknownTopic,
-        LogChanged, as a call does.
-        """
-        self._reading.load(self._store.load(self.name, self._core.log_id))
-        self._look()
+        """Load the positions. Raises UnknownTopic, LogChanged, and as a call does."""
+        self.state.load(self._store.load(self.state.name, self._core.log_id))
+        self._refresh()
         self._saved_at = time.monotonic()
 
-    def assign(self, partitions: Collection[Spot] | None) -> None:
-        """Reads only these partitions from now on, or (None) all. What was handed out
-        before counts as processed.
-        """
-        self.commit()
+    def assign(self, partitions: Collection[PartitionName] | None) -> None:
+        """Read only these partitions, or (None) all."""
+        self.state.mark_processed()
+        self.save()
         self._disconnect()
-        self._reading.choose(partitions)
-        self._look()
+        self.state.assign(partitions)
+        self._refresh()
 
-    def _look(self) -> None:
-        """Which partitions there are, and where new ones begin."""
-        self._looked_at = time.monotonic()
-        look = self._carried_out(self._reading.look())
-        if look is not None:
-            self._save()
-            self._reading.adopt(look)
-
-    def _carried_out(self, plan: Plan[T]) -> T:
-        try:
-            ask = next(plan)
-            while True:
-                ask = plan.send(self._core.request(*ask, repeat=True))
-        except StopIteration as end:
-            found: T = end.value
-            return found
-
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages, until it is closed. One is processed when the next one is asked
-        for.
-        """
-        while not self.closed:
-            message = self.receive(POLL_S)
-            if message is not None:
-                yield message
-
-    def receive(self, timeout: float | None = None) -> ReceivedMessage | None:
-        """The next message; None after `timeout` seconds without one, and once it is
-        closed.
-
-        The message before it counts as processed. Lost connections are survived
-        silently. Raises why it cannot go on.
-        """
-        self._reading.processed()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.closed:
-            self._save_now_and_then()
-            message = self._reading.take()
-            if message is not None:
-                return message
-            left = POLL_S if deadline is None else deadline - time.monotonic()
-            if left <= 0 and deadline is not None:
-                return None
-            self._fetch(max(0.0, min(left, self._saved_at + SAVE_S - time.monotonic())))
-        return None
-
-    def commit(self) -> None:
-        """Saves the positions now; the message handed out last counts as processed."""
-        self._reading.processed()
-        self._save()
-
-    def _save_now_and_then(self) -> None:
+    def next_message(self) -> ReceivedMessage | None:
+        """Return the next message if one waits; save the positions now and then."""
         now = time.monotonic()
         if now - self._saved_at >= SAVE_S:
-            self._save()
-        if now - self._looked_at >= LOOK_S:
+            self.save()
+        if now - self._refreshed_at >= REFRESH_S:
             try:
-                self._look()
+                self._refresh()
             except TxmqError as error:
                 if not error.retriable:
                     raise
-                log.info("reader.not_looked", reader=self.name, error=str(error))
+                log.info("reader.not_looked", reader=self.state.name, error=str(error))
+        return self.state.next_message()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Save the positions if they have changed."""
         self._saved_at = time.monotonic()
-        if self._reading.dirty:
-            self._store.save(self.name, self._core.log_id, self.positions)
-            self._reading.dirty = False
+        if self.state.unsaved:
+            self._store.save(self.state.name, self._core.log_id, self.state.positions)
+            self.state.unsaved = False
 
-    def _fetch(self, patience: float) -> None:
-        """Asks for what nobody has asked for, and waits for an answer."""
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the positions are to be saved, or a connection to be tried."""
+        now = time.monotonic()
+        until_save = self._saved_at + SAVE_S - now
+        pause = self._paused_until - now
+        return max(0.0, min(until_save, pause) if pause > 0 else until_save)
+
+    def request(self) -> Connection | None:
+        """Send the next reads. None = there is no connection now."""
         now = time.monotonic()
         if now < self._paused_until:
-            time.sleep(min(patience, self._paused_until - now))
-            return
+            return None
         try:
             connection = self._connection or self._connect()
-            for spot, ask in self._reading.asks():
-                self._asked[connection.write(*ask, now + DIAL_S)] = spot
-            if select.select([connection.socket], [], [], patience)[0]:
-                for frame in connection.receive(now + patience + DIAL_S):
-                    self._take(frame)
+            for partition, request in self.state.next_reads():
+                self._in_flight[connection.write(*request, now + CONNECT_S)] = partition
+        except (TxmqError, OSError) as error:
+            self._lost(error)
+            return None
+        return connection
+
+    def receive(self, connection: Connection) -> None:
+        """Accept the replies that the connection has."""
+        try:
+            for frame in connection.receive(time.monotonic() + CONNECT_S):
+                self._accept(frame)
         except (TxmqError, OSError) as error:
             self._lost(error)
 
+    def close(self) -> None:
+        """Save the positions and disconnect."""
+        self.state.discard_last()
+        self._disconnect()
+        self.save()
+
+    def _refresh(self) -> None:
+        """Find the partitions of the topics, and the first offsets of new ones."""
+        self._refreshed_at = time.monotonic()
+        discovery = self._run(self.state.discover())
+        if discovery is not None:
+            self.save()
+            self.state.adopt(discovery)
+
+    def _run(self, sequence: RequestSequence[T]) -> T:
+        try:
+            request = next(sequence)
+            while True:
+                request = sequence.send(self._core.request(*request, repeat=True))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _accept(self, frame: Frame) -> None:
+        partition = self._in_flight.pop(frame.correlation)
+        try:
+            self.state.received(partition, reply_payload(frame))
+        except OffsetOutOfRange as error:
+            self.state.skip_to_retained(partition, error)
+
     def _connect(self) -> Connection:
-        self._connection = connection = self._core.dial(time.monotonic() + DIAL_S)
+        self._connection = connection = self._core.open_connection(time.monotonic() + CONNECT_S)
         self._pause = FIRST_PAUSE_S
         return connection
 
     def _lost(self, error: TxmqError | OSError) -> None:
-        """Another connection may help, after a pause that grows, unless the error says
-        that none will.
-        """
+        """Connect again after a pause that grows, or raise where that cannot help."""
         self._disconnect()
         if (
             isinstance(error, TxmqError)
@@ -160,40 +164,188 @@ class Reader(Reads):
             and not isinstance(error, ConnectionLost)
         ):
             raise error
-        log.warning("reader.disconnected", reader=self.name, error=str(error))
+        log.warning("reader.disconnected", reader=self.state.name, error=str(error))
         self._paused_until = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
-    def _take(self, frame: Frame) -> None:
-        spot = self._asked.pop(frame.correlation)
-        try:
-            self._reading.answered(spot, result(frame))
-        except OffsetOutOfRange as error:
-            self._reading.passed(spot, error)
-
     def _disconnect(self) -> None:
-        self._asked.clear()
-        self._reading.lost()
+        self._in_flight.clear()
+        self.state.disconnected()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
+
+class BlockingReader(ABC):
+    """The calls that readers of one broker and of several have in common."""
+
+    def __init__(self, name: str, brokers: Sequence[BrokerReader], store: OffsetStore) -> None:
+        self._brokers, self._store = brokers, store
+        self._delivered: BrokerReader | None = None  # that of the last message
+        self.name = name
+        self.closed = False
+
+    @property
+    def missed(self) -> int:
+        """Messages that retention had dropped before they were read."""
+        return sum(broker.state.missed for broker in self._brokers)
+
+    @property
+    @abstractmethod
+    def positions(self) -> dict[PartitionName, int]:
+        """The next message to process of each partition."""
+
+    @abstractmethod
+    def assign(self, partitions: Collection[PartitionName] | None) -> None:
+        """Read only these partitions from now on, or (None) all.
+
+        The last message counts as processed.
+        """
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Yield messages until the reader is closed.
+
+        A message is processed when the next one is requested.
+        """
+        while not self.closed:
+            message = self.receive(POLL_S)
+            if message is not None:
+                yield message
+
+    def receive(self, timeout: float | None = None) -> ReceivedMessage | None:
+        """Return the next message, or None after `timeout` seconds or once closed.
+
+        The message before it counts as processed. The reader connects again by itself.
+        Raises the error that ended it.
+        """
+        self._processed()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.closed:
+            for broker in self._brokers:
+                message = broker.next_message()
+                if message is not None:
+                    self._delivered = broker
+                    return message
+            left = POLL_S if deadline is None else deadline - time.monotonic()
+            if left <= 0 and deadline is not None:
+                return None
+            self._fetch(left)
+        return None
+
+    def commit(self) -> None:
+        """Save the positions now; the last message counts as processed."""
+        self._processed()
+        for broker in self._brokers:
+            broker.save()
+
+    def _processed(self) -> None:
+        delivered, self._delivered = self._delivered, None
+        if delivered is not None:
+            delivered.state.mark_processed()
+
+    def _fetch(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for messages of any broker."""
+        readers: dict[Connection, BrokerReader] = {}
+        for broker in self._brokers:
+            connection = broker.request()
+            if connection is not None:
+                readers[connection] = broker
+        wait_s = min(timeout, *(broker.wait_s for broker in self._brokers))
+        if not readers:
+            time.sleep(wait_s)
+            return
+        sockets = {connection.socket: connection for connection in readers}
+        for socket in select.select(list(sockets), [], [], wait_s)[0]:
+            connection = sockets[socket]
+            readers[connection].receive(connection)
+
     def close(self) -> None:
-        """Saves the positions and ends. The message handed out last does not count as
-        processed: see `commit`.
+        """Save the positions and close.
+
+        The last message does not count as processed: see `commit`.
         """
         if self.closed:
             return
         self.closed = True
-        self._reading.give_up()
-        self._disconnect()
-        try:
-            self._save()
-        finally:
-            self._store.close()
+        with ExitStack() as stack:
+            stack.callback(self._store.close)
+            for broker in self._brokers:
+                stack.callback(broker.close)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Reader(BlockingReader):
+    """A reader of one broker, for one thread. Made by `client.reader`.
+
+    A `with` block closes it at its end.
+    """
+
+    def __init__(
+        self,
+        core: BlockingCore,
+        name: str,
+        topics: Iterable[str],
+        store: OffsetStore,
+        start: ReaderStart,
+    ) -> None:
+        """Raises LocalProtocolError for an invalid name, start or topics."""
+        self._broker = BrokerReader(core, name, topics, store, start)
+        super().__init__(name, (self._broker,), store)
+        self._state = self._broker.state
+
+    @property
+    def positions(self) -> dict[PartitionName, int]:
+        """The next message to process of each partition."""
+        return self._state.positions
+
+    def assign(self, partitions: Collection[PartitionName] | None) -> None:
+        """Read only these partitions from now on, or (None) all.
+
+        The last message counts as processed.
+        """
+        self._broker.assign(partitions)
+
+
+class Readers(BlockingReader):
+    """A reader of several brokers, for one thread. Made by `cluster.reader`.
+
+    A `with` block closes it at its end. Partitions of different brokers have the same
+    numbers, so `positions` and `assign` are for readers of one broker.
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[BlockingCore],
+        name: str,
+        topics: Iterable[str],
+        store: OffsetStore,
+        start: ReaderStart,
+    ) -> None:
+        """Raises LocalProtocolError for an invalid name, start or topics."""
+        by_log = OffsetsByLog(store)
+        brokers = [BrokerReader(core, name, topics, by_log, start) for core in cores]
+        super().__init__(name, brokers, store)
+
+    @property
+    def positions(self) -> dict[PartitionName, int]:
+        """Raises LocalProtocolError: positions are those of one broker."""
+        raise positions_of_one_broker("positions")
+
+    def assign(self, partitions: Collection[PartitionName] | None) -> NoReturn:
+        """Raises LocalProtocolError: partitions are those of one broker."""
+        raise positions_of_one_broker("assign(…)")
+
+
+def open_reader(reader: Reader | Readers) -> None:
+    """Load the positions of a new reader, which is closed where that fails."""
+    try:
+        for broker in reader._brokers:  # noqa: SLF001  # not the user's call
+            broker.open()
+    except BaseException:
+        reader.close()
+        raise

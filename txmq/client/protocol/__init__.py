@@ -1,3 +1,1 @@
-"""The client without I/O: conversations, batching, members of consumer groups,
-transactions.
-"""
+"""The client without I/O: conversation, sender, consumer, reader, transaction."""

@@ -1,6 +1,4 @@
-"""Where a client finds its broker: `txmq://host:port`, or several that are tried in
-turn.
-"""
+"""Addresses of a broker: `txmq://host:port`, or several that are tried in turn."""
 
 from __future__ import annotations
 
@@ -10,11 +8,11 @@ from txmq.errors import ConfigError
 
 SCHEME = "txmq://"
 PORT = 7650
-HINT = "txmq://127.0.0.1:7650, or txmq://a:7650,b:7650 for addresses to try in turn"
+HINT = "use txmq://127.0.0.1:7650, or txmq://a:7650,b:7650 for addresses to try in turn"
 
 
 class Address(NamedTuple):
-    """One place to connect to."""
+    """Host and port of a broker."""
 
     host: str
     port: int
@@ -24,14 +22,14 @@ class Address(NamedTuple):
 
 
 def parse_url(url: str) -> tuple[Address, ...]:
-    """The addresses in a URL, in their order. Raises ConfigError where it is none."""
+    """Return the addresses in a URL, in their order. Raises ConfigError."""
     if not url.startswith(SCHEME):
         raise ConfigError("url", f"{url!r} does not begin with {SCHEME}", hint=HINT)
     parts = [part.removeprefix(SCHEME).rstrip("/") for part in url.removeprefix(SCHEME).split(",")]
-    return tuple(_address(part, url) for part in parts)
+    return tuple(_parse_address(part, url) for part in parts)
 
 
-def _address(text: str, url: str) -> Address:
+def _parse_address(text: str, url: str) -> Address:
     host, separator, digits = text.rpartition(":")
     if not separator or text.endswith("]"):
         host, digits = text, str(PORT)
@@ -44,5 +42,5 @@ def _address(text: str, url: str) -> Address:
         or (":" in host) != bracketed
         or any(c in host for c in "/@?# ")
     ):
-        raise ConfigError("url", f"{text!r} in {url!r} is no host and port", hint=HINT)
+        raise ConfigError("url", f"{text!r} in {url!r} is not a host and port", hint=HINT)
     return Address(host, port)

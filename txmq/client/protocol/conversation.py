@@ -1,56 +1,57 @@
-"""The client's side of a connection, without the connection: bytes in, replies out.
-Both faces stand on it.
+"""The client's side of a connection without I/O: bytes in, replies out.
 
-First the hello, and the registration of a producer instance that has none yet; after
-the welcome, requests by their correlation, whose replies come in any order.
+It begins with the hello, and with the registration of a producer instance that has no
+epoch yet. After the welcome come requests, each with a correlation. Their replies come
+in any order.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from txmq import __version__
-from txmq.client.protocol.incarnation import Incarnation
-from txmq.client.protocol.origin import origin
+from txmq.client.protocol.identity import ProducerInstance, process_id
 from txmq.errors import (
     BrokerUnavailable,
+    ClientClosed,
     ConnectionLost,
     LogChanged,
     MessageTooLarge,
     RemoteProtocolError,
 )
 from txmq.model import limits
-from txmq.wire.calls import encode_call
-from txmq.wire.frames import Frame, FrameDecoder, frame_pieces
-from txmq.wire.headers import Opcode
-from txmq.wire.hello import VERSIONS, Hello, Limits, Welcome
-from txmq.wire.json import parse
+from txmq.version import __version__
+from txmq.wire.batched import BatchedReply
+from txmq.wire.calls.registry import encode_call
+from txmq.wire.data_requests import Opcode
+from txmq.wire.frames import Frame, FrameDecoder, frame_buffers
+from txmq.wire.hello import VERSIONS, BrokerLimits, Welcome, hello_payload
+from txmq.wire.json import parse_result
 from txmq.wire.status import OK, to_error
-from txmq.wire.together import Answer
 
-CLIENT = f"txmq-python/{__version__} {platform.python_implementation()}/{platform.python_version()}"
+CLIENT_NAME = (
+    f"txmq-python/{__version__} {platform.python_implementation()}/{platform.python_version()}"
+)
 CORRELATIONS = 1 << 32
-LARGE = 1 << 15
+LARGE_REPLY_BYTES = 1 << 15
 Payload = bytes | Sequence[bytes]
 
 
-class LogPin:
-    """The log that a client's broker writes, known since the first welcome, or from the
-    start.
+@dataclass(eq=False, slots=True)
+class LogIdentity:
+    """The log of a client's broker, given by the user or learnt from the first welcome.
 
-    Repeated sends are told apart from new ones by that log alone, and offsets mean
-    nothing in another: a client that meets another log at one of its addresses refuses
-    it.
+    Offsets, and the broker's memory of repeated sends, belong to one log. A client that
+    meets another log at one of its addresses therefore refuses it.
     """
 
-    def __init__(self, log_id: UUID | None = None) -> None:
-        self.log_id = log_id
+    log_id: UUID | None = None
 
     def check(self, welcome: Welcome) -> None:
-        """Remembers the first log. Raises LogChanged for every other."""
+        """Remember the log of the first welcome. Raises LogChanged for any other."""
         if self.log_id is None:
             self.log_id = welcome.log_id
         if welcome.log_id != self.log_id:
@@ -61,96 +62,91 @@ class LogPin:
 
 
 class Conversation:
-    """One connection's conversation. After a ProtocolError it is of no more use."""
+    """The protocol state of one connection. A ProtocolError ends it.
+
+    `registering`: it registers the producer instance, until `close` or the reply.
+    """
 
     def __init__(
-        self, service: str | None, pin: LogPin, incarnation: Incarnation | None = None
+        self, service: str | None, log: LogIdentity, instance: ProducerInstance | None = None
     ) -> None:
         self._service = service
-        self._pin = pin
-        self._incarnation = incarnation
-        self._registering = False
-        self._greeted: Welcome | None = None
+        self._log = log
+        self._instance = instance
+        self.registering = False
+        self._greeted: Welcome | None = None  # before the registration is answered
         self._decoder = FrameDecoder(limits.FRAME_BEFORE_HELLO)
-        self._expected: dict[int, int] = {}
+        self._expected: dict[int, int] = {}  # opcodes of unanswered requests
         self._last = 0
         self.welcome: Welcome | None = None
+        self.in_large_reply = False  # more of a reply is due than an ordinary read brings
 
     @property
-    def limits(self) -> Limits:
-        """What the broker takes at most. ConnectionLost before it has told."""
+    def limits(self) -> BrokerLimits:
+        """The broker's limits. Raises ConnectionLost before the welcome."""
         if self.welcome is None:
             raise ConnectionLost("the broker has not answered the hello")
         return self.welcome.limits
 
-    @property
-    def in_large_reply(self) -> bool:
-        """Whether more of a reply is to come than one ordinary read brings."""
-        return self._decoder.pending >= LARGE
-
     def hello(self) -> list[bytes]:
-        """What is to be sent first, in pieces.
+        """Return the first bytes to send, in pieces.
 
-        Raises BrokerUnavailable while another connection registers the instance that
-        this client is.
+        Raises BrokerUnavailable while another connection registers the producer
+        instance of this client.
         """
-        one = self._incarnation
-        if one is None:
+        instance = self._instance
+        if instance is None:
             return self._hello(None, 0)
-        if one.number:
-            return self._hello(one.instance, one.number)
-        if not one.claim():
+        if instance.epoch:
+            return self._hello(instance.name, instance.epoch)
+        if not instance.claim():
             raise BrokerUnavailable(
-                f"another connection is registering instance {one.instance!r}", hint="try again"
+                f"another connection is registering instance {instance.name!r}", hint="try again"
             )
-        self._registering = True
-        if one.number:  # while it was being claimed
-            self.end()
-            return self._hello(one.instance, one.number)
-        hello, args = (
-            self._hello(one.instance, 0),
-            {"service": self._service, "instance": one.instance},
-        )
-        return [*hello, *self.request(Opcode.CALL, encode_call("producer.register", dict(args)))[1]]
+        self.registering = True
+        if instance.epoch:  # another connection registered it just before the claim
+            self.close()
+            return self._hello(instance.name, instance.epoch)
+        hello = self._hello(instance.name, 0)
+        args: dict[str, Any] = {"service": self._service, "instance": instance.name}
+        return [*hello, *self.request(Opcode.CALL, encode_call("producer.register", args))[1]]
 
-    def _hello(self, instance: str | None, number: int) -> list[bytes]:
-        hello = Hello(
-            versions=VERSIONS,
-            client=CLIENT,
-            service=self._service,
-            instance=instance,
-            incarnation=number,
-            process=origin() if self._service is not None else None,
-        )
-        return self.request(Opcode.HELLO, hello.encode())[1]
+    def _hello(self, instance: str | None, epoch: int) -> list[bytes]:
+        process = process_id() if self._service is not None else None
+        hello = hello_payload(CLIENT_NAME, self._service, instance, epoch, process)
+        return self.request(Opcode.HELLO, hello)[1]
 
-    def end(self) -> None:
-        """The connection is over: if it was registering an instance, another may."""
-        if self._registering and self._incarnation is not None:
-            self._registering = False
-            self._incarnation.release()
+    def close(self) -> None:
+        """End the conversation, so that another one may register the instance."""
+        if self.registering and self._instance is not None:
+            self.registering = False
+            self._instance.release()
 
     def request(self, opcode: int, payload: Payload = b"") -> tuple[int, list[bytes]]:
-        """The correlation of a request and its bytes, in pieces. MessageTooLarge where
-        the broker would not take it.
+        """Return the correlation of a new request and its bytes, in pieces.
+
+        Raises MessageTooLarge where the frame is over the broker's limit.
         """
         self._last = correlation = (self._last + 1) % CORRELATIONS
-        pieces = frame_pieces(opcode, correlation, payload)
+        pieces = frame_buffers(opcode, correlation, payload)
         if self.welcome is not None:
-            length, most = sum(map(len, pieces)), self.welcome.limits.frame
-            if length > most:
+            length, limit = sum(map(len, pieces)), self.welcome.limits.frame
+            if length > limit:
                 raise MessageTooLarge(
-                    f"a frame of {length} bytes; the broker takes {most}", hint="send it in parts"
+                    f"a frame of {length} bytes is over the broker's limit of {limit}",
+                    hint="send it in parts",
                 )
         self._expected[correlation] = opcode
         return correlation, pieces
 
     def receive(self, data: bytes) -> list[Frame]:
-        """The replies that `data` completes; the welcome is kept here.
+        """Return the replies that `data` completes, without those to the hello.
 
-        Raises RemoteProtocolError, LogChanged, or why the broker refused the hello.
+        Raises RemoteProtocolError, LogChanged, or the error that the broker refused the
+        hello with.
         """
         frames = self._decoder.feed(data)
+        self.in_large_reply = self._decoder.pending >= LARGE_REPLY_BYTES
         for frame in frames:
             if self._expected.pop(frame.correlation, None) != frame.opcode:
                 raise _unexpected(frame)
@@ -159,52 +155,48 @@ class Conversation:
         return frames
 
     def _greet(self, frame: Frame) -> None:
-        """The welcome, or the reply to the registration, which is part of the
-        greeting.
-        """
+        """Handle the welcome, or the reply to the registration that follows it."""
         if self._greeted is None:
-            self._greeted = self._checked(Welcome.parse(frame))
+            self._greeted = self._check(Welcome.parse(frame))
             self._decoder.limit = limits.FRAME
-        elif self._incarnation is not None:
-            self._incarnation.number = int(returned(result(frame))["epoch"])
-            self.end()
-        if not self._registering:
+        elif self._instance is not None:
+            self._instance.epoch = int(parse_result(reply_payload(frame))["epoch"])
+            self.close()
+        if not self.registering:
             self.welcome = self._greeted
 
-    def _checked(self, welcome: Welcome) -> Welcome:
+    def _check(self, welcome: Welcome) -> Welcome:
         if not VERSIONS[0] <= welcome.version <= VERSIONS[1]:
             raise RemoteProtocolError(
-                f"the broker chose version {welcome.version}, which this client does not speak"
+                f"the broker chose protocol version {welcome.version};"
+                f" this client speaks {VERSIONS[0]} to {VERSIONS[1]}"
             )
-        self._pin.check(welcome)
+        self._log.check(welcome)
         return welcome
 
 
-def result(reply: Frame | Answer) -> bytes:
-    """The payload of a reply, or of one of those in it. Raises the error that it tells
-    of.
+def reply_payload(reply: Frame | BatchedReply) -> bytes:
+    """Return the payload of a reply, or of one answer in it. Raises the reply's
+    error.
     """
     if reply.status != OK:
         raise to_error(reply.status, reply.payload)
     return reply.payload
 
 
-def returned(payload: bytes) -> dict[str, Any]:
-    """What a control call returned. Raises RemoteProtocolError where that is no
-    object.
-    """
-    value = parse(payload)
-    if not isinstance(value, dict):
-        raise RemoteProtocolError("a control call that did not return an object")
-    return value
+def client_closed(connect: str = "txmq.connect") -> ClientClosed:
+    """Return the error of every call after `close`. `connect` makes a new client."""
+    return ClientClosed("the client was closed", hint=f"make a new one with {connect}")
 
 
 def _unexpected(frame: Frame) -> Exception:
-    """A broker that cannot even read a request answers with a refusal and closes the
-    connection.
+    """Return the error of a reply without a request.
+
+    A broker that cannot parse a request refuses it as if it were the hello.
     """
     if frame.status != OK and frame.opcode == Opcode.HELLO:
         return to_error(frame.status, frame.payload)
     return RemoteProtocolError(
-        f"a reply to a request that was not made: {frame.opcode}, {frame.correlation}"
+        "a reply to a request that was not made:"
+        f" opcode {frame.opcode}, correlation {frame.correlation}"
     )

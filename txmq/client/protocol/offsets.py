@@ -1,4 +1,4 @@
-"""Where readers keep their own positions: a small protocol, and files."""
+"""Storage of the positions of readers: an interface, and files."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from pydantic import Field
 
 from txmq.errors import ConfigError, LogChanged, StoreError, TxmqError
 from txmq.model.message import check_name
+from txmq.model.topic_partition import PartitionName
 from txmq.wire.json import WireModel, parse_as
 
-Spot = tuple[str, int]  # topic, partition
-Offsets = Mapping[Spot, int]  # the next message to read of each partition
+Offsets = Mapping[PartitionName, int]
+"""The next message to process of each partition."""
+
 VERSION = 1
 
 
 class OffsetStore(Protocol):
-    """Positions of readers by their names, of one log each. For one thread at a
-    time.
+    """The positions of readers, by name; each is of one log.
+
+    One thread at a time uses a store.
     """
 
     def load(self, name: str, log_id: UUID) -> Offsets:
-        """The positions last saved, none for a new name. Raises LogChanged where they
-        are of another log.
+        """Return the positions last saved; none for a new name.
+
+        Raises LogChanged where they are of another log.
         """
 
     def save(self, name: str, log_id: UUID, offsets: Offsets) -> None:
-        """Keeps the positions, all of them; what it returns from outlives the machine's
-        power.
-        """
+        """Save all positions. When it returns, they survive a power failure."""
 
     def close(self) -> None:
-        """Nothing more will be saved."""
+        """Close the store."""
 
 
 class _Saved(WireModel):
-    """A file's contents."""
+    """The contents of a file."""
 
     version: int
     log_id: str
@@ -50,11 +52,11 @@ class _Saved(WireModel):
 
 
 class FileOffsets:
-    """A file for each reader in one directory, replaced as a whole; a name that another
-    process uses is refused.
+    """A file for each reader in one directory, replaced as a whole at each save.
 
-    Raises ConfigError for a file that is none of its own, and StoreError as the file
-    system refuses: what was saved last is kept then.
+    Raises ConfigError for a name that another process uses and for a file of another
+    format, and StoreError for an error of the file system. What was saved last is kept
+    then.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -71,7 +73,7 @@ class FileOffsets:
             return {}
         saved = _parsed(path, data)
         if saved.log_id != str(log_id):
-            hint = f"move {path} away to begin anew"
+            hint = f"move {path} away to start again"
             raise LogChanged(
                 f"the positions of {name!r} are of log {saved.log_id}, not of {log_id}", hint=hint
             )
@@ -117,9 +119,9 @@ class FileOffsets:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            hint = "give each reader a name of its own"
+            hint = "use a different name for each reader"
             raise ConfigError(
-                "name", f"a reader {name!r} keeps its positions there already", hint=hint
+                "name", f"another reader {name!r} uses this directory already", hint=hint
             ) from None
         self._locks[name] = lock
 
@@ -129,7 +131,10 @@ def _translated(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "positions need a directory to write to, on a disk with space; what was saved last is kept"
+        hint = (
+            "positions need a writable directory, on a disk with free space;"
+            " the last saved positions are intact"
+        )
         raise StoreError(f"{error.filename or directory}: {error.strerror}", hint=hint) from error
 
 
@@ -141,5 +146,21 @@ def _parsed(path: Path, data: bytes) -> _Saved:
     raise ConfigError(
         "offsets",
         f"{path} holds no positions of version {VERSION}",
-        hint="move it away to begin anew",
+        hint="move it away to start again",
     )
+
+
+class OffsetsByLog:
+    """Positions of one reader at several brokers, each under the name of its log."""
+
+    def __init__(self, store: OffsetStore) -> None:
+        self._store = store
+
+    def load(self, name: str, log_id: UUID) -> Offsets:
+        return self._store.load(f"{name}.{log_id}", log_id)
+
+    def save(self, name: str, log_id: UUID, offsets: Offsets) -> None:
+        self._store.save(f"{name}.{log_id}", log_id, offsets)
+
+    def close(self) -> None:
+        """Leave the store open: it is the reader's, which closes it once."""

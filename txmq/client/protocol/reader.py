@@ -1,10 +1,10 @@
-"""What a reader without a group does, without I/O: what it asks for, what comes of it,
-where it is. For both faces.
+"""Reading without a consumer group, without I/O: requests, replies, positions; for both
+faces.
 
-It reads every message of its partitions, in the order of each. Its positions are saved
-every few seconds, before it begins to read other partitions, and when it is closed:
-never ahead of what was processed, so after a crash messages may come again, and none is
-missed.
+A reader reads every message of its partitions, in the order of each. Its positions are
+saved every few seconds, before it begins to read other partitions, and when it is
+closed. They are never ahead of what was processed: after a crash messages may be read
+again, and none is missed.
 """
 
 from __future__ import annotations
@@ -16,226 +16,204 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.fetched import Parcel, delivered_messages
-from txmq.client.protocol.consumer.settings import microseconds_ago
-from txmq.client.protocol.conversation import returned
-from txmq.client.protocol.offsets import Offsets, Spot
-from txmq.client.protocol.sender.topics import shape_of
+from txmq.client.protocol.consumer.fetched import FetchedBatch, build_messages
+from txmq.client.protocol.consumer.settings import checked_topics, span_in_microseconds
+from txmq.client.protocol.offsets import Offsets
+from txmq.client.protocol.sender.topics import parse_description
 from txmq.errors import LocalProtocolError, OffsetOutOfRange
-from txmq.model.message import ReceivedMessage, check_name, micros
-from txmq.wire.calls import encode_call
+from txmq.model.message import ReceivedMessage, check_name, to_micros
+from txmq.model.topic_partition import PartitionName
+from txmq.wire.calls.registry import encode_call
 from txmq.wire.chunks import Chunk, unpack_chunks
-from txmq.wire.headers import Opcode, Read, pack_read
+from txmq.wire.data_requests import Opcode, Read, pack_read
+from txmq.wire.json import parse_result
 
-SAVE_S = 5.0  # between two times that positions are saved, as MetaQ and RocketMQ do it
-LOOK_S = 30.0  # between two looks for partitions that a topic has grown
+SAVE_S = 5.0  # between two saves of the positions, as in MetaQ and RocketMQ
+REFRESH_S = 30.0  # between two searches for partitions that a topic has grown
 POLL_S = 20.0
-READ_BYTES = 1 << 20  # of one answer, which is what waits here of each partition
+READ_BYTES = 1 << 20  # of one reply, which is what waits locally of each partition
 STARTS = ("first", "last")
-Start = Literal["first", "last"] | datetime | timedelta | int
+ReaderStart = Literal["first", "last"] | datetime | timedelta | int
 T = TypeVar("T")
 log = get_logger()
 
 
-class Ask(NamedTuple):
-    """A request to the broker that may be made twice."""
+class ReaderRequest(NamedTuple):
+    """A request to the broker that can be repeated."""
 
     opcode: int
     payload: bytes
 
 
-Plan: TypeAlias = Generator[Ask, bytes, T]  # gives requests, gets the payloads of their replies
+RequestSequence: TypeAlias = Generator[ReaderRequest, bytes, T]
+"""Yields requests, is sent the payloads of their replies, and returns a result."""
 
 
-class Look(NamedTuple):
-    """Which partitions there are to read, and where those begin that have no position
-    yet.
+class Discovery(NamedTuple):
+    """The partitions to read, and the first offsets of those without a position."""
+
+    partitions: tuple[PartitionName, ...]
+    starts: dict[PartitionName, int]
+
+
+class ReaderState:
+    """The positions and fetched messages of a reader at one broker. For one thread.
+
+    `unsaved`: the positions have changed since they were saved. `missed` counts the
+    messages that retention had dropped before they were read.
     """
 
-    chosen: tuple[Spot, ...]
-    starts: dict[Spot, int]
-
-
-class Reading:
-    """For one thread."""
-
-    def __init__(self, name: str, topics: Iterable[str], start: Start) -> None:
-        """`start`: where partitions begin that have no position yet; those that a topic
-        has grown, at the first.
+    def __init__(self, name: str, topics: Iterable[str], start: ReaderStart) -> None:
+        """`start` is for partitions without a position. Partitions that a topic has
+        grown are read from their first message.
         """
-        if isinstance(topics, str) or not (names := list(topics)):
-            raise LocalProtocolError(
-                f"{topics!r} are no topics", hint='a sequence of names: topics=["orders"]'
-            )
         self.name = check_name(name, "reader")
-        self._topics = [check_name(topic, "topic") for topic in dict.fromkeys(names)]
+        self._topics = checked_topics(topics)
         self._start = _checked(start)
-        self._done: dict[Spot, int] = {}  # the next message to process
-        self._positions: dict[Spot, int] = {}  # the next message to hand out
+        self._processed: dict[PartitionName, int] = {}  # the next message to process
+        self._read: dict[PartitionName, int] = {}  # the next message to request
         self._ready: deque[ReceivedMessage] = deque()
-        self._chosen: frozenset[Spot] | None = None
-        self._asked: set[Spot] = set()
+        self._assigned: frozenset[PartitionName] | None = None
+        self._in_flight: set[PartitionName] = set()
         self._last: ReceivedMessage | None = None
-        self.dirty = False  # whether the positions have changed since they were saved
-        self.missed = 0  # messages that retention had dropped before they were read
+        self.unsaved = False
+        self.missed = 0
 
     @property
-    def positions(self) -> dict[Spot, int]:
+    def positions(self) -> dict[PartitionName, int]:
         """The next message to process of each partition."""
-        return dict(self._done)
+        return dict(self._processed)
 
     def load(self, saved: Offsets) -> None:
-        """These positions were saved. Called once, first of all."""
-        self._done = dict(saved)
+        """Begin with saved positions."""
+        self._processed = dict(saved)
 
-    def choose(self, partitions: Collection[Spot] | None) -> None:
-        """Reads only these partitions from the next look on, or (None) all. What waits
-        here is forgotten.
+    def assign(self, partitions: Collection[PartitionName] | None) -> None:
+        """Read only these partitions from the next `discover` on, or (None) all.
+
+        What waits locally is dropped.
         """
-        self._chosen = None if partitions is None else frozenset(partitions)
+        self._assigned = None if partitions is None else frozenset(partitions)
         self._ready.clear()
-        self._positions.clear()
-        self._asked.clear()
+        self._read.clear()
+        self._in_flight.clear()
 
-    def look(self) -> Plan[Look | None]:
-        """Finds out which partitions there are; None = the same as before."""
-        wanted: list[Spot] = []
+    def discover(self) -> RequestSequence[Discovery | None]:
+        """Find the partitions to read; None = the same as before."""
+        existing: list[PartitionName] = []
         for topic in self._topics:
             described = yield _call("topic.describe", names=[topic], create=True)
-            wanted += [
-                (topic, number) for number in range(shape_of(topic, returned(described)).partitions)
+            existing += [
+                (topic, number)
+                for number in range(parse_description(topic, parse_result(described)).partitions)
             ]
-        chosen = tuple(spot for spot in wanted if self._chosen is None or spot in self._chosen)
-        if chosen == tuple(self._positions):
+        names = tuple(name for name in existing if self._assigned is None or name in self._assigned)
+        if names == tuple(self._read):
             return None
-        return Look(
-            chosen, (yield from self._starts([spot for spot in chosen if spot not in self._done]))
-        )
+        new = [name for name in names if name not in self._processed]
+        return Discovery(names, (yield from self._starts(new)))
 
-    def adopt(self, look: Look) -> None:
-        """Reads these partitions from now on. What was processed before must have been
-        saved.
-        """
-        self._done |= look.starts
-        self._positions = {
-            spot: self._positions.get(spot, self._done[spot]) for spot in look.chosen
+    def adopt(self, discovery: Discovery) -> None:
+        """Read these partitions from now on. The positions before must be saved."""
+        self._processed |= discovery.starts
+        self._read = {
+            name: self._read.get(name, self._processed[name]) for name in discovery.partitions
         }
-        self.dirty = self.dirty or bool(look.starts)
+        self.unsaved = self.unsaved or bool(discovery.starts)
 
-    def _starts(self, spots: Collection[Spot]) -> Plan[dict[Spot, int]]:
-        known = {
-            topic for topic, _partition in self._done
-        }  # so that what they have more of now is new
+    def _starts(
+        self, names: Collection[PartitionName]
+    ) -> RequestSequence[dict[PartitionName, int]]:
+        # Of a topic with positions, a partition without one has grown since.
+        read_before = {topic for topic, _partition in self._processed}
         starts, shown = {}, dict[str, Any]()
-        for topic, partition in spots:
+        for topic, partition in names:
             if topic not in shown:
-                shown[topic] = returned((yield _call("topic.show", name=topic)))
+                shown[topic] = parse_result((yield _call("topic.show", name=topic)))
             first, end = shown[topic]["firsts"][partition], shown[topic]["ends"][partition]
-            if self._start == "first" or topic in known:
+            if self._start == "first" or topic in read_before:
                 starts[topic, partition] = first
             elif self._start == "last":
                 starts[topic, partition] = end
             else:
-                starts[topic, partition] = yield from _at(
+                starts[topic, partition] = yield from _offset_at(
                     (topic, partition), first, end, self._start
                 )
         return starts
 
     @property
-    def is_dry(self) -> bool:
-        """Whether nothing waits here to be handed out."""
+    def is_empty(self) -> bool:
+        """True if no message waits locally."""
         return not self._ready
 
-    def asks(self) -> Iterator[tuple[Spot, Ask]]:
-        """What nobody has asked for yet."""
-        for spot, offset in self._positions.items():
-            if spot not in self._asked:
-                self._asked.add(spot)
-                yield spot, _read(spot, offset, round(POLL_S * 1_000), READ_BYTES)
+    def next_reads(self) -> Iterator[tuple[PartitionName, ReaderRequest]]:
+        """Return a request for each partition that has none in flight."""
+        for name, offset in self._read.items():
+            if name not in self._in_flight:
+                self._in_flight.add(name)
+                yield name, _read(name, offset, round(POLL_S * 1_000), READ_BYTES)
 
-    def answered(self, spot: Spot, payload: bytes) -> None:
-        """The reply to what was asked for that partition."""
-        self._asked.discard(spot)
-        found = unpack_chunks(payload)
-        for chunk in found.chunks:
-            self._ready.extend(messages_of(chunk, self._positions[spot]))
-        self._positions[spot] = max(found.next_offset, self._positions[spot])
+    def received(self, name: PartitionName, payload: bytes) -> None:
+        """Accept the reply to a read of that partition."""
+        self._in_flight.discard(name)
+        reply = unpack_chunks(payload)
+        for chunk in reply.chunks:
+            self._ready.extend(decode_messages(chunk, self._read[name]))
+        self._read[name] = max(reply.next_offset, self._read[name])
 
-    def passed(self, spot: Spot, error: OffsetOutOfRange) -> None:
-        """Retention was faster: it goes on with the first message that is kept. Raises
-        the error if there is none.
-        """
-        self._asked.discard(spot)
+    def skip_to_retained(self, name: PartitionName, error: OffsetOutOfRange) -> None:
+        """Go on with the first retained message. Raises the error if there is none."""
+        self._in_flight.discard(name)
         first = error.detail.get("first")
-        if not isinstance(first, int) or first <= self._positions[spot]:
+        if not isinstance(first, int) or first <= self._read[name]:
             raise error
-        self.missed += first - self._positions[spot]
+        self.missed += first - self._read[name]
         log.warning(
-            "reader.passed", reader=self.name, topic=spot[0], partition=spot[1], missed=self.missed
+            "reader.passed", reader=self.name, topic=name[0], partition=name[1], missed=self.missed
         )
-        self._positions[spot] = self._done[spot] = first
-        self.dirty = True
+        self._read[name] = self._processed[name] = first
+        self.unsaved = True
 
-    def lost(self) -> None:
-        """The connection is gone, and with it what was asked for."""
-        self._asked.clear()
+    def disconnected(self) -> None:
+        """Forget the requests in flight."""
+        self._in_flight.clear()
 
-    def take(self) -> ReceivedMessage | None:
-        """The next message to hand out, if it is there. The one before must have been
-        `processed`.
+    def next_message(self) -> ReceivedMessage | None:
+        """Return the next message, if one waits locally. `mark_processed` comes first
+        for the message before.
         """
         self._last = self._ready.popleft() if self._ready else None
         return self._last
 
-    def processed(self) -> None:
-        """The message handed out last is."""
+    def mark_processed(self) -> None:
+        """Count the last message as processed."""
         message, self._last = self._last, None
         if message is not None:
-            self._done[message.topic, message.partition] = message.offset + 1
-            self.dirty = True
+            self._processed[message.topic, message.partition] = message.offset + 1
+            self.unsaved = True
 
-    def give_up(self) -> None:
-        """The message handed out last does not count as processed."""
+    def discard_last(self) -> None:
+        """Do not count the last message as processed."""
         self._last = None
 
 
-def messages_of(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
-    """The messages of a chunk from an offset on: its batch may begin before the one
-    that was asked for.
+def decode_messages(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
+    """Return the messages of a chunk from an offset on.
+
+    The chunk's batch may begin below the offset that was requested.
     """
-    parcel = Parcel(chunk, owner=None, epoch=0, now=0.0)
+    fetched = FetchedBatch(chunk, owner=None, epoch=0, now=0.0)
     return map(
         ReceivedMessage._make,
-        delivered_messages(parcel, parcel.view, max(start, parcel.start), parcel.end),
+        build_messages(fetched, fetched.view, max(start, fetched.start), fetched.end),
     )
 
 
-class Reads:
-    """What a reader of either face tells of itself."""
-
-    _reading: Reading
-
-    @property
-    def name(self) -> str:
-        """What its positions are kept under."""
-        return self._reading.name
-
-    @property
-    def positions(self) -> dict[Spot, int]:
-        """The next message to process of each partition."""
-        return self._reading.positions
-
-    @property
-    def missed(self) -> int:
-        """Messages that retention had dropped before they were read."""
-        return self._reading.missed
-
-
-def _at(spot: Spot, first: int, end: int, at: int) -> Plan[int]:
-    """The first offset that was stored at that time or later."""
+def _offset_at(name: PartitionName, first: int, end: int, at: int) -> RequestSequence[int]:
+    """Return the first offset that was stored at that time or later."""
     while first < end:
         middle = (first + end) // 2
-        chunks = unpack_chunks((yield _read(spot, middle, 0, 1))).chunks
+        chunks = unpack_chunks((yield _read(name, middle, 0, 1))).chunks
         if chunks and chunks[0].stored_at < at:
             first = (
                 max(middle, chunks[0].base_offset + chunks[0].first_row + chunks[0].rows - 1) + 1
@@ -245,24 +223,33 @@ def _at(spot: Spot, first: int, end: int, at: int) -> Plan[int]:
     return end
 
 
-def _checked(start: Start) -> Literal["first", "last"] | int:
-    """Times in microseconds. Raises LocalProtocolError for a start that cannot be
-    meant.
-    """
+def _checked(start: ReaderStart) -> Literal["first", "last"] | int:
+    """Return a start, a time in µs. Raises LocalProtocolError for an invalid one."""
     if isinstance(start, timedelta):
-        return time.time_ns() // 1_000 - microseconds_ago(start)
+        return time.time_ns() // 1_000 - span_in_microseconds(start)
     if not isinstance(start, str):
-        return micros(start)
+        return to_micros(start)
     if start not in STARTS:
         raise LocalProtocolError(
-            f"start is {start!r}", hint='"first", "last", a time, or a timedelta ago'
+            f"start is {start!r}",
+            hint='use "first", "last", a time, or timedelta(hours=2) for two hours ago',
         )
     return start
 
 
-def _call(name: str, /, **args: object) -> Ask:
-    return Ask(Opcode.CALL, encode_call(name, args))
+def _call(name: str, /, **args: object) -> ReaderRequest:
+    return ReaderRequest(Opcode.CALL, encode_call(name, args))
 
 
-def _read(spot: Spot, offset: int, wait_ms: int, size: int) -> Ask:
-    return Ask(Opcode.READ, pack_read(Read(spot[1], offset, wait_ms, size, spot[0])))
+def _read(name: PartitionName, offset: int, wait_ms: int, size: int) -> ReaderRequest:
+    return ReaderRequest(Opcode.READ, pack_read(Read(name[1], offset, wait_ms, size, name[0])))
+
+
+def positions_of_one_broker(call: str) -> LocalProtocolError:
+    """Return the error for a call that names partitions to a reader of several
+    brokers.
+    """
+    return LocalProtocolError(
+        f"{call} names partitions of one broker, and this reader has several",
+        hint="use a reader of each broker: cluster.clients[0].reader(…)",
+    )

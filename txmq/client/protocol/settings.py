@@ -1,36 +1,40 @@
-"""What a client is made with, checked before anything is connected."""
+"""Settings of a client, checked before anything is connected."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self, TypedDict, Unpack
 from uuid import UUID
 
-from txmq.batch import PLAIN, Codec, Compression, library
-from txmq.client.protocol.incarnation import Incarnation
-from txmq.client.protocol.sender.topics import Partitioner
+from txmq.batch import NO_COMPRESSION, Codec, Compression, codec_library
+from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import ConfigError
 from txmq.model.message import is_name
 
-LONGEST_S = 86_400.0
+# Of topic, key and number of partitions; None leaves the choice to the key's hash.
+Partitioner = Callable[[str, str | None, int], int | None]
+MAX_TIMEOUT_S = 86_400.0
 CODECS = {"zstd": Codec.ZSTD, "lz4": Codec.LZ4}
+OPTIONS_HINT = "see txmq.client.protocol.settings.Options"
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of `txmq.connect`; what is left out is as in `Settings`.
+    """The keyword arguments of `txmq.connect`. `ClientSettings` has the defaults.
 
     `instance`: the name of a producer of the service that outlives its process, such as
-    "orders-1". Each client made with it takes the place of those before: whatever they
-    send later fails with ProducerFenced. `timeout`: seconds that a call may take, its
-    attempts together. `retries`: attempts after the first, of what does no harm twice.
-    `partitioner(topic, key, partitions)` chooses partitions, or None to leave it to the
-    key. `connections`: at most so many calls at once. `window`, `window_bytes`: what
-    `send_async` may have without a receipt, before it waits. `log_id`: the broker's
-    log, where it is known beforehand (`txmq broker show`); any other is then refused.
-    `delivery_timeout`: seconds until a message of `send_async` without a receipt fails,
-    reconnections included. `compression`: "zstd" or "lz4", of bodies that go out
-    together and have more than `compress_over` bytes, 4,096. Keys, tags and headers
-    stay as they are. Only consumers unpack them, whatever their own setting.
+    "orders-1". A new client of that name replaces the one before: whatever the old one
+    sends later fails with ProducerFenced. `timeout`: seconds that a call may take,
+    retries included. `retries`: attempts after the first, of calls that can be
+    repeated. `partitioner(topic, key, partitions)` chooses the partition, or returns
+    None to leave the choice to the key. `connections`: at most so many calls at once.
+    `window`, `window_bytes`: messages of `send_async` without a receipt, and their
+    bytes, before it waits. `log_id`: the broker's log, if it is known beforehand
+    (`txmq broker show`); the client refuses any other. `delivery_timeout`: seconds
+    until a message of `send_async` without a receipt fails, reconnections included.
+    `compression`: "zstd" or "lz4", of the bodies of a batch that have together more
+    than `compress_over` bytes, 4,096. Keys, tags and headers stay uncompressed. Only
+    consumers decompress, whatever their own setting.
     """
 
     instance: str | None
@@ -47,9 +51,9 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The checked settings of one client; `Options` tells what they mean. Time-out and
-    retries are RocketMQ's.
+class ClientSettings:
+    """The checked settings of one client, explained in `Options`. `timeout` and
+    `retries` default to RocketMQ's values.
     """
 
     service: str | None = None
@@ -68,15 +72,31 @@ class Settings:
     def __post_init__(self) -> None:
         if self.service is not None and not is_name(self.service):
             raise ConfigError(
-                "service", f"{self.service!r} cannot name a service", hint="such as: orders"
+                "service", f"{self.service!r} cannot name a service", hint="use a name like: orders"
             )
         if self.instance is not None and not (self.service and is_name(self.instance)):
-            hint = 'such as "orders-1", together with a service'
-            raise ConfigError("instance", f"{self.instance!r} cannot name an instance", hint=hint)
+            raise ConfigError(
+                "instance",
+                f"{self.instance!r} cannot name an instance",
+                hint='use a name like "orders-1", together with a service',
+            )
+        self._check_numbers()
+        if not isinstance(self.log_id, UUID | None):
+            raise self._invalid("log_id", "give a UUID")
+        if self.compression not in {None, *CODECS}:
+            raise self._invalid("compression", 'give "zstd", "lz4" or None')
+        if self.compression is not None:
+            # A missing library is an error here, and not at the first large send.
+            codec_library(CODECS[self.compression])
+        if self.partitioner is not None and not callable(self.partitioner):
+            raise self._invalid("partitioner", "give a function")
+
+    def _check_numbers(self) -> None:
         for name in ("timeout", "delivery_timeout"):
             seconds = getattr(self, name)
-            fits = type(seconds) in (int, float) and 0 < seconds <= LONGEST_S
-            _require(name, fits, f"seconds, up to {LONGEST_S:.0f}, are needed")
+            fits = type(seconds) in (int, float) and 0 < seconds <= MAX_TIMEOUT_S
+            if not fits:
+                raise self._invalid(name, f"give seconds, up to {MAX_TIMEOUT_S:.0f}")
         for name, least in (
             ("retries", 0),
             ("connections", 1),
@@ -85,48 +105,29 @@ class Settings:
             ("compress_over", 0),
         ):
             value = getattr(self, name)
-            _require(
-                name, type(value) is int and value >= least, f"a number from {least} is needed"
-            )
-        _require("log_id", isinstance(self.log_id, UUID | None), "a UUID is needed")
-        _require(
-            "compression", self.compression in {None, *CODECS}, '"zstd", "lz4" or None is needed'
-        )
-        if self.compression is not None:
-            library(CODECS[self.compression])  # to be told here, not by the first large send
-        _require(
-            "partitioner",
-            self.partitioner is None or callable(self.partitioner),
-            "a function is needed",
-        )
+            if type(value) is not int or value < least:
+                raise self._invalid(name, f"give a whole number, {least} or more")
+
+    def _invalid(self, name: str, hint: str) -> ConfigError:
+        return ConfigError(name, f"{getattr(self, name)!r:.80} is not accepted", hint=hint)
 
     @property
-    def packing(self) -> Compression:
-        """What becomes of the bodies of each batch."""
-        return (
-            PLAIN
-            if self.compression is None
-            else Compression(CODECS[self.compression], self.compress_over)
-        )
+    def body_compression(self) -> Compression:
+        """The compression of the bodies of each batch."""
+        if self.compression is None:
+            return NO_COMPRESSION
+        return Compression(CODECS[self.compression], self.compress_over)
 
-    def incarnation(self) -> Incarnation | None:
-        """The incarnation of one new client; None = it is of no instance."""
-        return None if self.instance is None else Incarnation(self.instance)
+    def producer_instance(self) -> ProducerInstance | None:
+        """Return the producer instance of a new client, or None without one."""
+        return None if self.instance is None else ProducerInstance(self.instance)
 
     @classmethod
     def of(cls, service: str | None, **options: Unpack[Options]) -> Self:
-        """The settings with these options. Raises ConfigError."""
+        """Return the settings with these options. Raises ConfigError."""
         if unknown := options.keys() - Options.__optional_keys__:
-            why = f"there is no option {min(unknown)!r}"
-            raise ConfigError("connect", why, hint="see txmq.client.protocol.settings.Options")
+            raise ConfigError("connect", f"there is no option {min(unknown)!r}", hint=OPTIONS_HINT)
         try:
             return cls(service, **options)
         except TypeError as error:
-            raise ConfigError(
-                "connect", str(error), hint="see txmq.client.protocol.settings.Options"
-            ) from error
-
-
-def _require(name: str, condition: bool, rule: str) -> None:
-    if not condition:
-        raise ConfigError(name, "a value that is not accepted", hint=rule)
+            raise ConfigError("connect", str(error), hint=OPTIONS_HINT) from error

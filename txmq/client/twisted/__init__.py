@@ -1,3 +1,1 @@
-"""The faces for programs on Twisted: everything on the reactor's thread, each call a
-Deferred.
-"""
+"""The Twisted face of the client: each call returns a Deferred."""

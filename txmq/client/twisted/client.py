@@ -1,6 +1,4 @@
-"""The Twisted face of the client: every call gives a Deferred, all on the reactor's
-thread.
-"""
+"""The client for programs on Twisted: each call returns a Deferred."""
 
 from __future__ import annotations
 
@@ -11,40 +9,37 @@ from weakref import WeakSet
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
-from txmq.client.blocking.client import Client as BlockingClient
-from txmq.client.blocking.sender.producer import Fields, StoredBatch, checked_messages, micros_now
-from txmq.client.blocking.transaction.half import HalfTransaction
-from txmq.client.blocking.transaction.options import TransactionOptions, XaOptions, begin, begin_xa
+from txmq.client.blocking.core import core_of
+from txmq.client.blocking.transaction.begin import begin, begin_xa
 from txmq.client.blocking.transaction.transaction import Transaction as BlockingTransaction
 from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.settings import Options as ConsumerOptions
-from txmq.client.protocol.consumer.settings import checked
+from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
-from txmq.client.protocol.reader import READ_BYTES, messages_of
-from txmq.client.protocol.reader import Start as ReaderStart
-from txmq.client.protocol.sender.rows import columns
-from txmq.client.protocol.settings import Settings
+from txmq.client.protocol.reader import READ_BYTES, ReaderStart, decode_messages
+from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
+from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
 from txmq.client.twisted.columns import send_columns
-from txmq.client.twisted.consumer import Consumer
-from txmq.client.twisted.core import Core
-from txmq.client.twisted.halves import HalfCalls
-from txmq.client.twisted.messages import MessageCalls
-from txmq.client.twisted.protocols import Closing, Reactor
-from txmq.client.twisted.reader import Reader
-from txmq.client.twisted.threads import (
+from txmq.client.twisted.consumer.consumer import Consumer, join_group
+from txmq.client.twisted.core import TwistedCore
+from txmq.client.twisted.messages import TwistedHalfCalls, TwistedMessageCalls
+from txmq.client.twisted.protocols import AsyncCloseable
+from txmq.client.twisted.reader import Reader, open_reader
+from txmq.client.twisted.threaded_transaction import (
     AnyChecker,
     ThreadedHalf,
     ThreadedTransaction,
     ThreadedXa,
-    on_reactor,
+    threaded,
+    threaded_checker,
 )
 from txmq.client.twisted.transaction import Transaction
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Message, Receipt, ReceivedMessage
 from txmq.wire.chunks import unpack_chunks
-from txmq.wire.headers import Opcode, Read, pack_read
+from txmq.wire.data_requests import Opcode, Read, pack_read
 
-if TYPE_CHECKING:  # psycopg2 is for those who have a database
+if TYPE_CHECKING:  # psycopg2 is for programs that have a database
     from uuid import UUID
 
     from txmq.tx.postgres.session import Connection
@@ -54,52 +49,48 @@ log = get_logger()
 
 
 class Found(NamedTuple):
-    """What a read found, and where to read on."""
+    """The messages of a read, and the offset of the next one to read."""
 
     messages: list[ReceivedMessage]
     next_offset: int
 
 
-class Client(MessageCalls, HalfCalls, Closing):
+class Client(TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
     """A client of one broker, for the reactor's thread. Made by `txmq.twisted.connect`.
 
-    Deferreds fail as the blocking client's calls raise: BrokerUnavailable where no
-    broker answers in time, ClientClosed after `close`, RequestRejected in one of its
-    kinds where the broker refuses, ConnectionLost or RequestTimeout, whose outcome is
-    unknown, where an answer is missing. To cancel a Deferred is to wait no longer; what
-    was sent stays sent.
+    An `async with` block closes it at its end. Deferreds fail as the calls of the
+    blocking client raise. They fail with BrokerUnavailable where no broker answers in
+    time, and with ClientClosed after `close`. They fail with a kind of RequestRejected
+    where the broker refuses. Without an answer they fail with ConnectionLost or
+    RequestTimeout: whether the request was carried out is then unknown. A cancelled
+    Deferred only ends the wait; the request may still be carried out.
     """
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        url: str,
-        settings: Settings,
-        *,
-        elsewhere_after: float | None = None,
-    ) -> None:
-        """`elsewhere_after`: see Sending."""
-        self.core = Core(reactor, url, settings, elsewhere_after=elsewhere_after)
+    def __init__(self, core: TwistedCore) -> None:
+        self._core = core
         self._consumers = WeakSet[Consumer]()
         self._readers = WeakSet[Reader]()
 
     def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
     ) -> Deferred[Receipt]:
-        """Sends one message. Messages of one key keep their order; what is sent in one
-        turn shares a frame.
+        """Send a message, for its receipt.
+
+        Messages of one key keep their order. The messages of one turn of the reactor
+        share a frame.
         """
-        return _begun(self._send(topic, [Message(body, **fields)], partition)).addCallback(
+        return _start(self._send(topic, [Message(body, **fields)], partition)).addCallback(
             lambda found: found[0]
         )
 
     def send_batch(
         self, topic: str, messages: Iterable[Message], *, partition: int | None = None
     ) -> Deferred[list[Receipt]]:
-        """Sends messages together, for their receipts in their order. It is not all or
-        nothing: see `transaction`.
+        """Send messages together, for their receipts in order.
+
+        It is not all or nothing: see `transaction`.
         """
-        return _begun(self._send(topic, checked_messages(messages), partition))
+        return _start(self._send(topic, checked_messages(messages), partition))
 
     def send_many(
         self,
@@ -110,68 +101,78 @@ class Client(MessageCalls, HalfCalls, Closing):
         *,
         partition: int | None = None,
     ) -> Deferred[list[StoredBatch]]:
-        """Sends messages given as columns, the fast path for volumes. Otherwise as
-        `send_batch`.
+        """Send messages that are given as columns, the fast path for volumes.
+
+        The rest is as for `send_batch`.
         """
-        return _begun(
-            send_columns(self.core, topic, columns(bodies, keys, tags, micros_now()), partition)
+        return _start(
+            send_columns(
+                self._core, topic, column_rows(bodies, keys, tags, micros_now()), partition
+            )
         )
 
     def send_one_way(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
     ) -> None:
-        """Sends one message and forgets it: nobody is told whether it was stored, and a
-        full window drops it.
+        """Send a message without a receipt.
 
-        Raises only what is wrong with the message, or ClientClosed.
+        The message is lost where the broker is away or the window is full. Raises only
+        for an invalid message, or ClientClosed.
         """
-        self.core.connected()
+        self._core.connection()
         sent = self._send(topic, [Message(body, **fields)], partition)
-        _begun(sent).addErrback(dropped, topic)
+        _start(sent).addErrback(log_dropped, topic)
 
     def flush(self, timeout: float | None = None) -> Deferred[None]:
-        """Fires once everything sent has its receipt, or has failed. Fails with
-        RequestTimeout.
+        """Wait until each message has its receipt or has failed.
+
+        Fails with RequestTimeout.
         """
-        return _begun(
-            self._flush(self.core.settings.delivery_timeout if timeout is None else timeout)
+        return _start(
+            self._flush(self._core.settings.delivery_timeout if timeout is None else timeout)
         )
 
     async def _flush(self, patience: float) -> None:
-        self.core.connected()
-        if not await self.core.flushed(patience):
+        self._core.connection()
+        if not await self._core.flush(patience):
             raise RequestTimeout(f"not everything had its receipt within {patience} s")
 
     def log_id(self) -> Deferred[UUID]:
-        """The identity of the broker's log; asks for it if need be."""
-        return _begun(self.core.log_id())
+        """Return the identity of the broker's log. Its first use may connect to the
+        broker.
+        """
+        return _start(self._core.log_id())
 
     def call(self, name: str, /, **args: object) -> Deferred[dict[str, Any]]:
-        """What a control call returns (docs/FORMATS.md 2.3). A long poll may take its
-        `wait_ms` longer.
+        """Make a control call, for its reply (docs/FORMATS.md 2.3).
+
+        A long poll may take its `wait_ms` longer than other calls.
         """
         wait_ms = args.get("wait_ms", 0)
         longer = wait_ms / 1_000 if isinstance(wait_ms, int) else 0
-        return _begun(self.core.asked(name, args, longer=longer))
+        return _start(self._core.call(name, args, longer=longer))
 
     def read(
         self, topic: str, partition: int, offset: int, *, wait: float = 0.0
     ) -> Deferred[Found]:
-        """Published messages from an offset on, without a consumer group; waits up to
-        `wait` seconds for the first.
+        """Read published messages from an offset on, without a consumer group.
+
+        Waits up to `wait` seconds for the first message.
         """
-        return _begun(self._read(Read(partition, offset, round(wait * 1_000), READ_BYTES, topic)))
+        return _start(self._read(Read(partition, offset, round(wait * 1_000), READ_BYTES, topic)))
 
     def consumer(
         self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
     ) -> Deferred[Consumer]:
-        """Joins a consumer group. For the `options` see
-        `consuming.settings.Options`.
+        """Join a consumer group, for its new member.
+
+        `txmq.client.protocol.consumer.settings.ConsumerOptions` describes the options.
         """
-        names = topics if isinstance(topics, str) else list(topics)
-        consumer = Consumer(self.core, checked(group, names, **options))
+        consumer, joined = join_group(
+            Consumer, [self._core], group, topics, self._core.settings.timeout, **options
+        )
         self._consumers.add(consumer)
-        return _begun(consumer.joined(self.core.settings.timeout))
+        return joined
 
     def reader(
         self,
@@ -181,15 +182,15 @@ class Client(MessageCalls, HalfCalls, Closing):
         *,
         start: ReaderStart = "first",
     ) -> Deferred[Reader]:
-        """Reads all messages of topics without a group, from positions that `offsets`
-        keeps for the `name`.
+        """Open a reader of all messages of topics, without a consumer group.
 
-        `txmq.FileOffsets(directory)` keeps them in files; `offsets` is used in a thread
-        of the client's, one call at a time. Otherwise as the blocking client's.
+        `offsets` keeps the positions under the `name`; `txmq.FileOffsets(directory)`
+        keeps them in files. It is called in a thread, one call at a time. The rest is
+        as for the blocking client.
         """
-        reader = Reader(self.core, name, topics, offsets, start)
+        reader = Reader(self._core, name, topics, offsets, start)
         self._readers.add(reader)
-        return _begun(reader.opened())
+        return open_reader(reader)
 
     @overload
     def transaction(self) -> Transaction: ...
@@ -211,103 +212,99 @@ class Client(MessageCalls, HalfCalls, Closing):
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
     ) -> Transaction | ThreadedTransaction[Any]:
-        """An `async with` block whose sends and acks take effect together, or not at
-        all.
+        """Return an `async with` block whose sends and acks take effect together.
 
-        With a psycopg2 `connection`, together with the rows written on it, in functions
-        that `tx.run` calls in a thread; with the name of a registered `checker`,
-        together with local work of any other kind. With neither, by themselves: the
-        broker alone decides.
+        With a psycopg2 `connection` they take effect together with the rows written on
+        it, by functions that `tx.run` calls in a thread. With the name of a registered
+        `checker` they do so together with other local work. With neither, the broker
+        decides alone.
         """
         if connection is None and checker is None:
-            return Transaction(self.core)
-        begun = begin(self.blocking.core, connection, checker, options)
-        if isinstance(begun, HalfTransaction):
-            return ThreadedHalf(self.core.reactor, self.core.threads, begun)
-        return ThreadedTransaction(self.core.reactor, self.core.threads, begun)
+            return Transaction(self._core)
+        begun = begin(core_of(self._core.blocking), connection, checker, options)
+        return threaded(self._core.reactor, self._core.threads, begun)
 
     def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> ThreadedXa:
-        """An `async with` block whose rows on all of the psycopg2 connections, sends
-        and acks take effect together.
+        """Return an `async with` block over several databases, committed in two phases.
 
-        Two-phase commit; the statements are in functions that `tx.run` calls in a
-        thread.
+        The rows on all psycopg2 connections, the sends and the acks take effect
+        together. Functions that `tx.run` calls in a thread write the rows.
         """
         return ThreadedXa(
-            self.core.reactor, self.core.threads, begin_xa(self.blocking.core, connections, options)
+            self._core.reactor,
+            self._core.threads,
+            begin_xa(core_of(self._core.blocking), connections, options),
         )
 
     def register_checker(self, name: str, checker: AnyChecker) -> None:
-        """Lets this process answer for transactions of that checker: COMMIT, ROLLBACK
-        or UNKNOWN for a Half, or a Deferred of it. Called on the reactor's thread;
-        otherwise as the blocking client's.
-        """
-        self.blocking.register_checker(name, on_reactor(self.core.reactor, checker))
+        """Let this process decide the half transactions of a checker.
 
-    @property
-    def blocking(self) -> BlockingClient:
-        """The blocking client that works for this one in threads, made at the first
-        use.
+        The checker gets a Half and returns COMMIT, ROLLBACK or UNKNOWN, or a Deferred
+        of it. It is called on the reactor's thread. The rest is as for the blocking
+        client.
         """
-        return self.core.blocking
+        checked = threaded_checker(self._core.reactor, checker)
+        self._core.blocking.register_checker(name, checked)
 
     def close(self) -> Deferred[None]:
-        """Ends the client: consumers leave their groups, what has no receipt yet may
-        still get it for a while.
+        """Close the client: its consumers leave their groups.
+
+        Messages without a receipt may still get it for a while.
         """
         return Deferred.fromCoroutine(self._close())
 
     async def _send(
         self, topic: str, messages: Sequence[Message], partition: int | None
     ) -> list[Receipt]:
-        self.core.connected()
-        await self.core.shape(topic)
+        self._core.connection()
+        await self._core.topic(topic)
         receipts = list[Deferred[Receipt]]()
         try:
             for message in messages:
-                receipts.append(self.core.sending.put(topic, message, partition))
+                receipts.append(self._core.sender.send(topic, message, partition))
         except TxmqError as refused:
             for receipt in receipts:
                 receipt.addErrback(lambda _failure: None)
-            if receipts:  # sent again as a whole, these would be there twice
+            if receipts:  # sent again as a whole, these would be stored twice
                 refused.outcome = "unknown"
             raise
         answers: list[tuple[bool, Any]] = await DeferredList(receipts, consumeErrors=True)
-        return _all_of(answers)
+        return _receipts_of(answers)
 
     async def _read(self, wanted: Read) -> Found:
         longer = wanted.max_wait_ms / 1_000
         found = unpack_chunks(
-            await self.core.request(Opcode.READ, pack_read(wanted), longer=longer, repeat=True)
+            await self._core.request(Opcode.READ, pack_read(wanted), longer=longer, repeat=True)
         )
         messages = [
-            message for chunk in found.chunks for message in messages_of(chunk, wanted.offset)
+            message for chunk in found.chunks for message in decode_messages(chunk, wanted.offset)
         ]
         return Found(messages, found.next_offset)
 
     async def _close(self) -> None:
-        for one in (*self._consumers, *self._readers):
-            await one.close()
-        await self.core.close()
+        for closeable in (*self._consumers, *self._readers):
+            await closeable.close()
+        await self._core.close()
 
 
-def _begun(work: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
+def _start(work: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
     return Deferred.fromCoroutine(work)
 
 
-def _all_of(answers: Sequence[tuple[bool, Any]]) -> list[Receipt]:
-    """The receipts. Raises why there is one missing; with others there, its outcome is
-    that of the whole.
+def _receipts_of(answers: Sequence[tuple[bool, Any]]) -> list[Receipt]:
+    """Return the receipts. Raises an error if one is missing.
+
+    Its outcome is unknown where other messages are stored.
     """
-    trouble = [answer.value for is_there, answer in answers if not is_there]
-    if not trouble:
-        return [answer for _is_there, answer in answers]
-    error = next((error for error in trouble if error.outcome == "unknown"), trouble[0])
-    if len(trouble) < len(answers):
+    errors = [answer.value for is_stored, answer in answers if not is_stored]
+    if not errors:
+        return [answer for _is_stored, answer in answers]
+    error = next((error for error in errors if error.outcome == "unknown"), errors[0])
+    if len(errors) < len(answers):
         error.outcome = "unknown"
     raise error
 
 
-def dropped(failure: Failure, topic: str) -> None:
-    """Says that a message sent one way is lost."""
+def log_dropped(failure: Failure, topic: str) -> None:
+    """Log that a message of `send_one_way` is lost."""
     log.warning("send.dropped", topic=topic, error=failure.getErrorMessage())

@@ -1,5 +1,5 @@
-"""Columns, sent with the Twisted face: many pieces under way at once, in producing
-sessions of their own.
+"""Columns, sent by the Twisted client: many batches in flight, in producer sessions of
+their own.
 """
 
 from __future__ import annotations
@@ -11,71 +11,75 @@ from uuid import uuid4
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.task import deferLater
 
-from txmq.client.blocking.sender.delivery import (
+from txmq.client.protocol.sender.batches import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
-    Piece,
-    Stored,
-    cut,
-    receipt_of,
+    ConfirmedBatch,
+    OutgoingBatch,
+    StoredBatch,
+    parse_receipt,
+    split_into_batches,
 )
-from txmq.client.blocking.sender.producer import StoredBatch, stored_batch
 from txmq.client.protocol.sender.rows import Rows
-from txmq.client.twisted.core import Core
+from txmq.client.twisted.core import TwistedCore
 from txmq.errors import StaleTopic, Throttled, TxmqError
-from txmq.wire.headers import Opcode, send_header
+from txmq.wire.data_requests import Opcode, send_header
 
-PIECES_AHEAD = 32  # of one call under way: the broker remembers the receipts of 256
+MAX_IN_FLIGHT = 32  # batches of one call; the broker remembers the receipts of 256
 
 
 async def send_columns(
-    core: Core, topic: str, rows: Rows, partition: int | None
+    core: TwistedCore, topic: str, rows: Rows, partition: int | None
 ) -> list[StoredBatch]:
-    """What `send_many` does."""
-    await core.shape(topic)
-    todo = list(cut(core.topics, topic, rows, partition, range(len(rows))))
+    """Send rows and return the stored batches, as `send_many` does."""
+    await core.topic(topic)
+    unsent = list(split_into_batches(core.topics, topic, rows, partition, range(len(rows))))
     stored: list[StoredBatch] = []
     pause = FIRST_PAUSE_S
-    while todo:
-        done, error = await _send_pieces(core, todo[:PIECES_AHEAD])
-        stored += map(stored_batch, done)
-        del todo[: len(done)]
+    while unsent:
+        confirmed, error = await _send_batches(core, unsent[:MAX_IN_FLIGHT])
+        stored += [batch.stored() for batch in confirmed]
+        del unsent[: len(confirmed)]
         if isinstance(error, Throttled) and pause < LONGEST_PAUSE_S:
             await deferLater(core.reactor, pause)
             pause *= 2
         elif isinstance(error, StaleTopic):
             await core.refresh(topic)
-            todo = [
+            unsent = [
                 new
-                for old in todo
-                for new in cut(core.topics, topic, old.rows, old.asked, old.places)
+                for old in unsent
+                for new in split_into_batches(
+                    core.topics, topic, old.rows, old.requested_partition, old.places
+                )
             ]
         elif error is not None:
-            if stored:  # sent again as a whole, these would be there twice
+            if stored:  # a repetition of the whole call would store these twice
                 error.outcome = "unknown"
             raise error
     return stored
 
 
-async def _send_pieces(
-    core: Core, pieces: Sequence[Piece]
-) -> tuple[list[Stored], TxmqError | None]:
-    """One producing session: what is stored, and why the rest, if any, is not, or not
-    known to be.
+async def _send_batches(
+    core: TwistedCore, batches: Sequence[OutgoingBatch]
+) -> tuple[list[ConfirmedBatch], TxmqError | None]:
+    """Send batches in a new producer session.
+
+    Return those that are stored, and the error of the first other one.
     """
-    producer, sequence = uuid4().bytes, 0
+    producer_id, sequence = uuid4().bytes, 0
     replies: list[Deferred[bytes]] = []
     sequences: list[int] = []
-    for piece in pieces:
-        header = send_header(piece.topic, piece.partition, piece.epoch)
-        batch = piece.rows.encode(producer, sequence, core.topics.compression)
-        replies.append(Deferred.fromCoroutine(core.carried(Opcode.SEND, (header, batch))))
+    for batch in batches:
+        header = send_header(batch.topic, batch.partition, batch.epoch)
+        encoded = batch.rows.encode(producer_id, sequence, core.topics.compression)
+        replies.append(Deferred.fromCoroutine(core.send_request(Opcode.SEND, (header, encoded))))
         sequences.append(sequence)
-        sequence += len(piece.rows)
-    stored: list[Stored] = []
+        sequence += len(batch.rows)
+    confirmed: list[ConfirmedBatch] = []
     answers: list[tuple[bool, Any]] = await DeferredList(replies, consumeErrors=True)
-    for piece, first, (is_there, answer) in zip(pieces, sequences, answers, strict=True):
-        if not is_there:  # nor is any behind it: a session has no gaps
-            return stored, answer.value
-        stored.append(Stored(piece, f"{producer.hex()}-", first, receipt_of(answer)))
-    return stored, None
+    prefix = f"{producer_id.hex()}-"
+    for batch, first, (succeeded, answer) in zip(batches, sequences, answers, strict=True):
+        if not succeeded:  # nor is any later one stored: a session has no gaps
+            return confirmed, answer.value
+        confirmed.append(ConfirmedBatch(batch, prefix, first, parse_receipt(answer)))
+    return confirmed, None

@@ -1,6 +1,4 @@
-"""One connection of the Twisted face, and how there is always one: Deferreds around the
-sans-I/O conversation.
-"""
+"""Connections of the Twisted client: Deferreds around the conversation without I/O."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from txmq.client.protocol.address import Address
-from txmq.client.protocol.conversation import Conversation, Payload, result
-from txmq.client.twisted.protocols import Reactor, Timer, Transport
+from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
+from txmq.client.twisted.protocols import DelayedCall, Reactor, TcpTransport
 from txmq.errors import BrokerUnavailable, ConnectionLost, ProtocolError, RequestTimeout, TxmqError
 from txmq.wire.frames import Frame
 
@@ -35,15 +33,15 @@ if TYPE_CHECKING:
 HELLO_S = 5.0
 CONNECT_S = 5.0
 T = TypeVar("T")
-RETRY = backoffPolicy(
-    initialDelay=0.05, maxDelay=1.0, factor=2.0, jitter=lambda: 0.0
-)  # by default up to a second
+# Without jitter, which is up to a second by default.
+RETRY = backoffPolicy(initialDelay=0.05, maxDelay=1.0, factor=2.0, jitter=lambda: 0.0)
 
 
 @implementer(IPushProducer)
-class Link(Protocol):
-    """A connection. `welcomed` fires with the link itself; `frames` gets the replies
-    that nobody waits for here.
+class TwistedConnection(Protocol):
+    """A connection. `welcomed` fires with the connection itself.
+
+    `frames` gets the replies that no Deferred of `request` waits for.
     """
 
     transport: Any  # Twisted's, without types
@@ -57,34 +55,34 @@ class Link(Protocol):
         self._reactor = reactor
         self._frames = frames
         self._waiting: dict[int, Deferred[bytes]] = {}
-        self._hello: Timer | None = None
+        self._hello_timeout: DelayedCall | None = None
         self.conversation = conversation
-        self.heard = 0.0  # when the broker last said something
-        self.full = False  # of bytes that the kernel does not take
-        self.drained: Callable[[], None] | None = None
-        self.welcomed: Deferred[Link] = Deferred()
+        self.last_received = 0.0  # or the moment since which a reply is due
+        self.write_paused = False  # the transport has enough unsent bytes
+        self.on_drained: Callable[[], None] | None = None
+        self.welcomed: Deferred[TwistedConnection] = Deferred()
         self.lost: Deferred[None] = Deferred()
 
     def connectionMade(self) -> None:
-        self._wire: Transport = self.transport
-        self._wire.setTcpNoDelay(True)
-        self._wire.registerProducer(self, streaming=True)
-        self._hello = self._reactor.callLater(HELLO_S, self.abort)
+        self._tcp: TcpTransport = self.transport
+        self._tcp.setTcpNoDelay(True)
+        self._tcp.registerProducer(self, streaming=True)
+        self._hello_timeout = self._reactor.callLater(HELLO_S, self.abort)
         try:
             self.write(self.conversation.hello())
-        except (
-            BrokerUnavailable
-        ) as error:  # another connection is registering the client's instance
+        # Another connection is registering the client's producer instance.
+        except BrokerUnavailable as error:
             self._fail(error)
             self.abort()
 
     def write(self, pieces: Iterable[bytes]) -> None:
-        """Sends bytes that the conversation made."""
-        self._wire.writeSequence(pieces)
+        """Send bytes of the conversation."""
+        self._tcp.writeSequence(pieces)
 
     def request(self, opcode: int, payload: Payload = b"") -> Deferred[bytes]:
-        """The payload of the reply. Fails with RequestRejected, ConnectionLost,
-        MessageTooLarge.
+        """Return the payload of the reply.
+
+        Fails with RequestRejected or ConnectionLost. Raises MessageTooLarge.
         """
         correlation, pieces = self.conversation.request(opcode, payload)
         reply: Deferred[bytes] = Deferred(partial(self._forget, correlation))
@@ -93,12 +91,11 @@ class Link(Protocol):
         return reply
 
     def _forget(self, correlation: int, cancelled: Deferred[bytes]) -> None:
-        """Nobody waits for the reply any more."""
         del cancelled
         self._waiting.pop(correlation, None)
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard = self._reactor.seconds()
+        self.last_received = self._reactor.seconds()
         greeted = self.conversation.welcome is not None
         try:
             frames = self.conversation.receive(data)
@@ -107,7 +104,7 @@ class Link(Protocol):
             self.abort()
             return
         if not greeted and self.conversation.welcome is not None:
-            self._stop_waiting()
+            self._cancel_hello_timeout()
             self.welcomed.callback(self)
         others = [frame for frame in frames if not self._answer(frame)]
         if others:
@@ -118,7 +115,7 @@ class Link(Protocol):
         if reply is None:
             return False
         try:
-            payload = result(frame)
+            payload = reply_payload(frame)
         except TxmqError as error:
             reply.errback(error)
         else:
@@ -126,12 +123,12 @@ class Link(Protocol):
         return True
 
     def abort(self) -> None:
-        """Ends the connection at once."""
-        self._wire.abortConnection()
+        """End the connection at once."""
+        self._tcp.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._stop_waiting()
-        self.conversation.end()
+        self._cancel_hello_timeout()
+        self.conversation.close()
         self._fail(ConnectionLost(f"the connection was lost: {reason.getErrorMessage()}"))
         self.lost.callback(None)
 
@@ -142,24 +139,24 @@ class Link(Protocol):
         for reply in waiting.values():
             reply.errback(ConnectionLost(error.message))
 
-    def _stop_waiting(self) -> None:
-        if self._hello is not None and self._hello.active():
-            self._hello.cancel()
+    def _cancel_hello_timeout(self) -> None:
+        if self._hello_timeout is not None and self._hello_timeout.active():
+            self._hello_timeout.cancel()
 
     def pauseProducing(self) -> None:
-        self.full = True
+        self.write_paused = True
 
     def resumeProducing(self) -> None:
-        self.full = False
-        if self.drained is not None:
-            self.drained()
+        self.write_paused = False
+        if self.on_drained is not None:
+            self.on_drained()
 
     def stopProducing(self) -> None:
-        """The connection is over, which `connectionLost` says as well."""
+        """Ignored: `connectionLost` follows."""
 
 
 @implementer(IStreamClientEndpoint)
-class AnyOf:
+class FirstAddressEndpoint:
     """An endpoint that tries addresses in turn."""
 
     def __init__(self, reactor: Reactor, addresses: Sequence[Address]) -> None:
@@ -168,8 +165,11 @@ class AnyOf:
             for address in addresses
         ]
 
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # the interface's name
-        """A connection to the first address that answers. Fails as the last one did."""
+    def connect(
+        self,
+        protocolFactory: IProtocolFactory,  # noqa: N803  # the interface's name
+    ) -> Deferred[IProtocol]:
+        """Connect to the first address that answers. Fails with the last error."""
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, factory: IProtocolFactory) -> IProtocol:
@@ -181,99 +181,99 @@ class AnyOf:
         return await self._endpoints[-1].connect(factory)
 
 
-class _Links(Factory):
+class _ConnectionFactory(Factory):
     noisy = False
 
-    def __init__(self, make: Callable[[], Link]) -> None:
+    def __init__(self, make: Callable[[], TwistedConnection]) -> None:
         self._make = make
 
-    def buildProtocol(self, addr: IAddress | None) -> Link:
+    def buildProtocol(self, addr: IAddress | None) -> TwistedConnection:
         del addr
         return self._make()
 
 
-class Connected:
-    """A connection that is made again whenever it is lost. `attach` is told of each,
-    once it is welcomed.
+class PersistentConnection:
+    """A connection that reconnects whenever it is lost.
 
-    `refused` is told why the broker there will never do, such as another log: no other
-    attempt will do better.
+    `attach` is called with each connection once it is welcomed. `refused` is called
+    with an error that no other attempt can avoid, such as another log.
     """
 
     def __init__(
         self,
         reactor: Reactor,
         addresses: Sequence[Address],
-        make: Callable[[], Link],
-        attach: Callable[[Link], None],
+        make: Callable[[], TwistedConnection],
+        attach: Callable[[TwistedConnection], None],
         refused: Callable[[TxmqError], None] | None = None,
     ) -> None:
         self._reactor, self._attach, self._refused = reactor, attach, refused
-        self.trouble: TxmqError | None = None  # what the last welcome failed with
-        endpoint = cast(
-            "IStreamClientEndpoint", AnyOf(reactor, addresses)
-        )  # zope's interfaces are not mypy's
-        factory = cast("IProtocolFactory", _Links(make))
+        self.error: TxmqError | None = None  # of the last attempt
+        # mypy does not know zope's interfaces.
+        endpoint = cast("IStreamClientEndpoint", FirstAddressEndpoint(reactor, addresses))
+        factory = cast("IProtocolFactory", _ConnectionFactory(make))
         self._service = ClientService(
             endpoint, factory, RETRY, clock=reactor, prepareConnection=self._prepare
         )
         self._service.startService()
 
-    def _prepare(self, link: Link) -> Deferred[Link]:
-        def welcomed(link: Link) -> Link:
-            self.trouble = None
+    def _prepare(self, link: TwistedConnection) -> Deferred[TwistedConnection]:
+        def welcomed(link: TwistedConnection) -> TwistedConnection:
+            self.error = None
             self._attach(link)
             return link
 
         def refused(failure: Failure) -> Failure:
-            self.trouble = error = failure.value if isinstance(failure.value, TxmqError) else None
-            if self._refused is not None and error is not None and will_never_do(error):
+            self.error = error = failure.value if isinstance(failure.value, TxmqError) else None
+            if self._refused is not None and error is not None and is_final(error):
                 self._refused(error)
             return failure
 
         return link.welcomed.addCallbacks(welcomed, refused)
 
-    async def link(self, patience: float) -> Link:
-        """The connection, as soon as there is one. Raises BrokerUnavailable, or why
-        there will be none.
+    async def wait_connected(self, seconds: float) -> TwistedConnection:
+        """Return the connection, as soon as there is one.
+
+        Raises BrokerUnavailable after so many `seconds`, or a permanent error at once.
         """
-        if self.trouble is not None and not self.trouble.retriable:
-            raise self.trouble
-        late = BrokerUnavailable(f"no broker answered within {patience} s")
-        return cast(
-            "Link", await timed(self._reactor, self._service.whenConnected(), patience, late)
-        )
+        if self.error is not None and not self.error.retriable:
+            raise self.error
+        late = BrokerUnavailable(f"no broker answered within {seconds} s")
+        connection = await with_timeout(self._reactor, self._service.whenConnected(), seconds, late)
+        return cast("TwistedConnection", connection)
 
     async def stop(self) -> None:
-        """Ends the connection, and makes no other."""
+        """End the connection, and make no other."""
         await self._service.stopService()
-        await deferLater(
-            self._reactor, 0
-        )  # out of its turn: within it, it cannot be asked to stop again
+        # ClientService cannot be stopped again within the turn in which it stops.
+        await deferLater(self._reactor, 0)
 
 
-def timed(reactor: Reactor, waiting: Deferred[T], seconds: float, error: TxmqError) -> Deferred[T]:
-    """`waiting`, which fails with `error` if it takes longer."""
-    waiting.addTimeout(max(seconds, 0.001), reactor, lambda _result, _seconds: Failure(error))
-    return waiting
+def with_timeout(
+    reactor: Reactor, deferred: Deferred[T], seconds: float, error: TxmqError
+) -> Deferred[T]:
+    """Return the Deferred, which fails with `error` after so many seconds."""
+    deferred.addTimeout(max(seconds, 0.001), reactor, lambda _result, _seconds: Failure(error))
+    return deferred
 
 
-def nothing(result: object, _seconds: float) -> object:
-    """For `addTimeout`: None once the time is over; what came in the same moment is
-    kept.
+def none_on_timeout(result: object, _seconds: float) -> object:
+    """Return None after a time-out, for `addTimeout`; a result of the same moment
+    stays.
     """
     return None if isinstance(result, Failure) and result.check(CancelledError) else result
 
 
-def will_never_do(error: TxmqError) -> bool:
-    """Whether no other connection will do better; one that broke a rule of the protocol
-    may be a mishap.
+def is_final(error: TxmqError) -> bool:
+    """Return whether no other connection can avoid the error.
+
+    A protocol error is not final: it may have been an accident.
     """
     return not error.retriable and not isinstance(error, ProtocolError)
 
 
-def too_late(seconds: float) -> RequestTimeout:
-    """The error for a reply that did not come."""
+def request_timeout(seconds: float) -> RequestTimeout:
+    """Return the error of a request without a reply."""
     return RequestTimeout(
         f"no reply within {seconds} s", hint="the request may have been carried out"
     )

@@ -1,6 +1,4 @@
-"""What the parts of a client with the Twisted face share: its connection, what it knows
-of topics, its sends.
-"""
+"""The state that all parts of a Twisted client share: connection, topics, sender."""
 
 from __future__ import annotations
 
@@ -11,185 +9,199 @@ from uuid import UUID
 from twisted.internet.task import deferLater
 
 from txmq.client.blocking.client import Client as BlockingClient
-from txmq.client.blocking.core import Core as BlockingCore
+from txmq.client.blocking.core import BlockingCore
 from txmq.client.protocol.address import parse_url
-from txmq.client.protocol.conversation import Conversation, LogPin, Payload, returned
-from txmq.client.protocol.sender.topics import Shape, Topics
-from txmq.client.protocol.settings import Settings
-from txmq.client.twisted.connection import Connected, Link, timed, too_late
+from txmq.client.protocol.conversation import (
+    Conversation,
+    LogIdentity,
+    Payload,
+    client_closed,
+)
+from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
+from txmq.client.protocol.settings import ClientSettings
+from txmq.client.twisted.connection import (
+    PersistentConnection,
+    TwistedConnection,
+    request_timeout,
+    with_timeout,
+)
 from txmq.client.twisted.protocols import Reactor
-from txmq.client.twisted.sender import Sending
+from txmq.client.twisted.sender import TwistedSender
 from txmq.client.twisted.threads import Threads
-from txmq.errors import ClientClosed, ConnectionLost, TxmqError
-from txmq.wire.calls import encode_call
-from txmq.wire.headers import Opcode
+from txmq.errors import ConnectionLost, TxmqError
+from txmq.wire.calls.registry import encode_call
+from txmq.wire.data_requests import Opcode
+from txmq.wire.json import parse_result
 
 T = TypeVar("T")
 
 
-def closed() -> ClientClosed:
-    """The error for every call after `close`."""
-    return ClientClosed("the client was closed", hint="make a new one with txmq.twisted.connect")
-
-
-class Core:
-    """One client's share of the world, for the reactor's thread."""
+class TwistedCore:
+    """The shared state of one client, for the reactor's thread."""
 
     def __init__(
         self,
         reactor: Reactor,
         url: str,
-        settings: Settings,
+        settings: ClientSettings,
         *,
-        elsewhere_after: float | None = None,
+        failover_after: float | None = None,
     ) -> None:
-        """`elsewhere_after`: see Sending."""
+        """See TwistedSender for `failover_after`."""
         self.reactor, self.settings = reactor, settings
         self.threads = Threads(reactor, settings.connections)
-        self.topics = Topics(self._described, settings.partitioner, settings.packing)
-        self.sending = Sending(reactor, self.topics, settings, self.refresh, elsewhere_after)
+        self.topics = TopicCache(self._described, settings.partitioner, settings.body_compression)
+        self.sender = TwistedSender(reactor, self.topics, settings, self.refresh, failover_after)
         self.closed = False
-        self._url, self._addresses, self._pin = url, parse_url(url), LogPin(settings.log_id)
-        self._incarnation = settings.incarnation()
+        self._url, self._addresses = url, parse_url(url)
+        self._log = LogIdentity(settings.log_id)
+        self._instance = settings.producer_instance()
         self._descriptions: dict[str, dict[str, Any]] = {}
         self._blocking: BlockingClient | None = None
-        self._connected: Connected | None = None
+        self._connection: PersistentConnection | None = None
 
     def _described(self, topic: str) -> dict[str, Any]:
-        """The reply that `refresh` has just waited for."""
+        """Return the description that `refresh` has just received."""
         return self._descriptions.pop(topic)
 
     @property
     def known_log_id(self) -> UUID | None:
-        """The broker's log, as soon as there was a connection, or if it was given."""
-        return self._pin.log_id
+        """The id of the broker's log, if it is known without asking."""
+        return self._log.log_id
 
     async def log_id(self) -> UUID:
-        """The log of the broker, which is asked if need be."""
-        if self._pin.log_id is None:
+        """Return the id of the broker's log. Ask the broker where it is not known."""
+        if self._log.log_id is None:
             await self.request(Opcode.PING, repeat=True)
-        assert self._pin.log_id is not None, "the welcome told it"
-        return self._pin.log_id
+        assert self._log.log_id is not None, "the welcome has it"
+        return self._log.log_id
 
     @property
     def blocking(self) -> BlockingClient:
-        """The blocking client that works for this one in threads, made at the first
+        """The blocking client that works for this one in threads, created at its first
         use.
         """
         if self.closed:
-            raise closed()
+            raise client_closed("txmq.twisted.connect")
         if self._blocking is None:
             self._blocking = BlockingClient(
-                BlockingCore(self._url, self.settings, self._incarnation)
+                BlockingCore(self._url, self.settings, self._instance, self._log)
             )
         return self._blocking
 
-    def link(self) -> Link:
-        """A new connection, not yet made; replies that nobody waits for go to the
-        sends.
+    def new_connection(self) -> TwistedConnection:
+        """Return a protocol for a new connection. Replies without a waiting caller go
+        to the sender.
         """
-        conversation = Conversation(self.settings.service, self._pin, self._incarnation)
-        return Link(self.reactor, conversation, self.sending.received)
+        conversation = Conversation(self.settings.service, self._log, self._instance)
+        return TwistedConnection(self.reactor, conversation, self.sender.receive)
 
-    def connected(self) -> Connected:
-        """The connection of this client, made at the first use."""
+    def connection(self) -> PersistentConnection:
+        """Return the connection of this client, created at its first use."""
         if self.closed:
-            raise closed()
-        if self._connected is None:
-            self._connected = Connected(
-                self.reactor, self._addresses, self.link, self.sending.attach
+            raise client_closed("txmq.twisted.connect")
+        if self._connection is None:
+            self._connection = PersistentConnection(
+                self.reactor, self._addresses, self.new_connection, self.sender.attach
             )
-        return self._connected
+        return self._connection
 
     @property
-    def is_away(self) -> bool:
-        """Whether the broker is being looked for, so that another one would do
-        better.
+    def is_disconnected(self) -> bool:
+        """True while there is no connection, so that another broker is a better
+        choice.
         """
-        return self._connected is not None and not self.sending.connected
+        return self._connection is not None and not self.sender.connected
 
-    def connect_apart(
-        self, attach: Callable[[Link], None], refused: Callable[[TxmqError], None] | None = None
-    ) -> Connected:
-        """A connection of its own, for a consumer or a reader; for the arguments see
-        Connected.
+    def open_connection(
+        self,
+        attach: Callable[[TwistedConnection], None],
+        refused: Callable[[TxmqError], None] | None = None,
+    ) -> PersistentConnection:
+        """Return another connection, for a consumer or a reader.
+
+        See PersistentConnection for the arguments.
         """
         if self.closed:
-            raise closed()
-        return Connected(self.reactor, self._addresses, self.link, attach, refused)
+            raise client_closed("txmq.twisted.connect")
+        return PersistentConnection(
+            self.reactor, self._addresses, self.new_connection, attach, refused
+        )
 
     async def request(
         self, opcode: int, payload: Payload = b"", *, longer: float = 0.0, repeat: bool = False
     ) -> bytes:
-        """The payload of the reply, `longer` than usual if need be; `repeat` = it does
-        no harm to ask again.
+        """Return the payload of the reply, within the usual time-out and `longer`.
+
+        `repeat`: send the request again after a lost connection; this must do no harm.
         """
-        patience = self.settings.timeout + longer
-        ends = self.reactor.seconds() + patience
+        timeout = self.settings.timeout + longer
+        deadline = self.reactor.seconds() + timeout
         left = self.settings.retries if repeat else 0
         while True:
-            link = await self.connected().link(ends - self.reactor.seconds())
+            connection = await self.connection().wait_connected(deadline - self.reactor.seconds())
             try:
-                reply = link.request(opcode, payload)
-                return await timed(
-                    self.reactor, reply, ends - self.reactor.seconds(), too_late(patience)
+                reply = connection.request(opcode, payload)
+                return await with_timeout(
+                    self.reactor, reply, deadline - self.reactor.seconds(), request_timeout(timeout)
                 )
             except ConnectionLost:
                 if not left:
                     raise
                 left -= 1
 
-    async def asked(
+    async def call(
         self, name: str, args: dict[str, Any], *, longer: float = 0.0, repeat: bool = False
     ) -> dict[str, Any]:
-        """What a control call returns."""
-        return returned(
+        """Return the result of a control call. Raises as `request`."""
+        return parse_result(
             await self.request(Opcode.CALL, encode_call(name, args), longer=longer, repeat=repeat)
         )
 
-    async def carried(
+    async def send_request(
         self,
         opcode: int,
         payload: Payload,
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Outbox.carry
+        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
         rebuild: Callable[[], bytes] | None = None,
     ) -> T:
-        """The reply to a request that does no harm twice, over as many connections as
-        it takes: see `Outbox.carry`.
+        """Return the decoded reply to a request, repeated after each lost connection.
+
+        See `Accumulator.append_request`.
         """
-        self.connected()
-        return await self.sending.carry(opcode, payload, decode, rebuild)
+        self.connection()
+        return await self.sender.send_request(opcode, payload, decode, rebuild)
 
-    async def shape(self, topic: str) -> Shape:
-        """The topic as last seen; the first look asks the broker."""
-        return self.topics.known(topic) or await self.refresh(topic)
+    async def topic(self, topic: str) -> TopicMetadata:
+        """Return a topic from the cache, or else from the broker."""
+        return self.topics.cached(topic) or await self.refresh(topic)
 
-    async def refresh(self, topic: str) -> Shape:
-        """The topic as it is now."""
-        self._descriptions[topic] = await self.asked(
+    async def refresh(self, topic: str) -> TopicMetadata:
+        """Return the topic as the broker describes it now."""
+        self._descriptions[topic] = await self.call(
             "topic.describe", {"names": [topic], "create": True}, repeat=True
         )
         return self.topics.refresh(topic)
 
-    async def flushed(self, patience: float) -> bool:
-        """Waits until all sends have their answers, at most so many seconds; whether
-        they have.
+    async def flush(self, seconds: float) -> bool:
+        """Wait until every request has its answer. Return False after so
+        many `seconds`.
         """
-        ends = self.reactor.seconds() + patience
-        while not self.sending.idle and self.reactor.seconds() < ends:
+        deadline = self.reactor.seconds() + seconds
+        while not self.sender.idle and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, 0.01)
-        return self.sending.idle
+        return self.sender.idle
 
     async def close(self) -> None:
-        """Lets sends finish for a while, then ends every connection and thread."""
+        """Let sends finish for a while, then end all connections and threads."""
         if self.closed:
             return
         self.closed = True
-        if self._connected is not None:
-            await self.flushed(self.settings.timeout)
-        self.sending.close()
-        if self._connected is not None:
-            await self._connected.stop()
+        if self._connection is not None:
+            await self.flush(self.settings.timeout)
+        self.sender.close()
+        if self._connection is not None:
+            await self._connection.stop()
         if self._blocking is not None:
             await self.threads.run(self._blocking.close, self.settings.timeout)
         await self.threads.stop()

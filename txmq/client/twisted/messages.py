@@ -1,36 +1,43 @@
-"""What clients with Twisted's face ask about single messages."""
+"""Calls of clients on Twisted that concern single messages: half, find and recall."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from twisted.internet.defer import Deferred
 
-from txmq.client.blocking.messages import FoundMessage, Search, id_of
-from txmq.model.message import Receipt
+from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
+from txmq.client.protocol.sender.rows import Fields
+from txmq.client.protocol.transaction.decision import is_published
+from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S
+from txmq.client.twisted.core import TwistedCore
+from txmq.model.message import Decision, Message, Receipt
+from txmq.wire.data_requests import Opcode
 
 
-class Asks(Protocol):
-    """Whoever can make control calls."""
+class TwistedControlCalls(Protocol):
+    """A client that makes control calls."""
 
     def call(self, name: str, /, **args: object) -> Deferred[dict[str, Any]]: ...
 
 
-class MessageCalls:
-    """The part of the client for single messages; each call is that of the blocking
-    client.
-    """
+class TwistedMessageCalls:
+    """The part of the client for single messages."""
 
-    def recall(self: Asks, message: Receipt | str) -> Deferred[None]:
-        """Takes back a message that was sent with a time of delivery. Fails with
-        RecallTooLate.
+    def recall(self: TwistedControlCalls, message: Receipt | str) -> Deferred[None]:
+        """Take back a message that was sent with a time of delivery.
+
+        The message is named by its receipt or its id. A second recall does no harm.
+        Fails with RecallTooLate where the message is published already, or not known.
         """
-        return self.call("message.recall", ids=[id_of(message)]).addCallback(lambda _reply: None)
+        ids = [message_id_of(message)]
+        return self.call("message.recall", ids=ids).addCallback(lambda _reply: None)
 
     async def find(
-        self: Asks,
+        self: TwistedControlCalls,
         topic: str | None = None,
         *,
         message_id: Receipt | str | None = None,
@@ -40,8 +47,52 @@ class MessageCalls:
         start: datetime | int | None = None,
         end: datetime | int | None = None,
     ) -> AsyncIterator[FoundMessage]:
-        """The messages of a topic that are all of this, for `async for`."""
-        search = Search(topic, message_id, key, partition, offset, start, end)
-        while (asked := search.asked()) is not None:
-            for found in search.found(await self.call(asked[0], **asked[1])):
+        """Find the messages of a topic that match all arguments, for `async for`.
+
+        The arguments and errors are those of the blocking client's `find`.
+        """
+        search = MessageSearch(topic, message_id, key, partition, offset, start, end)
+        while (call := search.next_call()) is not None:
+            for found in search.read_reply(await self.call(call[0], **call[1])):
                 yield found
+
+
+class TwistedHalfCalls:
+    """The part of the client for half messages, which needs no threads."""
+
+    _core: TwistedCore
+
+    def half(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        checker: str,
+        partition: int | None = None,
+        check_after: float = CHECK_AFTER_S,
+        **fields: Unpack[Fields],
+    ) -> Deferred[HalfMessage[Deferred[bool]]]:
+        """Store a half message: `half = await client.half(…)`.
+
+        The Deferred fires once the message is durable. The local work follows, and then
+        `await half.commit()` or `half.rollback()`. Half messages of one turn of the
+        reactor share a frame. The rest is as for `half_async` of the blocking client.
+        """
+        core, message = self._core, Message(body, **fields)
+        bundle = HalfBundle.of(
+            core.topics, core.settings, checker, topic, message, partition, check_after
+        )
+        return Deferred.fromCoroutine(_store_half(core, bundle))
+
+
+async def _store_half(core: TwistedCore, bundle: HalfBundle) -> HalfMessage[Deferred[bool]]:
+    def decide(outcome: Decision) -> Deferred[bool]:
+        return Deferred.fromCoroutine(
+            core.send_request(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
+        )
+
+    await core.topic(bundle.topic)
+    await core.send_request(
+        Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
+    )
+    return HalfMessage(bundle.token, decide)

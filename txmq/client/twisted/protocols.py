@@ -1,6 +1,4 @@
-"""What the client asks of Twisted, as types, and what it gives back to programs on
-Twisted.
-"""
+"""Types of Twisted's objects, and a base of objects that Twisted programs close."""
 
 from __future__ import annotations
 
@@ -11,31 +9,31 @@ from typing import Any, Protocol, Self, TypeAlias
 
 from twisted.internet.defer import Deferred
 
-Reactor: TypeAlias = Any  # several interfaces of Twisted's at once: time, TCP, names
+Reactor: TypeAlias = Any  # several of Twisted's interfaces at once: time, TCP, names
 
 
-class Timer(Protocol):
-    """A call that was put off."""
+class DelayedCall(Protocol):
+    """A call that the reactor makes later."""
 
     def cancel(self) -> None: ...
     def active(self) -> int: ...
 
 
-class Transport(Protocol):
+class TcpTransport(Protocol):
     """The transport of a TCP connection."""
 
-    def writeSequence(self, data: Iterable[bytes]) -> None: ...  # Twisted's
+    def writeSequence(self, data: Iterable[bytes]) -> None: ...  # noqa: N802  # Twisted's
     def abortConnection(self) -> None: ...
-    def setTcpNoDelay(self, enabled: bool) -> None: ...  # Twisted's
-    def registerProducer(self, producer: object, streaming: bool) -> None: ...  # Twisted's
+    def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001  # Twisted's
+    def registerProducer(self, producer: object, streaming: bool) -> None: ...  # noqa: FBT001
 
 
-class Closing(ABC):
-    """For use with `async with`: it is closed at the end of the block."""
+class AsyncCloseable(ABC):
+    """An object for `async with`, closed at the end of the block."""
 
     @abstractmethod
     def close(self) -> Deferred[None]:
-        """Ends it."""
+        """Close the object."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,12 +1,14 @@
-"""Reading without a group with Twisted: what `reading` asks for, over a connection of
-the reader's own.
+"""Readers without a consumer group, on Twisted's reactor.
+
+`txmq.client.protocol.reader` has the requests and the positions. Each reader has a
+connection of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 from uuid import UUID
 
 from twisted.internet.defer import Deferred, DeferredLock
@@ -14,11 +16,25 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.offsets import OffsetStore, Spot
-from txmq.client.protocol.reader import LOOK_S, POLL_S, SAVE_S, Ask, Plan, Reading, Reads, Start
-from txmq.client.twisted.connection import Connected, Link, nothing, timed
-from txmq.client.twisted.core import Core
-from txmq.client.twisted.protocols import Closing
+from txmq.client.protocol.offsets import OffsetsByLog, OffsetStore
+from txmq.client.protocol.reader import (
+    POLL_S,
+    REFRESH_S,
+    SAVE_S,
+    ReaderRequest,
+    ReaderStart,
+    ReaderState,
+    RequestSequence,
+    positions_of_one_broker,
+)
+from txmq.client.twisted.connection import (
+    PersistentConnection,
+    TwistedConnection,
+    none_on_timeout,
+    with_timeout,
+)
+from txmq.client.twisted.core import TwistedCore
+from txmq.client.twisted.protocols import AsyncCloseable
 from txmq.errors import (
     ConnectionLost,
     LocalProtocolError,
@@ -27,159 +43,174 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model.message import ReceivedMessage
+from txmq.model.topic_partition import PartitionName
 
-ANSWER_S = POLL_S + 10.0
+REPLY_S = POLL_S + 10.0
 P = ParamSpec("P")
 T = TypeVar("T")
 log = get_logger()
 
 
-class Reader(Reads, Closing):
-    """For the reactor's thread, and one coroutine. Made by `client.reader`; as the
-    blocking one otherwise.
+class Reader(AsyncCloseable):
+    """A reader of one broker, for the reactor's thread and one coroutine. Made by
+    `client.reader`; otherwise as the blocking one.
 
-    `async for message in reader` gives messages until it is closed; one is processed
-    when the next one is asked for.
+    `async for message in reader` gives messages until it is closed. A message is
+    processed when the next one is requested.
     """
 
     def __init__(
-        self, core: Core, name: str, topics: Iterable[str], store: OffsetStore, start: Start
+        self,
+        core: TwistedCore,
+        name: str,
+        topics: Iterable[str],
+        store: OffsetStore,
+        start: ReaderStart,
     ) -> None:
-        """Raises LocalProtocolError for a name, topics or a start that cannot be
-        meant.
-        """
+        """Raises LocalProtocolError for an invalid name, start or topics."""
         self._core, self._store = core, store
-        self._reading = Reading(name, topics, start)
+        self._state = ReaderState(name, topics, start)
         self._log_id: UUID | None = None
-        self._storing = DeferredLock()  # a store is for one thread at a time
-        self._connected: Connected | None = None
-        self._link: Link | None = None
-        self._era = 0  # answers to what was asked for in an earlier one are of no use
-        self._taker: Deferred[ReceivedMessage | None] | None = None
+        self._store_lock = DeferredLock()  # one thread at a time uses a store
+        self._connection: PersistentConnection | None = None
+        self._link: TwistedConnection | None = None
+        self._round = 0  # replies to requests of an earlier round are ignored
+        self._receiver: Deferred[ReceivedMessage | None] | None = None
         self._failure: BaseException | None = None
-        self._looked_at = 0.0
-        self._loop = LoopingCall(self._save_now_and_then)
-        self._loop.clock = core.reactor
+        self._refreshed_at = 0.0
+        self._upkeep = LoopingCall(self._save_and_refresh)
+        self._upkeep.clock = core.reactor
         self.closed = False
 
-    async def opened(self) -> Reader:
-        """Itself, with its positions. Called once, by `client.reader`. Raises
-        UnknownTopic, LogChanged.
-        """
+    @property
+    def name(self) -> str:
+        """The name under which the positions are stored."""
+        return self._state.name
+
+    @property
+    def positions(self) -> dict[PartitionName, int]:
+        """The next message to process of each partition."""
+        return self._state.positions
+
+    @property
+    def missed(self) -> int:
+        """Messages that retention had dropped before they were read."""
+        return self._state.missed
+
+    async def _open(self) -> None:
         try:
             self._log_id = await self._core.log_id()
-            self._reading.load(await self._stored(self._store.load, self.name, self._log_id))
-            await self._look()
+            self._state.load(await self._in_store(self._store.load, self.name, self._log_id))
+            await self._refresh()
         except BaseException:
             await self.close()
             raise
-        self._connected = self._core.connect_apart(self._attach, self._fail)
-        self._loop.start(SAVE_S, now=False)
-        return self
+        self._connection = self._core.open_connection(self._attach, self._fail)
+        self._upkeep.start(SAVE_S, now=False)
 
-    def assign(self, partitions: Collection[Spot] | None) -> Deferred[None]:
-        """Reads only these partitions from now on, or (None) all. What was handed out
-        before counts as processed.
+    def assign(self, partitions: Collection[PartitionName] | None) -> Deferred[None]:
+        """Read only these partitions from now on, or (None) all.
+
+        The last message counts as processed.
         """
         return Deferred.fromCoroutine(self._assign(partitions))
 
-    async def _assign(self, partitions: Collection[Spot] | None) -> None:
-        self._reading.processed()
+    async def _assign(self, partitions: Collection[PartitionName] | None) -> None:
+        self._state.mark_processed()
         await self._save()
-        self._era += 1
-        self._reading.choose(partitions)
-        await self._look()
+        self._round += 1
+        self._state.assign(partitions)
+        await self._refresh()
         self._step()
 
-    async def _look(self) -> None:
-        """Which partitions there are, and where new ones begin."""
-        self._looked_at = self._core.reactor.seconds()
-        look = await self._carried_out(self._reading.look())
-        if look is not None:
+    async def _refresh(self) -> None:
+        """Find the partitions of the topics, and the first offsets of new ones."""
+        self._refreshed_at = self._core.reactor.seconds()
+        discovery = await self._run(self._state.discover())
+        if discovery is not None:
             await self._save()
-            self._reading.adopt(look)
+            self._state.adopt(discovery)
 
-    async def _carried_out(self, plan: Plan[T]) -> T:
+    async def _run(self, sequence: RequestSequence[T]) -> T:
         try:
-            ask = next(plan)
+            request = next(sequence)
             while True:
-                ask = plan.send(await self._core.request(*ask, repeat=True))
+                request = sequence.send(await self._core.request(*request, repeat=True))
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         while (message := await self.receive()) is not None:
             yield message
 
     def receive(self, timeout: float | None = None) -> Deferred[ReceivedMessage | None]:
-        """The next message; None after `timeout` seconds without one, and once it is
-        closed.
+        """Fire with the next message; with None after `timeout` seconds, and once the
+        reader is closed.
 
-        The message before it counts as processed. Lost connections are survived
-        silently. Fails with why it cannot go on. Raises LocalProtocolError where
-        somebody waits already.
+        The message before it counts as processed. The reader connects again by itself.
+        Fails with the error that ended it. Raises LocalProtocolError while another call
+        waits.
         """
-        if self._taker is not None and not self._taker.called:
+        if self._receiver is not None and not self._receiver.called:
             raise LocalProtocolError(
-                "somebody waits for the next message already", hint="a reader is for one at a time"
+                "another call waits for the next message", hint="use a reader in one coroutine"
             )
-        self._reading.processed()
-        taker: Deferred[ReceivedMessage | None] = Deferred()
-        self._taker = taker
+        self._state.mark_processed()
+        receiver: Deferred[ReceivedMessage | None] = Deferred()
+        self._receiver = receiver
         if timeout is not None:
-            taker.addTimeout(max(0.0, timeout), self._core.reactor, nothing)
+            receiver.addTimeout(max(0.0, timeout), self._core.reactor, none_on_timeout)
         self._step()
-        return taker
+        return receiver
 
     def commit(self) -> Deferred[None]:
-        """Saves the positions now; the message handed out last counts as processed."""
-        self._reading.processed()
+        """Save the positions now; the last message counts as processed."""
+        self._state.mark_processed()
         return Deferred.fromCoroutine(self._save())
 
-    async def _save_now_and_then(self) -> None:
+    async def _save_and_refresh(self) -> None:
         try:
             await self._save()
-            if self._core.reactor.seconds() - self._looked_at >= LOOK_S:
-                await self._look()
+            if self._core.reactor.seconds() - self._refreshed_at >= REFRESH_S:
+                await self._refresh()
                 self._step()
         except TxmqError as error:
             if not error.retriable:
                 self._fail(error)
             else:
                 log.info("reader.not_looked", reader=self.name, error=str(error))
-        except (
-            OSError
-        ) as error:  # a store that cannot keep positions: going on would only make more come again
+        except OSError as error:
+            # A store that cannot save: to go on would only repeat more messages later.
             self._fail(error)
 
     async def _save(self) -> None:
-        if self._reading.dirty and self._log_id is not None:
-            self._reading.dirty = False
+        if self._state.unsaved and self._log_id is not None:
+            self._state.unsaved = False
             try:
-                await self._stored(self._store.save, self.name, self._log_id, self.positions)
+                await self._in_store(self._store.save, self.name, self._log_id, self.positions)
             except BaseException:
-                self._reading.dirty = True
+                self._state.unsaved = True
                 raise
 
-    def _stored(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """What the function of the store returns, called in a thread, one at a time."""
+    def _in_store(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Call a function of the store in a thread, one at a time."""
 
-        def step() -> Deferred[T]:
+        def call() -> Deferred[T]:
             return self._core.threads.run(function, *args, **kwargs)
 
-        return self._storing.run(step)
+        return self._store_lock.run(call)
 
-    def _attach(self, link: Link) -> None:
+    def _attach(self, link: TwistedConnection) -> None:
         self._link = link
         link.lost.addCallback(lambda _none: self._lost(link))
         self._step()
 
-    def _lost(self, link: Link) -> None:
+    def _lost(self, link: TwistedConnection) -> None:
         if self._link is link:
             self._link = None
-            self._era += 1
-            self._reading.lost()
+            self._round += 1
+            self._state.disconnected()
             log.warning("reader.disconnected", reader=self.name)
 
     def _fail(self, error: BaseException | None) -> None:
@@ -187,57 +218,57 @@ class Reader(Reads, Closing):
         self._step()
 
     def _step(self) -> None:
-        """Hands out what has come; where nothing has, asks for what nobody has asked
-        for.
-        """
-        taker, link = self._taker, self._link
-        if taker is None or taker.called:
+        """Serve the receiver; where no message waits, send the next reads."""
+        receiver, link = self._receiver, self._link
+        if receiver is None or receiver.called:
             return
         if self._failure is not None:
-            taker.errback(self._failure)
+            receiver.errback(self._failure)
         elif self.closed:
-            taker.callback(None)
-        elif not self._reading.is_dry:
-            taker.callback(self._reading.take())
+            receiver.callback(None)
+        elif not self._state.is_empty:
+            receiver.callback(self._state.next_message())
         elif link is not None:
-            for spot, ask in list(self._reading.asks()):
-                self._ask(link, spot, ask)
+            for name, request in list(self._state.next_reads()):
+                self._send(link, name, request)
 
-    def _ask(self, link: Link, spot: Spot, ask: Ask) -> None:
-        reply = timed(self._core.reactor, link.request(*ask), ANSWER_S, RequestTimeout("no answer"))
-        era = self._era
-        reply.addCallbacks(
-            partial(self._answered, era, spot), partial(self._unanswered, era, link, spot)
+    def _send(self, link: TwistedConnection, name: PartitionName, request: ReaderRequest) -> None:
+        reply = with_timeout(
+            self._core.reactor, link.request(*request), REPLY_S, RequestTimeout("no answer")
         )
-        reply.addErrback(self._broken)
+        reply.addCallbacks(
+            partial(self._answered, self._round, name),
+            partial(self._unanswered, self._round, link, name),
+        )
+        reply.addErrback(self._invalid_answer)
 
-    def _answered(self, era: int, spot: Spot, payload: bytes) -> None:
-        if era == self._era:
-            self._reading.answered(spot, payload)
+    def _answered(self, sent_in: int, name: PartitionName, payload: bytes) -> None:
+        if sent_in == self._round:
+            self._state.received(name, payload)
             self._step()
 
-    def _unanswered(self, era: int, link: Link, spot: Spot, failure: Failure) -> None:
-        """A no, or no answer: then another connection may help, unless the error says
-        that none will.
-        """
+    def _unanswered(
+        self, sent_in: int, link: TwistedConnection, name: PartitionName, failure: Failure
+    ) -> None:
+        """React to a refusal; without an answer, let another connection try."""
         error = failure.value
-        if era != self._era:
+        if sent_in != self._round:
             return
         if isinstance(error, OffsetOutOfRange):
-            self._reading.passed(spot, error)
+            self._state.skip_to_retained(name, error)
             self._step()
         elif isinstance(error, TxmqError) and not error.retriable:
             self._fail(error)
         elif not isinstance(error, ConnectionLost):
             link.abort()
 
-    def _broken(self, failure: Failure) -> None:
-        """What came makes no sense."""
+    def _invalid_answer(self, failure: Failure) -> None:
         self._fail(failure.value)
 
     def close(self) -> Deferred[None]:
-        """Saves the positions and ends. The message handed out last does not count as
-        processed: see `commit`.
+        """Save the positions and close.
+
+        The last message does not count as processed: see `commit`.
         """
         return Deferred.fromCoroutine(self._close())
 
@@ -245,13 +276,147 @@ class Reader(Reads, Closing):
         if self.closed:
             return
         self.closed = True
-        self._reading.give_up()
+        self._state.discard_last()
         self._step()
-        if self._loop.running:
-            self._loop.stop()
-        if self._connected is not None:
-            await self._connected.stop()
+        if self._upkeep.running:
+            self._upkeep.stop()
+        if self._connection is not None:
+            await self._connection.stop()
         try:
             await self._save()
         finally:
-            await self._stored(self._store.close)
+            await self._in_store(self._store.close)
+
+
+class Readers(AsyncCloseable):
+    """A reader of several brokers, for the reactor's thread and one coroutine.
+
+    Made by `cluster.reader`, and used as a Reader. Partitions of different brokers have
+    the same numbers, so `positions` and `assign` are for readers of one broker.
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[TwistedCore],
+        name: str,
+        topics: Iterable[str],
+        store: OffsetStore,
+        start: ReaderStart,
+    ) -> None:
+        """Raises LocalProtocolError for an invalid name, start or topics."""
+        by_log = OffsetsByLog(store)
+        self._readers = [Reader(core, name, topics, by_log, start) for core in cores]
+        self._store, self._core = store, cores[0]
+        self._waiting: Deferred[ReceivedMessage | None] | None = None
+        self._name = name
+        self.closed = False
+
+    async def _open(self) -> None:
+        try:
+            for reader in self._readers:
+                await open_reader(reader)
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """The name under which the positions are stored."""
+        return self._name
+
+    @property
+    def missed(self) -> int:
+        """Messages that retention had dropped before they were read."""
+        return sum(reader.missed for reader in self._readers)
+
+    @property
+    def positions(self) -> dict[PartitionName, int]:
+        """Raises LocalProtocolError: positions are those of one broker."""
+        raise positions_of_one_broker("positions")
+
+    def assign(self, partitions: Collection[PartitionName] | None) -> NoReturn:
+        """Raises LocalProtocolError: partitions are those of one broker."""
+        raise positions_of_one_broker("assign(…)")
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        while (message := await self.receive()) is not None:
+            yield message
+
+    def receive(self, timeout: float | None = None) -> Deferred[ReceivedMessage | None]:
+        """Return the next message of any broker; see `Reader.receive`."""
+        if self._waiting is not None and not self._waiting.called:
+            raise LocalProtocolError(
+                "another call waits for the next message", hint="use a reader in one coroutine"
+            )
+        requests = list[Deferred[ReceivedMessage | None]]()
+        received: Deferred[ReceivedMessage | None] = Deferred(
+            lambda _cancelled: _cancel_all(requests)
+        )
+        self._waiting = received
+        if timeout is not None:
+            received.addTimeout(max(0.0, timeout), self._core.reactor, none_on_timeout)
+
+        # Before it gives a message, the first reader ends the waits of the others: a
+        # reader whose wait has ended keeps its messages.
+        over = False
+
+        def first(outcome: ReceivedMessage | Failure | None) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                _cancel_all(requests)
+                received.callback(outcome)
+
+        for reader in self._readers:
+            if received.called:
+                break
+            request = reader.receive()
+            requests.append(request)
+            request.addBoth(first)
+        return received
+
+    def commit(self) -> Deferred[None]:
+        """Save the positions now; the last message counts as processed."""
+        return Deferred.fromCoroutine(self._commit())
+
+    async def _commit(self) -> None:
+        for reader in self._readers:
+            await reader.commit()
+
+    def close(self) -> Deferred[None]:
+        """Save the positions and close.
+
+        The last message does not count as processed: see `commit`.
+        """
+        return Deferred.fromCoroutine(self._close())
+
+    async def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            for reader in self._readers:
+                await reader.close()
+        finally:
+            await self._core.threads.run(self._store.close)
+
+
+R = TypeVar("R", Reader, Readers)
+
+
+def open_reader(reader: R) -> Deferred[R]:
+    """Load the positions of a new reader, which is closed where that fails.
+
+    Fires with the reader. Fails with UnknownTopic, LogChanged, and as a call does.
+    """
+
+    async def opened() -> R:
+        await reader._open()  # noqa: SLF001  # of this module
+        return reader
+
+    return Deferred.fromCoroutine(opened())
+
+
+def _cancel_all(requests: Iterable[Deferred[Any]]) -> None:
+    for request in requests:
+        request.cancel()

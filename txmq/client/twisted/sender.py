@@ -1,8 +1,7 @@
-"""Sends of the Twisted face: what is put in during one turn of the reactor goes out
-together.
+"""Sends of the Twisted client: messages of one turn of the reactor go out together.
 
-Rules and frames are those of the blocking client's pipeline: `Outbox` and `Flights`,
-which do no I/O of their own.
+The protocol is that of the blocking client's sender: `Accumulator` and
+`InFlightRequests`, which do no I/O.
 """
 
 from __future__ import annotations
@@ -20,94 +19,94 @@ from twisted.python.failure import Failure
 from txmq.client.log import get_logger
 from txmq.client.protocol.conversation import Payload
 from txmq.client.protocol.sender.accumulator import Accumulator
-from txmq.client.protocol.sender.in_flight import Flights
-from txmq.client.protocol.sender.topics import Topics
-from txmq.client.protocol.settings import Settings
-from txmq.client.twisted.connection import Link
+from txmq.client.protocol.sender.in_flight import InFlightRequests
+from txmq.client.protocol.sender.topics import TopicCache
+from txmq.client.protocol.settings import ClientSettings
+from txmq.client.twisted.connection import TwistedConnection
 from txmq.client.twisted.protocols import Reactor
 from txmq.errors import ClientClosed, Throttled, TxmqError, UnknownTopic
 from txmq.model.message import Message, Receipt
 from txmq.wire.frames import Frame
 
-LOOK_EVERY_S = 0.25  # at what takes too long
+CHECK_EVERY_S = 0.25  # for time-outs
 T = TypeVar("T")
 log = get_logger()
 
 
-class Sending:
-    """Everything here belongs to the reactor's thread. `refresh` asks the broker about
-    a topic.
+class TwistedSender:
+    """The sender of a Twisted client, for the reactor's thread.
+
+    `refresh` asks the broker about a topic.
     """
 
     def __init__(
         self,
         reactor: Reactor,
-        topics: Topics,
-        settings: Settings,
-        refresh: Callable[[str], Awaitable[object]],  # several interfaces of Twisted's
-        elsewhere_after: float | None = None,
+        topics: TopicCache,
+        settings: ClientSettings,
+        refresh: Callable[[str], Awaitable[object]],
+        failover_after: float | None = None,
     ) -> None:
-        """`elsewhere_after`: where there are other brokers, so many seconds may a
-        message wait for the first connection that could go to any of them; nor does it
-        wait for a lost one.
+        """`failover_after` is for a client of several brokers.
+
+        A message that could go to another broker fails after so many seconds without a
+        first connection, and at once when the connection is lost.
         """
-        self._elsewhere_after = elsewhere_after
-        self._reactor, self._topics, self._settings, self._refresh = (
-            reactor,
-            topics,
-            settings,
-            refresh,
+        self._failover_after = failover_after
+        self._reactor, self._topics = reactor, topics
+        self._settings, self._refresh = settings, refresh
+        self._accumulator = Accumulator(
+            topics, messages=settings.window, size=settings.window_bytes, wake=_no_wake
         )
-        self._outbox = Accumulator(
-            topics, messages=settings.window, size=settings.window_bytes, wake=_nobody_sleeps
-        )
-        self._flights = Flights(topics, self._outbox)
-        self._link: Link | None = None
-        self._open = 0
-        self._pumping = self._refreshing = False
-        self._loop = LoopingCall(self._look)
-        self._loop.clock = reactor
+        self._in_flight = InFlightRequests(topics, self._accumulator)
+        self._connection: TwistedConnection | None = None
+        self._unanswered = 0
+        self._write_scheduled = self._refreshing = False
+        self._timeouts = LoopingCall(self._check_timeouts)
+        self._timeouts.clock = reactor
 
     @property
     def idle(self) -> bool:
-        """Whether everything has its answer."""
-        return self._outbox.empty
+        """True where every request has its answer."""
+        return self._accumulator.empty
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now."""
-        return self._link is not None
+        """True while there is a connection."""
+        return self._connection is not None
 
-    def put(self, topic: str, message: Message, partition: int | None) -> Deferred[Receipt]:
-        """Sends a message whose topic is known, for its receipt. Raises Throttled, and
-        as `send` does.
+    def send(self, topic: str, message: Message, partition: int | None) -> Deferred[Receipt]:
+        """Send a message whose topic is cached, and return its receipt.
+
+        Raises Throttled where the window is full, and the errors of a send.
         """
-        if self._open >= self._settings.window:
+        if self._unanswered >= self._settings.window:
             raise Throttled(
-                f"{self._open} messages wait for their receipts",
+                f"{self._unanswered} messages wait for their receipts",
                 hint="wait for some, or raise `window`",
             )
-        self._outbox.reader = get_ident()  # who empties the outbox must not wait for room in it
-        return self._promised(self._outbox.put(topic, message, partition, 0.0))
+        # This thread drains the accumulator: it must not wait for room there.
+        self._accumulator.draining_thread = get_ident()
+        return self._deferred(self._accumulator.append(topic, message, partition, 0.0))
 
-    def carry(
+    def send_request(
         self,
         opcode: int,
         payload: Payload,
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Outbox.carry
+        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
         rebuild: Callable[[], bytes] | None = None,
     ) -> Deferred[T]:
-        """Makes a request that does no harm twice: it is made again after a lost
-        connection.
+        """Send a request of another kind, again after a lost connection, and return its
+        reply. A repetition must do no harm.
         """
-        return self._promised(self._outbox.carry(opcode, payload, decode, rebuild))
+        return self._deferred(self._accumulator.append_request(opcode, payload, decode, rebuild))
 
-    def _promised(self, future: Future[T]) -> Deferred[T]:
+    def _deferred(self, future: Future[T]) -> Deferred[T]:
         answer: Deferred[T] = Deferred()
-        self._open += 1
+        self._unanswered += 1
 
         def done(future: Future[T]) -> None:
-            self._open -= 1
+            self._unanswered -= 1
             error = future.exception()
             if error is None:
                 answer.callback(future.result())
@@ -115,98 +114,94 @@ class Sending:
                 answer.errback(error)
 
         future.add_done_callback(done)
-        self._soon()
-        if not self._loop.running:
-            self._loop.start(LOOK_EVERY_S, now=False).addErrback(_failed)
+        self._schedule_write()
+        if not self._timeouts.running:
+            self._timeouts.start(CHECK_EVERY_S, now=False).addErrback(_log_failure)
         return answer
 
-    def attach(self, link: Link) -> None:
-        """There is a connection."""
-        self._link = link
-        link.drained = self._soon
-        link.lost.addCallback(lambda _none: self._lost(link))
-        self._soon()
+    def attach(self, connection: TwistedConnection) -> None:
+        """Use a new connection."""
+        self._connection = connection
+        connection.on_drained = self._schedule_write
+        connection.lost.addCallback(lambda _none: self._connection_lost(connection))
+        self._schedule_write()
 
-    def _lost(self, link: Link) -> None:
-        if self._link is link:
-            self._link = None
-            self._flights.lost()
-            if self._elsewhere_after is not None:
-                self._flights.give_back(time.monotonic())
+    def _connection_lost(self, connection: TwistedConnection) -> None:
+        if self._connection is connection:
+            self._connection = None
+            self._in_flight.connection_lost()
+            if self._failover_after is not None:
+                self._in_flight.fail_unsent(time.monotonic())
 
-    def received(self, frames: Sequence[Frame]) -> None:
-        """Replies to what was sent here."""
-        self._flights.received(frames)
-        self._soon()
+    def receive(self, frames: Sequence[Frame]) -> None:
+        """Handle the replies to this sender's requests."""
+        self._in_flight.receive(frames)
+        self._schedule_write()
 
-    def _soon(self) -> None:
-        if not self._pumping:
-            self._pumping = True
-            self._reactor.callLater(0, self._pump)
+    def _schedule_write(self) -> None:
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            self._reactor.callLater(0, self._write)
 
-    def _pump(self) -> None:
-        """Writes what may go out, about a mebibyte in one turn."""
-        self._pumping = False
-        link = self._link
-        if self._flights.stale and not self._refreshing and link is not None:
+    def _write(self) -> None:
+        """Write what may be sent, about a mebibyte in one turn."""
+        self._write_scheduled = False
+        connection = self._connection
+        if self._in_flight.stale_topics and not self._refreshing and connection is not None:
             self._refreshing = True
-            Deferred.fromCoroutine(self._learn()).addErrback(_failed)
-        if link is None or link.full:
+            Deferred.fromCoroutine(self._refresh_topics()).addErrback(_log_failure)
+        if connection is None or connection.write_paused:
             return
-        if not self._flights.awaits_replies:
-            link.heard = self._reactor.seconds()  # silence counts from here
-        link.write(self._flights.fill(link.conversation))
-        if self._flights.has_more:
-            self._soon()
+        if not self._in_flight.awaits_replies:
+            connection.last_received = self._reactor.seconds()  # silence counts from here
+        connection.write(self._in_flight.next_writes(connection.conversation))
+        if self._in_flight.has_more:
+            self._schedule_write()
 
-    async def _learn(self) -> None:
-        """Topics have grown: nothing of theirs may go out before their shape is
-        known.
-        """
+    async def _refresh_topics(self) -> None:
+        """Refresh stale topics. None of their messages goes out before."""
         try:
-            for topic in sorted(self._flights.stale):
+            for topic in sorted(self._in_flight.stale_topics):
                 try:
                     await self._refresh(topic)
                 except UnknownTopic:
                     self._topics.forget(topic)
-                self._flights.stale.discard(topic)
+                self._in_flight.stale_topics.discard(topic)
         except TxmqError as error:
             log.warning("send.topic_unknown", error=error.message)
-            self._flights.pause()
+            self._in_flight.pause()
         finally:
             self._refreshing = False
-        self._soon()
+        self._schedule_write()
 
-    def _look(self) -> None:
-        """Now and then, for a broker that has gone silent and for what has waited too
-        long.
-        """
-        link, now = self._link, self._reactor.seconds()
+    def _check_timeouts(self) -> None:
+        """Detect a silent broker, and fail what has waited too long."""
+        connection, now = self._connection, self._reactor.seconds()
         if (
-            link is not None
-            and self._flights.awaits_replies
-            and now - link.heard > self._settings.timeout
+            connection is not None
+            and self._in_flight.awaits_replies
+            and now - connection.last_received > self._settings.timeout
         ):
-            link.abort()
-        if link is None and self._elsewhere_after is not None:
-            self._flights.give_back(time.monotonic() - self._elsewhere_after)
-        self._flights.expire(time.monotonic() - self._settings.delivery_timeout, "")
-        if self._outbox.empty:
-            self._loop.stop()
+            connection.abort()
+        if connection is None and self._failover_after is not None:
+            self._in_flight.fail_unsent(time.monotonic() - self._failover_after)
+        self._in_flight.expire(time.monotonic() - self._settings.delivery_timeout, "")
+        if self._accumulator.empty:
+            self._timeouts.stop()
         else:
-            self._soon()
+            self._schedule_write()
 
     def close(self) -> None:
-        """What has no answer yet fails."""
-        self._outbox.close()
-        self._flights.give_up(ClientClosed("the client was closed before the broker answered"))
-        if self._loop.running:
-            self._loop.stop()
+        """Fail all requests without an answer."""
+        self._accumulator.close()
+        self._in_flight.fail_all(ClientClosed("the client was closed before the broker answered"))
+        if self._timeouts.running:
+            self._timeouts.stop()
 
 
-def _nobody_sleeps() -> None:
-    """The pump is called where something is put in."""
+def _no_wake() -> None:
+    """The sender schedules a write after each append, so no thread sleeps."""
 
 
-def _failed(failure: Failure) -> None:
+def _log_failure(failure: Failure) -> None:
     log.error("send.failed", error=failure.getErrorMessage(), traceback=failure.getTraceback())

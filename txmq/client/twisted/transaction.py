@@ -1,32 +1,45 @@
-"""Transactions that the broker decides as it stores them, for the Twisted face."""
+"""Transactions that a broker decides as it stores them, for programs on Twisted."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
-from txmq.client.blocking.sender.producer import Fields, micros_now
-from txmq.client.blocking.transaction.broker_part import AckOwner, require_same_log
-from txmq.client.blocking.transaction.bundles import parts_of
-from txmq.client.blocking.transaction.transaction import Stage
+from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.sender.rows import Fields, micros_now
+from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, require_same_log
+from txmq.client.protocol.transaction.broker_split import (
+    BrokerSends,
+    split_by_broker,
+    topics_to_look_up,
+)
 from txmq.client.protocol.transaction.buffer import Action, Buffer
+from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
+from txmq.client.protocol.transaction.parts import split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ClientClosed, InDoubt, LocalProtocolError, TransactionAborted, TxmqError
-from txmq.model.bundle import GroupState
+from txmq.client.twisted.core import TwistedCore
+from txmq.errors import (
+    BrokerUnavailable,
+    InDoubt,
+    LocalProtocolError,
+    TransactionAborted,
+    TxmqError,
+)
+from txmq.model.bundle import BundleState
+from txmq.model.decider import ByBroker
 from txmq.model.message import Message, Receipt
-from txmq.wire.group import Description, pack_part, unpack_group_receipt
-from txmq.wire.headers import Opcode
-
-if TYPE_CHECKING:
-    from txmq.client.twisted.core import Core
+from txmq.wire.bundle import BundleDescription, pack_part, unpack_bundle_receipt
+from txmq.wire.data_requests import Opcode
 
 
 class Transaction:
-    """An `async with` block whose sends and acks take effect together, or not at all;
-    if it raises, nothing is sent.
+    """An `async with` block whose sends and acks take effect together, or not at all.
+
+    Nothing is sent where the block raises. It needs no thread.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: TwistedCore) -> None:
         self._core = core
         self._buffer = Buffer(core.topics)
         self._topics: dict[str, None] = {}
@@ -38,24 +51,20 @@ class Transaction:
     def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
     ) -> None:
-        """Sends a message if the block ends well. Raises LocalProtocolError or
-        MessageTooLarge.
+        """Send a message if the block does not raise.
+
+        Raises LocalProtocolError or MessageTooLarge.
         """
         self._require(Stage.OPEN)
         self._buffer.add(topic, Message(body, **fields), micros_now(), partition)
         self._topics[topic] = None
 
     def ack(self, delivered: object) -> None:
-        """Acks a message, or a batch, of one of this process's consumers if the block
-        ends well.
+        """Ack a message or batch of a consumer of this process, if the block does not
+        raise.
         """
         self._require(Stage.OPEN)
-        owner = getattr(getattr(delivered, "parcel", None), "owner", None)
-        if not isinstance(owner, AckOwner):
-            hint = "ack what a consumer of this process delivered, as it delivered it"
-            raise LocalProtocolError(
-                f"{type(delivered).__name__} cannot be acked in a transaction", hint=hint
-            )
+        owner = ack_owner_of(delivered)
         require_same_log(owner, self._core.known_log_id)
         actions: list[Action] = list(owner.ack_actions(delivered))
         self._buffer.actions += actions
@@ -84,37 +93,104 @@ class Transaction:
         finally:
             self._buffer.clear()
             for owner, delivered in self._acked:
-                owner.transaction_over(delivered, committed=committed or known)
+                owner.transaction_ended(delivered, committed=committed or known)
 
     async def _commit(self) -> None:
         for topic in self._topics:
-            await self._core.shape(topic)
+            await self._core.topic(topic)
         built = self._buffer.build(self.token)
         service = self._core.settings.service or ""
-        described = Description(("local",), service, tuple(self._buffer.actions), 0)
-        *parts, last = parts_of(self.token, described, built.batches)
+        description = BundleDescription(ByBroker(), service, tuple(self._buffer.actions), 0)
+        *parts, seal = split_into_parts(self.token, description, built.batches)
         receipt = None
         try:
-            for part in (*parts, last._replace(commit=True)):
-                receipt = unpack_group_receipt(
-                    await self._core.carried(Opcode.GROUP, pack_part(part))
+            for part in (*parts, seal._replace(commit=True)):
+                receipt = unpack_bundle_receipt(
+                    await self._core.send_request(Opcode.GROUP, pack_part(part))
                 )
         except TxmqError as error:
             if error.outcome == "unknown":
                 raise InDoubt(f"no answer came: {error.message}", token=str(self.token)) from error
             raise
-        assert receipt is not None, "a group has a part"
-        if receipt.state == GroupState.ROLLED_BACK:
+        assert receipt is not None, "a bundle has a part"
+        if receipt.state == BundleState.ROLLED_BACK:
             raise TransactionAborted(f"transaction {self.token} was rolled back")
         self.receipts = built.receipts(self.token, [None] * len(built.batches))
 
     def _require(self, stage: Stage) -> None:
-        if self._stage is Stage.OVER:
-            raise ClientClosed(
-                f"transaction {self.token} is over",
-                hint="begin another one with client.transaction",
-            )
         if self._stage is not stage:
+            raise wrong_stage(self.token, self._stage)
+
+
+class ClusterTransaction(Transaction):
+    """A Transaction over a cluster: the broker of its messages and acks decides it.
+
+    The block raises LocalProtocolError at its end where they belong to several brokers.
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[TwistedCore],
+        routing: Routing,
+        look_up: Callable[[Iterable[str]], Awaitable[None]],
+    ) -> None:
+        """`look_up` asks the brokers for their partitions of topics."""
+        super().__init__(cores[0])
+        self._cores, self._routing, self._look_up = cores, routing, look_up
+        self._acked_at: TwistedCore | None = None
+
+    def ack(self, delivered: object) -> None:
+        """Ack a message or batch of a consumer of this cluster, if the block does not
+        raise.
+        """
+        log_id = ack_owner_of(delivered).log_id
+        core = next((core for core in self._cores if core.known_log_id == log_id), None)
+        if core is None or log_id is None:
             raise LocalProtocolError(
-                f"transaction {self.token} {self._stage.value}", hint="use it inside its block"
+                "the message is of none of the cluster's brokers",
+                hint="ack what a consumer of this cluster delivered",
             )
+        if self._acked_at not in (None, core):
+            raise self._several_brokers()
+        self._core = core
+        super().ack(delivered)
+        self._acked_at = core
+
+    async def _commit(self) -> None:
+        turn = await self._choose_core()
+        try:
+            await super()._commit()
+        except BrokerUnavailable as error:
+            if turn is not None:
+                self._routing.avoid(turn, error, self._core.reactor.seconds())
+            raise
+
+    async def _choose_core(self) -> int | None:
+        """Choose the broker, and return it if it is only the next one in turn."""
+        sends = self._buffer.items
+        await self._look_up(topics_to_look_up(sends, self._routing))
+        by_broker = split_by_broker(sends, self._routing)
+        anywhere = by_broker.pop(None, BrokerSends())
+        turn = None
+        cores = {self._cores[broker] for broker in by_broker if broker is not None}
+        if self._acked_at is not None:
+            cores.add(self._acked_at)
+        if len(cores) > 1:
+            raise self._several_brokers()
+        if not cores:
+            turn = self._routing.brokers_in_turn(self._core.reactor.seconds())[0]
+            cores.add(self._cores[turn])
+        [self._core] = cores
+        for routed in by_broker.values():
+            anywhere = anywhere.merge(routed)
+        buffer = Buffer(self._core.topics)
+        buffer.items, buffer.actions = anywhere.sends, self._buffer.actions
+        self._buffer = buffer
+        return turn
+
+    def _several_brokers(self) -> LocalProtocolError:
+        return LocalProtocolError(
+            f"Transaction {self.token} cannot have a second broker",
+            hint="its broker decides it alone: let a database decide, with "
+            "client.transaction(connection)",
+        )

@@ -1,3 +1,3 @@
-"""The rules of consumer groups: who reads what, what is leased, acked, tried again,
-fenced, dead.
+"""Rules of consumer groups: membership, deliveries, leases, acks, failures, dead
+letters.
 """

@@ -1,31 +1,34 @@
-"""Acks, and messages given back un-started."""
+"""Acks, and the return of messages that a member has not started."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import changes, circuit_breaker, failed_messages, key_fences, leases
-from txmq.core.consumers.authorization import Claim, active
-from txmq.core.consumers.changes import Changes
-from txmq.core.consumers.commands import Ack, Return, TopicRange
+from txmq.core.consumers import circuit_breaker, key_fences, leases
+from txmq.core.consumers.authorization import LeaseClaim, find_member
+from txmq.core.consumers.commands import AckMessages, ReturnMessages, TopicRange
+from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Acked, Range, Returned
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state import failed_messages
 from txmq.core.state.ranges import gaps
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Place
-    from txmq.core.state.consumer_groups import Group, Spotted
+    from collections.abc import Iterable, Iterator
 
-MOST_ROWS = 1_000  # looked up for one stale range, which may be as wide as a client likes
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.state import State
+
+STALE_ROWS_READ = 1_000  # of one stale range, whose width the client chooses
 
 
 class AckReply(NamedTuple):
-    """How many messages were settled or given back; `stale` were not leased to the
-    member (any more).
+    """Number of messages acked or returned, and ranges that were not leased.
 
-    `refused` are those stale ones that the group is not done with either, so that they
-    come again; not for Return.
+    `stale` ranges are not leased to the member, or no longer. `refused` are the stale
+    ranges that will be delivered again; it stays empty for ReturnMessages.
     """
 
     messages: int
@@ -34,104 +37,113 @@ class AckReply(NamedTuple):
 
 
 class _Claimed(NamedTuple):
-    group: Group
+    group: ConsumerGroup
     ranges: tuple[Range, ...]
-    rows: tuple[Spotted, ...]
+    rows: tuple[MessageRef, ...]
     reply: AckReply
 
 
-def _claim(state: State, command: Ack | Return) -> _Claimed | Rejected:
-    found = active(state, command.group, command.member)
+def _claim(state: State, command: AckMessages | ReturnMessages) -> _Claimed | Rejected:
+    found = find_member(state, command.group, command.member)
     if isinstance(found, Rejected):
         return found
     group, _member = found
-    claim = Claim(group, command.member, command.generation)
-    for asked in command.ranges:
-        claim.add(state, *asked)
+    claim = LeaseClaim(group, command.member, command.generation)
+    for claimed in command.ranges:
+        claim.add(state, *claimed)
     ranges = claim.ranges
     messages = sum(end - start for _topic_id, _partition, start, end in ranges) + len(claim.rows)
     return _Claimed(group, ranges, tuple(claim.rows), AckReply(messages, tuple(claim.stale)))
 
 
-def decide_ack(state: State, command: Ack, now: int) -> Outcome | Rejected:
-    found = _claim(state, command)
-    if isinstance(found, Rejected):
-        return found
-    group, ranges, rows, reply = found
+def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Rejected:
+    claimed = _claim(state, command)
+    if isinstance(claimed, Rejected):
+        return claimed
+    group, ranges, rows, reply = claimed
     if reply.stale:
-        reply = reply._replace(refused=tuple(_not_done(state, group, reply.stale)))
+        reply = reply._replace(refused=tuple(_unprocessed(state, group, reply.stale)))
     if not reply.messages:
         return Outcome(reply=reply)
-    made = Changes(state, group, now)
-    for spotted in rows:
-        row = failed_messages.get(state, group, spotted)
+    if not rows:
+        return Outcome((Acked(group.group_id, ranges, rows, (), ()),), reply)
+    changes = FailureChanges(state, group, now)
+    for ref in rows:
+        row = failed_messages.get(state, group, ref)
         assert row is not None, "leased, so it is there"
-        made.done(spotted, row.key_hash)
-    event = Acked(group.group_id, ranges, rows, made.moves, made.fences)
-    return Outcome((event,), reply)
+        changes.processed(ref, row.key_hash)
+    return Outcome((Acked(group.group_id, ranges, rows, *changes.parts()),), reply)
 
 
-def _not_done(state: State, group: Group, stale: Iterable[TopicRange]) -> Iterator[TopicRange]:
-    """What of these ranges was not acked before: an ack may come twice, after a lost
-    connection.
+def _unprocessed(
+    state: State, group: ConsumerGroup, stale: Iterable[TopicRange]
+) -> Iterator[TopicRange]:
+    """Yield the parts of stale ranges that were not acked before.
+
+    A client repeats an ack after a lost connection; such a repetition is no error.
     """
     for topic, partition, start, end in stale:
         found = state.topics.get(topic)
-        spot = (found.topic_id if found is not None else 0, partition)
-        position = group.positions.get(spot)
+        tp = TopicPartition(found.topic_id if found is not None else 0, partition)
+        position = group.positions.get(tp)
         if position is None:
             yield topic, partition, start, end
             continue
         low = max(start, position.floor)
         for open_range in gaps(position.settled.overlap(low, end), low, end) if low < end else ():
             yield topic, partition, *open_range
-        for spotted, _row in failed_messages.between(state, group, spot, start, end, MOST_ROWS):
-            yield topic, partition, spotted[2], spotted[2] + 1
+        for ref, _row in failed_messages.rows_between(
+            state, group, tp, start, end, STALE_ROWS_READ
+        ):
+            yield topic, partition, ref[2], ref[2] + 1
 
 
-def apply_acked(state: State, event: Acked, place: Place) -> None:
-    group = state.consumers.by_id[event.group_id]
-    changes.apply(state, group, event.moves, event.fences, place.stored_at)
-    for spotted in event.rows:
-        settle_row(state, group, spotted)
+def apply_acked(state: State, event: Acked, context: RecordContext) -> None:
+    group = state.groups.by_id[event.group_id]
+    if event.moves or event.fences:
+        key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
+    for ref in event.rows:
+        settle_row(state, group, ref)
     for acked in event.ranges:
-        settle(state, group, acked)
+        settle_range(state, group, acked)
 
 
-def settle(state: State, group: Group, acked: Range) -> None:
-    """Apply: leased messages are done with."""
+def settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
+    """Apply: leased messages of a partition are processed."""
     topic_id, partition, start, end = acked
-    position = group.positions[topic_id, partition]
-    for piece in leases.release(state, group, (topic_id, partition), start, end):
-        position.settle(piece.start, piece.end)
-        circuit_breaker.note_acks(group, piece.value.lease, piece.end - piece.start)
+    tp = TopicPartition(topic_id, partition)
+    position = group.positions[tp]
+    for released in leases.release_range(state, group, tp, start, end):
+        position.settle(released.start, released.end)
+        messages = released.end - released.start
+        circuit_breaker.record_acks(group, released.value.lease, messages)
 
 
-def settle_row(state: State, group: Group, spotted: Spotted) -> None:
-    """Apply: a moved message is done with."""
-    row = failed_messages.drop(state, group, spotted)
+def settle_row(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
+    """Apply: a message that had failed before is processed."""
+    row = failed_messages.drop(state, group, ref)
     if row is not None:
-        circuit_breaker.note_acks(group, group.held_rows.get(spotted, 0), 1)
-        leases.release_row(state, group, spotted)
-        key_fences.head_done(state, group, spotted, row.key_hash)
+        circuit_breaker.record_acks(group, group.leased_rows.get(ref, 0), 1)
+        leases.release_row(state, group, ref)
+        key_fences.settle_head(state, group, ref, row.key_hash)
 
 
-def decide_return(state: State, command: Return, now: int) -> Outcome | Rejected:
-    found = _claim(state, command)
-    if isinstance(found, Rejected):
-        return found
-    group, ranges, rows, reply = found
-    due = tuple((*spotted, now) for spotted in rows)
+def decide_return(state: State, command: ReturnMessages, now: int) -> Outcome | Rejected:
+    claimed = _claim(state, command)
+    if isinstance(claimed, Rejected):
+        return claimed
+    group, ranges, rows, reply = claimed
+    due = tuple((*ref, now) for ref in rows)
     return Outcome((Returned(group.group_id, ranges, due),) if reply.messages else (), reply)
 
 
-def apply_returned(state: State, event: Returned, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
-    leases.put_back(state, group, event.rows)
+def apply_returned(state: State, event: Returned, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
+    leases.return_rows(state, group, event.rows)
     for topic_id, partition, start, end in event.ranges:
-        leases.give_back(state, group, (topic_id, partition), start, end)
+        leases.return_range(state, group, TopicPartition(topic_id, partition), start, end)
 
 
-DECIDERS: dict[type, Any] = {Ack: decide_ack, Return: decide_return}
+DECIDERS: dict[type, Any] = {AckMessages: decide_ack, ReturnMessages: decide_return}
 APPLIERS: dict[type, Any] = {Acked: apply_acked, Returned: apply_returned}

@@ -1,8 +1,8 @@
-"""Who reads which partitions: strategies, as pure functions.
+"""Assignment of partitions to members: strategies, as pure functions.
 
 A strategy gives every partition of a topic to one of the members that want the topic.
-All are functions of the members' names, so that every broker and every replay comes to
-the same result; only `sticky` looks at who had what before.
+All strategies are functions of the members' names, so every broker and every replay
+comes to the same result. Only `sticky` also depends on the previous assignment.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.model.topic_partition import TopicPartition
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from txmq.core.state.consumer_groups import Spot
 
-POINTS = 64  # of each member on the hash ring: shares then differ by about an eighth
+RING_POINTS = 64  # of each member on the hash ring: shares then differ by about an eighth
 
 
 class Subscriber(NamedTuple):
-    """A member as a strategy sees it; `before` are the partitions it has now."""
+    """A member with the topics it wants; `before` are its partitions so far."""
 
     name: str
     topics: Collection[int]
-    before: Collection[Spot] = ()
+    before: Collection[TopicPartition] = ()
 
     def of_topic(self, topic_id: int) -> list[int]:
-        """The partitions of a topic that it has now."""
+        """Return the partitions of a topic that it has so far."""
         return [partition for topic, partition in self.before if topic == topic_id]
 
 
-Owners = dict["Spot", str]
+Owners = dict["TopicPartition", str]
 
 
 def average(members: Sequence[Subscriber], topic_id: int, count: int, taken: Owners) -> list[str]:
-    """Neighbouring partitions to one member, as even as can be."""
+    """Assign neighbouring partitions to one member, as evenly as possible."""
     del topic_id, taken
     bounds = [number * count // len(members) for number in range(len(members) + 1)]
     shares = zip(members, pairwise(bounds), strict=True)
@@ -44,7 +45,9 @@ def average(members: Sequence[Subscriber], topic_id: int, count: int, taken: Own
 
 
 def circular(members: Sequence[Subscriber], topic_id: int, count: int, taken: Owners) -> list[str]:
-    """In turn, beginning where the topic before left off."""
+    """Assign partitions in turn, beginning after the last member of the topic
+    before.
+    """
     del topic_id
     return [members[(len(taken) + partition) % len(members)].name for partition in range(count)]
 
@@ -52,16 +55,16 @@ def circular(members: Sequence[Subscriber], topic_id: int, count: int, taken: Ow
 def consistent_hash(
     members: Sequence[Subscriber], topic_id: int, count: int, taken: Owners
 ) -> list[str]:
-    """By a ring of hashes: a member that comes or goes moves only its own share."""
+    """Assign by a ring of hashes: a member that comes or goes moves few partitions."""
     del taken
     ring = sorted(
         (_hash(f"{member.name}#{point}"), member.name)
         for member in members
-        for point in range(POINTS)
+        for point in range(RING_POINTS)
     )
     points = [point for point, _name in ring]
-    spots = (_hash(f"{topic_id}/{partition}") for partition in range(count))
-    return [ring[bisect_right(points, spot) % len(ring)][1] for spot in spots]
+    hashes = (_hash(f"{topic_id}/{partition}") for partition in range(count))
+    return [ring[bisect_right(points, hash_) % len(ring)][1] for hash_ in hashes]
 
 
 def _hash(text: str) -> int:
@@ -69,7 +72,7 @@ def _hash(text: str) -> int:
 
 
 def sticky(members: Sequence[Subscriber], topic_id: int, count: int, taken: Owners) -> list[str]:
-    """As even as can be, and whoever has a partition keeps it if that allows."""
+    """Assign as evenly as possible, and keep previous owners where that allows."""
     share, extra = divmod(count, len(members))
     before: dict[int, str] = {}
     for member in members:
@@ -104,38 +107,39 @@ STRATEGIES: dict[str, Callable[[Sequence[Subscriber], int, int, Owners], list[st
 
 def assign(
     strategy: str, members: Sequence[Subscriber], topics: Mapping[int, int], *, share: bool
-) -> dict[str, tuple[Spot, ...]]:
-    """Partitions of each member. `topics` gives their numbers of partitions.
+) -> dict[str, tuple[TopicPartition, ...]]:
+    """Return the partitions of each member. `topics` maps ids to numbers of partitions.
 
     `share`: members beyond the number of partitions read along with others, member i
-    with partition i mod n; without it they wait for a partition to come free. Members
-    may want different topics: each partition goes to one that wants it.
+    with partition i mod n. Without it they wait for a partition to come free. Members
+    may want different topics: each partition goes to a member that wants its topic.
     """
     members = sorted(members)
     owners: Owners = {}
-    spots: dict[str, list[Spot]] = {member.name: [] for member in members}
+    assigned: dict[str, list[TopicPartition]] = {member.name: [] for member in members}
     for topic_id, count in sorted(topics.items()):
         wanting = [member for member in members if topic_id in member.topics]
         if not wanting:
             continue
         names = STRATEGIES[strategy](wanting, topic_id, count, owners)
         for partition, name in enumerate(names):
-            owners[topic_id, partition] = name
-            spots[name].append((topic_id, partition))
+            owners[TopicPartition(topic_id, partition)] = name
+            assigned[name].append(TopicPartition(topic_id, partition))
         if share:
             idle = [member for member in wanting if member.name not in names]
-            for name, partition in _read_along(
+            for name, partition in _shared_partitions(
                 idle, topic_id, count, keep=strategy == "sticky"
             ).items():
-                spots[name].append((topic_id, partition))
-    return {name: tuple(sorted(mine)) for name, mine in spots.items()}
+                assigned[name].append(TopicPartition(topic_id, partition))
+    return {name: tuple(sorted(own)) for name, own in assigned.items()}
 
 
-def _read_along(
+def _shared_partitions(
     idle: Sequence[Subscriber], topic_id: int, count: int, *, keep: bool
 ) -> dict[str, int]:
-    """A partition for each member beyond their number, evenly; `keep`: the one that it
-    has, if that allows.
+    """Return a partition for each member beyond the number of partitions, evenly.
+
+    `keep`: a member keeps its previous partition where that allows.
     """
     share, extra = divmod(len(idle), count)
     readers = [0] * count

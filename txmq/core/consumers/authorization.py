@@ -1,119 +1,125 @@
-"""Who may speak for a consumer group: look-ups shared by all rules of consumers."""
+"""Authorization of consumers: look-ups of groups and members, and claims on leases."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.state.ranges import Piece, RangeMap, gaps
-from txmq.core.state.state import Rejected
+from txmq.core.events.outcome import Rejected
+from txmq.core.state.ranges import RangeMap, ValueRange, gaps
 from txmq.errors import StaleGeneration, UnknownGroup, UnknownMember
+from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from txmq.core.state.consumer_groups import Group, Member, Spot, Spotted
+    from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, MessageRef
     from txmq.core.state.state import State
 
 
-def known(state: State, name: str) -> Group | Rejected:
-    """The group of that name."""
-    group = state.consumers.groups.get(name)
+def find_group(state: State, name: str) -> ConsumerGroup | Rejected:
+    """Return the group with this name."""
+    group = state.groups.by_name.get(name)
     if group is None:
         return Rejected(
             UnknownGroup,
             f"there is no consumer group {name!r}",
-            "it is made when its first member joins",
+            "check the name; a group is created when its first member joins",
         )
     return group
 
 
-def active(state: State, name: str, member: str) -> tuple[Group, Member] | Rejected:
-    """The group and its member."""
-    group = known(state, name)
+def find_member(
+    state: State, name: str, member: str
+) -> tuple[ConsumerGroup, GroupMember] | Rejected:
+    """Return the group and its member."""
+    group = find_group(state, name)
     if isinstance(group, Rejected):
         return group
     found = group.members.get(member)
     if found is None:
-        message = f"{member!r} is no member of consumer group {name!r}, or no longer"
+        message = f"{member!r} is not a member of consumer group {name!r}"
         return Rejected(
-            UnknownMember, message, "join again; what was leased to it is delivered to others"
+            UnknownMember,
+            message,
+            "join again; messages that were leased to it go to other members",
         )
     return group, found
 
 
-def current(
+def find_current_member(
     state: State, name: str, member: str, generation: int
-) -> tuple[Group, Member] | Rejected:
-    """The group and its member, which must know the present generation: its partitions
-    may have changed.
+) -> tuple[ConsumerGroup, GroupMember] | Rejected:
+    """Return the group and its member, if the member knows the current generation.
+
+    With an older generation its assignment may be out of date.
     """
-    found = active(state, name, member)
+    found = find_member(state, name, member)
     if isinstance(found, Rejected) or found[0].generation == generation:
         return found
     now = found[0].generation
-    message = f"generation {generation} of consumer group {name!r} is over, it is {now}"
+    message = (
+        f"generation {generation} of consumer group {name!r} is over: the current one is {now}"
+    )
     return Rejected(
-        StaleGeneration, message, "join again to learn the new assignment", {"generation": now}
+        StaleGeneration, message, "join again to get the new assignment", {"generation": now}
     )
 
 
-class Claim:
-    """Sorts the messages that a member speaks of: what is leased to it, and what is not
-    (any more).
+class LeaseClaim:
+    """Messages that a member names, sorted by its claim to them.
 
-    The lease decides, not the assignment: after a rebalance a member may still finish
-    what it has. A member speaks only for leases of the generation it says it is in, or
-    older ones; so an earlier process of the same name speaks for none.
+    `ranges` and `rows` are leased to the member, `stale` ranges are not. The lease
+    decides, not the assignment: after a rebalance a member may still finish
+    its messages. A member has a claim only to leases of the generation it names, or of
+    older ones. So an earlier process with the same name has none.
     """
 
-    def __init__(self, group: Group, member: str, generation: int) -> None:
+    def __init__(self, group: ConsumerGroup, member: str, generation: int) -> None:
         self._group, self._member, self._generation = group, member, generation
-        self._ranges: dict[Spot, RangeMap[None]] = {}
-        self.rows: dict[Spotted, None] = {}  # of table `moved`
+        self._ranges: dict[TopicPartition, RangeMap[None]] = {}
+        self.rows: dict[MessageRef, None] = {}  # failed messages
         self.stale: list[tuple[str, int, int, int]] = []
 
     def add(self, state: State, topic: str, partition: int, start: int, end: int) -> None:
-        """One range."""
+        """Add one range to the claim."""
         found = state.topics.get(topic)
-        spot = (found.topic_id if found is not None else 0, partition)
-        position = self._group.positions.get(spot)
+        tp = TopicPartition(found.topic_id if found is not None else 0, partition)
+        position = self._group.positions.get(tp)
         if position is None:
             self.stale.append((topic, partition, start, end))
             return
-        mine = self._ranges.setdefault(spot, RangeMap())
+        own = self._ranges.setdefault(tp, RangeMap())
         owned = []
         for low, high, grant in position.leased.overlap(start, end):
-            if self._is_mine(grant.lease):
-                mine.put(low, high, None)
-                owned.append(Piece(low, high, None))
+            if self._is_own(grant.lease):
+                own.put(low, high, None)
+                owned.append(ValueRange(low, high, None))
         if len(owned) == 1 and owned[0].end - owned[0].start == end - start:
             return
-        rows = self._held_rows(spot, start, end)
+        rows = self._held_rows(tp, start, end)
         self.rows.update(dict.fromkeys(rows))
-        owned += [Piece(row[2], row[2] + 1, None) for row in rows]
-        owned.sort(key=lambda piece: piece.start)
+        owned += [ValueRange(row[2], row[2] + 1, None) for row in rows]
+        owned.sort(key=lambda owned_range: owned_range.start)
         self.stale += [(topic, partition, low, high) for low, high in gaps(owned, start, end)]
 
-    def _is_mine(self, number: int) -> bool:
+    def _is_own(self, number: int) -> bool:
         lease = self._group.leases[number]
         return (
             lease.member == self._member
             and lease.generation <= self._generation <= self._group.generation
         )
 
-    def _held_rows(self, spot: Spot, start: int, end: int) -> list[Spotted]:
-        held = self._group.held_rows
+    def _held_rows(self, tp: TopicPartition, start: int, end: int) -> list[MessageRef]:
+        held = self._group.leased_rows
         if end - start == 1:
-            asked: Iterable[Spotted] = ((*spot, start),)
+            claimed: Iterable[MessageRef] = ((*tp, start),)
         else:
-            asked = [row for row in held if row[:2] == spot and start <= row[2] < end]
-        return [row for row in asked if row in held and self._is_mine(held[row])]
+            claimed = [row for row in held if row[:2] == tp and start <= row[2] < end]
+        return [row for row in claimed if row in held and self._is_own(held[row])]
 
     @property
     def ranges(self) -> tuple[tuple[int, int, int, int], ...]:
-        """What is leased to the member, neighbours joined: (topic id, partition, start,
-        end).
-        """
+        """Claimed ranges, neighbours joined: (topic id, partition, start, end)."""
         return tuple(
-            (*spot, start, end) for spot, mine in self._ranges.items() for start, end, _none in mine
+            (*tp, start, end) for tp, own in self._ranges.items() for start, end, _none in own
         )

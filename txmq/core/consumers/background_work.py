@@ -1,5 +1,6 @@
-"""Groups are deleted, cloned, and messages brought back a slice at a time: there may be
-a million, and no apply takes long.
+"""Background work on groups: deletion, large resets and large clones, in bounded steps.
+
+There may be a million failed messages, and each record has to be applied quickly.
 """
 
 from __future__ import annotations
@@ -7,9 +8,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import failed_messages, key_fences, leases
-from txmq.core.consumers.commands import GroupDelete, TidyGroups
-from txmq.core.consumers.group_admin import family
+from txmq.core.consumers import key_fences, leases
+from txmq.core.consumers.commands import AdvanceGroupWork, DeleteGroup
+from txmq.core.consumers.group_settings import with_members
 from txmq.core.events.consumers import (
     BroughtBack,
     CloneContinued,
@@ -18,134 +19,146 @@ from txmq.core.events.consumers import (
     GroupTidied,
     PositionReset,
 )
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state import failed_messages
+from txmq.core.state.state import State
 from txmq.errors import Conflict
+from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Event, Place
-    from txmq.core.state.consumer_groups import Group, Spot
+    from txmq.core.events.base import Event, RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup
 
-SLICE = 250  # rows that one record may touch
+STEP_ROWS = 250  # changed by one record
 
 
-class TidyReply(NamedTuple):
-    """Whether anything is left to do."""
+class GroupWorkReply(NamedTuple):
+    """Reply with `more` = True if work is left."""
 
     more: bool
 
 
-def decide_delete(state: State, command: GroupDelete, now: int) -> Outcome | Rejected:
+def decide_delete(state: State, command: DeleteGroup, now: int) -> Outcome | Rejected:
     del now
-    found = family(state, command.group)
+    found = with_members(state, command.group)
     if isinstance(found, Rejected):
         return found
     members = [name for group in found for name in group.members]
     if members:
         message = f"consumer group {command.group!r} has members: {', '.join(members[:3])}"
-        return Rejected(Conflict, message, "stop them first")
-    if any(group.clones for group in found):
+        return Rejected(Conflict, message, "stop the members first")
+    if any(group.unfinished_clones for group in found):
         message = f"consumer group {command.group!r} is being cloned"
         return Rejected(
-            Conflict, message, "wait for the end (txmq group show), or delete the clone first"
+            Conflict,
+            message,
+            "wait until the clone is complete (txmq group show), or delete the clone first",
         )
     return Outcome(
-        tuple(GroupDeleted(group.group_id, command.by, SLICE) for group in reversed(found))
+        tuple(GroupDeleted(group.group_id, command.by, STEP_ROWS) for group in reversed(found))
     )
 
 
-def decide_tidy(state: State, command: TidyGroups, now: int) -> Outcome:
+def decide_advance(state: State, command: AdvanceGroupWork, now: int) -> Outcome:
     del command, now
-    doomed = next(iter(state.consumers.doomed), None)
-    if doomed is not None:
-        return Outcome((GroupTidied(doomed, SLICE),), TidyReply(more=True))
+    deleted = next(iter(state.groups.deleted), None)
+    if deleted is not None:
+        return Outcome((GroupTidied(deleted, STEP_ROWS),), GroupWorkReply(more=True))
     resetting, cloning = (
-        min(some, default=0) for some in (state.consumers.resetting, state.consumers.cloning)
+        min(some, default=0) for some in (state.groups.resetting, state.groups.cloning)
     )
     if resetting:
-        return Outcome((_next_step(state, state.consumers.by_id[resetting]),), TidyReply(more=True))
+        return Outcome(
+            (_next_of_reset(state, state.groups.by_id[resetting]),), GroupWorkReply(more=True)
+        )
     if cloning:
         return Outcome(
-            (_next_of_clone(state, state.consumers.by_id[cloning]),), TidyReply(more=True)
+            (_next_of_clone(state, state.groups.by_id[cloning]),), GroupWorkReply(more=True)
         )
-    return Outcome(reply=TidyReply(more=False))
+    return Outcome(reply=GroupWorkReply(more=False))
 
 
-def _next_step(state: State, group: Group) -> Event:
-    """Of the resets of one topic: another slice is brought back, or it was all."""
-    topic_id = next(iter(group.resets))[0]
-    offsets = {spot[1]: offset for spot, offset in group.resets.items() if spot[0] == topic_id}
+def _next_of_reset(state: State, group: ConsumerGroup) -> Event:
+    """Return the next step of a reset: restore rows, or finish one topic."""
+    topic_id = next(iter(group.pending_resets))[0]
+    offsets = {tp[1]: offset for tp, offset in group.pending_resets.items() if tp[0] == topic_id}
     for partition, offset in offsets.items():
-        if failed_messages.between(state, group, (topic_id, partition), offset, t.SIGN, 1):
-            return BroughtBack(group.group_id, topic_id, partition, offset, SLICE)
-    firsts = state.topics_by_id[topic_id].firsts  # retention may have moved on meanwhile
-    kept = tuple(
+        if failed_messages.rows_between(
+            state, group, TopicPartition(topic_id, partition), offset, t.SIGN, 1
+        ):
+            return BroughtBack(group.group_id, topic_id, partition, offset, STEP_ROWS)
+    # Retention may have deleted messages since the reset began.
+    firsts = state.topics_by_id[topic_id].start_offsets
+    new_offsets = tuple(
         (partition, max(offset, firsts[partition])) for partition, offset in sorted(offsets.items())
     )
-    return PositionReset(group.group_id, topic_id, kept, group.epoch, "")
+    return PositionReset(group.group_id, topic_id, new_offsets, group.epoch, "")
 
 
-def _next_of_clone(state: State, clone: Group) -> Event:
-    assert clone.cloning is not None, "it is being made"
-    source, start = clone.cloning
-    left = failed_messages.of_group(state, state.consumers.by_id[source], 1, start)
-    return CloneContinued(clone.group_id, SLICE) if left else CloneEnded(clone.group_id)
+def _next_of_clone(state: State, clone: ConsumerGroup) -> Event:
+    assert clone.clone_progress is not None, "it is being made"
+    source, start = clone.clone_progress
+    left = failed_messages.messages_of_group(state, state.groups.by_id[source], 1, start)
+    return CloneContinued(clone.group_id, STEP_ROWS) if left else CloneEnded(clone.group_id)
 
 
-def bring_back(
-    state: State, group: Group, spot: Spot, offset: int, most: int | None = None
+def restore_rows(
+    state: State, group: ConsumerGroup, tp: TopicPartition, offset: int, most: int | None = None
 ) -> None:
-    """Apply: messages of a partition at or above `offset` that had left their place are
-    back in it.
+    """Apply: put failed messages of a partition, from `offset` on, back into their
+    places.
     """
-    for spotted, row in failed_messages.between(state, group, spot, offset, t.SIGN, most):
-        failed_messages.drop(state, group, spotted)
-        leases.release_row(state, group, spotted)
-        key_fences.head_done(state, group, spotted, row.key_hash)
+    for ref, row in failed_messages.rows_between(state, group, tp, offset, t.SIGN, most):
+        failed_messages.drop(state, group, ref)
+        leases.release_row(state, group, ref)
+        key_fences.settle_head(state, group, ref, row.key_hash)
 
 
-def delete(state: State, group: Group, most: int = SLICE) -> None:
-    """Apply: the group is gone; at most so many of its rows and fences are, too."""
+def delete(state: State, group: ConsumerGroup, most: int = STEP_ROWS) -> None:
+    """Apply: delete a group, with at most so many of its rows and fences."""
     for number in tuple(group.leases):
         leases.end(state, group, number)
-    state.consumers.doom(group)
-    _tidy(state, group, most)
+    state.groups.mark_deleted(group)
+    _delete_step(state, group, most)
 
 
-def _tidy(state: State, group: Group, most: int) -> None:
-    rows = failed_messages.of_group(state, group, most)
-    for spotted in rows:
-        failed_messages.drop(state, group, spotted)
-        leases.release_row(state, group, spotted)
+def _delete_step(state: State, group: ConsumerGroup, most: int) -> None:
+    rows = failed_messages.messages_of_group(state, group, most)
+    for ref in rows:
+        failed_messages.drop(state, group, ref)
+        leases.release_row(state, group, ref)
     left = most - len(rows)
-    for topic_id, key_hash, _fence in list(islice(group.every_fence(), left)):
+    for topic_id, key_hash, _fence in list(islice(group.all_fences(), left)):
         group.set_fence(topic_id, key_hash, None)
-        state.consumers.dirty_fences.add((group.group_id, topic_id, key_hash))
+        state.groups.dirty_fences.add((group.group_id, topic_id, key_hash))
     if left and not group.fences:
-        for spot in group.positions:
-            state.tables[t.PASSED].delete(t.POSITION_KEY.pack(group.group_id, *spot))
-        state.consumers.forget(group)
+        for tp in group.positions:
+            state.tables[t.MISSED].delete(t.POSITION_KEY.pack(group.group_id, *tp))
+        state.groups.remove(group)
 
 
-def apply_deleted(state: State, event: GroupDeleted, place: Place) -> None:
-    del place
-    delete(state, state.consumers.by_id[event.group_id], event.most)
+def apply_deleted(state: State, event: GroupDeleted, context: RecordContext) -> None:
+    del context
+    delete(state, state.groups.by_id[event.group_id], event.most)
 
 
-def apply_tidied(state: State, event: GroupTidied, place: Place) -> None:
-    del place
-    _tidy(state, state.consumers.doomed[event.group_id], event.most)
+def apply_delete_step(state: State, event: GroupTidied, context: RecordContext) -> None:
+    del context
+    _delete_step(state, state.groups.deleted[event.group_id], event.most)
 
 
-def apply_brought_back(state: State, event: BroughtBack, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
-    bring_back(state, group, (event.topic_id, event.partition), event.offset, event.most)
+def apply_restored(state: State, event: BroughtBack, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
+    restore_rows(
+        state, group, TopicPartition(event.topic_id, event.partition), event.offset, event.most
+    )
 
 
-DECIDERS: dict[type, Any] = {GroupDelete: decide_delete, TidyGroups: decide_tidy}
+DECIDERS: dict[type, Any] = {DeleteGroup: decide_delete, AdvanceGroupWork: decide_advance}
 APPLIERS: dict[type, Any] = {
     GroupDeleted: apply_deleted,
-    GroupTidied: apply_tidied,
-    BroughtBack: apply_brought_back,
+    GroupTidied: apply_delete_step,
+    BroughtBack: apply_restored,
 }

@@ -1,4 +1,6 @@
-"""What could go out: rows of stored batches, neighbouring ones joined to runs."""
+"""Candidates of a delivery: rows of stored batches, neighbouring batches joined to
+runs.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +10,32 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.state.consumer_groups import Spot
-    from txmq.core.state.positions import Back
+    from txmq.core.state.positions import Redelivery
+    from txmq.model.topic_partition import TopicPartition
 
 
-WORTH_SLICING = 4_096  # bytes of a batch of which only one row goes out
+# From a larger batch, a single row is sent instead of the whole batch.
+SINGLE_ROW_BYTES = 4_096
 
 
-class Source(IntEnum):
-    """Where a candidate comes from."""
+class CandidateSource(IntEnum):
+    """Origin of a candidate."""
 
     LIVE = 1  # never delivered
-    REDELIVER = 2  # delivered before, and given back
-    EXHAUSTED = 3  # given back once too often: it will not go out but to the dead letters
-    MOVED = 4  # a row of table `moved`
+    REDELIVER = 2  # delivered before, and returned
+    EXHAUSTED = 3  # returned after its last attempt: it becomes a dead letter
+    FAILED = 4  # a failed message that is due
 
 
 class Candidate(NamedTuple):
-    """Rows of one stored batch, or of a run of them, that could go out together.
+    """Rows of one stored batch, or of a run of batches, that could be delivered
+    together.
 
-    `further` batches follow the first one, offset by offset. `wanted`: it may have one
-    of the tags that are asked for.
+    `further` batches follow the first one without a gap in offsets. `wanted` is False
+    if no row can have a tag that the member wants.
     """
 
-    source: Source
+    source: CandidateSource
     topic_id: int
     partition: int
     base_offset: int
@@ -39,10 +43,10 @@ class Candidate(NamedTuple):
     rows: int
     attempt: int
     needs_keys: bool
-    batch: t.Entry  # of a moved row: without count and tag filter
-    further: tuple[t.Entry, ...] = ()
+    batch: t.BatchEntry  # of a failed message: without count and tag filter
+    further: tuple[t.BatchEntry, ...] = ()
     wanted: bool = True
-    deaths: int = 0  # of consumers that were lost with each of its messages
+    deaths: int = 0  # consumers lost with each of its messages
 
     @property
     def start(self) -> int:
@@ -50,41 +54,50 @@ class Candidate(NamedTuple):
         return self.base_offset + self.first_row
 
     @property
-    def batches(self) -> tuple[t.Entry, ...]:
-        """All of them."""
+    def batches(self) -> tuple[t.BatchEntry, ...]:
+        """The first batch and the further ones."""
         return (self.batch, *self.further)
 
 
-class Wish(NamedTuple):
-    """What a fetch asks for: messages and bytes at most; batches that share a bit with
-    `tags`, 0 = all; neighbouring ones of at most `run` rows joined; nothing of the
-    topics `without`, by their ids.
+class FetchLimits(NamedTuple):
+    """Limits and filters of one fetch.
+
+    `tag_filter` selects batches that share a bit with it, 0 = all. Neighbouring batches
+    are joined to runs of at most `max_run_rows` rows. Topics are excluded by their ids.
     """
 
-    messages: int
-    size: int
-    tags: int = 0
-    run: int = 0
-    without: frozenset[int] = frozenset()
+    max_messages: int
+    max_bytes: int
+    tag_filter: int = 0
+    max_run_rows: int = 0
+    excluded_topics: frozenset[int] = frozenset()
 
 
-class Runs:
-    """Makes candidates of neighbouring batches, joined to `most` rows."""
+class RunBuilder:
+    """Builder of candidates from neighbouring batches, in runs of at most `most`
+    rows.
+    """
 
     def __init__(
-        self, source: Source, spot: Spot, back: Back, *, needs_keys: bool, most: int
+        self,
+        source: CandidateSource,
+        tp: TopicPartition,
+        redelivery: Redelivery,
+        *,
+        needs_keys: bool,
+        most: int,
     ) -> None:
         self.source, self._most = source, most
-        self._head = (source, *spot)
-        self._rest = (back.attempt, needs_keys)
-        self._deaths = back.deaths
+        self._head = (source, *tp)
+        self._rest = (redelivery.attempt, needs_keys)
+        self._deaths = redelivery.deaths
         self._made: list[Candidate] = []
         self._base = self._first = self._rows = 0
-        self._entries: list[t.Entry] = []
+        self._entries: list[t.BatchEntry] = []
         self._wanted = True
 
-    def add(self, base: int, first: int, rows: int, entry: t.Entry, *, wanted: bool) -> None:
-        """The next batch, and which of its rows."""
+    def add(self, base: int, first: int, rows: int, entry: t.BatchEntry, *, wanted: bool) -> None:
+        """Add rows of the next batch."""
         if self._entries and (self._rows + rows > self._most or wanted is not self._wanted):
             self._close()
         if not self._entries:
@@ -103,7 +116,7 @@ class Runs:
         )
 
     def candidates(self) -> list[Candidate]:
-        """What was made of all."""
+        """Return the candidates of all batches."""
         if self._entries:
             self._close()
         return self._made

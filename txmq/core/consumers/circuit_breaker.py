@@ -1,145 +1,116 @@
-"""The guard against floods: many keys that fail alike are an outage, not as many bad
-messages.
+"""Circuit breaker of a consumer group: many keys that fail alike are an outage.
 
-    watching ──enough keys, one fingerprint──► guarded ──the probe is acked, or an operator resumes──► watching
-                                                 │  ▲
-                                                 └──┘  the probe failed: the next one, another message, comes later
+    closed ──(1)──► open ──(2)──► closed
+                    │  ▲
+                    └(3)
 
-Failures are watched for as long as they outnumber what is acked meanwhile. A group that
-is guarded keeps its messages where they are: it delivers one at a time, as a probe, and
-no failure counts. That a group is guarded is kept over a restart, what is watched is
-not.
+1. Enough keys have failed with one fingerprint.
+2. The probe is acked, or an operator resumes the group.
+3. The probe fails. The next one, another message, is due after a longer pause.
+
+While the breaker is closed, failures are counted as long as they outnumber the acks of
+the same time. An open breaker keeps messages where they are: the group delivers one at
+a time, as a probe, and no failure counts. An open breaker survives a restart; the
+counts of a closed one do not. Operators see the state "guarded" and the word "flood".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from txmq.core.state.consumer_groups import FailingUnit, OpenBreaker
+from txmq.model.units import MINUTE, SECOND
 
 if TYPE_CHECKING:
-    from txmq.core.consumers.failed_messages import Moved
-    from txmq.core.state.consumer_groups import Group, Spotted
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
 
-SECOND = 1_000_000
-WATCHED_FOR = 600 * SECOND
-FIRST_PROBE, LONGEST_PROBE = 5 * SECOND, 300 * SECOND
-DOUBLINGS = 10  # after which the pause does not grow any more
-KEYS_WATCHED = 10_000
-
-Failing = tuple[int, int] | tuple[int, int, int]  # topic and key hash, or a message without a key
+WINDOW = 10 * MINUTE
+MIN_PAUSE, MAX_PAUSE = 5 * SECOND, 5 * MINUTE  # between probes
+MAX_DOUBLINGS = 10  # bounds the shift; the pause reaches MAX_PAUSE long before
+MAX_KEYS = 10_000  # counted of each fingerprint
 
 
-class Flood(NamedTuple):
-    """What made a group guarded. `lease` is that of the probe, 0 = there has been
-    none.
-    """
-
-    fingerprint: str
-    error_type: str
-    since: int
-    probe_at: int
-    probes: int = 0  # that failed
-    lease: int = 0
+def failing_unit(ref: MessageRef, row: FailedMessage) -> FailingUnit:
+    """Return what a failure counts for: the key, or the message if it has none."""
+    return ref if row.key_hash is None else (ref[0], row.key_hash)
 
 
-@dataclass(slots=True)
-class Watch:
-    """Failures since `since`, by fingerprint; they are forgotten once there are as many
-    acks.
-    """
-
-    since: int = 0
-    acked: int = 0
-    failed: int = 0
-    keys: dict[str, set[Failing]] = field(default_factory=dict)
-
-    def forget(self) -> None:
-        self.acked = self.failed = 0
-        self.keys.clear()
-
-
-def failing(spotted: Spotted, row: Moved) -> Failing:
-    """What a failure counts for: the key, or the message if it has none."""
-    return spotted if row.key_hash is None else (spotted[0], row.key_hash)
-
-
-def floods(group: Group, spotted: Spotted, row: Moved, now: int) -> bool:
-    """Whether with this failure the group is to be guarded."""
-    enough = group.settings.flood_keys
-    if not enough or not row.fingerprint or group.flood is not None:
+def trips(group: ConsumerGroup, ref: MessageRef, row: FailedMessage, now: int) -> bool:
+    """Return True if this failure opens the breaker."""
+    threshold = group.settings.flood_keys
+    if not threshold or not row.fingerprint or group.breaker is not None:
         return False
-    watch = group.watch
-    known = watch.keys.get(row.fingerprint, set()) if now - watch.since < WATCHED_FOR else set()
-    return len(known) + (failing(spotted, row) not in known) >= enough
+    window = group.failure_window
+    units = window.keys.get(row.fingerprint, set()) if now - window.since < WINDOW else set()
+    return len(units) + (failing_unit(ref, row) not in units) >= threshold
 
 
-def note_failure(group: Group, spotted: Spotted, row: Moved, now: int) -> None:
-    """Apply: a message failed."""
-    watch = group.watch
-    if group.flood is not None or not row.fingerprint:
+def record_failure(group: ConsumerGroup, ref: MessageRef, row: FailedMessage, now: int) -> None:
+    """Apply: count a failed message."""
+    window = group.failure_window
+    if group.breaker is not None or not row.fingerprint:
         return
-    if now - watch.since >= WATCHED_FOR:
-        watch.forget()
-    if not watch.failed:
-        watch.since = now
-    watch.failed += 1
-    known = watch.keys.setdefault(row.fingerprint, set())
-    if len(known) < KEYS_WATCHED:
-        known.add(failing(spotted, row))
+    if now - window.since >= WINDOW:
+        window.clear()
+    if not window.failed:
+        window.since = now
+    window.failed += 1
+    units = window.keys.setdefault(row.fingerprint, set())
+    if len(units) < MAX_KEYS:
+        units.add(failing_unit(ref, row))
 
 
-def note_acks(group: Group, lease: int, messages: int) -> None:
-    """Apply: messages of this lease are done with; the probe among them ends the
-    flood.
+def record_acks(group: ConsumerGroup, lease: int, messages: int) -> None:
+    """Apply: count processed messages of a lease; an acked probe closes the breaker."""
+    if group.breaker is not None and lease == group.breaker.lease:
+        close_breaker(group)
+    window = group.failure_window
+    if window.failed:
+        window.acked += messages
+        if window.acked >= window.failed:
+            window.clear()
+
+
+def open_breaker(group: ConsumerGroup, fingerprint: str, error_type: str, now: int) -> None:
+    """Apply: open the breaker; the first probe is due after `MIN_PAUSE`."""
+    group.failure_window.clear()
+    group.breaker_openings += 1
+    group.breaker = OpenBreaker(fingerprint, error_type, now, now + MIN_PAUSE)
+
+
+def close_breaker(group: ConsumerGroup) -> None:
+    """Apply: close the breaker."""
+    group.breaker = None
+
+
+def allows(group: ConsumerGroup, messages: int, now: int) -> bool:
+    """Return True if so many messages may be delivered.
+
+    An open breaker allows one when its probe is due and no other probe is leased.
     """
-    if group.flood is not None and lease == group.flood.lease:
-        lift(group)
-    watch = group.watch
-    if watch.failed:
-        watch.acked += messages
-        if watch.acked >= watch.failed:
-            watch.forget()
-
-
-def begin(group: Group, fingerprint: str, error_type: str, now: int) -> None:
-    """Apply: the group is guarded from now on."""
-    group.watch.forget()
-    group.floods += 1
-    group.flood = Flood(fingerprint, error_type, now, now + FIRST_PROBE)
-
-
-def lift(group: Group) -> None:
-    """Apply: the group is guarded no more."""
-    group.flood = None
-
-
-def may_deliver(group: Group, messages: int, now: int) -> bool:
-    """Whether so many messages may go out: if the group is guarded, one does at its
-    time, while no other is out.
-    """
-    flood = group.flood
-    return flood is None or (
-        messages == 1 and now >= flood.probe_at and flood.lease not in group.leases
+    breaker = group.breaker
+    return breaker is None or (
+        messages == 1 and now >= breaker.probe_at and breaker.lease not in group.leases
     )
 
 
-def probing(group: Group, lease: int, now: int) -> None:
-    """Apply: a lease was granted; of a guarded group it is the probe. One that gets
-    lost is followed by another.
+def record_probe(group: ConsumerGroup, lease: int, now: int) -> None:
+    """Apply: a lease granted while the breaker is open is its probe.
+
+    The time of the next probe is set, too, in case this one gets no answer.
     """
-    if group.flood is not None:
-        group.flood = group.flood._replace(lease=lease, probe_at=now + _pause(group.flood))
+    if group.breaker is not None:
+        group.breaker = group.breaker._replace(lease=lease, probe_at=now + _pause(group.breaker))
 
 
-def probe_failed(group: Group, lease: int, now: int) -> None:
-    """Apply: a message of this lease failed; if it is the probe, the next one waits
-    longer.
-    """
-    flood = group.flood
-    if flood is not None and lease and lease == flood.lease:
-        flood = flood._replace(probes=flood.probes + 1, lease=0)
-        group.flood = flood._replace(probe_at=now + _pause(flood))
+def record_probe_failure(group: ConsumerGroup, lease: int, now: int) -> None:
+    """Apply: if a message of this lease was the probe, the next one waits longer."""
+    breaker = group.breaker
+    if breaker is not None and lease and lease == breaker.lease:
+        breaker = breaker._replace(probes=breaker.probes + 1, lease=0)
+        group.breaker = breaker._replace(probe_at=now + _pause(breaker))
 
 
-def _pause(flood: Flood) -> int:
-    return min(FIRST_PROBE << min(flood.probes, DOUBLINGS), LONGEST_PROBE)
+def _pause(breaker: OpenBreaker) -> int:
+    return min(MIN_PAUSE << min(breaker.probes, MAX_DOUBLINGS), MAX_PAUSE)

@@ -1,190 +1,204 @@
-"""A group made from another one: it goes on where that one stands.
+"""Clones: a new group that continues where another group is.
 
-Where many of its messages have failed, that is done in slices: nothing of the clone is
-delivered before the last one.
+If many messages of the source have failed, the clone is made in steps. Nothing of the
+clone is delivered before the last step.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import cloning, failed_messages
-from txmq.core.consumers.authorization import known
-from txmq.core.consumers.background_work import SLICE
-from txmq.core.consumers.cloning import Cloning
-from txmq.core.consumers.commands import GroupClone
+from txmq.core.consumers.authorization import find_group
+from txmq.core.consumers.background_work import STEP_ROWS
+from txmq.core.consumers.commands import CloneGroup
 from txmq.core.consumers.membership import MAX_GROUPS
 from txmq.core.events.consumers import CloneBegun, CloneContinued, CloneEnded, GroupCloned
-from txmq.core.state.consumer_groups import BROADCAST, Group
-from txmq.core.state.positions import FIRST, Back, Position
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state import failed_messages
+from txmq.core.state.consumer_groups import BROADCAST, CloneProgress, ConsumerGroup
+from txmq.core.state.positions import UNDELIVERED, GroupPosition, Redelivery
 from txmq.core.state.ranges import RangeMap, gaps
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.state.state import State
 from txmq.errors import BadRequest, Conflict, Throttled
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Place
-    from txmq.core.state.consumer_groups import Spot
+    from txmq.core.events.base import RecordContext
+    from txmq.model.topic_partition import TopicPartition
 
-# failed messages of a partition that retention has passed: they are looked through in
-# one go
-LOOKED_AT = 2_000
+# Failed messages of a partition below the offset that retention has reached; a clone
+# checks all of them at once.
+MAX_ROWS_READ = 2_000
 
 
 class CloneReply(NamedTuple):
-    """`pending`: so much has failed that it takes a moment, with nothing delivered."""
+    """`pending`: the clone is made in steps, and delivers nothing until it is
+    complete.
+    """
 
     pending: bool = False
 
 
-def decide_clone(state: State, command: GroupClone, now: int) -> Outcome | Rejected:
+def decide_clone(state: State, command: CloneGroup, now: int) -> Outcome | Rejected:
     del now
-    source = known(state, command.group)
+    source = find_group(state, command.group)
     if isinstance(source, Rejected):
         return source
     refused = _refused(state, source, command.to)
     if refused is not None:
         return refused
-    large = len(failed_messages.of_group(state, source, SLICE + 1)) > SLICE
+    large = len(failed_messages.messages_of_group(state, source, STEP_ROWS + 1)) > STEP_ROWS
     kind = CloneBegun if large else GroupCloned
-    cloned = kind(state.consumers.next_group_id, command.to, source.group_id, command.by)
+    cloned = kind(state.groups.next_group_id, command.to, source.group_id, command.by)
     return Outcome((cloned,), CloneReply(pending=large))
 
 
-def _refused(state: State, source: Group, to: str) -> Rejected | None:
-    groups = state.consumers.groups
+def _refused(state: State, source: ConsumerGroup, to: str) -> Rejected | None:
+    groups = state.groups.by_name
     if source.settings.mode == BROADCAST or "@" in to:
         return Rejected(
             BadRequest,
-            "members of a broadcast group each have a place of their own",
-            "join by a new name",
+            f"{source.name!r} cannot be cloned to {to!r}: one of them is a broadcast group",
+            "join with a new name: each member of a broadcast group has its own position",
         )
     if to in groups:
         return Rejected(
-            Conflict, f"there is a consumer group {to!r}", "clone to a new name, or delete it first"
+            Conflict,
+            f"consumer group {to!r} exists already",
+            "choose another name, or delete that group",
         )
-    if source.resets or source.cloning is not None:
-        what = "a reset of it is under way" if source.resets else "it is still being cloned itself"
+    if source.pending_resets or source.clone_progress is not None:
+        reason = "it is being reset" if source.pending_resets else "it is still being cloned itself"
         return Rejected(
             Conflict,
-            f"{source.name!r} cannot be cloned: {what}",
-            "wait for the end: txmq group show",
+            f"{source.name!r} cannot be cloned: {reason}",
+            "wait until that is complete: txmq group show",
         )
     if len(groups) >= MAX_GROUPS:
-        return Rejected(Throttled, f"there are {MAX_GROUPS} consumer groups", "delete some first")
-    if any(_is_out_of_reach(state, source, spot) for spot in source.positions):
-        message = f"retention has passed failed messages of {source.name!r} that are to be delivered again"
         return Rejected(
-            Conflict, message, "let retries come to their end, or close dead letters: txmq dlq"
+            Throttled, f"there are {MAX_GROUPS} consumer groups, the maximum", "delete some first"
+        )
+    if any(_has_expired_rows(state, source, tp) for tp in source.positions):
+        message = (
+            f"{source.name!r} cannot be cloned: "
+            "retention has passed messages that wait for redelivery"
+        )
+        return Rejected(
+            Conflict,
+            message,
+            "wait for the retries, or abandon the dead letters they wait for: txmq dlq",
         )
     return None
 
 
-def _is_out_of_reach(state: State, source: Group, spot: Spot) -> bool:
-    """Whether a message is to be delivered in the clone, too, and only the source still
-    has it; or nobody can tell.
+def _has_expired_rows(state: State, source: ConsumerGroup, tp: TopicPartition) -> bool:
+    """Return True if the clone needs messages that only rows of the source still have.
+
+    Also True if there are too many such messages to check.
     """
-    first = state.topics_by_id[spot[0]].firsts[spot[1]]
-    rows = failed_messages.between(state, source, spot, 0, first, LOOKED_AT + 1)
-    return len(rows) > LOOKED_AT or any(
-        row.kind in failed_messages.PENDING for _spotted, row in rows
+    first = state.topics_by_id[tp[0]].start_offsets[tp[1]]
+    rows = failed_messages.rows_between(state, source, tp, 0, first, MAX_ROWS_READ + 1)
+    return len(rows) > MAX_ROWS_READ or any(
+        row.kind in failed_messages.DELIVERABLE for _ref, row in rows
     )
 
 
-def apply_cloned(state: State, event: GroupCloned, place: Place) -> None:
-    del place
-    source = state.consumers.by_id[event.source]
-    clone = _made(state, event.group_id, event.name, source)
-    _look_through(state, source, clone, failed_messages.of_group(state, source, None))
-    _end(state, clone)
+def apply_cloned(state: State, event: GroupCloned, context: RecordContext) -> None:
+    del context
+    source = state.groups.by_id[event.source]
+    clone = _create(state, event.group_id, event.name, source)
+    _redeliver_rows(state, source, clone, failed_messages.messages_of_group(state, source, None))
+    _raise_floors(state, clone)
 
 
-def apply_begun(state: State, event: CloneBegun, place: Place) -> None:
-    del place
-    source = state.consumers.by_id[event.source]
-    clone = _made(state, event.group_id, event.name, source)
-    clone.cloning = Cloning(event.source)
-    source.clones.add(clone.group_id)
-    state.consumers.cloning.add(clone.group_id)
+def apply_begun(state: State, event: CloneBegun, context: RecordContext) -> None:
+    del context
+    source = state.groups.by_id[event.source]
+    clone = _create(state, event.group_id, event.name, source)
+    clone.clone_progress = CloneProgress(event.source)
+    source.unfinished_clones.add(clone.group_id)
+    state.groups.cloning.add(clone.group_id)
 
 
-def apply_continued(state: State, event: CloneContinued, place: Place) -> None:
-    del place
-    clone = state.consumers.by_id[event.group_id]
-    assert clone.cloning is not None, "it is being made"
-    source = state.consumers.by_id[clone.cloning.source]
-    rows = failed_messages.of_group(state, source, event.most, clone.cloning.start)
-    _look_through(state, source, clone, rows)
+def apply_continued(state: State, event: CloneContinued, context: RecordContext) -> None:
+    del context
+    clone = state.groups.by_id[event.group_id]
+    assert clone.clone_progress is not None, "it is being made"
+    source = state.groups.by_id[clone.clone_progress.source]
+    rows = failed_messages.messages_of_group(state, source, event.most, clone.clone_progress.start)
+    _redeliver_rows(state, source, clone, rows)
     topic_id, partition, offset = rows[-1]
-    clone.cloning = clone.cloning._replace(start=(topic_id, partition, offset + 1))
-    state.consumers.dirty_groups.add(clone.group_id)
+    clone.clone_progress = clone.clone_progress._replace(start=(topic_id, partition, offset + 1))
+    state.groups.dirty_groups.add(clone.group_id)
 
 
-def apply_ended(state: State, event: CloneEnded, place: Place) -> None:
-    del place
-    clone = state.consumers.by_id[event.group_id]
-    state.consumers.cloned(clone)
-    _end(state, clone)
+def apply_ended(state: State, event: CloneEnded, context: RecordContext) -> None:
+    del context
+    clone = state.groups.by_id[event.group_id]
+    state.groups.end_clone(clone)
+    _raise_floors(state, clone)
 
 
-def _made(state: State, group_id: int, name: str, source: Group) -> Group:
-    """The clone, as if no message had failed."""
-    clone = Group(group_id, name, source.settings, paused=source.paused)
+def _create(state: State, group_id: int, name: str, source: ConsumerGroup) -> ConsumerGroup:
+    """Return the clone, as if no message of the source had failed."""
+    clone = ConsumerGroup(group_id, name, source.settings, paused=source.paused)
     clone.paused_topics = set(source.paused_topics)
-    state.consumers.add(clone)
-    for spot in source.positions:
-        clone.positions[spot] = _position(state, source, spot)
-        state.consumers.touch(clone, spot)
+    state.groups.add(clone)
+    for tp in source.positions:
+        clone.positions[tp] = _position(state, source, tp)
+        state.groups.position_for_update(clone, tp)
     return clone
 
 
-def _position(state: State, source: Group, spot: Spot) -> Position:
-    """Done with is what the source is done with or has moved, from the first message
-    that may yet be pending on.
+def _position(state: State, source: ConsumerGroup, tp: TopicPartition) -> GroupPosition:
+    """Return the clone's position in a partition.
+
+    Messages are settled if they are settled or have failed in the source.
     """
-    position = source.positions[spot]
-    pending: RangeMap[Back] = RangeMap()
-    for pieces in (position.leased, position.redeliver, position.reserved):
-        for piece in pieces:
-            pending.put(piece.start, piece.end, FIRST)
-    lowest = [
-        spotted[2] for spotted, _row in failed_messages.between(state, source, spot, 0, t.SIGN, 1)
-    ]
+    position = source.positions[tp]
+    pending: RangeMap[Redelivery] = RangeMap()
+    for ranges in (position.leased, position.redeliver, position.reserved):
+        for held in ranges:
+            pending.put(held.start, held.end, UNDELIVERED)
+    lowest = [ref[2] for ref, _row in failed_messages.rows_between(state, source, tp, 0, t.SIGN, 1)]
     floor = min(
         [
             position.cursor,
             *lowest,
-            *(piece.start for piece in [pending.first()] if piece is not None),
+            *(first.start for first in [pending.first()] if first is not None),
         ]
     )
-    floor = max(floor, state.topics_by_id[spot[0]].firsts[spot[1]])  # letters may be of before
+    # Dead letters may be older than the first message that retention keeps.
+    floor = max(floor, state.topics_by_id[tp[0]].start_offsets[tp[1]])
     settled: RangeMap[None] = RangeMap(
         (start, end, None) for start, end in gaps(pending, floor, position.cursor)
     )
-    return Position(floor, position.cursor, settled, redeliver=pending)
+    return GroupPosition(floor, position.cursor, settled, redeliver=pending)
 
 
-def _look_through(
-    state: State, source: Group, clone: Group, rows: list[tuple[int, int, int]]
+def _redeliver_rows(
+    state: State, source: ConsumerGroup, clone: ConsumerGroup, rows: list[tuple[int, int, int]]
 ) -> None:
-    """What waits for another delivery in the source is to be delivered in the clone;
-    dead letters are done with.
+    """Apply: messages of the source that wait for redelivery are pending in the clone,
+    too.
+
+    Dead letters of the source stay settled in the clone.
     """
-    for spotted in rows:
-        row = failed_messages.get(state, source, spotted)
+    for ref in rows:
+        row = failed_messages.get(state, source, ref)
         assert row is not None, "it was found"
-        if row.kind in failed_messages.PENDING:
-            cloning.take_in(state, clone, spotted)
+        if row.kind in failed_messages.DELIVERABLE:
+            failed_messages.redeliver_in_clone(state, clone, ref)
 
 
-def _end(state: State, clone: Group) -> None:
-    """Below the first message that is pending everything is done with."""
-    for spot in clone.positions:
-        position = state.consumers.touch(clone, spot)
+def _raise_floors(state: State, clone: ConsumerGroup) -> None:
+    """Apply: raise each floor to the first pending message."""
+    for tp in clone.positions:
+        position = state.groups.position_for_update(clone, tp)
         position.settle(position.floor, position.floor)
 
 
-DECIDERS: dict[type, Any] = {GroupClone: decide_clone}
+DECIDERS: dict[type, Any] = {CloneGroup: decide_clone}
 APPLIERS: dict[type, Any] = {
     GroupCloned: apply_cloned,
     CloneBegun: apply_begun,

@@ -1,7 +1,7 @@
-"""Commands of consumers: what members, the engine's timers and operators ask for.
+"""Commands of consumers: requests of members and operators, and of the engine's timers.
 
-Topics go by name, ranges are (topic, partition, start, end), messages (topic,
-partition, offset). `generation` is the one that the member last heard of.
+Topics are named. Ranges are (topic, partition, start, end), messages are (topic,
+partition, offset). `generation` is the last one that the member received.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from typing import NamedTuple
 
 from txmq.core.consumers.candidates import Candidate
 from txmq.model.retry import RetryPolicy
+from txmq.store import tables as t
 
 TopicRange = tuple[str, int, int, int]
 TopicOffset = tuple[str, int, int]
 
 
-class Wanted(NamedTuple):
-    """Settings that a member or an operator names; None = no opinion. Times are
-    microseconds.
+class RequestedSettings(NamedTuple):
+    """Settings that a member or an operator names; None = unchanged.
+
+    Times are in microseconds.
     """
 
     on_exhausted: str | None = None
@@ -32,16 +34,17 @@ class Wanted(NamedTuple):
     consume_timeout_us: int | None = None
 
 
-class Join(NamedTuple):
-    """Become a member, or change or confirm one's topics.
+class JoinGroup(NamedTuple):
+    """Become a member, or change or confirm the topics of a member.
 
-    `instance` tells two processes of one member name apart: the newer one wins. The
-    same instance may join again, after a lost connection; `held` are then the ranges it
-    still has, all else that was leased to it is given back (None = it has all).
-    `starts` are (topic, partition, offset) where a new topic begins if `start` is a
-    time: the engine knows the times. `named` False: a broadcast member that wants no
-    memory of where it was. `static`: its partitions wait for it as long as its session
-    lasts, whatever becomes of its connection, its process or the broker's.
+    - `instance` distinguishes two processes with the same member name: the newer wins.
+    - `held`: the ranges that the same instance still holds after a lost connection. All
+      other messages leased to it are redelivered. None = it holds everything.
+    - `starts`: (topic, partition, offset) where new topics begin if `start` is a time.
+      The engine looks up the times.
+    - `named` = False: a broadcast member whose position is not kept.
+    - `static`: the member keeps its partitions for as long as its session lasts, even
+      if its connection, its process or the broker restarts.
     """
 
     group: str
@@ -49,16 +52,17 @@ class Join(NamedTuple):
     instance: str
     mode: str
     topics: tuple[str, ...]
-    wanted: Wanted = Wanted()
+    wanted: RequestedSettings = RequestedSettings()
     starts: tuple[TopicOffset, ...] = ()
     held: tuple[TopicRange, ...] | None = None
     named: bool = True
     static: bool = False
 
 
-class Leave(NamedTuple):
-    """The member goes. `lost`: the engine says so, because its session lapsed or its
-    connection stayed away.
+class LeaveGroup(NamedTuple):
+    """Leave the group.
+
+    `lost`: the engine reports that the session or the connection was lost.
     """
 
     group: str
@@ -68,22 +72,23 @@ class Leave(NamedTuple):
 
 
 class Rebalance(NamedTuple):
-    """Share out partitions again, because a topic of the group has more of them."""
+    """Assign partitions again, because a topic of the group has more of them."""
 
     group: str
 
 
-class GroupSet(NamedTuple):
-    """Change settings of a group; the mode cannot be changed."""
+class AlterGroup(NamedTuple):
+    """Change settings of a group; the mode cannot change."""
 
     group: str
-    wanted: Wanted
+    wanted: RequestedSettings
     by: str = ""
 
 
-class GroupPause(NamedTuple):
-    """Stop or start deliveries of a group, of one `topic` or of all. What is leased
-    stays leased.
+class PauseGroup(NamedTuple):
+    """Stop or resume deliveries of a group: of one `topic`, or of all.
+
+    Leased messages stay leased.
     """
 
     group: str
@@ -92,9 +97,10 @@ class GroupPause(NamedTuple):
     topic: str = ""
 
 
-class GroupClone(NamedTuple):
-    """Make a group that goes on where this one stands: what is not acked here is
-    delivered there, dead letters not.
+class CloneGroup(NamedTuple):
+    """Create a group that continues where this one is.
+
+    Messages that are not acked here are delivered there, except dead letters.
     """
 
     group: str
@@ -102,25 +108,27 @@ class GroupClone(NamedTuple):
     by: str = ""
 
 
-class TidyGroups(NamedTuple):
-    """Timer: go on with resets and deletions of what has very many moved messages, a
-    slice at a time; the reply says if there is more.
+class AdvanceGroupWork(NamedTuple):
+    """Do the next step of background work; the reply tells if more is left.
+
+    A timer repeats it for resets, clones and deletions of many failed messages.
     """
 
 
-class GroupDelete(NamedTuple):
-    """Forget a group, its letters included. Refused while it has members."""
+class DeleteGroup(NamedTuple):
+    """Delete a group with its dead letters. Refused while it has members."""
 
     group: str
     by: str = ""
 
 
 class ResetPosition(NamedTuple):
-    """Go on from other offsets: `to` "first" or "last", or the (partition, offset)
-    given, where the engine looked up a time.
+    """Continue from other offsets of a topic.
 
-    Retried, parked and dead messages at or above the new offset are back in their
-    place. `reprocess` raises the group's epoch, so that the inbox lets them pass again.
+    `to` is "first" or "last"; otherwise `offsets` has (partition, offset), which the
+    engine found for a time. Failed messages at or above the new offset return to their
+    places. `reprocess` raises the group's epoch, so that inboxes accept the messages
+    again.
     """
 
     group: str
@@ -132,12 +140,12 @@ class ResetPosition(NamedTuple):
     by: str = ""
 
 
-class Pick(NamedTuple):
-    """A candidate that the engine has read; `keys` are the key hashes of its rows where
-    it `needs_keys`.
+class CandidateRead(NamedTuple):
+    """A candidate whose batches were read.
 
-    `expired` are the offsets of its messages whose time to live is over. It is not read
-    where it is `unwanted`: it has none of the tags that the member wants.
+    `keys` are the key hashes of its rows, if it `needs_keys`. `expired` are offsets of
+    messages whose time to live is over. An `unwanted` candidate is not read: no row has
+    a tag that the member wants.
     """
 
     candidate: Candidate
@@ -147,27 +155,19 @@ class Pick(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Lease these candidates to the member. What has changed since they were planned is
-    left out.
+    """Lease these candidates to the member.
+
+    Candidates that are no longer deliverable are left out.
     """
 
     group: str
     member: str
     generation: int
-    picks: tuple[Pick, ...]
+    reads: tuple[CandidateRead, ...]
 
 
-class Ack(NamedTuple):
-    """These messages were processed."""
-
-    group: str
-    member: str
-    generation: int
-    ranges: tuple[TopicRange, ...]
-
-
-class Return(NamedTuple):
-    """Give messages back un-started: their attempt does not count."""
+class AckMessages(NamedTuple):
+    """Report messages as processed."""
 
     group: str
     member: str
@@ -175,8 +175,17 @@ class Return(NamedTuple):
     ranges: tuple[TopicRange, ...]
 
 
-class Failure(NamedTuple):
-    """Why a message failed, in the consumer's words."""
+class ReturnMessages(NamedTuple):
+    """Return messages that were not started; their attempt does not count."""
+
+    group: str
+    member: str
+    generation: int
+    ranges: tuple[TopicRange, ...]
+
+
+class FailureReport(NamedTuple):
+    """Error of a failed message, as reported by the consumer."""
 
     type: str = ""
     text: str = ""
@@ -184,13 +193,22 @@ class Failure(NamedTuple):
     bases: tuple[str, ...] = ()  # of the error's class, the nearest first
 
 
-class Nack(NamedTuple):
-    """A message failed. `delay` (µs) overrides the policy's; `dead` sends it to the
-    dead letters at once.
+class KeySource(NamedTuple):
+    """Location of a message's key: a row of a published batch."""
 
-    `postpone`: it has not failed, it is only to come again later, and this delivery
-    does not count. `key_hash` is read by the engine from the batch that
-    `letters.locate` names; `chance` (0 to 1) places the jitter.
+    entry: t.BatchEntry
+    row: int
+
+
+class NackMessage(NamedTuple):
+    """Report a message as failed.
+
+    - `delay` (µs) overrides the delay of the retry policy.
+    - `dead` makes it a dead letter at once.
+    - `postpone`: it has not failed, but shall be delivered later. The attempt does not
+      count.
+    - `key_hash` and `source`: the engine reads the key at `failures.key_source`.
+    - `chance` (0 to 1) places the jitter.
     """
 
     group: str
@@ -201,16 +219,15 @@ class Nack(NamedTuple):
     offset: int
     key_hash: int | None = None
     delay: int | None = None
-    failure: Failure = Failure()
+    failure: FailureReport = FailureReport()
     dead: bool = False
     chance: float = 0.5
     postpone: bool = False
+    source: KeySource | None = None
 
 
 class ExtendLeases(NamedTuple):
-    """The member is still at work: its leases (all of them where none is named) end
-    `lease_us` from now.
-    """
+    """Extend leases to `lease_us` from now: those named, or all of the member."""
 
     group: str
     member: str
@@ -220,13 +237,14 @@ class ExtendLeases(NamedTuple):
 
 
 class ExpireLeases(NamedTuple):
-    """Timer: give back what is leased past its deadline, a bounded number at a time;
-    the reply says if there is more.
+    """End a bounded number of overdue leases; the reply tells if more are overdue.
+
+    A timer repeats it.
     """
 
 
 class ReplayLetters(NamedTuple):
-    """Deliver dead letters again, each in the order of its key."""
+    """Deliver dead letters again, in the order of their keys."""
 
     group: str
     letters: tuple[TopicOffset, ...]
@@ -234,7 +252,7 @@ class ReplayLetters(NamedTuple):
 
 
 class AbandonLetters(NamedTuple):
-    """Close dead letters for ever; `reason` is kept with them."""
+    """Close dead letters for ever. The `reason` is stored with them."""
 
     group: str
     letters: tuple[TopicOffset, ...]

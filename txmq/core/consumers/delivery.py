@@ -1,316 +1,350 @@
-"""Deliveries: what was planned and read is leased, after a second look, for the state
-may have gone on meanwhile.
+"""Deliveries: lease what was planned and read, and park messages of fenced keys.
 
-Each message is READY (live, given back, or a retry that is due), then IN FLIGHT
-(leased), then settled or moved; the look-through for fences happens on the way out, so
-that a message of a fenced key is parked and never leased. One fetch is one event.
+The life of a message is: READY (never delivered, returned, or a retry that is due),
+LEASED, then settled or failed. Keys are compared with fences at delivery, so a message
+of a fenced key is parked and never leased. One fetch is one event.
+
+A delivery checks each candidate again, because the command may come later than its
+plan.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import (
-    changes,
-    circuit_breaker,
-    failed_messages,
-    key_fences,
-    leases,
-    planning,
-    poison,
-)
-from txmq.core.consumers.authorization import current
-from txmq.core.consumers.candidates import Candidate, Source
-from txmq.core.consumers.changes import Changes
-from txmq.core.consumers.commands import Deliver, Pick
-from txmq.core.consumers.failed_messages import Kind
-from txmq.core.events.consumers import Attempted, Delivered, Range
-from txmq.core.state.consumer_groups import Group, Lease, Member, Spot, Spotted
-from txmq.core.state.positions import Back, Grant
-from txmq.core.state.ranges import Piece
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.consumers import circuit_breaker, key_fences, leases, planning, poison
+from txmq.core.consumers.authorization import find_current_member
+from txmq.core.consumers.candidates import Candidate, CandidateSource
+from txmq.core.consumers.commands import CandidateRead, Deliver
+from txmq.core.consumers.key_fences import FailureChanges
+from txmq.core.events.consumers import AttemptRange, Delivered, Range
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state import failed_messages
+from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, Lease, MessageRef
+from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.positions import Grant, Redelivery
+from txmq.core.state.ranges import ValueRange
+from txmq.core.state.state import State
+from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Place
-    from txmq.core.state.positions import Position
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.positions import GroupPosition
 
 
-class Delivery(NamedTuple):
-    """Rows that go out: offsets start <= offset < end of the batch of this pick."""
+class DeliveredRange(NamedTuple):
+    """Rows that are delivered: offsets start <= offset < end of the batches of this
+    read.
+    """
 
-    pick: int
+    read_index: int
     start: int
     end: int
     attempt: int
 
 
 class DeliverReply(NamedTuple):
-    """What one fetch gets. `again`: fences moved on, so plan once more before waiting.
-    Lease 0 = nothing was leased.
+    """The messages of one fetch. Lease 0 = nothing was leased.
+
+    `again`: key fences or expired messages moved on, so plan once more before waiting.
     """
 
     lease: int
     generation: int
     deadline: int
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[DeliveredRange, ...]
     again: bool
 
 
 def decide_deliver(state: State, command: Deliver, now: int) -> Outcome | Rejected:
-    found = current(state, command.group, command.member, command.generation)
-    if isinstance(found, Rejected):
-        return found
-    group, member = found
-    draft = _Draft(state, group, member, now)
+    current = find_current_member(state, command.group, command.member, command.generation)
+    if isinstance(current, Rejected):
+        return current
+    group, member = current
+    builder = _DeliveryBuilder(state, group, member, now)
     if not group.paused:
-        draft.made.advance()
-    free = not group.paused and not poison.has_one_alone(group, member)
-    if free and circuit_breaker.may_deliver(
-        group, sum(pick.candidate.rows for pick in command.picks), now
-    ):
-        for number, pick in enumerate(command.picks):
-            draft.add(number, pick)
-    return draft.outcome()
+        builder.changes.advance()
+        messages = sum(read.candidate.rows for read in command.reads)
+        isolated = poison.holds_isolated(group, member)
+        if not isolated and circuit_breaker.allows(group, messages, now):
+            for number, read in enumerate(command.reads):
+                builder.add(number, read)
+    return builder.outcome()
 
 
-class _Draft:
-    """The event of one fetch as it grows, pick by pick."""
+class _DeliveryBuilder:
+    """Builder of the event of one fetch, candidate by candidate."""
 
-    def __init__(self, state: State, group: Group, member: Member, now: int) -> None:
+    def __init__(self, state: State, group: ConsumerGroup, member: GroupMember, now: int) -> None:
         self._state, self._group, self._member, self._now = state, group, member, now
-        self.made = Changes(state, group, now, leasing=True)
-        self._ranges: list[Attempted] = []
-        self._rows: list[Spotted] = []
-        self._deliveries: list[Delivery] = []
+        self.changes = FailureChanges(state, group, now, leasing=True)
+        self._ranges: list[AttemptRange] = []
+        self._rows: list[MessageRef] = []
+        self._deliveries: list[DeliveredRange] = []
         self._stops: list[Range] = []
         self._expired: list[Range] = []
-        self._expired_rows: list[Spotted] = []
+        self._expired_rows: list[MessageRef] = []
         self._unwanted: list[Range] = []
-        self._cursors: dict[
-            Spot, int
-        ] = {}  # where the live part of a partition begins after the picks so far
-        self._passed: dict[Spot, int] = {}  # below this, what had come back is dealt with
-        self._deaths = 0  # of each message that goes out
+        self._ordered = group.ordered
+        # By (failed messages?, partition): the state is fixed meanwhile, so one check
+        # of each partition is enough.
+        self._open: dict[tuple[bool, TopicPartition], bool] = {}
+        # Where the undelivered part of a partition begins after the candidates so far.
+        self._cursors: dict[TopicPartition, int] = {}
+        # Redeliveries of a partition below this offset are part of the event.
+        self._passed: dict[TopicPartition, int] = {}
+        self._deaths = 0  # of each delivered message
 
-    def add(self, number: int, pick: Pick) -> None:
-        """Take a pick in, if it still stands."""
-        spot = (pick.candidate.topic_id, pick.candidate.partition)
-        if self._group.stands(spot):
+    def add(self, number: int, read: CandidateRead) -> None:
+        """Add a candidate, if its messages can still be delivered to the member."""
+        candidate = read.candidate
+        tp = TopicPartition(candidate.topic_id, candidate.partition)
+        failed = candidate.source is CandidateSource.FAILED
+        is_open = self._open.get((failed, tp))
+        if is_open is None:
+            is_open = self._open[failed, tp] = self._is_open(tp, failed=failed)
+        if not is_open:
             return
-        if pick.candidate.source is Source.MOVED:
-            self._moved_row(number, pick, spot)
-        elif self._stands(pick, spot, self._group.positions[spot]):
-            self._range(number, pick, spot)
+        if failed:
+            self._add_row(number, read, tp)
+        elif self._is_deliverable(read, tp):
+            self._add_range(number, read, tp)
 
-    def _stands(self, pick: Pick, spot: Spot, position: Position) -> bool:
-        candidate = pick.candidate
-        group = self._group
-        if spot not in self._member.partitions:
+    def _is_open(self, tp: TopicPartition, *, failed: bool) -> bool:
+        group, member = self._group, self._member
+        if group.is_stopped(tp):
             return False
-        keyless = pick.keys is None and not pick.unwanted
-        if keyless and (candidate.needs_keys or (group.ordered and self.made.any_fence(spot[0]))):
+        if failed:
+            return planning.may_deliver_row(group, member, tp)
+        if tp not in member.partitions:
             return False
-        if group.ordered and planning.blocked(group, self._member, spot):
-            return False
-        if candidate.source is Source.LIVE:
-            return self._next_live(candidate.start, spot, position)
-        return self._next_given_back(candidate, spot, position)
+        return not (self._ordered and planning.held_by_others(group, member, tp))
 
-    def _next_live(self, start: int, spot: Spot, position: Position) -> bool:
-        if self._group.ordered and position.redeliver.first(self._passed.get(spot, 0)) is not None:
+    def _is_deliverable(self, read: CandidateRead, tp: TopicPartition) -> bool:
+        candidate, position = read.candidate, self._group.positions[tp]
+        keyless = read.keys is None and not read.unwanted
+        if keyless and (
+            candidate.needs_keys or (self._ordered and self.changes.topic_has_fences(tp[0]))
+        ):
             return False
-        return not self._deaths and start == self._cursors.get(spot, position.cursor)
+        if candidate.source is CandidateSource.LIVE:
+            return self._is_next_live(candidate.start, tp, position)
+        return self._is_next_redelivery(candidate, tp, position)
 
-    def _next_given_back(self, candidate: Candidate, spot: Spot, position: Position) -> bool:
+    def _is_next_live(self, start: int, tp: TopicPartition, position: GroupPosition) -> bool:
+        if self._ordered and position.redeliver.first(self._passed.get(tp, 0)) is not None:
+            return False
+        return not self._deaths and start == self._cursors.get(tp, position.cursor)
+
+    def _is_next_redelivery(
+        self, candidate: Candidate, tp: TopicPartition, position: GroupPosition
+    ) -> bool:
         start, end = candidate.start, candidate.start + candidate.rows
-        passed = self._passed.get(spot, 0)
-        piece = position.redeliver.first(passed if self._group.ordered else start)
-        value = Back(candidate.attempt, candidate.deaths)
+        passed = self._passed.get(tp, 0)
+        waiting = position.redeliver.first(passed if self._ordered else start)
+        value = Redelivery(candidate.attempt, candidate.deaths)
         whole = (
-            piece is not None and piece.start == start and piece.end >= end and piece.value == value
+            waiting is not None
+            and waiting.start == start
+            and waiting.end >= end
+            and waiting.value == value
         )
-        limit = self._group.limit
+        limit = self._group.max_attempts
         over = limit is not None and candidate.attempt > limit
-        if not whole or start < passed or over is not (candidate.source is Source.EXHAUSTED):
+        if (
+            not whole
+            or start < passed
+            or over is not (candidate.source is CandidateSource.EXHAUSTED)
+        ):
             return False
-        return over or self._joins(candidate.deaths)
+        return over or self._fits_deaths(candidate.deaths)
 
-    def _joins(self, deaths: int) -> bool:
-        """Whether messages of so many deaths may go out with those before them; the
-        first ones decide.
+    def _fits_deaths(self, deaths: int) -> bool:
+        """Return True if messages with so many deaths may join this delivery.
+
+        The first message that is delivered sets the number.
         """
-        alone = deaths >= poison.ALONE
+        isolated = deaths >= failed_messages.ISOLATED_AFTER
         if self._deliveries or not deaths:
-            return deaths == self._deaths and not alone
-        if poison.lot_of(self._group, self._member) is not None:
+            return deaths == self._deaths and not isolated
+        if poison.suspect_lease(self._group, self._member) is not None:
             return False
-        if alone and not poison.empty_handed(self._group, self._member):
+        if isolated and not poison.holds_nothing(self._group, self._member):
             return False
         self._deaths = deaths
         return True
 
-    def _range(self, number: int, pick: Pick, spot: Spot) -> None:
-        candidate = pick.candidate
+    def _add_range(self, number: int, read: CandidateRead, tp: TopicPartition) -> None:
+        candidate = read.candidate
         start, end = candidate.start, candidate.start + candidate.rows
-        if candidate.source is Source.LIVE:
-            self._cursors[spot] = end
+        if candidate.source is CandidateSource.LIVE:
+            self._cursors[tp] = end
         else:
-            self._passed[spot] = end
-        if pick.unwanted:
-            self._unwanted.append((*spot, start, end))
+            self._passed[tp] = end
+        if read.unwanted:
+            self._unwanted.append((*tp, start, end))
             return
-        if pick.keys is None and not pick.expired:
-            self._lease(number, spot, start, end, candidate.attempt)
+        if read.keys is None and not read.expired:
+            self._lease(number, tp, start, end, candidate.attempt)
             return
-        free = start  # the first offset of a run that goes out
+        free = start  # first offset of the messages to lease next
         for offset in range(start, end):
-            if offset in pick.expired:
-                self._lease(number, spot, free, offset, candidate.attempt)
+            if offset in read.expired:
+                self._lease(number, tp, free, offset, candidate.attempt)
                 free = offset + 1
-                self._expired.append((*spot, offset, free))
+                self._expired.append((*tp, offset, free))
                 continue
-            key_hash = None if pick.keys is None else pick.keys[offset - start]
-            fenced = self.made.fenced((*spot, offset), key_hash)
-            if fenced and candidate.source is Source.LIVE and self.made.full(spot[0], key_hash):
-                self._stop(spot, offset, key_hash)
+            key_hash = None if read.keys is None else read.keys[offset - start]
+            fenced = self.changes.is_fenced((*tp, offset), key_hash)
+            if (
+                fenced
+                and candidate.source is CandidateSource.LIVE
+                and self.changes.is_full(tp[0], key_hash)
+            ):
+                self._stop_at_full_fence(tp, offset, key_hash)
                 end = offset
                 break
-            if fenced or candidate.source is Source.EXHAUSTED:
-                self._lease(number, spot, free, offset, candidate.attempt)
+            if fenced or candidate.source is CandidateSource.EXHAUSTED:
+                self._lease(number, tp, free, offset, candidate.attempt)
                 free = offset + 1
-                self._move((*spot, offset), candidate, key_hash)
-        self._lease(number, spot, free, end, candidate.attempt)
+                self._change_row((*tp, offset), candidate, key_hash)
+        self._lease(number, tp, free, end, candidate.attempt)
 
-    def _stop(self, spot: Spot, offset: int, key_hash: int | None) -> None:
-        """No further: the fence of this key is full."""
+    def _stop_at_full_fence(self, tp: TopicPartition, offset: int, key_hash: int | None) -> None:
+        """Stop the partition before this message, whose key has a full chain."""
         assert key_hash is not None, "fenced, so it has a key"
-        self._cursors[spot] = offset
-        self._stops.append((*spot, offset, key_hash))
+        self._cursors[tp] = offset
+        self._stops.append((*tp, offset, key_hash))
 
-    def _move(self, spotted: Spotted, candidate: Candidate, key_hash: int | None) -> None:
-        """Behind its key's fence or, if it is exhausted and no fence stands before it,
-        to the dead letters.
+    def _change_row(self, ref: MessageRef, candidate: Candidate, key_hash: int | None) -> None:
+        """Park a fenced message; an exhausted message without a fence becomes a dead
+        letter.
         """
-        place, entry = spotted[2] - candidate.base_offset, candidate.batch
-        row = failed_messages.row_of(
+        place, entry = ref[2] - candidate.base_offset, candidate.batch
+        row = failed_messages.new_row(
             entry, place, key_hash, attempt=candidate.attempt - 1, deaths=candidate.deaths
         )
-        if candidate.source is Source.EXHAUSTED:
-            self.made.bury(spotted, poison.buried(row._replace(first_failed_at=self._now)))
+        if candidate.source is CandidateSource.EXHAUSTED:
+            self.changes.dead_letter(
+                ref, poison.dead_letter_row(row._replace(first_failed_at=self._now))
+            )
         else:
-            self.made.park(spotted, row)
+            self.changes.park(ref, row)
 
-    def _lease(self, number: int, spot: Spot, start: int, end: int, attempt: int) -> None:
+    def _lease(self, number: int, tp: TopicPartition, start: int, end: int, attempt: int) -> None:
         if start == end:
             return
-        self._deliveries.append(Delivery(number, start, end, attempt))
-        if (
-            self._ranges
-            and self._ranges[-1][:2] == spot
-            and self._ranges[-1][3:] == (start, attempt)
-        ):
+        self._deliveries.append(DeliveredRange(number, start, end, attempt))
+        if self._ranges and self._ranges[-1][:2] == tp and self._ranges[-1][3:] == (start, attempt):
             start = self._ranges.pop()[2]
-        self._ranges.append((*spot, start, end, attempt))
+        self._ranges.append((*tp, start, end, attempt))
 
-    def _moved_row(self, number: int, pick: Pick, spot: Spot) -> None:
-        spotted = (*spot, pick.candidate.start)
+    def _add_row(self, number: int, read: CandidateRead, tp: TopicPartition) -> None:
+        ref = (*tp, read.candidate.start)
         group = self._group
-        row = failed_messages.get(self._state, group, spotted)
+        row = failed_messages.get(self._state, group, ref)
         if (
             row is None
-            or row.kind != Kind.RETRY
+            or row.kind != FailedKind.RETRY
             or row.token
             or row.due > self._now
-            or spotted in group.held_rows
+            or ref in group.leased_rows
         ):
             return
-        taken = (
-            spotted in self._rows
-            or spotted in self._expired_rows
-            or self.made.fenced(spotted, row.key_hash)
+        decided = (
+            ref in self._rows
+            or ref in self._expired_rows
+            or self.changes.is_fenced(ref, row.key_hash)
         )
-        if taken or not planning.may_take_row(group, self._member, spot):
+        if decided:
             return
-        if pick.expired:
-            self._expired_rows.append(spotted)
-            self.made.done(spotted, row.key_hash)
-        elif planning.exhausted(group, row):
-            self.made.bury(spotted, poison.buried(row))
-        elif row.deaths == pick.candidate.deaths and self._joins(row.deaths):
-            self._rows.append(spotted)
-            self._deliveries.append(Delivery(number, spotted[2], spotted[2] + 1, row.attempt + 1))
+        if read.expired:
+            self._expired_rows.append(ref)
+            self.changes.processed(ref, row.key_hash)
+        elif planning.is_exhausted(group, row):
+            self.changes.dead_letter(ref, poison.dead_letter_row(row))
+        elif row.deaths == read.candidate.deaths and self._fits_deaths(row.deaths):
+            self._rows.append(ref)
+            self._deliveries.append(DeliveredRange(number, ref[2], ref[2] + 1, row.attempt + 1))
 
     def outcome(self) -> Outcome:
-        """The event and the reply. First deliveries go out early: lost with the power,
-        they are simply made again.
+        """Return the event and the reply.
+
+        A delivery of first attempts only may be answered before it is durable. If it is
+        lost with the power, the messages are simply delivered again.
         """
-        group, some = self._group, bool(self._deliveries)
-        lease = group.next_lease if some else 0
-        deadline = self._now + group.settings.lease_us if some else 0
-        passed = bool(self.made or self._expired or self._expired_rows or self._unwanted)
+        group, leased = self._group, bool(self._deliveries)
+        lease = group.next_lease if leased else 0
+        deadline = self._now + group.settings.lease_us if leased else 0
+        passed = bool(self.changes or self._expired or self._expired_rows or self._unwanted)
         reply = DeliverReply(
-            lease, group.generation, deadline, tuple(self._deliveries), passed and not some
+            lease, group.generation, deadline, tuple(self._deliveries), passed and not leased
         )
-        if not (some or passed or self._stops):
+        if not (leased or passed or self._stops):
             return Outcome(reply=reply)
+        isolated = self._deaths >= failed_messages.ISOLATED_AFTER
         event = Delivered(
-            group.group_id, lease, self._member.name, deadline, self._deaths >= poison.ALONE, tuple(self._ranges),
-            tuple(self._rows), self.made.moves, self.made.fences, tuple(self._stops), tuple(self._expired),
+            group.group_id, lease, self._member.name, deadline, isolated, tuple(self._ranges),
+            tuple(self._rows), *self.changes.parts(), tuple(self._stops), tuple(self._expired),
             tuple(self._expired_rows), tuple(self._unwanted), self._deaths,
         )  # fmt: skip
         first = not self._deaths and all(delivery.attempt == 1 for delivery in self._deliveries)
         first = first and not (self._rows or self._expired_rows)
-        return Outcome((event,), reply, early=first and not (self.made or self._stops))
+        return Outcome((event,), reply, early=first and not (self.changes or self._stops))
 
 
-def apply_delivered(state: State, event: Delivered, place: Place) -> None:
-    group = state.consumers.by_id[event.group_id]
-    changes.apply(state, group, event.moves, event.fences, place.stored_at)
+def apply_delivered(state: State, event: Delivered, context: RecordContext) -> None:
+    group = state.groups.by_id[event.group_id]
+    if event.moves or event.fences:
+        key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
     for topic_id, partition, offset, key_hash in event.stops:
-        group.stops[topic_id, partition] = (offset, key_hash)
-        state.consumers.dirty_groups.add(group.group_id)
+        group.stops[TopicPartition(topic_id, partition)] = (offset, key_hash)
+        state.groups.dirty_groups.add(group.group_id)
     _apply_passed(state, group, event)
     if not event.lease:
         return
     lease = Lease(
         event.member,
         group.generation,
-        place.stored_at,
+        context.stored_at,
         event.deadline,
         event.single,
         deaths=event.deaths,
     )
     leases.grant(state, group, event.lease, lease)
-    circuit_breaker.probing(group, event.lease, place.stored_at)
+    circuit_breaker.record_probe(group, event.lease, context.stored_at)
     for topic_id, partition, start, end, attempt in event.ranges:
-        leases.cover(
-            state, group, (topic_id, partition), Piece(start, end, Grant(event.lease, attempt))
+        leases.add_range(
+            state,
+            group,
+            TopicPartition(topic_id, partition),
+            ValueRange(start, end, Grant(event.lease, attempt)),
         )
-    for spotted in event.rows:
-        row = failed_messages.drop(state, group, spotted)
-        assert row is not None, "picked, so it is there"
-        leases.cover_row(group, event.lease, spotted)
+    for ref in event.rows:
+        row = failed_messages.drop(state, group, ref)
+        assert row is not None, "chosen for delivery, so it is there"
+        leases.add_row(group, event.lease, ref)
         failed_messages.put(
-            state, group, spotted, row._replace(attempt=row.attempt + 1, consumer=event.member)
+            state, group, ref, row._replace(attempt=row.attempt + 1, consumer=event.member)
         )
     if event.deaths:
-        for spot in lease.spots:
-            poison.note(group, spot)
+        for tp in lease.partitions:
+            group.update_suspects(tp)
 
 
-def _apply_passed(state: State, group: Group, event: Delivered) -> None:
+def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
     for topic_id, partition, start, end in event.expired + event.unwanted:
-        position = state.consumers.touch(group, (topic_id, partition))
-        position.take(start, end)
+        position = state.groups.position_for_update(group, TopicPartition(topic_id, partition))
+        position.remove_ready(start, end)
         position.settle(start, end)
     group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
-    for spotted in event.expired_rows:
-        row = failed_messages.drop(state, group, spotted)
-        assert row is not None, "picked, so it is there"
-        key_fences.head_done(state, group, spotted, row.key_hash)
+    for ref in event.expired_rows:
+        row = failed_messages.drop(state, group, ref)
+        assert row is not None, "chosen for delivery, so it is there"
+        key_fences.settle_head(state, group, ref, row.key_hash)
         group.expired += 1
     if event.expired or event.expired_rows:
-        state.consumers.dirty_groups.add(group.group_id)
+        state.groups.dirty_groups.add(group.group_id)
 
 
 DECIDERS: dict[type, Any] = {Deliver: decide_deliver}

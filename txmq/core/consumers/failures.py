@@ -1,196 +1,218 @@
-"""What could not be processed: retried, then a dead letter, replayed or abandoned."""
+"""Failures: negative acks, retries, dead letters, their replay and abandonment."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import changes, circuit_breaker, key_fences, leases
-from txmq.core.consumers import failed_messages as moved
-from txmq.core.consumers.authorization import Claim, active, known
-from txmq.core.consumers.changes import Changes
-from txmq.core.consumers.commands import AbandonLetters, Failure, Nack, ReplayLetters, TopicOffset
-from txmq.core.consumers.failed_messages import Kind, Moved
+from txmq.core.consumers import circuit_breaker, key_fences, leases
+from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
+from txmq.core.consumers.commands import (
+    AbandonLetters,
+    FailureReport,
+    KeySource,
+    NackMessage,
+    ReplayLetters,
+    TopicOffset,
+)
+from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Abandoned, DeadLettered, GroupGuarded, Replayed, Retried
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, NotLeased
-from txmq.model.retry import Action
+from txmq.model.retry import FailureAction
+from txmq.model.topic_partition import TopicPartition
+from txmq.model.units import DAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.core.events.base import Place
-    from txmq.core.state.consumer_groups import Group, Spotted
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.state import State
 
-ERROR_TEXT = (
-    4 << 10
-)  # bytes kept of an error's text: enough for a stack trace, too little to fill a disk with
-ERROR_NAME = 256  # bytes kept of an error's type and fingerprint
-LONGEST_DELAY = 30 * 24 * 3_600 * 1_000_000  # that a consumer may ask for
-LETTERS_AT_ONCE = 1_000  # of one command, so that no apply takes long
-NAMES = {Kind.RETRY: "retry", Kind.PARKED: "parked", Kind.LETTER: "letter"}
-
-
-class Source(NamedTuple):
-    """Where the key of a failed message can be read: row `row` of the batch at this log
-    position.
-    """
-
-    position: int
-    length: int
-    row: int
+# Enough of an error's text for a stack trace, too little to fill a disk.
+MAX_TEXT_BYTES = 4 << 10
+MAX_NAME_BYTES = 256  # of an error's type and of its fingerprint
+MAX_DELAY = 30 * DAY
+MAX_LETTERS = 1_000  # of one command, so that each apply is short
+KIND_NAMES = {FailedKind.RETRY: "retry", FailedKind.PARKED: "parked", FailedKind.LETTER: "letter"}
 
 
 class NackReply(NamedTuple):
-    """What became of the message. `moved`: "retry", "letter", or "parked" where another
-    of its key is retried or dead.
+    """The result of a negative ack.
 
-    Messages of this key under leases below `fence_lease` must be given back
-    unprocessed; 0 = its key has no fence. In an ordered group that is so, too, if the
-    nack is refused with NotLeased, whose detail has the number.
+    `moved` is "retry", "letter", or "parked" if another message of its key is retried
+    or dead. The consumer has to return, unprocessed, all messages of this key under
+    leases below `fence_lease`; 0 = the key has no fence. In an ordered group the same
+    holds if the nack is refused with NotLeased: the error's detail has the number.
+    `guarded`: the group's circuit breaker is open, so the consumer had better return
+    what it has not started.
     """
 
     moved: str
     attempt: int
     due_at: int
     fence_lease: int
-    guarded: bool = False  # the group is: what waits at the consumer had better wait here
+    guarded: bool = False
 
 
 class LettersReply(NamedTuple):
-    """Letters done with, and those refused with the reason."""
+    """The dead letters that were changed, and those refused with the reason."""
 
     done: tuple[TopicOffset, ...]
     refused: tuple[tuple[str, int, int, str], ...]
 
 
-def locate(state: State, command: Nack) -> Source | None:
-    """Where the engine reads the key hash that a nack needs; None = it needs none."""
-    group = state.consumers.groups.get(command.group)
-    if group is None:
+def key_source(state: State, command: NackMessage) -> KeySource | None:
+    """Return where to read the key of a message that fails for the first time.
+
+    None if no key has to be read: the row of an earlier failure has it, or the nack
+    will be refused.
+    """
+    group = state.groups.by_name.get(command.group)
+    topic = state.topics.get(command.topic)
+    if group is None or topic is None:
         return None
-    spotted, row = find(state, group, command.topic, command.partition, command.offset)
-    if spotted is None or row is not None:
+    tp = TopicPartition(topic.topic_id, command.partition)
+    offset, position = command.offset, group.positions.get(tp)
+    if position is None or not position.leased.overlap(offset, offset + 1):
         return None
-    for base, entry in topics.entries(state, *spotted):
-        return Source(entry.position, entry.length, command.offset - base)
+    for base, entry in topics.entry_at(state, *tp, offset):
+        return KeySource(entry, offset - base)
     return None
 
 
-def decide_nack(state: State, command: Nack, now: int) -> Outcome | Rejected:
-    found = active(state, command.group, command.member)
+def decide_nack(state: State, command: NackMessage, now: int) -> Outcome | Rejected:
+    found = find_member(state, command.group, command.member)
     if isinstance(found, Rejected):
         return found
     group, _member = found
-    if command.delay is not None and not 0 <= command.delay <= LONGEST_DELAY:
+    if command.delay is not None and not 0 <= command.delay <= MAX_DELAY:
         return Rejected(
             BadRequest,
             f"a delay of {command.delay} µs is out of range",
-            f"0 to {LONGEST_DELAY} are possible",
+            f"choose a delay of 0 to {MAX_DELAY} µs",
         )
-    claim = Claim(group, command.member, command.generation)
+    claim = LeaseClaim(group, command.member, command.generation)
     claim.add(state, command.topic, command.partition, command.offset, command.offset + 1)
     if claim.stale:
-        message = f"message {command.offset} of {command.topic}/{command.partition} is not leased to {command.member!r}"
-        detail: dict[str, object] = {"fence_lease": group.next_lease}
-        return Rejected(NotLeased, message, "it was acked, has moved, or its lease ran out", detail)
-    spotted = (state.topics[command.topic].topic_id, command.partition, command.offset)
-    failed = _failed(state, group, spotted, command, now)
-    return _move_failed(Changes(state, group, now), group, spotted, failed, command, now)
+        place = f"{command.topic}/{command.partition}"
+        message = f"message {command.offset} of {place} is not leased to {command.member!r}"
+        hint = "it was acked, has failed, or its lease has expired: drop it"
+        return Rejected(NotLeased, message, hint, {"fence_lease": group.next_lease})
+    ref = (state.topics[command.topic].topic_id, command.partition, command.offset)
+    if claim.rows:
+        row = failed_messages.get(state, group, ref)
+        assert row is not None, "leased, so it is there"
+    else:
+        row = _first_row(state, group, ref, command)
+    return _fail(state, group, ref, _with_error(row, command, now), command, now)
 
 
-def _failed(state: State, group: Group, spotted: Spotted, command: Nack, now: int) -> Moved:
-    """The failed message as a row, its number of deliveries as it was when it went
-    out.
-    """
-    row = moved.get(state, group, spotted)
-    if row is None:
-        row = _row_of(state, group, spotted, command.key_hash)
+def _first_row(
+    state: State, group: ConsumerGroup, ref: MessageRef, command: NackMessage
+) -> FailedMessage:
+    """Return the row of a message that is leased in its partition."""
+    source = command.source or key_source(state, command)
+    assert source is not None, "leased, so it is in a published batch"
+    held = group.positions[TopicPartition(ref[0], ref[1])].leased.overlap(ref[2], ref[2] + 1)
+    grant = held[0].value
+    deaths = group.leases[grant.lease].deaths
+    return failed_messages.new_row(
+        source.entry, source.row, command.key_hash, attempt=grant.attempt, deaths=deaths
+    )
+
+
+def _with_error(row: FailedMessage, command: NackMessage, now: int) -> FailedMessage:
     failure = command.failure
-    if command.postpone and failure == Failure():
+    if command.postpone and failure == FailureReport():
         return row._replace(consumer=command.member)
     return row._replace(
         consumer=command.member,
-        error_type=_cut(failure.type, ERROR_NAME),
-        error_text=_cut(failure.text, ERROR_TEXT),
-        fingerprint=_cut(failure.fingerprint, ERROR_NAME),
+        error_type=_cut(failure.type, MAX_NAME_BYTES),
+        error_text=_cut(failure.text, MAX_TEXT_BYTES),
+        fingerprint=_cut(failure.fingerprint, MAX_NAME_BYTES),
         first_failed_at=row.first_failed_at or now,
     )
 
 
-def _row_of(state: State, group: Group, spotted: Spotted, key_hash: int | None) -> Moved:
-    held = group.positions[spotted[:2]].leased.overlap(spotted[2], spotted[2] + 1)[0].value
-    base, entry = topics.entries(state, *spotted)[0]
-    deaths = group.leases[held.lease].deaths
-    return moved.row_of(entry, spotted[2] - base, key_hash, attempt=held.attempt, deaths=deaths)
+def _cut(text: str, max_bytes: int) -> str:
+    return text.encode(errors="replace")[:max_bytes].decode(errors="ignore")
 
 
-def _cut(text: str, most: int) -> str:
-    return text.encode(errors="replace")[:most].decode(errors="ignore")
-
-
-def _move_failed(
-    made: Changes, group: Group, spotted: Spotted, row: Moved, command: Nack, now: int
+def _fail(
+    state: State,
+    group: ConsumerGroup,
+    ref: MessageRef,
+    row: FailedMessage,
+    command: NackMessage,
+    now: int,
 ) -> Outcome:
-    due = leases.back_off(group, row.attempt, now, command.chance)
-    if due is not None and command.delay is not None:
-        due = now + command.delay
-    action = _action(group, command)
-    flood = (
-        not command.dead
-        and not command.postpone
-        and circuit_breaker.floods(group, spotted, row, now)
-    )
-    if action is Action.POSTPONE:
+    changes = FailureChanges(state, group, now)
+    action, counts = _action(group, command), not (command.dead or command.postpone)
+    opens = counts and circuit_breaker.trips(group, ref, row, now)
+    if action is FailureAction.POSTPONE:
         pause = _pause(group, command)
-        made.retry(spotted, row._replace(attempt=row.attempt - 1), now + pause)
-    elif action is Action.DEAD or due is None:
-        made.bury(spotted, row)
+        changes.retry(ref, row._replace(attempt=row.attempt - 1), now + pause)
     else:
-        made.retry(spotted, row, due)
-    after = made.moves[0].row
-    event: DeadLettered | Retried = Retried(
-        group.group_id, made.moves, made.fences, not command.postpone
-    )
-    if after.kind == Kind.LETTER:
-        event = DeadLettered(group.group_id, made.moves, made.fences)
-    before = group.fence(spotted[0], row.key_hash)
-    born = before.born if before is not None and after.kind == Kind.PARKED else 0
-    born = next((item.born for item in made.fences if item.state != key_fences.LIFTED), born)
-    guarded = flood or group.flood is not None
-    reply = NackReply(NAMES[Kind(after.kind)], after.attempt, after.due, born, guarded)
-    began = (GroupGuarded(group.group_id, row.fingerprint, row.error_type),) if flood else ()
-    return Outcome((event, *began), reply)
+        delay = group.settings.redelivery_delay(row.attempt, command.chance)
+        if action is FailureAction.DEAD or delay is None:
+            changes.dead_letter(ref, row)
+        else:
+            changes.retry(ref, row, now + (delay if command.delay is None else command.delay))
+    moves, fences = changes.parts()
+    after = moves[0].row
+    event: DeadLettered | Retried
+    if after.kind == FailedKind.LETTER:
+        event = DeadLettered(group.group_id, moves, fences)
+    else:
+        event = Retried(group.group_id, moves, fences, not command.postpone)
+    raised = (change.first_lease for change in fences if change.state != key_fences.LIFTED)
+    fence_lease = next(raised, 0)
+    if not fence_lease and after.kind == FailedKind.PARKED:
+        fence = group.fence(ref[0], row.key_hash)
+        fence_lease = 0 if fence is None else fence.first_lease
+    guarded = opens or group.breaker is not None
+    kind = KIND_NAMES[FailedKind(after.kind)]
+    reply = NackReply(kind, after.attempt, after.due, fence_lease, guarded)
+    opened = (GroupGuarded(group.group_id, row.fingerprint, row.error_type),) if opens else ()
+    return Outcome((event, *opened), reply)
 
 
-def _action(group: Group, command: Nack) -> Action:
-    """What the consumer says, else what the group's policy says of such errors."""
+def _action(group: ConsumerGroup, command: NackMessage) -> FailureAction:
+    """Return the consumer's wish, or the action that the retry policy has for the
+    error.
+    """
     if command.dead:
-        return Action.DEAD
-    if command.postpone or group.flood is not None:
-        return Action.POSTPONE
+        return FailureAction.DEAD
+    if command.postpone or group.breaker is not None:
+        return FailureAction.POSTPONE
     return group.settings.policy.action((command.failure.type, *command.failure.bases))
 
 
-def _pause(group: Group, command: Nack) -> int:
-    """Until a postponed message comes again; a guarded group waits for its probe
-    anyway.
+def _pause(group: ConsumerGroup, command: NackMessage) -> int:
+    """Return the delay of a postponed message.
+
+    It is 0 while the circuit breaker is open, because the probe limits deliveries.
     """
     if command.delay is not None:
         return command.delay
-    return 0 if group.flood is not None else group.settings.policy.delays[0]
+    return 0 if group.breaker is not None else group.settings.policy.delays[0]
 
 
 def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome | Rejected:
-    def replay(made: Changes, spotted: Spotted, row: Moved) -> None:
-        made.retry(spotted, replayed(row), now)
+    def replay(changes: FailureChanges, ref: MessageRef, row: FailedMessage) -> None:
+        changes.retry(ref, replayed_row(row), now)
 
-    return _with_letters(state, command, now, replay, Replayed)
+    return _change_letters(state, command, now, replay, Replayed)
 
 
-def replayed(row: Moved) -> Moved:
-    """The row of a letter that is to be delivered again: attempts count from the start,
-    replays go on counting.
+def replayed_row(row: FailedMessage) -> FailedMessage:
+    """Return the row of a dead letter that is replayed.
+
+    Attempts and consumer deaths count from zero again; replays go on counting.
     """
     return row._replace(attempt=0, deaths=0, replays=row.replays + 1, token=b"")
 
@@ -198,108 +220,113 @@ def replayed(row: Moved) -> Moved:
 def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome | Rejected:
     if not command.reason:
         return Rejected(
-            BadRequest, "a letter is abandoned for a reason", "say why: it is kept with the letter"
+            BadRequest,
+            "dead letters cannot be abandoned without a reason",
+            "name a reason: it is stored with each letter",
         )
-    reason = _cut(command.reason, ERROR_TEXT)
+    reason = _cut(command.reason, MAX_TEXT_BYTES)
 
-    def close(made: Changes, spotted: Spotted, row: Moved) -> None:
-        made.close(spotted, row, reason)
+    def abandon(changes: FailureChanges, ref: MessageRef, row: FailedMessage) -> None:
+        changes.abandon(ref, row, reason)
 
-    return _with_letters(state, command, now, close, Abandoned)
+    return _change_letters(state, command, now, abandon, Abandoned)
 
 
-def _with_letters(
+def _change_letters(
     state: State,
     command: ReplayLetters | AbandonLetters,
     now: int,
-    change: Callable[[Changes, Spotted, Moved], None],
+    change: Callable[[FailureChanges, MessageRef, FailedMessage], None],
     kind: type[Replayed | Abandoned],
 ) -> Outcome | Rejected:
-    """Change each letter, in the order of publication, so that letters of one key
-    become a chain in their order.
+    """Change each dead letter in the order of publication.
+
+    So letters of one key become a chain in their order.
     """
-    group, letters = known(state, command.group), command.letters
+    group, letters = find_group(state, command.group), command.letters
     if isinstance(group, Rejected):
         return group
-    if len(letters) > LETTERS_AT_ONCE:
-        message = f"{len(letters)} letters in one call"
-        return Rejected(BadRequest, message, f"at most {LETTERS_AT_ONCE}: call again for the rest")
-    made = Changes(state, group, now)
-    found: list[tuple[Spotted, Moved, TopicOffset]] = []
+    if len(letters) > MAX_LETTERS:
+        message = f"{len(letters)} letters in one call are too many"
+        return Rejected(BadRequest, message, f"send at most {MAX_LETTERS} in each call")
+    changes = FailureChanges(state, group, now)
+    found: list[tuple[MessageRef, FailedMessage, TopicOffset]] = []
     refused: list[tuple[str, int, int, str]] = []
     for letter in dict.fromkeys(letters):
-        spotted, row = find(state, group, *letter)
-        if why := not_open(row):
-            refused.append((*letter, why))
-        elif spotted is not None and row is not None:
-            found.append((spotted, row, letter))
+        ref, row = find_message(state, group, *letter)
+        if reason := closed_reason(row):
+            refused.append((*letter, reason))
+        elif ref is not None and row is not None:
+            found.append((ref, row, letter))
     found.sort(key=lambda item: (item[1].visible_at, item[0]))
-    for spotted, row, _letter in found:
-        change(made, spotted, row)
-    event = kind(group.group_id, made.moves, made.fences, command.by)
-    reply = LettersReply(tuple(letter for _spotted, _row, letter in found), tuple(refused))
-    return Outcome((event,) if made else (), reply)
+    for ref, row, _letter in found:
+        change(changes, ref, row)
+    event = kind(group.group_id, *changes.parts(), command.by)
+    reply = LettersReply(tuple(letter for _ref, _row, letter in found), tuple(refused))
+    return Outcome((event,) if changes else (), reply)
 
 
-def find(
-    state: State, group: Group, topic: str, partition: int, offset: int
-) -> tuple[Spotted, Moved | None] | tuple[None, None]:
-    """A message by its topic's name, and its row if it has left its place; nothing
-    where the group does not read.
+def find_message(
+    state: State, group: ConsumerGroup, topic: str, partition: int, offset: int
+) -> tuple[MessageRef, FailedMessage | None] | tuple[None, None]:
+    """Return a message by its topic's name, and its row if it has failed.
+
+    Both are None if the group does not read the partition.
     """
-    known_topic = state.topics.get(topic)
-    if (
-        known_topic is None
-        or (known_topic.topic_id, partition) not in group.positions
-        or offset < 0
-    ):
+    found = state.topics.get(topic)
+    if found is None or (found.topic_id, partition) not in group.positions or offset < 0:
         return None, None
-    spotted = (known_topic.topic_id, partition, offset)
-    return spotted, moved.get(state, group, spotted)
+    ref = (found.topic_id, partition, offset)
+    return ref, failed_messages.get(state, group, ref)
 
 
-def not_open(row: Moved | None, token: bytes = b"") -> str:
-    """Why this is no letter that can be replayed or closed; "" = it is one."""
+def closed_reason(row: FailedMessage | None, token: bytes = b"") -> str:
+    """Return why this is not an open dead letter; "" if it is one.
+
+    A letter that an undecided transaction replays is open only to that `token`.
+    """
     if row is None:
         return "no such letter"
-    if row.kind != Kind.LETTER:
-        return {Kind.ABANDONED: "abandoned"}.get(Kind(row.kind), "not dead: it is being retried")
+    if row.kind == FailedKind.ABANDONED:
+        return "abandoned"
+    if row.kind != FailedKind.LETTER:
+        return "not dead: it is being retried"
     return "an undecided transaction replays it" if row.token not in (b"", token) else ""
 
 
-def apply_failed(state: State, event: Retried | DeadLettered, place: Place) -> None:
-    group = state.consumers.by_id[event.group_id]
-    topic_id, partition, offset, row = moved.of(event.moves[0])
-    spotted = (topic_id, partition, offset)
-    circuit_breaker.probe_failed(group, leases.holder(group, spotted), place.stored_at)
-    if not isinstance(event, Retried) or event.failed:
-        circuit_breaker.note_failure(group, spotted, row, place.stored_at)
-    apply_changes(state, event, place)
+def apply_failed(state: State, event: Retried | DeadLettered, context: RecordContext) -> None:
+    group, at = state.groups.by_id[event.group_id], context.stored_at
+    topic_id, partition, offset, row = failed_messages.decode_move(event.moves[0])
+    ref = (topic_id, partition, offset)
+    if group.breaker is not None:
+        circuit_breaker.record_probe_failure(group, leases.lease_of(group, ref), at)
+    elif not isinstance(event, Retried) or event.failed:
+        circuit_breaker.record_failure(group, ref, row, at)
+    key_fences.apply_changes(state, group, event.moves, event.fences, at)
 
 
-def apply_guarded(state: State, event: GroupGuarded, place: Place) -> None:
-    circuit_breaker.begin(
-        state.consumers.by_id[event.group_id], event.fingerprint, event.error_type, place.stored_at
-    )
-    state.consumers.dirty_groups.add(event.group_id)
+def apply_breaker_opened(state: State, event: GroupGuarded, context: RecordContext) -> None:
+    group = state.groups.by_id[event.group_id]
+    circuit_breaker.open_breaker(group, event.fingerprint, event.error_type, context.stored_at)
+    state.groups.dirty_groups.add(event.group_id)
 
 
-def apply_changes(
-    state: State, event: Retried | DeadLettered | Replayed | Abandoned, place: Place
+def apply_letters_changed(
+    state: State, event: Replayed | Abandoned, context: RecordContext
 ) -> None:
-    group = state.consumers.by_id[event.group_id]
-    changes.apply(state, group, event.moves, event.fences, place.stored_at)
+    group = state.groups.by_id[event.group_id]
+    key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 
 DECIDERS: dict[type, Any] = {
-    Nack: decide_nack,
+    NackMessage: decide_nack,
     ReplayLetters: decide_replay,
     AbandonLetters: decide_abandon,
 }
 APPLIERS: dict[type, Any] = {
     Retried: apply_failed,
     DeadLettered: apply_failed,
-    GroupGuarded: apply_guarded,
-    Replayed: apply_changes,
-    Abandoned: apply_changes,
+    GroupGuarded: apply_breaker_opened,
+    Replayed: apply_letters_changed,
+    Abandoned: apply_letters_changed,
 }

@@ -1,50 +1,58 @@
-"""Fences: in an ordered group the later messages of a failed key wait behind its head;
-all other keys flow.
+"""Key fences: later messages of a failed key wait, all other keys go on.
 
-A fence is found by (group, topic, key hash), whatever the partition. Its chain (table
-`parked`) is in the order of publication, not of parking: the two differ, because
-messages of the key may be out on leases when the fence goes up and come back late.
+Only ordered groups have fences. A fence belongs to (group, topic, key hash), whatever
+the partition. Its head is the message that failed; the others of the key are parked
+behind it. This chain (table `parked`) has the order of publication. The order of
+parking may differ, because messages of the key may be leased when the fence is raised
+and come back late.
 
-Therefore the rule of release: the next of the chain becomes the head only when nothing
-before it in its partition waits to be delivered again, and no lease older than the
-fence holds anything before it there, for such a lease may hold the key. A fence is
-lifted only when the chain is empty and that is true for the whole partition. Leases
-younger than the fence were looked through when they were granted. Until then the fence
-is WAITING; each fetch looks again.
+Rule of release: the next message of the chain becomes the head only when no earlier
+message of the key can still turn up in its partition. That is so when nothing before it
+waits for redelivery, and no lease older than the fence covers anything before it: such
+a lease may hold the key. A fence is lifted only when its chain is empty and the same
+holds for the whole partition. Younger leases need no check: deliveries compare keys
+with fences. Until the condition holds, the fence is WAITING, and each fetch tries
+again.
 
-A chain has an end (`max_parked`): with more of the key to come, its partition stands
-still before the next new message of it, until the chain is shorter. What had been
-delivered before is always parked, for the chain may wait for it.
+A chain has a maximum length (`max_parked`). At the maximum, the partition stops before
+the next new message of the key. Messages that were delivered before are always parked,
+because the chain may wait for them.
 
-The consumer's part in an ordered group: it processes one message of a key at a time, in
-the order of offsets. When one fails, it gives back, unprocessed, what it has of the key
-under leases below the number in the reply, also what arrives later. Where the failure
-could not be recorded (NotLeased), or the message was acked in a transaction that was
-rolled back, there is no fence to rely on: everything under way arrives and is given
-back, and the rollback is decided, before it fetches again. After a lost connection it
-joins again and names what it holds.
+Contract of consumers in an ordered group:
+
+- A consumer processes one message of a key at a time, in the order of offsets.
+- When a message fails, the reply names a lease number. The consumer returns,
+  unprocessed, all messages of the key under older leases, also those that arrive later.
+- There is no fence if the failure was not recorded (NotLeased), or if the message was
+  acked in a transaction that was rolled back. Then the consumer returns everything that
+  is under way and decides the rollback before it fetches again.
+- After a lost connection the consumer joins again and names the messages it holds.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from txmq.core.consumers import failed_messages
-from txmq.core.consumers.failed_messages import Kind, Move
-from txmq.core.events.consumers import FenceSet
-from txmq.core.state.consumer_groups import Fence, FenceState
+from txmq.core.consumers import leases
+from txmq.core.events.consumers import FenceChange
+from txmq.core.state import failed_messages
+from txmq.core.state.consumer_groups import SKIP, FenceState, KeyFence
+from txmq.core.state.failed_messages import FailedKind, Move
+from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from txmq.core.state.consumer_groups import Group, Spot, Spotted
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.state.state import State
 
 LIFTED = 0
-EVERYTHING = 1 << 63
-STEPS_AT_ONCE = 100  # fences looked at in one fetch
+ALL_OFFSETS = 1 << 63
+FENCES_PER_FETCH = 100  # waiting fences that one fetch tries to advance
 
-# From each state, those that may follow; LIFTED = there is no fence.
+# The allowed next states of each state; LIFTED = the key has no fence.
 TRANSITIONS: dict[int, frozenset[int]] = {
     FenceState.RETRYING: frozenset(
         (FenceState.RETRYING, FenceState.DEAD, FenceState.WAITING, LIFTED)
@@ -55,107 +63,242 @@ TRANSITIONS: dict[int, frozenset[int]] = {
 }
 
 
-def is_head(fence: Fence, spotted: Spotted) -> bool:
-    """Whether this is the message that the others of its key wait for."""
-    return fence.state is not FenceState.WAITING and (fence.partition, fence.offset) == spotted[1:]
+def is_head(fence: KeyFence, ref: MessageRef) -> bool:
+    """Return True if the other messages of the key wait for this one."""
+    return fence.state is not FenceState.WAITING and (fence.partition, fence.offset) == ref[1:]
 
 
-def full(group: Group, topic_id: int, key_hash: int | None, more: int = 0) -> bool:
-    """Whether as many messages are parked behind a key as may be, with so many
-    `more`.
+def is_full(group: ConsumerGroup, topic_id: int, key_hash: int | None, more: int = 0) -> bool:
+    """Return True if the chain of a key, with `more` messages, has its maximum
+    length.
     """
     fence = group.fence(topic_id, key_hash)
     return (0 if fence is None else fence.parked) + more >= group.settings.max_parked
 
 
-def stopped(group: Group, spot: Spot) -> bool:
-    """Whether a partition stands still, because its next new message belongs behind a
-    fence that is full.
-    """
-    if spot not in group.stops:
+def is_stopped(group: ConsumerGroup, tp: TopicPartition) -> bool:
+    """Return True if the next new message of a partition belongs to a full chain."""
+    if tp not in group.stops:
         return False
-    offset, key_hash = group.stops[spot]
-    fence = group.fence(spot[0], key_hash)
+    offset, key_hash = group.stops[tp]
+    fence = group.fence(tp[0], key_hash)
     return (
-        group.positions[spot].cursor == offset
+        group.positions[tp].cursor == offset
         and fence is not None
-        and full(group, spot[0], key_hash)
+        and is_full(group, tp[0], key_hash)
     )
 
 
-def clear(group: Group, spot: Spot, born: int, below: int) -> bool:
-    """Whether no earlier message of the key can turn up any more among the offsets
-    below this one.
-    """
-    position = group.positions.get(spot)
+def no_earlier_message(
+    group: ConsumerGroup, tp: TopicPartition, first_lease: int, below: int
+) -> bool:
+    """Return True if no message of the key can turn up below this offset any more."""
+    position = group.positions.get(tp)
     if position is None:
         return True
-    back = position.redeliver.first()
-    if back is not None and back.start < below:
+    redelivery = position.redeliver.first()
+    if redelivery is not None and redelivery.start < below:
         return False
-    out = [piece for piece in (*position.leased, *position.reserved) if piece.start < below]
-    return all(piece.value.lease >= born for piece in out)
+    out = [held for held in (*position.leased, *position.reserved) if held.start < below]
+    return all(held.value.lease >= first_lease for held in out)
 
 
 def advance(
-    state: State, group: Group, topic_id: int, key_hash: int, now: int
-) -> tuple[tuple[Move, ...], tuple[FenceSet, ...]]:
-    """What follows for a fence whose head is done with: the next head, the end of the
-    fence, or nothing yet.
+    state: State, group: ConsumerGroup, topic_id: int, key_hash: int, now: int
+) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
+    """Return the next head of a fence whose head is processed, or the fence's end.
+
+    Both tuples are empty if the fence has to wait.
     """
     fence = group.fence(topic_id, key_hash)
     assert fence is not None, "its head is known, so there is a fence"
     following = failed_messages.first_parked(state, group, topic_id, key_hash)
     if following is None:
-        if not clear(group, (topic_id, fence.partition), fence.born, EVERYTHING):
+        tp = TopicPartition(topic_id, fence.partition)
+        if not no_earlier_message(group, tp, fence.first_lease, ALL_OFFSETS):
             return (), ()
-        return (), (
-            FenceSet(topic_id, key_hash, LIFTED, fence.partition, fence.offset, fence.born),
-        )
-    spotted, row = following
-    if not clear(group, spotted[:2], fence.born, spotted[2]):
+        head = (fence.partition, fence.offset)
+        return (), (FenceChange(topic_id, key_hash, LIFTED, *head, fence.first_lease),)
+    ref, row = following
+    if not no_earlier_message(group, TopicPartition(ref[0], ref[1]), fence.first_lease, ref[2]):
         return (), ()
-    head = FenceSet(topic_id, key_hash, FenceState.RETRYING, *spotted[1:], fence.born)
-    return (Move(*spotted, row._replace(kind=Kind.RETRY, due=now)),), (head,)
+    change = FenceChange(topic_id, key_hash, FenceState.RETRYING, *ref[1:], fence.first_lease)
+    return (Move(*ref, row._replace(kind=FailedKind.RETRY, due=now)),), (change,)
 
 
 def advance_waiting(
-    state: State, group: Group, now: int
-) -> tuple[tuple[Move, ...], tuple[FenceSet, ...]]:
-    """The steps that have become possible since heads were done with."""
+    state: State, group: ConsumerGroup, now: int
+) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
+    """Return the steps that waiting fences can make by now."""
     moves: tuple[Move, ...] = ()
-    fences: tuple[FenceSet, ...] = ()
-    for topic_id, key_hash in sorted(group.waiting)[:STEPS_AT_ONCE]:
+    fences: tuple[FenceChange, ...] = ()
+    for topic_id, key_hash in sorted(group.waiting_fences)[:FENCES_PER_FETCH]:
         more_moves, more_fences = advance(state, group, topic_id, key_hash, now)
         moves += more_moves
         fences += more_fences
     return moves, fences
 
 
-def apply(state: State, group: Group, fences: Iterable[FenceSet], at: int) -> None:
-    """Record what became of fences."""
-    for item in fences:
-        topic_id, key_hash, wanted, partition, offset, born = item
-        fence = group.fence(topic_id, key_hash)
-        before = LIFTED if fence is None else fence.state
-        assert wanted in TRANSITIONS[before], f"a fence went from {before} to {wanted}"
-        if wanted == LIFTED:
-            fence = None
-        elif fence is None:
-            fence = Fence(FenceState(wanted), partition, offset, born, at)
-        else:
-            fence.state, fence.partition, fence.offset = FenceState(wanted), partition, offset
-        group.set_fence(topic_id, key_hash, fence)
-        state.consumers.dirty_fences.add((group.group_id, topic_id, key_hash))
+class FailureChanges:
+    """Builder of the `moves` and `fences` of one event.
 
-
-def head_done(state: State, group: Group, spotted: Spotted, key_hash: int | None) -> None:
-    """Apply: a moved message is done with; if its key waits for it, the key now waits
-    for who is next.
+    Each call takes account of the changes that were added before it. `moves` are the
+    new rows of failed messages.
     """
-    fence = group.fence(spotted[0], key_hash)
-    if fence is None or key_hash is None or not is_head(fence, spotted):
+
+    def __init__(
+        self, state: State, group: ConsumerGroup, now: int, *, leasing: bool = False
+    ) -> None:
+        """`leasing`: the event also grants a lease, and that lease may hold a key whose
+        fence is raised by the same event. So it counts as older than the fence.
+        """
+        self._state, self._group, self._now = state, group, now
+        self._ordered = group.ordered
+        self._first_lease = group.next_lease + leasing
+        self._letter_number = group.next_letter
+        self._fences: dict[tuple[int, int], FenceChange] = {}
+        self._moves: list[Move] = []
+        self._parked: Counter[tuple[int, int | None]] = Counter()
+
+    def parts(self) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
+        """Return the fields `moves` and `fences` of the event."""
+        return tuple(self._moves), tuple(self._fences.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._moves or self._fences)
+
+    def is_fenced(self, ref: MessageRef, key_hash: int | None) -> bool:
+        """Return True if this message has to wait behind another one of its key."""
+        if key_hash is None or not self._ordered:
+            return False
+        change = self._fences.get((ref[0], key_hash))
+        if change is not None:
+            return change.state != LIFTED and ref[1:] != (change.partition, change.offset)
+        fence = self._group.fence(ref[0], key_hash)
+        return fence is not None and not is_head(fence, ref)
+
+    def is_full(self, topic_id: int, key_hash: int | None) -> bool:
+        """Return True if no further new message may be parked behind this key."""
+        return is_full(self._group, topic_id, key_hash, self._parked[topic_id, key_hash])
+
+    def topic_has_fences(self, topic_id: int) -> bool:
+        """Return True if deliveries of the topic have to compare keys with fences."""
+        return topic_id in self._group.fences or any(
+            topic == topic_id for topic, _key in self._fences
+        )
+
+    def park(self, ref: MessageRef, row: FailedMessage) -> None:
+        """Add a message to the chain of its key."""
+        self._parked[ref[0], row.key_hash] += 1
+        self._moves.append(Move(*ref, row._replace(kind=FailedKind.PARKED, due=0)))
+
+    def retry(self, ref: MessageRef, row: FailedMessage, due: int) -> None:
+        """Schedule the next delivery of a message at the time `due`.
+
+        In an ordered group a message with a key becomes the head of its key.
+        """
+        if self.is_fenced(ref, row.key_hash):
+            self.park(ref, row)
+            return
+        self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due)))
+        self._set_head(ref, row.key_hash, FenceState.RETRYING)
+
+    def dead_letter(self, ref: MessageRef, row: FailedMessage) -> None:
+        """Make the message a dead letter.
+
+        With the policy `skip` its key goes on, otherwise the key waits for an operator.
+        """
+        if self.is_fenced(ref, row.key_hash):
+            self.park(ref, row)
+            return
+        letter = row._replace(
+            kind=FailedKind.LETTER, due=0, dead_at=self._now, number=self._letter_number
+        )
+        self._letter_number += 1
+        self._moves.append(Move(*ref, letter))
+        if self._group.settings.on_exhausted == SKIP:
+            self.processed(ref, row.key_hash)
+        else:
+            self._set_head(ref, row.key_hash, FenceState.DEAD)
+
+    def abandon(self, ref: MessageRef, row: FailedMessage, reason: str) -> None:
+        """Close a dead letter; its key goes on."""
+        self._moves.append(Move(*ref, row._replace(kind=FailedKind.ABANDONED, reason=reason)))
+        self.processed(ref, row.key_hash)
+
+    def processed(self, ref: MessageRef, key_hash: int | None) -> None:
+        """Advance the fence of the key if this message is its head."""
+        fence = self._group.fence(ref[0], key_hash)
+        if key_hash is None or fence is None or not is_head(fence, ref):
+            return
+        moves, changes = advance(self._state, self._group, ref[0], key_hash, self._now)
+        waiting = FenceChange(ref[0], key_hash, FenceState.WAITING, *ref[1:], fence.first_lease)
+        self._moves += moves
+        self._fences[ref[0], key_hash] = changes[0] if changes else waiting
+
+    def advance(self) -> None:
+        """Add the steps that waiting fences can make by now."""
+        moves, changes = advance_waiting(self._state, self._group, self._now)
+        self._moves += moves
+        self._fences.update({(change.topic_id, change.key_hash): change for change in changes})
+
+    def _set_head(self, ref: MessageRef, key_hash: int | None, state: FenceState) -> None:
+        if key_hash is None or not self._ordered:
+            return
+        fence = self._group.fence(ref[0], key_hash)
+        first_lease = self._first_lease if fence is None else fence.first_lease
+        self._fences[ref[0], key_hash] = FenceChange(ref[0], key_hash, state, *ref[1:], first_lease)
+
+
+def apply_changes(
+    state: State,
+    group: ConsumerGroup,
+    moves: Iterable[Move],
+    changes: Iterable[FenceChange],
+    at: int,
+) -> None:
+    """Apply: change fences, and put each moved message into its new row.
+
+    A message leaves the one place where it was: its partition, a lease or its old row.
+    """
+    for change in changes:
+        _apply_change(state, group, change, at)
+    for raw in moves:
+        topic_id, partition, offset, row = failed_messages.decode_move(raw)
+        ref = (topic_id, partition, offset)
+        if failed_messages.drop(state, group, ref) is None:
+            tp = TopicPartition(topic_id, partition)
+            leases.release_range(state, group, tp, offset, offset + 1)
+            position = group.positions[tp]
+            position.remove_ready(offset, offset + 1)
+            position.settle(offset, offset + 1)
+        else:
+            leases.release_row(state, group, ref)
+        failed_messages.put(state, group, ref, row)
+        group.next_letter = max(group.next_letter, row.number + 1)
+        state.groups.dirty_groups.add(group.group_id)
+
+
+def _apply_change(state: State, group: ConsumerGroup, change: FenceChange, at: int) -> None:
+    topic_id, key_hash, wanted, partition, offset, first_lease = change
+    fence = group.fence(topic_id, key_hash)
+    before = LIFTED if fence is None else fence.state
+    assert wanted in TRANSITIONS[before], f"a fence went from {before} to {wanted}"
+    if wanted == LIFTED:
+        fence = None
+    elif fence is None:
+        fence = KeyFence(FenceState(wanted), partition, offset, first_lease, at)
+    else:
+        fence.state, fence.partition, fence.offset = FenceState(wanted), partition, offset
+    group.set_fence(topic_id, key_hash, fence)
+    state.groups.dirty_fences.add((group.group_id, topic_id, key_hash))
+
+
+def settle_head(state: State, group: ConsumerGroup, ref: MessageRef, key_hash: int | None) -> None:
+    """Apply: set the fence to WAITING if this processed message is its head."""
+    fence = group.fence(ref[0], key_hash)
+    if fence is None or key_hash is None or not is_head(fence, ref):
         return
     fence.state = FenceState.WAITING
-    group.set_fence(spotted[0], key_hash, fence)
-    state.consumers.dirty_fences.add((group.group_id, spotted[0], key_hash))
+    group.set_fence(ref[0], key_hash, fence)
+    state.groups.dirty_fences.add((group.group_id, ref[0], key_hash))

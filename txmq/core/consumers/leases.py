@@ -1,31 +1,39 @@
-"""Leases: what a fetch took, until it is acked, given back, or its time is over."""
+"""Leases: messages delivered to a member until it settles or returns them, or time is
+up.
+
+A lease covers what one fetch delivered: ranges of partitions, and rows of failed
+messages that were due again. It ends with its last message. Messages of an expired
+lease, and of a member that is gone, are redelivered.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import failed_messages, poison
-from txmq.core.consumers.authorization import active
+from txmq.core.consumers.authorization import find_member
 from txmq.core.consumers.commands import ExpireLeases, ExtendLeases
-from txmq.core.consumers.group_settings import LEASES
-from txmq.core.events.consumers import Due, LeasesExpired, LeasesExtended
-from txmq.core.state.consumer_groups import BLOCK, Group, Lease, Spot, Spotted
-from txmq.core.state.positions import Back
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.consumers.group_settings import LEASE_RANGE
+from txmq.core.events.consumers import DueRow, LeasesExpired, LeasesExtended
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state import failed_messages
+from txmq.core.state.positions import Redelivery
 from txmq.errors import BadRequest
+from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from txmq.core.events.base import Place
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup, Lease, MessageRef
     from txmq.core.state.positions import Grant
-    from txmq.core.state.ranges import Piece
+    from txmq.core.state.ranges import ValueRange
+    from txmq.core.state.state import State
 
-AT_ONCE = 1_000  # rows and leases that one command ends, so that no apply takes long
+EXPIRED_PER_COMMAND = 1_000  # leases and their rows, so that each apply is short
 
 
 class ExtendReply(NamedTuple):
-    """Leases that end at `deadline` now, and those that were over already."""
+    """Leases that end at `deadline` now, and leases that had ended before."""
 
     extended: tuple[int, ...]
     over: tuple[int, ...]
@@ -33,212 +41,219 @@ class ExtendReply(NamedTuple):
 
 
 class ExpireReply(NamedTuple):
-    """How many leases ran out; `more`: call again at once."""
+    """Number of expired leases; `more`: others are overdue, so repeat the command."""
 
     expired: int
     more: bool
 
 
-def back_off(group: Group, attempt: int, now: int, chance: float = 0.5) -> int | None:
-    """When the message is delivered again after the failure of delivery `attempt`; None
-    = it is exhausted.
-    """
-    policy = group.settings.policy
-    if group.settings.on_exhausted == BLOCK:
-        attempt = min(attempt, policy.retries)
-    delay = policy.delay(attempt, chance)
-    return None if delay is None else now + delay
-
-
 def rows_due(
-    state: State, group: Group, numbers: Iterable[int], now: int, *, died: bool
-) -> tuple[Due, ...]:
-    """The moved rows of these leases, and when each is due again: at once where this
-    delivery does not count.
+    state: State, group: ConsumerGroup, numbers: Iterable[int], now: int, *, died: bool
+) -> tuple[DueRow, ...]:
+    """Return the rows of these leases, with the time when each is due again.
+
+    `died`: the consumer was lost. Only a message that was delivered alone then waits as
+    after a failure. All others are due at once, because their delivery does not count.
     """
     found = (
-        (spotted, died and group.leases[number].single)
+        (ref, died and group.leases[number].single)
         for number in numbers
-        for spotted in group.leases[number].rows
+        for ref in group.leases[number].rows
     )
     return tuple(
-        (*one, _row_due(state, group, one, now) if counts else now) for one, counts in sorted(found)
+        (*ref, _row_due(state, group, ref, now) if counts else now) for ref, counts in sorted(found)
     )
 
 
-def _row_due(state: State, group: Group, spotted: Spotted, now: int) -> int:
-    row = failed_messages.get(state, group, spotted)
+def _row_due(state: State, group: ConsumerGroup, ref: MessageRef, now: int) -> int:
+    row = failed_messages.get(state, group, ref)
     assert row is not None, "leased, so it is there"
-    due = back_off(group, row.attempt, now)
-    return now if due is None else due
+    return now + (group.settings.redelivery_delay(row.attempt) or 0)
 
 
-def of_member(group: Group, member: str) -> tuple[int, ...]:
-    """Numbers of a member's leases."""
+def leases_of(group: ConsumerGroup, member: str) -> tuple[int, ...]:
+    """Return the numbers of a member's leases."""
     return tuple(number for number, lease in group.leases.items() if lease.member == member)
 
 
-def grant(state: State, group: Group, number: int, lease: Lease) -> None:
-    """Apply: a lease begins; what it covers is entered by `cover` and `cover_row`."""
+def grant(state: State, group: ConsumerGroup, number: int, lease: Lease) -> None:
+    """Apply: begin a lease, to which `add_range` and `add_row` add messages."""
     group.leases[number] = lease
     group.next_lease = number + 1
     if lease.deaths:
-        group.lots[lease.member] = number
-    state.consumers.deadlines.add((lease.deadline, group.group_id, number))
-    state.consumers.dirty_groups.add(group.group_id)
+        group.suspect_leases[lease.member] = number
+    state.groups.deadlines.add((lease.deadline, group.group_id, number))
+    state.groups.dirty_groups.add(group.group_id)
 
 
-def cover(state: State, group: Group, spot: Spot, piece: Piece[Grant]) -> None:
-    """Apply: the lease holds a range that was waiting to be delivered."""
-    position = state.consumers.touch(group, spot)
-    position.take(piece.start, piece.end)
-    position.leased.put(*piece)
-    lease = group.leases[piece.value.lease]
-    lease.left += piece.end - piece.start
-    lease.spots.add(spot)
+def add_range(
+    state: State, group: ConsumerGroup, tp: TopicPartition, leased: ValueRange[Grant]
+) -> None:
+    """Apply: add a range that was ready for delivery to its lease."""
+    position = state.groups.position_for_update(group, tp)
+    position.remove_ready(leased.start, leased.end)
+    position.leased.put(*leased)
+    lease = group.leases[leased.value.lease]
+    lease.remaining += leased.end - leased.start
+    lease.partitions.add(tp)
 
 
-def cover_row(group: Group, number: int, spotted: Spotted) -> None:
-    """Apply: the lease holds a moved row."""
-    group.held_rows[spotted] = number
-    group.leases[number].rows.add(spotted)
-    group.leases[number].left += 1
+def add_row(group: ConsumerGroup, number: int, ref: MessageRef) -> None:
+    """Apply: add a failed message to a lease."""
+    group.leased_rows[ref] = number
+    group.leases[number].rows.add(ref)
+    group.leases[number].remaining += 1
 
 
-def holder(group: Group, spotted: Spotted) -> int:
-    """The number of the lease that a message is under, 0 = none."""
-    if spotted in group.held_rows:
-        return group.held_rows[spotted]
-    held = group.positions[spotted[:2]].leased.overlap(spotted[2], spotted[2] + 1)
+def lease_of(group: ConsumerGroup, ref: MessageRef) -> int:
+    """Return the number of the lease that covers a message, 0 = none."""
+    if ref in group.leased_rows:
+        return group.leased_rows[ref]
+    held = group.positions[TopicPartition(ref[0], ref[1])].leased.overlap(ref[2], ref[2] + 1)
     return held[0].value.lease if held else 0
 
 
-def release(state: State, group: Group, spot: Spot, start: int, end: int) -> list[Piece[Grant]]:
-    """Apply: whatever is leased within [start, end) no longer is; a lease with nothing
-    left ends.
+def release_range(
+    state: State, group: ConsumerGroup, tp: TopicPartition, start: int, end: int
+) -> list[ValueRange[Grant]]:
+    """Apply: take [start, end) out of all leases; return what was leased.
+
+    A lease ends with its last message.
     """
-    pieces = state.consumers.touch(group, spot).leased.cut(start, end)
-    for piece in pieces:
-        _shrink(state, group, piece.value.lease, piece.end - piece.start)
-    return pieces
+    released = state.groups.position_for_update(group, tp).leased.cut(start, end)
+    for part in released:
+        _shrink(state, group, part.value.lease, part.end - part.start)
+    return released
 
 
-def release_row(state: State, group: Group, spotted: Spotted) -> None:
-    """Apply: a moved row is no longer leased."""
-    number = group.held_rows.pop(spotted, None)
+def release_row(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
+    """Apply: take a failed message out of its lease, if it has one."""
+    number = group.leased_rows.pop(ref, None)
     if number is not None:
-        group.leases[number].rows.discard(spotted)
+        group.leases[number].rows.discard(ref)
         _shrink(state, group, number, 1)
 
 
-def _shrink(state: State, group: Group, number: int, messages: int) -> None:
+def _shrink(state: State, group: ConsumerGroup, number: int, messages: int) -> None:
     lease = group.leases[number]
-    lease.left -= messages
-    if not lease.left:
+    lease.remaining -= messages
+    if not lease.remaining:
         del group.leases[number]
         if lease.deaths:
-            del group.lots[lease.member]
-        state.consumers.deadlines.remove((lease.deadline, group.group_id, number))
-    state.consumers.dirty_groups.add(group.group_id)
+            del group.suspect_leases[lease.member]
+        state.groups.deadlines.remove((lease.deadline, group.group_id, number))
+    state.groups.dirty_groups.add(group.group_id)
 
 
-def end(state: State, group: Group, number: int, *, died: bool = False) -> None:
-    """Apply: what is left of the lease's ranges is to be delivered again. `died`: its
-    consumer may have died of it.
+def end(state: State, group: ConsumerGroup, number: int, *, died: bool = False) -> None:
+    """Apply: redeliver the ranges of a lease. `died`: its consumer was lost with them.
+
+    Its rows have to be returned before, with `return_rows`.
     """
-    for spot in sorted(group.leases[number].spots):
-        for piece in list(group.positions[spot].leased):
-            if piece.value.lease == number:
-                _back(state, group, spot, piece, died=died)
-        poison.note(group, spot)
+    for tp in sorted(group.leases[number].partitions):
+        for leased in list(group.positions[tp].leased):
+            if leased.value.lease == number:
+                _redeliver(state, group, tp, leased, died=died)
+        group.update_suspects(tp)
 
 
-def give_back(state: State, group: Group, spot: Spot, start: int, stop: int) -> None:
-    """Apply: leased messages have come back as if they had never gone out."""
-    for piece in group.positions[spot].leased.overlap(start, stop):
-        _back(state, group, spot, piece, died=False)
-    poison.note(group, spot)
+def return_range(
+    state: State, group: ConsumerGroup, tp: TopicPartition, start: int, stop: int
+) -> None:
+    """Apply: redeliver leased messages; this delivery does not count."""
+    for leased in group.positions[tp].leased.overlap(start, stop):
+        _redeliver(state, group, tp, leased, died=False)
+    group.update_suspects(tp)
 
 
-def _back(state: State, group: Group, spot: Spot, piece: Piece[Grant], *, died: bool) -> None:
-    (start, stop, held), lease = piece, group.leases[piece.value.lease]
-    release(state, group, spot, start, stop)
-    back = Back(held.attempt + (died and lease.single), lease.deaths + died)
-    group.positions[spot].give_back(start, stop, back)
+def _redeliver(
+    state: State, group: ConsumerGroup, tp: TopicPartition, leased: ValueRange[Grant], *, died: bool
+) -> None:
+    (start, stop, granted), lease = leased, group.leases[leased.value.lease]
+    release_range(state, group, tp, start, stop)
+    counts = died and lease.single
+    redelivery = Redelivery(granted.attempt + counts, lease.deaths + died)
+    group.positions[tp].redeliver_range(start, stop, redelivery)
 
 
-def put_back(state: State, group: Group, rows: Iterable[Due], *, died: bool = False) -> None:
-    """Apply: moved rows wait for their next delivery; otherwise as `end`."""
+def return_rows(
+    state: State, group: ConsumerGroup, rows: Iterable[DueRow], *, died: bool = False
+) -> None:
+    """Apply: failed messages leave their leases and wait for their next delivery.
+
+    `died`: the consumer was lost with them. The delivery counts only for a message that
+    was delivered alone.
+    """
     for topic_id, partition, offset, due in rows:
-        spotted = (topic_id, partition, offset)
-        counts = died and group.leases[group.held_rows[spotted]].single
-        row = failed_messages.drop(state, group, spotted)
+        ref = (topic_id, partition, offset)
+        counts = died and group.leases[group.leased_rows[ref]].single
+        row = failed_messages.drop(state, group, ref)
         assert row is not None, "leased, so it is there"
-        release_row(state, group, spotted)
+        release_row(state, group, ref)
         row = row._replace(due=due, attempt=row.attempt - (not counts), deaths=row.deaths + died)
-        failed_messages.put(state, group, spotted, row)
+        failed_messages.put(state, group, ref, row)
 
 
 def decide_expire(state: State, command: ExpireLeases, now: int) -> Outcome:
     del command
-    over: dict[int, list[int]] = {}
-    room = AT_ONCE
+    overdue: dict[int, list[int]] = {}
+    room = EXPIRED_PER_COMMAND
     more = False
-    for deadline, group_id, number in state.consumers.deadlines:
+    for deadline, group_id, number in state.groups.deadlines:
         if deadline > now:
             break
         if room <= 0:
             more = True
             break
-        over.setdefault(group_id, []).append(number)
-        room -= 1 + len(state.consumers.by_id[group_id].leases[number].rows)
+        overdue.setdefault(group_id, []).append(number)
+        room -= 1 + len(state.groups.by_id[group_id].leases[number].rows)
     events = []
-    for group_id, numbers in over.items():
-        due = rows_due(state, state.consumers.by_id[group_id], numbers, now, died=True)
-        events.append(LeasesExpired(group_id, tuple(numbers), due))
-    return Outcome(tuple(events), ExpireReply(sum(map(len, over.values())), more))
+    for group_id, numbers in overdue.items():
+        rows = rows_due(state, state.groups.by_id[group_id], numbers, now, died=True)
+        events.append(LeasesExpired(group_id, tuple(numbers), rows))
+    return Outcome(tuple(events), ExpireReply(sum(map(len, overdue.values())), more))
 
 
-def apply_expired(state: State, event: LeasesExpired, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
-    put_back(state, group, event.rows, died=True)
+def apply_expired(state: State, event: LeasesExpired, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
+    return_rows(state, group, event.rows, died=True)
     for number in event.leases:
         if number in group.leases:
             end(state, group, number, died=True)
 
 
 def decide_extend(state: State, command: ExtendLeases, now: int) -> Outcome | Rejected:
-    found = active(state, command.group, command.member)
+    found = find_member(state, command.group, command.member)
     if isinstance(found, Rejected):
         return found
     group, _member = found
     length = group.settings.lease_us if command.lease_us is None else command.lease_us
-    if not LEASES[0] <= length <= LEASES[1]:
+    if not LEASE_RANGE[0] <= length <= LEASE_RANGE[1]:
         return Rejected(
             BadRequest,
             f"a lease of {length} µs is out of range",
-            f"{LEASES[0]} to {LEASES[1]} are possible",
+            f"choose {LEASE_RANGE[0]} to {LEASE_RANGE[1]} µs",
         )
-    mine = of_member(group, command.member)
-    wanted = command.leases or mine
+    own = leases_of(group, command.member)
+    wanted = command.leases or own
     extended = tuple(
-        n for n in wanted if n in mine and group.leases[n].generation <= command.generation
+        n for n in wanted if n in own and group.leases[n].generation <= command.generation
     )
     reply = ExtendReply(extended, tuple(n for n in wanted if n not in extended), now + length)
     events = (LeasesExtended(group.group_id, extended, now + length),) if extended else ()
     return Outcome(events, reply)
 
 
-def apply_extended(state: State, event: LeasesExtended, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
+def apply_extended(state: State, event: LeasesExtended, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
     for number in event.leases:
         lease = group.leases[number]
-        state.consumers.deadlines.remove((lease.deadline, group.group_id, number))
+        state.groups.deadlines.remove((lease.deadline, group.group_id, number))
         lease.deadline = event.deadline
-        state.consumers.deadlines.add((lease.deadline, group.group_id, number))
-    state.consumers.dirty_groups.add(group.group_id)
+        state.groups.deadlines.add((lease.deadline, group.group_id, number))
+    state.groups.dirty_groups.add(group.group_id)
 
 
 DECIDERS: dict[type, Any] = {ExpireLeases: decide_expire, ExtendLeases: decide_extend}

@@ -1,4 +1,4 @@
-"""Consumer groups: members come and go, each change is a new generation with a new
+"""Membership: members join and leave; each change is a new generation and
 assignment.
 """
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import leases
 from txmq.core.consumers.assignment import Subscriber, assign
-from txmq.core.consumers.authorization import Claim, active, known
-from txmq.core.consumers.commands import Join, Leave, Rebalance
-from txmq.core.consumers.group_settings import agree, joined
+from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
+from txmq.core.consumers.commands import JoinGroup, LeaveGroup, Rebalance
+from txmq.core.consumers.group_settings import are_compatible, settings_for_join
 from txmq.core.events.consumers import (
-    Due,
+    DueRow,
     GroupCreated,
     GroupDeleted,
     MemberJoined,
@@ -20,25 +20,35 @@ from txmq.core.events.consumers import (
     Rebalanced,
     Returned,
 )
+from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.state import visibility
-from txmq.core.state.consumer_groups import BROADCAST, LAST, ORDERED, Group, Member, Settings, Spot
-from txmq.core.state.positions import Position
+from txmq.core.state.consumer_groups import (
+    BROADCAST,
+    LAST,
+    ORDERED,
+    ConsumerGroup,
+    GroupMember,
+    GroupSettings,
+)
+from txmq.core.state.positions import GroupPosition
 from txmq.core.state.ranges import RangeMap, gaps
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.state.state import State
 from txmq.errors import BadRequest, GroupMismatch, Throttled, UnknownMember, UnknownTopic
+from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Event, Place
+    from txmq.core.events.base import Event, RecordContext
     from txmq.core.state.state import Topic
 
-MAX_MEMBERS = 1_000  # of one group: each join recomputes the assignment of all
+MAX_MEMBERS = 1_000  # of one group; each join computes the assignment of all
 MAX_TOPICS = 1_000  # of one member
 MAX_GROUPS = 100_000  # each is an object in memory
 
 
 class JoinReply(NamedTuple):
-    """What a member needs to know. `group` is the name to use from now on: broadcast
-    members have their own.
+    """The member's place in the group.
+
+    `group` is the name to use from now on: a broadcast member has a group of its own.
     """
 
     group: str
@@ -46,26 +56,26 @@ class JoinReply(NamedTuple):
     generation: int
     epoch: int
     assignment: tuple[tuple[str, int], ...]
-    settings: Settings
+    settings: GroupSettings
 
 
-def decide_join(state: State, command: Join, now: int) -> Outcome | Rejected:
+def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejected:
     topics = _topics(state, command)
     if isinstance(topics, Rejected):
         return topics
-    prepared = _prepare(state, command)
+    prepared = _group_to_join(state, command)
     if isinstance(prepared, Rejected):
         return prepared
     group, events = prepared
-    if crowded := _crowded(state, group, command):
-        return Rejected(Throttled, crowded, "close or delete some first")
+    if full := _refusal_when_full(state, group, command):
+        return Rejected(Throttled, full, "close or delete some first")
     member = group.members.get(command.member)
     wanted = tuple(topic.topic_id for topic in topics)
     if member is not None and member.instance != command.instance:
-        rows = _rows(state, group, member.name, now, lost=True)
+        rows = _rows_of_member(state, group, member.name, now, lost=True)
         events.append(MemberLeft(group.group_id, member.name, True, rows))
     elif member is not None and command.held is not None:
-        events += _not_held(state, group, member, command, now)
+        events += _return_unheld(state, group, member, command, now)
     joined = MemberJoined(group.group_id, command.member, command.instance, wanted, command.static)
     if member is None or joined[2:] != (member.instance, member.topics, member.static):
         events.append(joined)
@@ -78,10 +88,12 @@ def decide_join(state: State, command: Join, now: int) -> Outcome | Rejected:
     return Outcome(tuple(events), _join_reply(state, group, command.member, events))
 
 
-def _topics(state: State, command: Join) -> tuple[Topic, ...] | Rejected:
+def _topics(state: State, command: JoinGroup) -> tuple[Topic, ...] | Rejected:
     if not command.topics or len(command.topics) > MAX_TOPICS:
         return Rejected(
-            BadRequest, f"{len(command.topics)} topics", f"a member reads 1 to {MAX_TOPICS} topics"
+            BadRequest,
+            f"a member cannot read {len(command.topics)} topics",
+            f"name 1 to {MAX_TOPICS} topics",
         )
     missing = next((name for name in command.topics if name not in state.topics), None)
     if missing is not None:
@@ -98,67 +110,74 @@ def _topics(state: State, command: Join) -> tuple[Topic, ...] | Rejected:
     )
 
 
-def _prepare(state: State, command: Join) -> tuple[Group, list[Event]] | Rejected:
-    """The group to join, as it is or as the events say it will be."""
+def _group_to_join(
+    state: State, command: JoinGroup
+) -> tuple[ConsumerGroup, list[Event]] | Rejected:
+    """Return the group to join, and the events that create it if it does not exist."""
     if "@" in command.group or "@" in command.member:
         return Rejected(
             BadRequest,
-            f"{command.group!r} or {command.member!r} is no name",
-            "'@' is for broadcast groups",
+            f"the name of group {command.group!r} or member {command.member!r} contains '@'",
+            "use other characters: '@' is reserved for broadcast groups",
         )
     if command.static and (not command.named or command.mode == BROADCAST):
         return Rejected(
             BadRequest,
-            "a static member has a name, and a share of the partitions",
-            "name the member",
+            f"{command.member!r} cannot be a static member: "
+            "it has no name, or the group is a broadcast group",
+            "name the member, and use another mode than broadcast",
         )
-    group = state.consumers.groups.get(command.group)
-    base = Settings(mode=command.mode) if group is None else group.settings
-    settings = joined(command.wanted, base)
+    group = state.groups.by_name.get(command.group)
+    base = GroupSettings(mode=command.mode) if group is None else group.settings
+    settings = settings_for_join(command.wanted, base)
     if isinstance(settings, Rejected):
         return settings
     events: list[Event] = []
     if group is None:
-        group = Group(state.consumers.next_group_id, command.group, settings)
+        group = ConsumerGroup(state.groups.next_group_id, command.group, settings)
         events.append(GroupCreated(group.group_id, group.name, settings, 0, False))
-    elif base.mode != command.mode or not agree(settings, base):
+    elif base.mode != command.mode or not are_compatible(settings, base):
         return _mismatch(group)
     if command.mode != BROADCAST:
         return group, events
-    return _own_group(state, group, command, events)
+    return _broadcast_group(state, group, command, events)
 
 
-def _mismatch(group: Group) -> Rejected:
+def _mismatch(group: ConsumerGroup) -> Rejected:
     have = group.settings._asdict()
-    message = f"consumer group {group.name!r} is {have['mode']} and has other settings than its new member asks for"
+    message = (
+        f"consumer group {group.name!r} is {have['mode']}, "
+        "or has other settings than its new member asks for"
+    )
     return Rejected(
         GroupMismatch,
         message,
-        "to change them: txmq group alter; the mode is for ever",
+        "use the group's settings, or change them: txmq group alter; the mode cannot change",
         {"settings": have},
     )
 
 
-def _own_group(
-    state: State, parent: Group, command: Join, events: list[Event]
-) -> tuple[Group, list[Event]]:
+def _broadcast_group(
+    state: State, parent: ConsumerGroup, command: JoinGroup, events: list[Event]
+) -> tuple[ConsumerGroup, list[Event]]:
     name = f"{parent.name}@{command.member}"
-    group = state.consumers.groups.get(name)
+    group = state.groups.by_name.get(name)
     if group is None:
-        group_id = max(state.consumers.next_group_id, parent.group_id + 1)
+        group_id = max(state.groups.next_group_id, parent.group_id + 1)
         own = parent.settings if command.named else parent.settings._replace(start=LAST)
-        group = Group(group_id, name, own, parent.group_id, temporary=not command.named)
+        group = ConsumerGroup(group_id, name, own, parent.group_id, temporary=not command.named)
         events.append(GroupCreated(group_id, name, own, parent.group_id, not command.named))
     return group, events
 
 
-def _crowded(state: State, group: Group, command: Join) -> str:
-    """Why there is no room for one more; "" = there is. Broadcast members that were
-    there before keep theirs.
+def _refusal_when_full(state: State, group: ConsumerGroup, command: JoinGroup) -> str:
+    """Return why no member can be added; "" if one can.
+
+    A broadcast member that has a group already keeps it.
     """
-    groups = state.consumers.by_id
+    groups = state.groups.by_id
     if group.group_id not in groups and len(groups) >= MAX_GROUPS:
-        return f"there are {MAX_GROUPS} consumer groups"
+        return f"there are {MAX_GROUPS} consumer groups, the maximum"
     members = len(group.members)
     if group.parent:
         members = sum(
@@ -166,14 +185,14 @@ def _crowded(state: State, group: Group, command: Join) -> str:
         )
     if command.member in group.members or members < MAX_MEMBERS:
         return ""
-    return f"consumer group {command.group!r} has {MAX_MEMBERS} members"
+    return f"consumer group {command.group!r} has {MAX_MEMBERS} members, the maximum"
 
 
-def _subscriber(member: Member | None, name: str, topics: tuple[int, ...]) -> Subscriber:
+def _subscriber(member: GroupMember | None, name: str, topics: tuple[int, ...]) -> Subscriber:
     return Subscriber(name, topics, () if member is None else tuple(member.partitions))
 
 
-def _subscribers(group: Group, but: str = "") -> list[Subscriber]:
+def _subscribers(group: ConsumerGroup, but: str = "") -> list[Subscriber]:
     return [
         _subscriber(member, name, member.topics)
         for name, member in group.members.items()
@@ -182,12 +201,17 @@ def _subscribers(group: Group, but: str = "") -> list[Subscriber]:
 
 
 def _rebalance(
-    state: State, group: Group, members: list[Subscriber], join: Join | None = None, *, always: bool
+    state: State,
+    group: ConsumerGroup,
+    members: list[Subscriber],
+    join: JoinGroup | None = None,
+    *,
+    always: bool,
 ) -> list[Event]:
-    """The next generation; none where nothing changes."""
+    """Return a new generation, if anything changes or `always` is set."""
     wanted = {topic_id for member in members for topic_id in member.topics}
     topics = {
-        topic_id: len(topic.ends)
+        topic_id: len(topic.end_offsets)
         for topic_id in sorted(wanted)
         if not (topic := state.topics_by_id[topic_id]).deleted
     }
@@ -201,10 +225,11 @@ def _rebalance(
 
 
 def _starts(
-    state: State, group: Group, topics: dict[int, int], join: Join | None
+    state: State, group: ConsumerGroup, topics: dict[int, int], join: JoinGroup | None
 ) -> tuple[tuple[int, int, int], ...]:
-    """Where partitions new to the group begin. One that a topic of the group has grown
-    begins at its beginning.
+    """Return the first offsets of partitions that are new to the group.
+
+    A partition that was added to a topic of the group begins at its first message.
     """
     known_topics = {topic_id for topic_id, _partition in group.positions}
     starts = []
@@ -212,7 +237,7 @@ def _starts(
         topic = state.topics_by_id[topic_id]
         for partition in range(count):
             if (topic_id, partition) not in group.positions:
-                first = topic.firsts[partition]
+                first = topic.start_offsets[partition]
                 offset = (
                     first
                     if topic_id in known_topics
@@ -222,9 +247,11 @@ def _starts(
     return tuple(starts)
 
 
-def _start(state: State, group: Group, topic: Topic, partition: int, join: Join | None) -> int:
-    start, last = group.settings.start, visibility.end(state, topic.topic_id, partition)
-    first = topic.firsts[partition]
+def _start(
+    state: State, group: ConsumerGroup, topic: Topic, partition: int, join: JoinGroup | None
+) -> int:
+    start, last = group.settings.start, visibility.visible_end(state, topic.topic_id, partition)
+    first = topic.start_offsets[partition]
     if join is not None and join.wanted.start is not None:
         start = join.wanted.start
     if start == LAST:
@@ -236,41 +263,45 @@ def _start(state: State, group: Group, topic: Topic, partition: int, join: Join 
     return min(max(offset, first), last)
 
 
-def _rows(state: State, group: Group, member: str, now: int, *, lost: bool) -> tuple[Due, ...]:
-    return leases.rows_due(state, group, leases.of_member(group, member), now, died=lost)
+def _rows_of_member(
+    state: State, group: ConsumerGroup, member: str, now: int, *, lost: bool
+) -> tuple[DueRow, ...]:
+    return leases.rows_due(state, group, leases.leases_of(group, member), now, died=lost)
 
 
-def _not_held(state: State, group: Group, member: Member, command: Join, now: int) -> list[Event]:
-    """Give back what was leased to the member but never reached it, as if it had
-    returned it.
-    """
-    held: dict[Spot, RangeMap[None]] = {}
+def _return_unheld(
+    state: State, group: ConsumerGroup, member: GroupMember, command: JoinGroup, now: int
+) -> list[Event]:
+    """Return leased messages that never reached the member."""
+    held: dict[TopicPartition, RangeMap[None]] = {}
     for topic, partition, start, end in command.held or ():
         if topic in state.topics:
-            held.setdefault((state.topics[topic].topic_id, partition), RangeMap()).put(
-                start, end, None
-            )
-    claim = Claim(group, member.name, group.generation)
-    spots = {
-        spot
+            held.setdefault(
+                TopicPartition(state.topics[topic].topic_id, partition), RangeMap()
+            ).put(start, end, None)
+    claim = LeaseClaim(group, member.name, group.generation)
+    partitions = {
+        tp
         for lease in group.leases.values()
         if lease.member == member.name
-        for spot in lease.spots
+        for tp in lease.partitions
     }
-    spots |= {row[:2] for row in group.held_rows}
-    for topic_id, partition in sorted(spots):
+    partitions |= {TopicPartition(row[0], row[1]) for row in group.leased_rows}
+    for topic_id, partition in sorted(partitions):
         name = state.topics_by_id[topic_id].name
-        kept = held.get((topic_id, partition), RangeMap())
-        everything = max(group.positions[topic_id, partition].cursor, 1)
-        for start, end in gaps(kept.overlap(0, everything), 0, everything):
+        kept = held.get(TopicPartition(topic_id, partition), RangeMap())
+        end_offset = max(group.positions[TopicPartition(topic_id, partition)].cursor, 1)
+        for start, end in gaps(kept.overlap(0, end_offset), 0, end_offset):
             claim.add(state, name, partition, start, end)
-    rows = tuple((*spotted, now) for spotted in claim.rows)
+    rows = tuple((*ref, now) for ref in claim.rows)
     return [Returned(group.group_id, claim.ranges, rows)] if claim.ranges or rows else []
 
 
-def _join_reply(state: State, group: Group, name: str, events: list[Event]) -> JoinReply:
+def _join_reply(state: State, group: ConsumerGroup, name: str, events: list[Event]) -> JoinReply:
     generation = group.generation
-    mine: tuple[Spot, ...] = tuple(group.members[name].partitions) if name in group.members else ()
+    mine: tuple[tuple[int, int], ...] = (
+        tuple(group.members[name].partitions) if name in group.members else ()
+    )
     for event in events:
         if isinstance(event, Rebalanced):
             generation, mine = event.generation, dict(event.shares)[name]
@@ -282,17 +313,17 @@ def _join_reply(state: State, group: Group, name: str, events: list[Event]) -> J
     )
 
 
-def decide_leave(state: State, command: Leave, now: int) -> Outcome | Rejected:
-    found = active(state, command.group, command.member)
+def decide_leave(state: State, command: LeaveGroup, now: int) -> Outcome | Rejected:
+    found = find_member(state, command.group, command.member)
     if isinstance(found, Rejected):
         return found
     group, member = found
     if member.instance != command.instance:
         return Rejected(
             UnknownMember,
-            f"another process is member {command.member!r} of {command.group!r} by now",
+            f"another process has replaced {command.member!r} in consumer group {command.group!r}",
         )
-    rows = _rows(state, group, command.member, now, lost=command.lost)
+    rows = _rows_of_member(state, group, command.member, now, lost=command.lost)
     left = MemberLeft(group.group_id, command.member, command.lost, rows)
     if group.temporary:
         return Outcome((left, GroupDeleted(group.group_id, "its member left")))
@@ -302,53 +333,59 @@ def decide_leave(state: State, command: Leave, now: int) -> Outcome | Rejected:
 
 def decide_rebalance(state: State, command: Rebalance, now: int) -> Outcome | Rejected:
     del now
-    group = known(state, command.group)
+    group = find_group(state, command.group)
     if isinstance(group, Rejected):
         return group
     return Outcome(tuple(_rebalance(state, group, _subscribers(group), always=False)))
 
 
-def apply_created(state: State, event: GroupCreated, place: Place) -> None:
-    del place
-    settings = Settings(*event.settings)
-    state.consumers.add(Group(event.group_id, event.name, settings, event.parent, event.temporary))
+def apply_created(state: State, event: GroupCreated, context: RecordContext) -> None:
+    del context
+    settings = GroupSettings(*event.settings)
+    state.groups.add(
+        ConsumerGroup(event.group_id, event.name, settings, event.parent, event.temporary)
+    )
 
 
-def apply_joined(state: State, event: MemberJoined, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
+def apply_joined(state: State, event: MemberJoined, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
     before = group.members.get(event.member)
     since = group.generation + 1 if before is None else before.since
     partitions = {} if before is None else before.partitions
-    group.members[event.member] = Member(
+    group.members[event.member] = GroupMember(
         event.member, event.instance, event.topics, since, partitions, event.static
     )
-    state.consumers.dirty_groups.add(group.group_id)
+    state.groups.dirty_groups.add(group.group_id)
 
 
-def apply_left(state: State, event: MemberLeft, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
-    leases.put_back(state, group, event.rows, died=event.lost)
-    for number in leases.of_member(group, event.member):
+def apply_left(state: State, event: MemberLeft, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
+    leases.return_rows(state, group, event.rows, died=event.lost)
+    for number in leases.leases_of(group, event.member):
         leases.end(state, group, number, died=event.lost)
     group.members.pop(event.member, None)
-    state.consumers.dirty_groups.add(group.group_id)
+    state.groups.dirty_groups.add(group.group_id)
 
 
-def apply_rebalanced(state: State, event: Rebalanced, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
+def apply_rebalanced(state: State, event: Rebalanced, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
     group.generation = event.generation
     for topic_id, partition, offset in event.starts:
-        group.positions[topic_id, partition] = Position(offset, offset)
-        state.consumers.touch(group, (topic_id, partition))
-    for name, spots in event.shares:
-        group.members[name].partitions = dict.fromkeys(spots)
-    state.consumers.dirty_groups.add(group.group_id)
+        group.positions[TopicPartition(topic_id, partition)] = GroupPosition(offset, offset)
+        state.groups.position_for_update(group, TopicPartition(topic_id, partition))
+    for name, partitions in event.shares:
+        group.members[name].partitions = dict.fromkeys(map(TopicPartition._make, partitions))
+    state.groups.dirty_groups.add(group.group_id)
 
 
-DECIDERS: dict[type, Any] = {Join: decide_join, Leave: decide_leave, Rebalance: decide_rebalance}
+DECIDERS: dict[type, Any] = {
+    JoinGroup: decide_join,
+    LeaveGroup: decide_leave,
+    Rebalance: decide_rebalance,
+}
 APPLIERS: dict[type, Any] = {
     GroupCreated: apply_created,
     MemberJoined: apply_joined,

@@ -1,310 +1,351 @@
-"""What a member could get now. Reading is the engine's: this names batches and rows,
-`delivery` leases what was read.
+"""Plans of fetches: the batches and rows that a member could get now.
 
-The order within a partition: what has come back, in the order of its offsets, then what
-was never delivered. In an ordered group nothing is passed over, and a partition that
-came from another member waits until nothing of it is out any more. Messages whose
-consumers were lost with them go out by themselves (`suspects`), before all else.
+The engine reads the planned batches, and `delivery` leases them.
+
+The order within a partition is: redeliveries by offset, then messages that were never
+delivered. An ordered group passes nothing over, and a partition that came from another
+member waits until that member holds none of its messages. Suspects (`poison`) are
+delivered by themselves, before everything else.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import circuit_breaker, failed_messages, key_fences
-from txmq.core.consumers import poison as suspects
-from txmq.core.consumers.authorization import current
-from txmq.core.consumers.candidates import WORTH_SLICING, Candidate, Runs, Source, Wish
-from txmq.core.state import visibility
-from txmq.core.state.positions import FIRST
-from txmq.core.state.state import Rejected, State
-from txmq.core.topics import growth, topics
+from txmq.core.consumers import circuit_breaker, key_fences, poison
+from txmq.core.consumers.authorization import find_current_member
+from txmq.core.consumers.candidates import (
+    SINGLE_ROW_BYTES,
+    Candidate,
+    CandidateSource,
+    FetchLimits,
+    RunBuilder,
+)
+from txmq.core.events.outcome import Rejected
+from txmq.core.state import failed_messages, visibility
+from txmq.core.state.positions import UNDELIVERED
+from txmq.core.state.state import State
+from txmq.core.topics import topics
+from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from txmq.core.consumers.failed_messages import Moved
-    from txmq.core.state.consumer_groups import Group, Member, Spot, Spotted
-    from txmq.core.state.positions import Back, Position
+    from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.positions import GroupPosition, Redelivery
 
-SUSPECTS_PASSED = (
-    64  # failed messages of a partition that wait for their lot, until the next one waits with them
-)
-
-ROWS_AT_ONCE = 500  # failed messages that are due, for one fetch: a record and a chunk each
-
-SHARE_BYTES = (
-    256 << 10
-)  # that a partition gets of a fetch though others wait: in the log they stand side by side
+# Due suspects of one partition that a fetch passes over, because they have other counts
+# of deaths than the suspects it delivers.
+SUSPECTS_SKIPPED = 64
+MAX_ROWS = 500  # failed messages of one fetch; each needs a chunk of its own
+# Share of a fetch that a partition gets at least. Batches of partitions alternate in
+# the log, so smaller shares would mean more reads.
+MIN_PARTITION_BYTES = 256 << 10
 
 
 class Plan(NamedTuple):
-    """Candidates; `steps`: a delivery is worth asking for even without any, because
-    fences can go on.
+    """Candidates of one fetch. `fences_can_advance`: a delivery is worthwhile even
+    without candidates, because key fences can make a step.
     """
 
     candidates: tuple[Candidate, ...] = ()
-    steps: bool = False
+    fences_can_advance: bool = False
 
 
-def plan(  # all that a fetch says
+def plan(
     state: State,
     group: str,
     member: str,
     generation: int,
     durable: int,
-    wish: Wish,
+    limits: FetchLimits,
     now: int,
-    without: Collection[Spot] = (),
+    excluded: Collection[TopicPartition] = (),
 ) -> Plan | Rejected:
-    """What to read for one fetch: batches of at most so many bytes in all (or one),
-    seen up to log position `durable`; nothing of partitions `without` which it has to
-    do.
+    """Return the batches to read for one fetch.
+
+    The plan has batches of at most `limits.max_bytes` in all, or one larger batch. It
+    covers what is visible at the log position `durable`, without the `excluded`
+    partitions.
     """
-    found = current(state, group, member, generation)
+    found = find_current_member(state, group, member, generation)
     if isinstance(found, Rejected):
         return found
     if found[0].paused:
         return Plan()
-    steps = steps_possible(state, found[0], now)
-    if suspects.has_one_alone(*found) or not circuit_breaker.may_deliver(found[0], 1, now):
-        return Plan(steps=steps)
-    guarded = found[0].flood is not None
-    planner = _Planner(state, *found, durable, now, wish._replace(messages=1) if guarded else wish)
-    planner.without = without
+    steps = fences_can_advance(state, found[0], now)
+    if poison.holds_isolated(*found) or not circuit_breaker.allows(found[0], 1, now):
+        return Plan(fences_can_advance=steps)
+    probing = found[0].breaker is not None
+    if probing:
+        limits = limits._replace(max_messages=1)
+    planner = _Planner(state, *found, durable, now, limits, excluded)
     if planner.suspects():
         return Plan(tuple(planner.candidates), steps)
-    if guarded:
-        planner.partitions()  # first what did not fail yet: it tells more
-    planner.moved_rows(min(max(1, wish.messages // 2), ROWS_AT_ONCE))
-    if not guarded:
+    if probing:
+        planner.partitions()  # a message that has not failed yet is the better probe
+    planner.due_rows(min(max(1, limits.max_messages // 2), MAX_ROWS))
+    if not probing:
         planner.partitions()
     return Plan(tuple(planner.candidates), steps)
 
 
-def steps_possible(state: State, group: Group, now: int) -> bool:
-    """Whether a waiting fence can go on."""
+def fences_can_advance(state: State, group: ConsumerGroup, now: int) -> bool:
+    """Return True if a waiting key fence can make its next step."""
     return (
-        bool(group.waiting)
+        bool(group.waiting_fences)
         and not group.paused
         and any(key_fences.advance_waiting(state, group, now))
     )
 
 
-def blocked(group: Group, member: Member, spot: Spot) -> bool:
-    """Whether somebody else still has messages of this partition: in an ordered group
-    they could be of any key.
+def held_by_others(group: ConsumerGroup, member: GroupMember, tp: TopicPartition) -> bool:
+    """Return True if another member still holds messages of this partition.
+
+    In an ordered group such messages may have any key.
     """
-    position = group.positions[spot]
+    position = group.positions[tp]
     first = position.leased.first()
     if first is not None and group.leases[first.value.lease].member != member.name:
         return True
     return any(
-        piece.value.member != member.name or piece.value.generation < member.since
-        for piece in position.reserved
+        reserved.value.member != member.name or reserved.value.generation < member.since
+        for reserved in position.reserved
     )
 
 
-def may_take_row(group: Group, member: Member, spot: Spot) -> bool:
-    """In an ordered group moved messages go where their partition goes, else to whoever
-    asks.
+def may_deliver_row(group: ConsumerGroup, member: GroupMember, tp: TopicPartition) -> bool:
+    """Return True if failed messages of this partition may go to the member.
+
+    In an ordered group they go to the owner of the partition, otherwise to any member
+    that reads the topic.
     """
     if not group.ordered:
-        return spot[0] in member.topics
-    return spot in member.partitions and not blocked(group, member, spot)
+        return tp[0] in member.topics
+    return tp in member.partitions and not held_by_others(group, member, tp)
 
 
-def exhausted(group: Group, row: Moved) -> bool:
-    """Whether a moved message has had all its deliveries, the last of them without an
-    answer (a nack looks before).
+def is_exhausted(group: ConsumerGroup, row: FailedMessage) -> bool:
+    """Return True if a failed message has had its last attempt.
+
+    That attempt got no answer: a nack would have made it a dead letter.
     """
-    return group.limit is not None and row.attempt >= group.limit
+    return group.max_attempts is not None and row.attempt >= group.max_attempts
 
 
 class _Planner:
-    """Collects candidates until the fetch is full."""
+    """Collector of candidates, until the fetch is full."""
 
     def __init__(
-        self, state: State, group: Group, member: Member, durable: int, now: int, wish: Wish
+        self,
+        state: State,
+        group: ConsumerGroup,
+        member: GroupMember,
+        durable: int,
+        now: int,
+        limits: FetchLimits,
+        excluded: Collection[TopicPartition],
     ) -> None:
         self._state, self._group, self._member = state, group, member
-        self._durable, self._now, self._wish = durable, now, wish
-        self._messages, self._bytes = wish.messages, wish.size
-        self._rest = 0  # bytes that are left to the partitions that follow
-        self._deaths = 0  # of what is planned: its lot's
-        self._sliced = set[int]()  # large batches, by position, of which single rows go out
-        self.without: Collection[Spot] = ()
+        self._durable, self._now = durable, now
+        self._limits, self._excluded = limits, excluded
+        self._messages, self._bytes = limits.max_messages, limits.max_bytes
+        self._rest = 0  # bytes reserved for the partitions that follow
+        self._deaths = 0  # of each suspect in the plan
+        # Positions of large batches of which single rows are in the plan.
+        self._single_row_batches: set[int] = set()
         self.candidates: list[Candidate] = []
 
     def _full(self, length: int = 0) -> bool:
-        return self._messages <= 0 or (self._bytes < self._wish.size and length > self._bytes)
+        return self._messages <= 0 or (
+            self._bytes < self._limits.max_bytes and length > self._bytes
+        )
 
     def suspects(self) -> bool:
-        """What may have killed its consumer and has come back; True = nothing else goes
-        out now.
+        """Plan redeliveries of suspects; return True if nothing else may be delivered
+        now.
         """
         group = self._group
-        if not (group.suspects or group.loners):
+        if not (group.suspect_partitions or group.isolated_rows):
             return False
-        if self._alone():
+        if self._isolated():
             return True
-        for spot in filter(self._goes_out, group.suspects):
-            for start, end, back in suspects.in_turn(group, spot):
-                if back.deaths and self._joins(back.deaths):
-                    self._range(Source.REDELIVER, spot, start, end, back)
+        for tp in filter(self._may_redeliver, group.suspect_partitions):
+            for start, end, redelivery in poison.next_redeliveries(group, tp):
+                if redelivery.deaths and self._fits_deaths(redelivery.deaths):
+                    self._range(CandidateSource.REDELIVER, tp, start, end, redelivery)
         return bool(self.candidates)
 
-    def _alone(self) -> bool:
-        """One that goes out alone, as soon as the member has nothing else; whether one
+    def _isolated(self) -> bool:
+        """Plan one isolated message if the member holds nothing; return True if one
         waits.
         """
         group = self._group
-        ready = suspects.empty_handed(group, self._member)
-        for spotted, due in group.loners.items():
-            if due <= self._now and self._goes_out(spotted[:2]):
-                row = failed_messages.get(self._state, group, spotted)
+        ready = poison.holds_nothing(group, self._member)
+        for ref, due in group.isolated_rows.items():
+            if due <= self._now and self._may_redeliver(TopicPartition(ref[0], ref[1])):
+                row = failed_messages.get(self._state, group, ref)
                 assert row is not None, "it waits, so it is there"
-                if not exhausted(group, row):
+                if not is_exhausted(group, row):
                     if ready:
-                        self._add_row(spotted, row)
+                        self._add_row(ref, row)
                     return True
-        for spot in filter(self._goes_out, group.suspects):
-            for start, _end, back in suspects.in_turn(group, spot):
-                if back.deaths >= suspects.ALONE:
+        for tp in filter(self._may_redeliver, group.suspect_partitions):
+            for start, _end, redelivery in poison.next_redeliveries(group, tp):
+                if redelivery.deaths >= failed_messages.ISOLATED_AFTER:
                     if ready:
-                        self._range(Source.REDELIVER, spot, start, start + 1, back)
+                        self._range(CandidateSource.REDELIVER, tp, start, start + 1, redelivery)
                     return True
         return False
 
-    def _goes_out(self, spot: Spot) -> bool:
-        """Whether what has come back to a partition may go to this member, because it
-        is its own.
-        """
-        mine = spot in self._member.partitions and not self._stands(spot)
-        return mine and not (self._group.ordered and blocked(self._group, self._member, spot))
+    def _may_redeliver(self, tp: TopicPartition) -> bool:
+        """Return True if the member owns the partition and may get its redeliveries."""
+        mine = tp in self._member.partitions and not self._is_stopped(tp)
+        return mine and not (self._group.ordered and held_by_others(self._group, self._member, tp))
 
-    def _joins(self, deaths: int) -> bool:
-        """Whether messages of so many deaths may go out with what is planned: what is
-        planned first decides.
+    def _fits_deaths(self, deaths: int) -> bool:
+        """Return True if messages with so many deaths may join the plan.
+
+        The first message in the plan sets the number.
         """
         if self.candidates or not deaths:
             return deaths == self._deaths
-        if deaths >= suspects.ALONE or suspects.lot_of(self._group, self._member) is not None:
+        if (
+            deaths >= failed_messages.ISOLATED_AFTER
+            or poison.suspect_lease(self._group, self._member) is not None
+        ):
             return False
-        self._deaths, self._messages = deaths, min(self._messages, suspects.at_once(deaths))
+        self._deaths, self._messages = deaths, min(self._messages, poison.batch_limit(deaths))
         return True
 
-    def _stands(self, spot: Spot) -> bool:
-        topic = self._state.topics_by_id[spot[0]]
+    def _is_stopped(self, tp: TopicPartition) -> bool:
+        topic = self._state.topics_by_id[tp[0]]
         closed = topic.deleted or not topic.settings.readable
-        unwanted = spot in self.without or spot[0] in self._wish.without
-        return closed or unwanted or self._group.stands(spot)
+        unwanted = tp in self._excluded or tp[0] in self._limits.excluded_topics
+        return closed or unwanted or self._group.is_stopped(tp)
 
-    def moved_rows(self, most: int) -> None:
-        """Retries that are due."""
-        for spot in list(self._group.retrying):
-            if self._stands(spot) or not may_take_row(self._group, self._member, spot):
+    def due_rows(self, most: int) -> None:
+        """Plan at most `most` failed messages that are due."""
+        for tp in list(self._group.retrying):
+            if self._is_stopped(tp) or not may_deliver_row(self._group, self._member, tp):
                 continue
             passed = 0
-            for spotted, row in failed_messages.due_rows(self._state, self._group, spot, self._now):
+            for ref, row in failed_messages.due_rows(self._state, self._group, tp, self._now):
                 if most <= 0 or self._full(self._size(row)):
                     return
-                if self._joins(row.deaths if row.deaths and not exhausted(self._group, row) else 0):
+                if self._fits_deaths(
+                    row.deaths if row.deaths and not is_exhausted(self._group, row) else 0
+                ):
                     most -= 1
-                    self._add_row(spotted, row)
-                elif (passed := passed + 1) > SUSPECTS_PASSED:
+                    self._add_row(ref, row)
+                elif (passed := passed + 1) > SUSPECTS_SKIPPED:
                     break
 
-    def _add_row(self, spotted: Spotted, row: Moved) -> None:
-        batch = t.Entry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
-        topic_id, partition, offset = spotted
+    def _add_row(self, ref: MessageRef, row: FailedMessage) -> None:
+        batch = t.BatchEntry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
+        topic_id, partition, offset = ref
         place = (topic_id, partition, offset - row.row, row.row, 1)
-        deaths = 0 if row.deaths and exhausted(self._group, row) else row.deaths
+        deaths = 0 if row.deaths and is_exhausted(self._group, row) else row.deaths
         self._messages -= 1
         self._bytes -= self._size(row)
-        if row.length > WORTH_SLICING:
-            self._sliced.add(row.position)
+        if row.length > SINGLE_ROW_BYTES:
+            self._single_row_batches.add(row.position)
         self.candidates.append(
             Candidate(
-                Source.MOVED, *place, row.attempt + 1, needs_keys=False, batch=batch, deaths=deaths
+                CandidateSource.FAILED,
+                *place,
+                row.attempt + 1,
+                needs_keys=False,
+                batch=batch,
+                deaths=deaths,
             )
         )
 
-    def _size(self, row: Moved) -> int:
-        """What counts for it: its whole batch, which is read; once where rows of it go
-        out, which are less in all.
-        """
-        return 0 if row.position in self._sliced else row.length
+    def _size(self, row: FailedMessage) -> int:
+        """Return the bytes that a failed message counts for: its whole batch, once."""
+        return 0 if row.position in self._single_row_batches else row.length
 
     def partitions(self) -> None:
-        """The member's partitions, beginning with another one each time, so that none
-        is always last.
+        """Plan messages of the member's partitions, in a rotating order.
+
+        The rotation prevents that one partition is always last.
         """
         if self._deaths:
             return
-        spots = list(self._member.partitions)
-        turn = self._group.next_lease % len(spots) if spots else 0
-        for after, spot in zip(
-            range(len(spots) - 1, -1, -1), spots[turn:] + spots[:turn], strict=True
+        partitions = list(self._member.partitions)
+        turn = self._group.next_lease % len(partitions) if partitions else 0
+        for after, tp in zip(
+            range(len(partitions) - 1, -1, -1), partitions[turn:] + partitions[:turn], strict=True
         ):
             if self._messages <= 0:
                 return
-            self._rest = self._bytes - max(SHARE_BYTES, self._bytes // (after + 1))
-            if not self._stands(spot) and not (
-                self._group.ordered and blocked(self._group, self._member, spot)
+            self._rest = self._bytes - max(MIN_PARTITION_BYTES, self._bytes // (after + 1))
+            if not self._is_stopped(tp) and not (
+                self._group.ordered and held_by_others(self._group, self._member, tp)
             ):
-                self._partition(spot, self._group.positions[spot])
+                self._partition(tp, self._group.positions[tp])
 
-    def _partition(self, spot: Spot, position: Position) -> None:
+    def _partition(self, tp: TopicPartition, position: GroupPosition) -> None:
         if (
-            self._given_back(spot, position) and not key_fences.stopped(self._group, spot)
+            self._redeliveries(tp, position) and not key_fences.is_stopped(self._group, tp)
         ) or not self._group.ordered:
-            self._range(Source.LIVE, spot, position.cursor, self._end(spot), FIRST)
+            self._range(CandidateSource.LIVE, tp, position.cursor, self._end(tp), UNDELIVERED)
 
-    def _end(self, spot: Spot) -> int:
-        end = visibility.end(self._state, *spot, self._durable)
-        stop = growth.limit(self._state, self._group, spot) if self._group.ordered else None
+    def _end(self, tp: TopicPartition) -> int:
+        end = visibility.visible_end(self._state, *tp, self._durable)
+        stop = topics.growth_limit(self._state, self._group, tp) if self._group.ordered else None
         span = self._group.settings.span
-        ahead = self._group.positions[spot].floor + span if span else end
+        ahead = self._group.positions[tp].floor + span if span else end
         return min(end, ahead) if stop is None else min(end, ahead, stop)
 
-    def _given_back(self, spot: Spot, position: Position) -> bool:
-        """What has come back; False = not all of it is in the plan."""
-        limit = self._group.limit if position.redeliver else None
+    def _redeliveries(self, tp: TopicPartition, position: GroupPosition) -> bool:
+        """Plan the redeliveries of a partition; return True if all of them fit."""
+        limit = self._group.max_attempts if position.redeliver else None
         complete = True
-        for start, end, back in position.redeliver:
-            if limit is not None and back.attempt > limit:
-                self._range(Source.EXHAUSTED, spot, start, end, back)
-                complete = False  # its key may get a fence: what follows is looked at afresh
-            elif back.deaths:
+        for start, end, redelivery in position.redeliver:
+            if limit is not None and redelivery.attempt > limit:
+                self._range(CandidateSource.EXHAUSTED, tp, start, end, redelivery)
+                complete = False  # its key may get a fence, so later messages are planned afresh
+            elif redelivery.deaths:
                 complete = False
             else:
-                complete &= self._range(Source.REDELIVER, spot, start, end, back)
+                complete &= self._range(CandidateSource.REDELIVER, tp, start, end, redelivery)
             if self._messages <= 0 or (self._group.ordered and not complete):
                 return False
         return complete
 
-    def _range(self, source: Source, spot: Spot, start: int, end: int, back: Back) -> bool:
-        """Candidates for the messages of [start, end); False = they did not all fit."""
+    def _range(
+        self,
+        source: CandidateSource,
+        tp: TopicPartition,
+        start: int,
+        end: int,
+        redelivery: Redelivery,
+    ) -> bool:
+        """Plan the messages of [start, end); return True if all of them fit."""
         if start >= end:
             return True
-        needs_keys = source is Source.EXHAUSTED or (
-            self._group.ordered and spot[0] in self._group.fences
+        needs_keys = source is CandidateSource.EXHAUSTED or (
+            self._group.ordered and tp[0] in self._group.fences
         )
-        run = Runs(
-            source, spot, back, needs_keys=needs_keys, most=0 if needs_keys else self._wish.run
+        run = RunBuilder(
+            source,
+            tp,
+            redelivery,
+            needs_keys=needs_keys,
+            most=0 if needs_keys else self._limits.max_run_rows,
         )
-        complete = self._fill(run, spot, start, end)
+        complete = self._fill(run, tp, start, end)
         self.candidates += run.candidates()
         return complete
 
-    def _fill(self, run: Runs, spot: Spot, start: int, end: int) -> bool:
-        durable, left, rest, whole = self._durable, self._bytes, self._rest, self._wish.size
-        tags = (
-            0 if run.source is Source.EXHAUSTED else self._wish.tags
-        )  # these go to the dead letters whoever asks
-        for base, entry in topics.entries_from(self._state, spot, start):
+    def _fill(self, run: RunBuilder, tp: TopicPartition, start: int, end: int) -> bool:
+        durable, left, rest, whole = self._durable, self._bytes, self._rest, self._limits.max_bytes
+        # Exhausted messages become dead letters, whatever tags the member wants.
+        tags = 0 if run.source is CandidateSource.EXHAUSTED else self._limits.tag_filter
+        for base, entry in topics.scan_entries(self._state, tp, start):
             if base >= end:
                 return True
             _position, length, count, _stored_at, tag_filter, visible_at = entry
@@ -313,10 +354,10 @@ class _Planner:
                 return False
             first = start - base if base < start else 0
             rows = (count if base + count <= end else end - base) - first
-            taken = min(rows, self._messages)
-            self._messages -= taken
+            planned = min(rows, self._messages)
+            self._messages -= planned
             self._bytes = left = left - length
-            run.add(base, first, taken, entry, wanted=not tags or bool(tag_filter & tags))
-            if taken < rows:
+            run.add(base, first, planned, entry, wanted=not tags or bool(tag_filter & tags))
+            if planned < rows:
                 return False
         return True

@@ -1,37 +1,39 @@
-"""Groups go on from other offsets of a topic."""
+"""Resets: a group continues from other offsets of a topic."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import failed_messages, leases
-from txmq.core.consumers.authorization import known
-from txmq.core.consumers.background_work import SLICE, bring_back
+from txmq.core.consumers import leases
+from txmq.core.consumers.authorization import find_group
+from txmq.core.consumers.background_work import STEP_ROWS, restore_rows
 from txmq.core.consumers.commands import ResetPosition
 from txmq.core.events.consumers import PositionReset, ResetBegun
-from txmq.core.state import visibility
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FIRST, LAST
-from txmq.core.state.positions import Position
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.state.positions import GroupPosition
+from txmq.core.state.state import State
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, Conflict, OffsetOutOfRange, UnknownTopic
+from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Place
-    from txmq.core.state.consumer_groups import Group, Spot
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.state.state import Topic
 
-ROWS_COUNTED = 10_000  # of each partition, for the preview
+MAX_ROWS_COUNTED = 10_000  # of each partition, in the preview
 
 
-class Target(NamedTuple):
-    """What a reset means for a partition. `before` is the offset up to which all was
-    done, `after` the new one.
+class ResetPartition(NamedTuple):
+    """Effect of a reset on one partition.
 
-    Of the messages at or above the new offset, `again` were done with and come again,
-    `back` had failed and are back in their place (counted up to `ROWS_COUNTED`);
-    `skipped` below it were not done with, and never come.
+    Messages below the old floor `before` were settled; `after` is the new offset. Of
+    the messages at or above it, `again` were settled and are delivered again. `back`
+    had failed and return to their places; at most `MAX_ROWS_COUNTED` are counted.
+    `skipped` messages below it were not settled, and are never delivered.
     """
 
     partition: int
@@ -43,32 +45,34 @@ class Target(NamedTuple):
 
 
 class ResetReply(NamedTuple):
-    """What a reset means. `pending`: so much is to be brought back that it takes a
-    moment, with nothing delivered.
+    """Effects of a reset. `pending`: failed messages are restored in steps.
+
+    Until the last step, the partitions deliver nothing.
     """
 
-    positions: tuple[Target, ...]
+    positions: tuple[ResetPartition, ...]
     pending: bool = False
 
 
 def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Rejected:
     del now
-    group = known(state, command.group)
+    group = find_group(state, command.group)
     if isinstance(group, Rejected):
         return group
     topic = state.topics.get(command.topic)
-    if topic is None or not any(spot[0] == topic.topic_id for spot in group.positions):
+    if topic is None or not any(tp[0] == topic.topic_id for tp in group.positions):
         message = f"consumer group {command.group!r} does not read topic {command.topic!r}"
-        return Rejected(UnknownTopic, message, "see: txmq group show")
-    offsets = _targets(state, topic, command)
+        return Rejected(UnknownTopic, message, "list its topics: txmq group show")
+    offsets = _new_offsets(state, topic, command)
     if isinstance(offsets, Rejected):
         return offsets
-    if busy := _busy(group, topic, offsets):
-        return Rejected(Conflict, busy, "wait for the end: txmq group show")
+    if busy := _conflict(group, topic, offsets):
+        return Rejected(Conflict, busy, "wait until that is complete: txmq group show")
     targets = tuple(
-        _meaning(state, group, (topic.topic_id, partition), offset) for partition, offset in offsets
+        _preview(state, group, TopicPartition(topic.topic_id, partition), offset)
+        for partition, offset in offsets
     )
-    large = sum(target.back for target in targets) > SLICE
+    large = sum(target.back for target in targets) > STEP_ROWS
     reply = ResetReply(targets, pending=large)
     if command.dry_run:
         return Outcome(reply=reply)
@@ -77,85 +81,92 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     return Outcome((kind(group.group_id, topic.topic_id, offsets, epoch, command.by),), reply)
 
 
-def _busy(group: Group, topic: Topic, offsets: tuple[tuple[int, int], ...]) -> str:
-    if group.clones or group.cloning is not None:
+def _conflict(group: ConsumerGroup, topic: Topic, offsets: tuple[tuple[int, int], ...]) -> str:
+    if group.unfinished_clones or group.clone_progress is not None:
         return f"consumer group {group.name!r} is being cloned"
-    resetting = any((topic.topic_id, partition) in group.resets for partition, _offset in offsets)
+    resetting = any(
+        (topic.topic_id, partition) in group.pending_resets for partition, _offset in offsets
+    )
     return f"a reset of topic {topic.name!r} is under way" if resetting else ""
 
 
-def _targets(
+def _new_offsets(
     state: State, topic: Topic, command: ResetPosition
 ) -> tuple[tuple[int, int], ...] | Rejected:
-    partitions = range(
-        len(topic.ends)
-    )  # also those that it has grown since the group last had members
+    # Including partitions that were added since the group last had members.
+    partitions = range(len(topic.end_offsets))
     if command.to == FIRST:
-        return tuple((p, topic.firsts[p]) for p in partitions)
+        return tuple((p, topic.start_offsets[p]) for p in partitions)
     if command.to == LAST:
-        return tuple((p, visibility.end(state, topic.topic_id, p)) for p in partitions)
+        return tuple((p, visibility.visible_end(state, topic.topic_id, p)) for p in partitions)
     if command.to or not command.offsets:
         return Rejected(
-            BadRequest, f"no offset {command.to!r} to go on from", "first, last, a time or offsets"
+            BadRequest,
+            f"a group cannot be reset to {command.to!r}",
+            "name first, last, a time or offsets",
         )
     for partition, offset in command.offsets:
         if partition not in partitions or offset < 0:
             place = f"{topic.name}/{partition}"
-            message = f"{place} has no offset {offset}: it has {len(partitions)} partitions, from 0"
-            return Rejected(OffsetOutOfRange, message, "see: txmq topic show", {"offset": offset})
-        if outside := topics.outside(state, topic, partition, offset):
+            message = f"{place} has no offset {offset}: the topic has {len(partitions)} partitions"
+            return Rejected(
+                OffsetOutOfRange,
+                message,
+                "check partitions and offsets: txmq topic show",
+                {"offset": offset},
+            )
+        if outside := topics.check_offset(state, topic, partition, offset):
             return outside
     return tuple(sorted(dict(command.offsets).items()))
 
 
-def _meaning(state: State, group: Group, spot: Spot, offset: int) -> Target:
-    position = group.positions.get(spot) or _unread(state, spot)
-    undone_below = sum(
-        piece.end - piece.start
-        for pieces in (position.leased, position.redeliver, position.reserved)
-        for piece in pieces.overlap(0, offset)
+def _preview(state: State, group: ConsumerGroup, tp: TopicPartition, offset: int) -> ResetPartition:
+    position = group.positions.get(tp) or _initial_position(state, tp)
+    pending_below = sum(
+        pending.end - pending.start
+        for ranges in (position.leased, position.redeliver, position.reserved)
+        for pending in ranges.overlap(0, offset)
     )
-    skipped = undone_below + max(0, offset - position.cursor)
+    skipped = pending_below + max(0, offset - position.cursor)
     below_cursor = max(0, position.cursor - offset)
-    back = len(failed_messages.between(state, group, spot, offset, t.SIGN, ROWS_COUNTED))
-    again = below_cursor - (position.unsettled - undone_below if below_cursor else 0) - back
-    return Target(spot[1], position.floor, offset, max(0, again), skipped, back)
+    back = len(failed_messages.rows_between(state, group, tp, offset, t.SIGN, MAX_ROWS_COUNTED))
+    again = below_cursor - (position.unsettled - pending_below if below_cursor else 0) - back
+    return ResetPartition(tp[1], position.floor, offset, max(0, again), skipped, back)
 
 
-def _unread(state: State, spot: Spot) -> Position:
-    """Where a partition begins that the group has not heard of."""
-    first = state.topics_by_id[spot[0]].firsts[spot[1]]
-    return Position(first, first)
+def _initial_position(state: State, tp: TopicPartition) -> GroupPosition:
+    """Return the position of a partition that the group has not read yet."""
+    first = state.topics_by_id[tp[0]].start_offsets[tp[1]]
+    return GroupPosition(first, first)
 
 
-def apply_begun(state: State, event: ResetBegun, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
+def apply_begun(state: State, event: ResetBegun, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
     group.epoch = event.epoch
-    group.resets.update(
-        {(event.topic_id, partition): offset for partition, offset in event.offsets}
+    group.pending_resets.update(
+        {TopicPartition(event.topic_id, partition): offset for partition, offset in event.offsets}
     )
-    state.consumers.dirty_groups.add(group.group_id)
-    state.consumers.resetting.add(group.group_id)
+    state.groups.dirty_groups.add(group.group_id)
+    state.groups.resetting.add(group.group_id)
 
 
-def apply_reset(state: State, event: PositionReset, place: Place) -> None:
-    del place
-    group = state.consumers.by_id[event.group_id]
+def apply_reset(state: State, event: PositionReset, context: RecordContext) -> None:
+    del context
+    group = state.groups.by_id[event.group_id]
     group.epoch = event.epoch
     for partition, offset in event.offsets:
-        spot = (event.topic_id, partition)
-        group.positions.setdefault(spot, _unread(state, spot))
-        bring_back(state, group, spot, offset)
-        leases.release(state, group, spot, 0, group.positions[spot].cursor)
-        begin = max(
-            offset, state.topics_by_id[spot[0]].firsts[spot[1]]
-        )  # retention may have gone on meanwhile
-        group.positions[spot] = Position(begin, begin)
-        group.suspects.discard(spot)
-        group.resets.pop(spot, None)
-    if not group.resets:
-        state.consumers.resetting.discard(group.group_id)
+        tp = TopicPartition(event.topic_id, partition)
+        group.positions.setdefault(tp, _initial_position(state, tp))
+        restore_rows(state, group, tp, offset)
+        leases.release_range(state, group, tp, 0, group.positions[tp].cursor)
+        # Retention may have deleted messages since the reset began.
+        begin = max(offset, state.topics_by_id[tp[0]].start_offsets[tp[1]])
+        group.positions[tp] = GroupPosition(begin, begin)
+        group.suspect_partitions.discard(tp)
+        group.pending_resets.pop(tp, None)
+    if not group.pending_resets:
+        state.groups.resetting.discard(group.group_id)
 
 
 DECIDERS: dict[type, Any] = {ResetPosition: decide_reset}

@@ -1,8 +1,8 @@
-"""The rules of consumers, gathered."""
+"""The rules of consumers: one table of deciders, one of appliers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from txmq.core.consumers import (
     acks,
@@ -10,44 +10,49 @@ from txmq.core.consumers import (
     clones,
     delivery,
     failures,
-    group_admin,
+    group_settings,
     leases,
     membership,
     resets,
 )
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Booted, Place
-    from txmq.core.state.consumer_groups import Group
+    from txmq.core.events.base import Booted, RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.state.state import State
 
-RULES = (membership, group_admin, resets, clones, background_work, delivery, acks, leases, failures)
+RULES = (
+    membership,
+    group_settings,
+    resets,
+    clones,
+    background_work,
+    delivery,
+    acks,
+    leases,
+    failures,
+)
 
-DECIDERS: dict[type, Any] = {
-    command: rule for module in RULES for command, rule in module.DECIDERS.items()
-}
-APPLIERS: dict[type, Any] = {
-    event: rule for module in RULES for event, rule in module.APPLIERS.items()
-}
 
+def apply_booted(state: State, event: Booted, context: RecordContext) -> None:
+    """Apply: no client is connected after a start, so redeliver everything that is
+    leased.
 
-def apply_booted(state: State, event: Booted, place: Place) -> None:
-    """Nobody is connected: whatever was leased is delivered again; reservations, fences
-    and retries stay, and static members.
+    Reservations, fences, retries and static members stay.
     """
     del event
-    for group in list(state.consumers.by_id.values()):
-        _forget_members(state, group, place)
+    for group in list(state.groups.by_id.values()):
+        _reset_members(state, group, context)
         if group.temporary:
             background_work.delete(state, group)
 
 
-def _forget_members(state: State, group: Group, place: Place) -> None:
-    rows = sorted(group.held_rows)
-    leases.put_back(state, group, ((*spotted, place.stored_at) for spotted in rows))
+def _reset_members(state: State, group: ConsumerGroup, context: RecordContext) -> None:
+    rows = sorted(group.leased_rows)
+    leases.return_rows(state, group, ((*ref, context.stored_at) for ref in rows))
     for number in tuple(group.leases):
         leases.end(state, group, number)
     if group.members:
         group.members = {name: member for name, member in group.members.items() if member.static}
         group.generation += 1
-        state.consumers.dirty_groups.add(group.group_id)
+        state.groups.dirty_groups.add(group.group_id)

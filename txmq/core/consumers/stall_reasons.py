@@ -1,5 +1,6 @@
-"""Why a partition of a group is not moving: the first thing that stands in its way,
-looked at from the outside in.
+"""Stall reasons: why a partition of a group delivers nothing.
+
+The first obstacle counts, in the order from the topic down to single messages.
 """
 
 from __future__ import annotations
@@ -9,31 +10,33 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.core.consumers import key_fences, poison
-from txmq.core.state import visibility
-from txmq.core.topics import growth, topics
+from txmq.core.state import failed_messages, visibility
+from txmq.core.topics import topics
+from txmq.model.units import SECOND
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from txmq.core.state.consumer_groups import Group, Spot
-    from txmq.core.state.positions import Position
+    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.state.positions import GroupPosition
     from txmq.core.state.state import State
+    from txmq.model.topic_partition import TopicPartition
 
-SECOND = 1_000_000
-FENCES_LOOKED_AT = 1_000  # of a topic
+MAX_FENCES_READ = 1_000  # of one topic
 
 
-class Reason(NamedTuple):
-    """`code` is for programs, `text` for people; what it names (members, tokens, times)
-    is in the text.
+class StallReason(NamedTuple):
+    """A reason: `code` for programs, `text` for operators.
+
+    Members, tokens and times are named in the text.
     """
 
     code: str
     text: str
 
 
-class Damaged(Protocol):
+class DamagedSpan(Protocol):
     """A span of the log that cannot be read."""
 
     @property
@@ -42,265 +45,286 @@ class Damaged(Protocol):
     def end(self) -> int: ...
 
 
-class Seen(NamedTuple):
-    """What the state does not tell: readers see the log up to `durable`, but for spans
-    that are `damaged`, and members do not fetch, for now, the topics that they have
-    `paused`.
+class StallContext(NamedTuple):
+    """Facts that are not part of the state.
+
+    Readers see the log up to `durable`, except `damaged` spans. `paused` are the topics
+    that each member has stopped fetching for now.
     """
 
     durable: int
     now: int
-    damaged: Sequence[Damaged] = ()
+    damaged: Sequence[DamagedSpan] = ()
     paused: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
-class Look(NamedTuple):
-    """What the reasons are judged by."""
+class StallCheck(NamedTuple):
+    """Input of one reason: a partition of a group, with the facts around it."""
 
     state: State
-    group: Group
-    spot: Spot
-    seen: Seen
+    group: ConsumerGroup
+    tp: TopicPartition
+    context: StallContext
 
     @property
-    def position(self) -> Position:
-        return self.group.positions[self.spot]
+    def position(self) -> GroupPosition:
+        return self.group.positions[self.tp]
 
     @property
     def owners(self) -> list[str]:
-        """Members whose share the partition is."""
+        """Members to which the partition is assigned."""
         return [
-            member.name for member in self.group.members.values() if self.spot in member.partitions
+            member.name for member in self.group.members.values() if self.tp in member.partitions
         ]
 
     @property
     def end(self) -> int:
-        """Where readers have to stop, durable or not."""
-        return visibility.end(self.state, *self.spot)
+        """Offset at which readers have to stop, durable or not."""
+        return visibility.visible_end(self.state, *self.tp)
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is left to be delivered of what can be seen."""
+        """True if no visible message is left to be delivered."""
         return self.position.cursor >= self.end and not self.position.redeliver
 
     def seconds_since(self, time: int) -> int:
-        return max(0, self.seen.now - time) // SECOND
+        return max(0, self.context.now - time) // SECOND
 
 
-def why(state: State, group: Group, spot: Spot, seen: Seen) -> Reason | None:
-    """What keeps a partition from moving; None = nothing does, or there is nothing to
-    move.
+def stall_reason(
+    state: State, group: ConsumerGroup, tp: TopicPartition, context: StallContext
+) -> StallReason | None:
+    """Return what keeps a partition from delivering.
+
+    None if nothing does, or if there is nothing to deliver.
     """
-    look = Look(state, group, spot, seen)
-    found = ((rule.__name__.strip("_").replace("_", "-"), rule(look)) for rule in RULES)
-    return next((Reason(code, text) for code, text in found if text), None)
+    check = StallCheck(state, group, tp, context)
+    texts = ((code, rule(check)) for code, rule in REASONS)
+    return next((StallReason(code, text) for code, text in texts if text), None)
 
 
-def oldest_waiting(state: State, group: Group, spot: Spot) -> int | None:
-    """When the oldest message was stored that is neither processed nor moved; None
-    where there is none.
+def oldest_waiting(state: State, group: ConsumerGroup, tp: TopicPartition) -> int | None:
+    """Return when the oldest unprocessed message was stored, without failed
+    messages.
     """
-    position = group.positions[spot]
-    pieces = (ranges.first() for ranges in (position.leased, position.redeliver, position.reserved))
-    offsets = [piece.start for piece in pieces if piece is not None]
-    if position.cursor < visibility.end(state, *spot):
+    position = group.positions[tp]
+    first_ranges = (
+        ranges.first() for ranges in (position.leased, position.redeliver, position.reserved)
+    )
+    offsets = [held.start for held in first_ranges if held is not None]
+    if position.cursor < visibility.visible_end(state, *tp):
         offsets.append(position.cursor)
     if not offsets:
         return None
     return next(
-        (entry.stored_at for _base, entry in topics.entries_from(state, spot, min(offsets))), None
+        (entry.stored_at for _base, entry in topics.scan_entries(state, tp, min(offsets))), None
     )
 
 
-def _deleted(look: Look) -> str:
-    return "the topic was deleted" if look.state.topics_by_id[look.spot[0]].deleted else ""
+def _deleted(check: StallCheck) -> str:
+    return "the topic was deleted" if check.state.topics_by_id[check.tp[0]].deleted else ""
 
 
-def _closed(look: Look) -> str:
-    readable = look.state.topics_by_id[look.spot[0]].settings.readable
+def _closed(check: StallCheck) -> str:
+    readable = check.state.topics_by_id[check.tp[0]].settings.readable
     return "" if readable else "the topic is closed for reading"
 
 
-def _paused(look: Look) -> str:
-    return "the group is paused" if look.group.paused else ""
+def _paused(check: StallCheck) -> str:
+    return "the group is paused" if check.group.paused else ""
 
 
-def _topic_paused(look: Look) -> str:
-    return "its topic is paused for the group" if look.spot[0] in look.group.paused_topics else ""
+def _topic_paused(check: StallCheck) -> str:
+    return "its topic is paused for the group" if check.tp[0] in check.group.paused_topics else ""
 
 
-def _being_reset(look: Look) -> str:
-    return "a reset brings back many failed messages" if look.spot in look.group.resets else ""
+def _being_reset(check: StallCheck) -> str:
+    return "a reset restores many failed messages" if check.tp in check.group.pending_resets else ""
 
 
-def _being_cloned(look: Look) -> str:
-    """What had failed in the group that it is made from is not all looked through."""
-    cloning = look.group.cloning
-    name = "" if cloning is None else look.state.consumers.by_id[cloning.source].name
-    return f"it is still being made from {name}, of which many messages have failed" if name else ""
+def _being_cloned(check: StallCheck) -> str:
+    cloning = check.group.clone_progress
+    name = "" if cloning is None else check.state.groups.by_id[cloning.source].name
+    return (
+        f"it is still being cloned from {name}, of which many messages have failed" if name else ""
+    )
 
 
-def _guarded(look: Look) -> str:
-    flood = look.group.flood
-    if flood is None:
+def _breaker_open(check: StallCheck) -> str:
+    breaker = check.group.breaker
+    if breaker is None:
         return ""
-    return f"many keys failed alike: the group waits until a probe succeeds ({flood.error_type})"
+    return f"many keys failed alike: the group waits until a probe succeeds ({breaker.error_type})"
 
 
-def _no_member(look: Look) -> str:
-    return "" if look.owners else "no member reads this partition"
+def _no_member(check: StallCheck) -> str:
+    return "" if check.owners else "no member reads this partition"
 
 
-def _member_paused(look: Look) -> str:
-    """Not the group's doing: members may stop fetching topics for a while, each for
-    itself.
-    """
-    topic, owners = look.state.topics_by_id[look.spot[0]].name, look.owners
-    paused = all(topic in look.seen.paused.get(member, ()) for member in owners)
+def _member_paused(check: StallCheck) -> str:
+    """Report pauses of members: each may stop fetching topics for a while."""
+    topic, owners = check.state.topics_by_id[check.tp[0]].name, check.owners
+    paused = all(topic in check.context.paused.get(member, ()) for member in owners)
     return f"paused by the member itself: {', '.join(owners)}" if paused else ""
 
 
-def _damaged(look: Look) -> str:
-    """The next message, or one that failed and is next: nothing is passed over."""
-    back = look.position.redeliver.first()
-    offsets = [look.position.cursor] if back is None else [back.start, look.position.cursor]
-    for offset in offsets if look.seen.damaged else ():
-        row = next(topics.entries_from(look.state, look.spot, offset), None)
-        if row is not None and _is_damaged(look, row[1]):
-            return f"message {offset} is damaged on the broker's disk: restore the segment, or reset behind it"
+def _damaged(check: StallCheck) -> str:
+    """Report a damaged next message or redelivery: nothing is passed over."""
+    back = check.position.redeliver.first()
+    offsets = [check.position.cursor] if back is None else [back.start, check.position.cursor]
+    for offset in offsets if check.context.damaged else ():
+        row = next(topics.scan_entries(check.state, check.tp, offset), None)
+        if row is not None and _is_damaged(check, row[1]):
+            return (
+                f"message {offset} is damaged on the broker's disk: "
+                "restore the segment, or reset behind it"
+            )
     return ""
 
 
-def _is_damaged(look: Look, entry: t.Entry) -> bool:
+def _is_damaged(check: StallCheck, entry: t.BatchEntry) -> bool:
     end = entry.position + entry.length
-    return any(span.position < end and entry.position < span.end for span in look.seen.damaged)
+    return any(span.position < end and entry.position < span.end for span in check.context.damaged)
 
 
-def _held_before(look: Look) -> str:
-    """An ordered partition waits until the member that had it is done with what it
-    has.
-    """
-    owners = look.owners
+def _held_before(check: StallCheck) -> str:
+    """Report leases of a previous owner, which an ordered partition has to wait for."""
+    owners = check.owners
     leases = [
-        look.group.leases[piece.value.lease] for piece in look.position.leased if look.group.ordered
+        check.group.leases[held.value.lease]
+        for held in check.position.leased
+        if check.group.ordered
     ]
     others = [lease for lease in leases if lease.member not in owners]
     if not others:
         return ""
     first = min(others, key=lambda lease: lease.granted_at)
-    return f"leased to {first.member}, a member that had it before, for {look.seconds_since(first.granted_at)} s"
+    seconds = check.seconds_since(first.granted_at)
+    return f"leased to {first.member}, a member that had it before, for {seconds} s"
 
 
-def _transaction(look: Look) -> str:
-    """Acked by one that is undecided: in an ordered group others of their keys might
-    overtake these messages.
+def _transaction(check: StallCheck) -> str:
+    """Report acks of an undecided transaction.
+
+    In an ordered group, other messages of their keys could overtake the acked messages.
     """
-    reserved = look.position.reserved.first()
-    if reserved is None or not (look.group.ordered or (look.drained and not look.position.leased)):
+    reserved = check.position.reserved.first()
+    if reserved is None or not (
+        check.group.ordered or (check.drained and not check.position.leased)
+    ):
         return ""
     return f"an undecided transaction has acked messages of it: {reserved.value.token.hex()}"
 
 
-def _fence_full(look: Look) -> str:
-    if not (look.group.ordered and key_fences.stopped(look.group, look.spot)):
+def _fence_full(check: StallCheck) -> str:
+    if not (check.group.ordered and key_fences.is_stopped(check.group, check.tp)):
         return ""
-    return "behind a fenced key as many are parked as may be (max_parked)"
+    return "a fenced key has its maximum of parked messages (max_parked)"
 
 
-def _growth(look: Look) -> str:
-    stop = growth.limit(look.state, look.group, look.spot) if look.group.ordered else None
-    if stop is None or not stop <= look.position.cursor < look.end:
+def _growth(check: StallCheck) -> str:
+    stop = topics.growth_limit(check.state, check.group, check.tp) if check.group.ordered else None
+    if stop is None or not stop <= check.position.cursor < check.end:
         return ""
-    return "what was sent before the topic grew is not all done with"
+    return "messages sent before the topic grew are not all processed"
 
 
-def _alone(look: Look) -> str:
-    """A message whose consumers died goes out alone; it waits while another such one is
-    out.
-    """
+def _isolated(check: StallCheck) -> str:
+    """Report an isolated message that waits until the member holds nothing else."""
     back = next(
-        (piece for piece in poison.in_turn(look.group, look.spot) if piece.value.deaths), None
+        (held for held in poison.next_redeliveries(check.group, check.tp) if held.value.deaths),
+        None,
     )
-    if back is None or not (look.group.ordered or look.position.cursor >= look.end):
+    if back is None or not (check.group.ordered or check.position.cursor >= check.end):
         return ""
-    members = [look.group.members[name] for name in look.owners]
+    members = [check.group.members[name] for name in check.owners]
     what = f"message {back.start} may have killed its consumers ({back.value.deaths})"
-    if all(poison.lot_of(look.group, member) is not None for member in members):
-        return f"{what} and waits for others that may have: they are out"
-    if back.value.deaths < poison.ALONE or any(
-        poison.empty_handed(look.group, one) for one in members
+    if all(poison.suspect_lease(check.group, member) is not None for member in members):
+        return f"{what} and waits for other suspects, which are leased"
+    if back.value.deaths < failed_messages.ISOLATED_AFTER or any(
+        poison.holds_nothing(check.group, one) for one in members
     ):
         return ""
-    return f"{what} and goes out alone, once {members[0].name} is done with what it has"
+    return f"{what} and is delivered alone, once {members[0].name} holds nothing else"
 
 
-def _span(look: Look) -> str:
-    """An operator or a member wants no more of it to be under way."""
-    span, floor = look.group.settings.span, look.position.floor
-    if not span or look.position.redeliver or not floor + span <= look.position.cursor < look.end:
+def _span(check: StallCheck) -> str:
+    """Report the limit of messages under way that an operator or member has set."""
+    span, floor = check.group.settings.span, check.position.floor
+    if (
+        not span
+        or check.position.redeliver
+        or not floor + span <= check.position.cursor < check.end
+    ):
         return ""
     return (
-        f"message {floor} is not done with, and {span} messages from there on were delivered (span)"
+        f"message {floor} is not processed, and {span} messages from there on were delivered (span)"
     )
 
 
-def _leased(look: Look) -> str:
-    """Handlers have it all: one that keeps it for longer than a lease is slow, or
+def _leased(check: StallCheck) -> str:
+    """Report that all messages are leased; a handler that exceeds a lease is slow or
     hangs.
     """
-    numbers = {piece.value.lease for piece in look.position.leased}
-    if not look.drained or not numbers:
+    numbers = {held.value.lease for held in check.position.leased}
+    if not check.drained or not numbers:
         return ""
     first = min(
-        (look.group.leases[number] for number in numbers), key=lambda lease: lease.granted_at
+        (check.group.leases[number] for number in numbers), key=lambda lease: lease.granted_at
     )
-    slow = look.seen.now - first.granted_at > look.group.settings.lease_us
+    slow = check.context.now - first.granted_at > check.group.settings.lease_us
     what = "its handlers are slow, or hang" if slow else "waiting for acks"
-    return f"everything is leased, to {first.member} for {look.seconds_since(first.granted_at)} s: {what}"
+    seconds = check.seconds_since(first.granted_at)
+    return f"everything is leased, to {first.member} for {seconds} s: {what}"
 
 
-def _not_durable(look: Look) -> str:
-    row = look.state.entries.get(t.ENTRY_KEY.pack(*look.spot, look.position.cursor))
-    waits = row is not None and t.Entry._make(row).visible_at > look.seen.durable
+def _not_durable(check: StallCheck) -> str:
+    row = check.state.entries.get(t.ENTRY_KEY.pack(*check.tp, check.position.cursor))
+    waits = row is not None and t.BatchEntry._make(row).visible_at > check.context.durable
     return "the next message is not durable yet" if waits else ""
 
 
-def _gate(look: Look) -> str:
-    gate = look.state.gates.get(look.spot)
-    behind = look.state.topics_by_id[look.spot[0]].ends[look.spot[1]]
-    if gate is None or look.position.cursor != look.end or look.end == behind:
+def _visibility_barrier(check: StallCheck) -> str:
+    barrier = check.state.barriers.get(check.tp)
+    behind = check.state.topics_by_id[check.tp[0]].end_offsets[check.tp[1]]
+    if barrier is None or check.position.cursor != check.end or check.end == behind:
         return ""
-    return f"{behind - look.end} messages are seen once a large transaction is published whole: {gate.token.hex()}"
+    count, token = behind - check.end, barrier.token.hex()
+    return f"{count} messages are seen once a large transaction is published whole: {token}"
 
 
-def _undecided(look: Look) -> str:
-    """Producers' transactions hold keys: what is sent of these waits behind them, and
-    is not yet in the partition.
+def _undecided(check: StallCheck) -> str:
+    """Report producers' transactions that hold keys.
+
+    Messages sent with these keys wait behind them and are not in the partition yet.
     """
-    if not look.drained or not look.state.holds[look.spot]:
+    if not check.drained or not check.state.held_keys[check.tp]:
         return ""
-    first = t.PARTITION_KEY.pack(*look.spot)
-    rows = look.state.tables[t.HOLDS].range(
-        first, t.PARTITION_KEY.pack(look.spot[0], look.spot[1] + 1)
+    first = t.PARTITION_KEY.pack(*check.tp)
+    rows = check.state.tables[t.HOLDS].range(
+        first, t.PARTITION_KEY.pack(check.tp[0], check.tp[1] + 1)
     )
     tokens = (token for _key, (token,) in rows if token is not None)
     token = next(tokens, None)
-    of = "" if token is None else f", such as {token.hex()}"
-    return f"undecided transactions hold keys of it{of}; in the queues of these keys: {look.state.holds[look.spot]}"
+    example = "" if token is None else f", such as {token.hex()}"
+    queued = check.state.held_keys[check.tp]
+    return f"undecided transactions hold keys of it{example}; in the queues of these keys: {queued}"
 
 
-def _retrying(look: Look) -> str:
-    count = look.group.retrying[look.spot]
-    return f"{count} failed messages wait for their next delivery" if look.drained and count else ""
+def _retrying(check: StallCheck) -> str:
+    count = check.group.retrying[check.tp]
+    return (
+        f"{count} failed messages wait for their next delivery" if check.drained and count else ""
+    )
 
 
-def _parked(look: Look) -> str:
-    """All that is left are messages behind dead letters."""
-    if not look.drained:
+def _parked(check: StallCheck) -> str:
+    """Report a partition whose remaining messages wait behind dead letters."""
+    if not check.drained:
         return ""
-    topic_id, partition = look.spot
-    looked_at = islice(look.group.fences.get(topic_id, {}).values(), FENCES_LOOKED_AT)
-    parked = [fence.parked for fence in looked_at if fence.partition == partition and fence.parked]
+    topic_id, partition = check.tp
+    fences = islice(check.group.fences.get(topic_id, {}).values(), MAX_FENCES_READ)
+    parked = [fence.parked for fence in fences if fence.partition == partition and fence.parked]
     return (
         f"parked behind failed messages of their keys: {sum(parked)} (keys: {len(parked)})"
         if parked
@@ -308,8 +332,28 @@ def _parked(look: Look) -> str:
     )
 
 
-RULES: tuple[Callable[[Look], str], ...] = (
-    _deleted, _closed, _paused, _topic_paused, _being_reset, _being_cloned, _guarded, _no_member, _member_paused,
-    _damaged, _held_before, _transaction, _fence_full, _growth, _alone, _span, _leased, _not_durable, _gate, _undecided,
-    _retrying, _parked,
-)  # fmt: skip
+# The codes are part of the interface: programs read them.
+REASONS: tuple[tuple[str, Callable[[StallCheck], str]], ...] = (
+    ("deleted", _deleted),
+    ("closed", _closed),
+    ("paused", _paused),
+    ("topic-paused", _topic_paused),
+    ("being-reset", _being_reset),
+    ("being-cloned", _being_cloned),
+    ("guarded", _breaker_open),
+    ("no-member", _no_member),
+    ("member-paused", _member_paused),
+    ("damaged", _damaged),
+    ("held-before", _held_before),
+    ("transaction", _transaction),
+    ("fence-full", _fence_full),
+    ("growth", _growth),
+    ("alone", _isolated),
+    ("span", _span),
+    ("leased", _leased),
+    ("not-durable", _not_durable),
+    ("gate", _visibility_barrier),
+    ("undecided", _undecided),
+    ("retrying", _retrying),
+    ("parked", _parked),
+)

@@ -1,1 +1,1 @@
-"""Events: the outcomes that the log holds, one module per subject."""
+"""Events of the log, one module per subject, and the outcome of a decision."""

@@ -1,28 +1,29 @@
-"""Events of consumers: kinds 64 to 127. Each is the outcome of a decision, and what
-must happen together is one event.
+"""Events of consumers: kinds 64 to 127.
 
-Ranges are (topic id, partition, start, end[, attempt]), single messages (topic id,
-partition, offset[, …]). `moves` and `fences` are what a message, or a key's fence,
-becomes: `apply` needs no rule to record them.
+Each event is the outcome of a decision; changes that belong together are one event.
+Ranges are (topic id, partition, start, end[, attempt]), messages (topic id, partition,
+offset[, ...]). `moves` are new rows of failed messages, `fences` new states of key
+fences: `apply` needs no rule to record them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from txmq.core.consumers.failed_messages import Move
 from txmq.core.events.base import event
-from txmq.core.state.consumer_groups import Settings
+from txmq.core.state.consumer_groups import GroupSettings, MessageRef
+from txmq.core.state.failed_messages import Move
 
 Range = tuple[int, int, int, int]
-Attempted = tuple[int, int, int, int, int]
-Row = tuple[int, int, int]
-Due = tuple[int, int, int, int]  # a message and when it is due
+AttemptRange = tuple[int, int, int, int, int]
+DueRow = tuple[int, int, int, int]  # message, due at
 
 
-class FenceSet(NamedTuple):
-    """Part of an event: what becomes of a key's fence. `state` is a `FenceState`, 0 =
-    lifted; the head is a message.
+class FenceChange(NamedTuple):
+    """New state of a key fence, as part of an event.
+
+    `state` is a `FenceState`, 0 = lifted. `partition` and `offset` are those of the
+    head.
     """
 
     topic_id: int
@@ -30,32 +31,32 @@ class FenceSet(NamedTuple):
     state: int
     partition: int
     offset: int
-    born: int
+    first_lease: int
 
 
 @event(64)
 class GroupCreated(NamedTuple):
-    """A consumer group came to be."""
+    """A consumer group was created."""
 
     group_id: int
     name: str
-    settings: Settings
+    settings: GroupSettings
     parent: int
     temporary: bool
 
 
 @event(65)
 class GroupChanged(NamedTuple):
-    """The group has other settings from now on."""
+    """The settings of a group changed."""
 
     group_id: int
-    settings: Settings
+    settings: GroupSettings
     by: str = ""
 
 
 @event(66)
 class GroupPaused(NamedTuple):
-    """The group delivers nothing, or delivers again; `topic_id` 0 = of all topics."""
+    """Deliveries of a group were stopped or resumed; `topic_id` 0 = of all topics."""
 
     group_id: int
     paused: bool
@@ -65,8 +66,9 @@ class GroupPaused(NamedTuple):
 
 @event(67)
 class GroupDeleted(NamedTuple):
-    """The group is gone, its name free, its id never used again. `most`: rows and
-    fences that go now (GroupTidied).
+    """A group was deleted. Its name is free, its id is never used again.
+
+    At most `most` of its rows and fences are removed with it (see GroupTidied).
     """
 
     group_id: int
@@ -76,7 +78,7 @@ class GroupDeleted(NamedTuple):
 
 @event(68)
 class MemberJoined(NamedTuple):
-    """A member came, or wants other topics."""
+    """A member joined, or changed its topics."""
 
     group_id: int
     member: str
@@ -87,20 +89,23 @@ class MemberJoined(NamedTuple):
 
 @event(69)
 class MemberLeft(NamedTuple):
-    """A member is gone: what was leased to it is delivered again. `lost`: it may have
-    died of that (`suspects`). `rows` are those of table `moved`.
+    """A member is gone, and messages leased to it are redelivered.
+
+    `lost`: one of them may have killed it (`poison`). `rows` are its failed messages.
     """
 
     group_id: int
     member: str
     lost: bool
-    rows: tuple[Due, ...]
+    rows: tuple[DueRow, ...]
 
 
 @event(70)
 class Rebalanced(NamedTuple):
-    """A new generation: `shares` are each member's partitions, `starts` where those new
-    to the group begin.
+    """A new generation began.
+
+    `shares` are each member's partitions. `starts` are the first offsets of partitions
+    that are new to the group.
     """
 
     group_id: int
@@ -111,8 +116,9 @@ class Rebalanced(NamedTuple):
 
 @event(71)
 class PositionReset(NamedTuple):
-    """Partitions of a topic go on from other offsets. Whatever had left its place at or
-    above them is back in it.
+    """Partitions of a topic continue from other offsets.
+
+    Failed messages at or above them are back in their places.
     """
 
     group_id: int
@@ -124,9 +130,7 @@ class PositionReset(NamedTuple):
 
 @event(72)
 class GroupGuarded(NamedTuple):
-    """So many keys failed alike that it is taken for an outage: the group keeps its
-    messages, and probes.
-    """
+    """The circuit breaker opened: many keys failed with the same error."""
 
     group_id: int
     fingerprint: str
@@ -135,8 +139,9 @@ class GroupGuarded(NamedTuple):
 
 @event(76)
 class ResetBegun(NamedTuple):
-    """As PositionReset, but very many messages have left their place: nothing is
-    delivered before that one follows.
+    """A reset began that has to restore many failed messages.
+
+    The group delivers nothing until PositionReset follows.
     """
 
     group_id: int
@@ -148,8 +153,8 @@ class ResetBegun(NamedTuple):
 
 @event(77)
 class BroughtBack(NamedTuple):
-    """The first `most` messages of a partition that had left their place at or above
-    `offset` will be back in it.
+    """The first `most` failed messages at or above `offset` returned to their
+    places.
     """
 
     group_id: int
@@ -161,8 +166,9 @@ class BroughtBack(NamedTuple):
 
 @event(78)
 class GroupTidied(NamedTuple):
-    """At most so many more rows and fences of a deleted group are gone; with the last
-    of them, the group.
+    """At most `most` more rows and fences of a deleted group were removed.
+
+    The group is removed with the last of them.
     """
 
     group_id: int
@@ -171,8 +177,9 @@ class GroupTidied(NamedTuple):
 
 @event(79)
 class GroupCloned(NamedTuple):
-    """A group came to be that goes on where another one stands; what that one has not
-    acked is delivered here, too.
+    """A group was created that continues where its source is.
+
+    Messages that the source has not acked are delivered by both.
     """
 
     group_id: int
@@ -183,8 +190,9 @@ class GroupCloned(NamedTuple):
 
 @event(101)
 class CloneBegun(NamedTuple):
-    """As GroupCloned, but very many messages have failed: nothing of the clone is
-    delivered before CloneEnded.
+    """A clone began whose source has many failed messages.
+
+    The clone delivers nothing until CloneEnded follows.
     """
 
     group_id: int
@@ -195,9 +203,7 @@ class CloneBegun(NamedTuple):
 
 @event(102)
 class CloneContinued(NamedTuple):
-    """The next `most` messages that have failed in the source of a clone are looked
-    through.
-    """
+    """The next `most` failed messages of the source were added to the clone."""
 
     group_id: int
     most: int
@@ -205,21 +211,20 @@ class CloneContinued(NamedTuple):
 
 @event(103)
 class CloneEnded(NamedTuple):
-    """There are no more, and the clone goes on by itself."""
+    """The clone is complete and independent of its source."""
 
     group_id: int
 
 
 @event(80)
 class Delivered(NamedTuple):
-    """One fetch. `ranges` and `rows` are leased; what was found fenced or exhausted on
-    the way has moved.
+    """One fetch.
 
-    Lease 0 = nothing is leased. `stops`: (topic id, partition, offset, key hash) where
-    no more may be parked. The time to live of `expired` and `expired_rows` is over:
-    they are done with, and were not delivered, like `unwanted`. `deaths`: so many
-    consumers were lost with each message that is leased. `single`: it is one, which
-    goes out alone.
+    `ranges` and `rows` are leased; lease 0 = nothing. `moves` are messages that were
+    found fenced or exhausted. `stops` are (topic id, partition, offset, key hash) of
+    keys whose chain is full. `expired`, `expired_rows` and `unwanted` are settled
+    without delivery: their time to live is over, or no row has a wanted tag. `deaths`:
+    consumers lost with each leased message. `single`: one isolated message is leased.
     """
 
     group_id: int
@@ -227,37 +232,37 @@ class Delivered(NamedTuple):
     member: str
     deadline: int
     single: bool
-    ranges: tuple[Attempted, ...]
-    rows: tuple[Row, ...]
+    ranges: tuple[AttemptRange, ...]
+    rows: tuple[MessageRef, ...]
     moves: tuple[Move, ...]
-    fences: tuple[FenceSet, ...]
+    fences: tuple[FenceChange, ...]
     stops: tuple[Range, ...] = ()
     expired: tuple[Range, ...] = ()
-    expired_rows: tuple[Row, ...] = ()
+    expired_rows: tuple[MessageRef, ...] = ()
     unwanted: tuple[Range, ...] = ()
     deaths: int = 0
 
 
 @event(81)
 class Acked(NamedTuple):
-    """Messages were processed. `moves` and `fences`: what that set free behind a
-    fence.
+    """Messages were processed. `moves` and `fences` are the steps of key fences this
+    allows.
     """
 
     group_id: int
     ranges: tuple[Range, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MessageRef, ...]
     moves: tuple[Move, ...]
-    fences: tuple[FenceSet, ...]
+    fences: tuple[FenceChange, ...]
 
 
 @event(82)
 class Returned(NamedTuple):
-    """Messages were given back un-started: the attempt does not count."""
+    """Messages were returned before they were started; the attempt does not count."""
 
     group_id: int
     ranges: tuple[Range, ...]
-    rows: tuple[Due, ...]
+    rows: tuple[DueRow, ...]
 
 
 @event(83)
@@ -271,34 +276,36 @@ class LeasesExtended(NamedTuple):
 
 @event(84)
 class LeasesExpired(NamedTuple):
-    """Leases ran out: what is left of them is delivered again, and their consumer may
-    have died of it (`suspects`).
+    """Leases expired, and their remaining messages are redelivered.
+
+    One of them may have killed the consumer (`poison`).
     """
 
     group_id: int
     leases: tuple[int, ...]
-    rows: tuple[Due, ...]
+    rows: tuple[DueRow, ...]
 
 
 @event(85)
 class Retried(NamedTuple):
-    """A consumer failed; the message waits for its next delivery. `failed` False: it
-    was only postponed.
+    """A message failed and waits for its next delivery.
+
+    `failed` is False if it was only postponed.
     """
 
     group_id: int
     moves: tuple[Move, ...]
-    fences: tuple[FenceSet, ...]
+    fences: tuple[FenceChange, ...]
     failed: bool = True
 
 
 @event(86)
 class DeadLettered(NamedTuple):
-    """A message failed for good."""
+    """A message failed for the last time."""
 
     group_id: int
     moves: tuple[Move, ...]
-    fences: tuple[FenceSet, ...]
+    fences: tuple[FenceChange, ...]
 
 
 @event(87)
@@ -307,25 +314,25 @@ class Replayed(NamedTuple):
 
     group_id: int
     moves: tuple[Move, ...]
-    fences: tuple[FenceSet, ...]
+    fences: tuple[FenceChange, ...]
     by: str
 
 
 @event(88)
 class Abandoned(NamedTuple):
-    """Dead letters were closed for ever; the chains behind them go on."""
+    """Dead letters were closed for ever, and their keys go on."""
 
     group_id: int
     moves: tuple[Move, ...]
-    fences: tuple[FenceSet, ...]
+    fences: tuple[FenceChange, ...]
     by: str
 
 
 @event(100)
 class LettersExpired(NamedTuple):
-    """Dead letters are kept no longer; what waited for them goes on."""
+    """Dead letters were deleted after their retention time, and their keys go on."""
 
     group_id: int
-    rows: tuple[Row, ...]
+    rows: tuple[MessageRef, ...]
     moves: tuple[Move, ...]
-    fences: tuple[FenceSet, ...]
+    fences: tuple[FenceChange, ...]

@@ -1,4 +1,4 @@
-"""Events of delayed messages; numbers 40 to 45 (see `events`)."""
+"""Events of delayed messages: numbers 40 to 45."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import NamedTuple
 from txmq.core.events.base import event
 
 
+class Delay(NamedTuple):
+    """The delay of a message in a bundle; `carried` is the time or span of its
+    delivery as the sender wrote it.
+    """
+
+    carried: int
+    sequence: int
+    key_hash: int | None
+
+
 class DelayedRow(NamedTuple):
-    """A message of a delayed batch, as a batch of its own: `start` counts from the
-    attachment's first byte.
+    """A message of a delayed batch, stored as a batch of its own. `start` counts from
+    the first byte of the attachment.
     """
 
     start: int
@@ -21,13 +31,13 @@ class DelayedRow(NamedTuple):
 
 @event(40)
 class BatchDelayed(NamedTuple):
-    """A plain batch was stored whose messages wait for their times. Attachment: each of
-    them as a batch, joined.
+    """A plain batch of delayed messages was stored. Attachment: each message as a
+    batch, joined.
     """
 
     topic_id: int
     partition: int
-    count: int  # type: ignore[assignment]  # nobody counts in this tuple
+    count: int  # type: ignore[assignment]  # hides tuple.count
     producer: bytes
     epoch: int
     sequence: int
@@ -36,8 +46,8 @@ class BatchDelayed(NamedTuple):
 
 @event(41)
 class DelayedPublished(NamedTuple):
-    """Messages that were due have their offsets: (due, position, offset), offset -1 =
-    their topic was deleted.
+    """Due messages were published: (due, position, offset). Offset -1 = the topic was
+    deleted.
     """
 
     messages: tuple[tuple[int, int, int], ...]
@@ -45,8 +55,8 @@ class DelayedPublished(NamedTuple):
 
 @event(42)
 class DelayedQueued(NamedTuple):
-    """A message that was due met a held key: it waits for that now. Its ticket is the
-    position of this record.
+    """A due message met a held key and waits for its turn. Its ticket is the position
+    of this record.
     """
 
     due: int
@@ -55,26 +65,22 @@ class DelayedQueued(NamedTuple):
 
 @event(43)
 class DelayedRecalled(NamedTuple):
-    """Messages were taken back before they were due: (producer id or token,
-    sequence).
-    """
+    """Messages were recalled before they were due: (producer id or token, sequence)."""
 
     ids: tuple[tuple[bytes, int], ...]
 
 
 @event(44)
 class RecallsForgotten(NamedTuple):
-    """Recalls older than the time they are kept were dropped: (recalled at, producer id
-    or token, sequence).
-    """
+    """Expired recalls were forgotten: (recalled at, producer id or token, sequence)."""
 
     recalls: tuple[tuple[int, bytes, int], ...]
 
 
 @event(45)
 class DelayedMoved(NamedTuple):
-    """Messages that outlive their segment were stored once more: (due, first position,
-    length). Attachment: the copies, joined.
+    """Delayed messages were copied, because their segment has to go: (due, position
+    under which they were stored first, length). Attachment: the copies, joined.
     """
 
     messages: tuple[tuple[int, int, int], ...]

@@ -1,47 +1,47 @@
-"""Events of transactions and jobs: what became of groups, from their first part to the
-last piece of their publication.
+"""Events of transactions, jobs and producer instances.
 
-Each is the outcome of a decision, and what must happen together is one event; see
-`events`.
+Each is the outcome of a decision, and what must happen together is one event (see
+`events.base`). `txmq log dump` prints the names of classes and fields, so these keep
+the words of the wire: a "group" is a bundle, a "slice" the number of keys in a piece.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from txmq.core.events.base import Delay, event
+from txmq.core.events.base import event
+from txmq.core.events.delays import Delay
 
 
-class StoredBatch(NamedTuple):
-    """A batch of a group that is stored but has no offsets yet: `start` counts from the
-    attachment's first byte.
+class UnpublishedBatch(NamedTuple):
+    """A batch of a bundle that is stored but has no offsets yet.
 
-    One with a `delay` is a single message; once its group is published it waits for its
-    time.
+    `start` counts from the attachment's first byte. A batch with a `delay` is a single
+    message, which waits for its time once its bundle is published.
     """
 
     topic_id: int
     partition: int
     start: int
     length: int
-    count: int  # type: ignore[assignment]  # nobody counts in this tuple
+    count: int  # type: ignore[assignment]  # hides tuple.count
     tag_filter: int
-    hashes: tuple[int, ...]  # of its keys, where the decider makes holds; else empty
+    hashes: tuple[int, ...]  # of its keys
     delay: Delay | None = None
 
 
 @event(16)
 class PartStored(NamedTuple):
-    """A part of a group was stored. Attachment: its batches, joined.
+    """A part of a bundle was stored. Attachment: its batches, joined.
 
-    Part 0 brings the description; the last part carries the seal, and with it the
-    group's ticket: the position of that record. A local group comes sealed and decided:
-    `offsets` are its batches' base offsets, part by part published at once.
+    Part 0 brings the description and the bundle's ticket: the position of its record.
+    The last part carries the seal. A bundle may be published as it is stored: then
+    `offsets` are the base offsets of its batches.
     """
 
     token: bytes
     part: int
-    batches: tuple[StoredBatch, ...]
+    batches: tuple[UnpublishedBatch, ...]
     sealed: bool
     digest: bytes
     epoch: int
@@ -50,16 +50,16 @@ class PartStored(NamedTuple):
     actions: tuple[tuple[object, ...], ...]
     check_at: int  # first check-back; 0 = none
     offsets: tuple[int, ...] | None = None
-    participants: tuple[tuple[object, ...], ...] = ()  # of a home broker's group: all branches
-    commit: bool = False  # decided as it was stored, by a foreign manager in one phase
-    slice: int = 0  # of a large group: keys in a piece of it; 0 = its batches are kept in its row
-    check_after: int = 0  # from the seal to the first check-back, where the seal is yet to come
+    participants: tuple[tuple[object, ...], ...] = ()  # of a home broker's bundle: all branches
+    commit: bool = False  # committed with the seal
+    slice: int = 0  # of a large bundle: keys per piece; 0 = its batches are in its row
+    check_after: int = 0  # of an open bundle: from the seal to the first check-back
     origin: bytes = b""  # the process to ask first, where a checker decides; empty = unknown
 
 
 class Released(NamedTuple):
-    """What a decision made visible: a transaction (by token) or a queued batch (by
-    ticket), and its batches' base offsets.
+    """A transaction (by token) or a queued batch (by ticket) that a decision published,
+    with the base offsets of its batches.
     """
 
     token: bytes | None
@@ -69,12 +69,11 @@ class Released(NamedTuple):
 
 @event(17)
 class Decided(NamedTuple):
-    """A transaction was decided, once and for ever, and with it everything that had
-    waited for just this.
+    """A transaction was decided, and what had waited only for it was published.
 
-    `outcome` is a `Decision`'s number. `released` are the groups and queued batches
-    whose last obstacle it was, in the order of publication; a committed transaction
-    that still waits for an earlier ticket is not among them.
+    `outcome` is a `Decision`'s number. `released` are the bundles and queued batches
+    published by this record, in their order. A committed transaction that still waits
+    for an earlier ticket is not among them. `later` are tickets for the backlog.
     """
 
     token: bytes
@@ -82,18 +81,15 @@ class Decided(NamedTuple):
     by: str
     reason: str
     released: tuple[Released, ...]
-    later: tuple[
-        tuple[int, bytes | None], ...
-    ] = ()  # (ticket, token): perhaps free now, too many or too large for here
+    later: tuple[tuple[int, bytes | None], ...] = ()  # (ticket, token)
 
 
 @event(11)
 class GroupsStored(NamedTuple):
-    """Several groups were stored by one request, each whole, undecided, and of a token
-    of its own: `PartStored`s.
+    """Bundles of one request were stored, each whole and undecided: `PartStored`s.
 
-    Attachment: the batches of all, joined. A group's ticket is the record's position
-    plus its place among them.
+    Attachment: the batches of all, joined. A bundle's ticket is the record's position
+    plus its index.
     """
 
     groups: tuple[PartStored, ...]
@@ -101,8 +97,8 @@ class GroupsStored(NamedTuple):
 
 @event(12)
 class GroupsDecided(NamedTuple):
-    """Several transactions were decided by one request: `Decided`s, each as if those
-    before it stood in the log.
+    """Transactions were decided by one request: `Decided`s, each as if those before it
+    stood in the log.
     """
 
     decisions: tuple[Decided, ...]
@@ -110,9 +106,7 @@ class GroupsDecided(NamedTuple):
 
 @event(18)
 class CheckPlanned(NamedTuple):
-    """The next check-back of an undecided transaction; `answered` counts the checks
-    that a checker answered or refused.
-    """
+    """The next check-back of an undecided transaction was planned."""
 
     token: bytes
     check_at: int
@@ -122,9 +116,7 @@ class CheckPlanned(NamedTuple):
 
 @event(19)
 class ConflictSeen(NamedTuple):
-    """Somebody asked for the other outcome of a decided transaction; it was refused and
-    is kept for the operator.
-    """
+    """A decision that contradicts an outcome was refused, and is kept for operators."""
 
     token: bytes
     outcome: int
@@ -134,8 +126,9 @@ class ConflictSeen(NamedTuple):
 
 @event(20)
 class JobDecided(NamedTuple):
-    """One decision over many groups: the winners are published, in the order named;
-    every other group of the job is rolled back.
+    """A job was decided.
+
+    Its winners are published in this order, its other bundles are rolled back.
     """
 
     token: bytes
@@ -145,17 +138,14 @@ class JobDecided(NamedTuple):
     losers: tuple[bytes, ...]
     released: tuple[Released, ...]
     later: tuple[tuple[int, bytes | None], ...] = ()
-    in_steps: bool = (
-        False  # the groups themselves are dealt with by `JobGroupsDone`, some at a time
-    )
+    in_steps: bool = False  # `JobGroupsDone` follow, each for some of the bundles
 
 
 @event(21)
 class TransactionsForgotten(NamedTuple):
-    """Outcomes older than the time they are kept were dropped; their tokens are refused
-    from now on by their age.
+    """Expired outcomes were dropped; from now on their tokens are refused by their age.
 
-    `looked`: all transactions with tokens before this one have been looked through.
+    `looked`: all transactions with tokens before this one have been examined.
     """
 
     tokens: tuple[bytes, ...]
@@ -164,9 +154,7 @@ class TransactionsForgotten(NamedTuple):
 
 @event(22)
 class TombstoneWritten(NamedTuple):
-    """A token that was never heard of was rolled back for good: whatever comes for it
-    later is not stored.
-    """
+    """An unknown token was rolled back for good: no bundle is stored for it later."""
 
     token: bytes
     decider: tuple[object, ...]
@@ -175,10 +163,9 @@ class TombstoneWritten(NamedTuple):
 
 @event(23)
 class HeuristicSeen(NamedTuple):
-    """A branch was decided by hand, or found otherwise than decided; it is kept until
-    somebody has dealt with it.
+    """A branch was decided by hand, or found otherwise than decided.
 
-    `branch` is its gid, "" = the broker's own; `decided` a `Decision`'s number.
+    `branch` is its gid, "" = the broker's own; `decided` is a `Decision`'s number.
     """
 
     token: bytes
@@ -191,7 +178,7 @@ class HeuristicSeen(NamedTuple):
 
 @event(25)
 class HeuristicForgotten(NamedTuple):
-    """Somebody has dealt with the heuristics of a transaction."""
+    """An operator has cleared the heuristics of a transaction."""
 
     token: bytes
     operator: str
@@ -200,8 +187,9 @@ class HeuristicForgotten(NamedTuple):
 
 @event(27)
 class GroupWaits(NamedTuple):
-    """A committed large group met an earlier ticket in this piece of it: it is looked
-    at again when that lets go.
+    """A committed large bundle met an earlier ticket on a key of this piece.
+
+    It leaves the backlog until that ticket releases the key.
     """
 
     token: bytes
@@ -210,10 +198,10 @@ class GroupWaits(NamedTuple):
 
 @event(28)
 class PublicationBegun(NamedTuple):
-    """A large group has its offsets, a run in each of its partitions; readers stop
-    before them until the last piece.
+    """A large bundle has its offsets, a range in each of its partitions.
 
-    `bases` are the first offsets, in the order of the group's partitions.
+    Readers stop before them until the last piece is published. `bases` are the first
+    offsets, in the order of the bundle's partitions.
     """
 
     token: bytes
@@ -222,10 +210,10 @@ class PublicationBegun(NamedTuple):
 
 @event(29)
 class PieceDone(NamedTuple):
-    """One piece of a large group was dealt with: its keys taken, its batches published,
-    or all of it dropped.
+    """A piece of a large bundle was processed: its keys are held, its batches are
+    published, or it is dropped.
 
-    `later` are those who had waited for its keys and are perhaps free now.
+    `later` are the tickets that waited for its keys and may be free now.
     """
 
     token: bytes
@@ -235,9 +223,7 @@ class PieceDone(NamedTuple):
 
 @event(30)
 class BacklogDone(NamedTuple):
-    """Those who were perhaps free have been looked at; the ones that were are
-    published.
-    """
+    """Tickets of the backlog were considered, and those that were free published."""
 
     tickets: tuple[int, ...]
     released: tuple[Released, ...]
@@ -246,9 +232,10 @@ class BacklogDone(NamedTuple):
 
 @event(31)
 class GroupRefused(NamedTuple):
-    """The first of several parts came too late, for a job that is decided or a source
-    that is past it: nothing of the group is stored, now or later. All of its parts are
-    told that its state is `state`.
+    """The first of several parts came too late: its job was decided, or a watermark
+    had passed it.
+
+    Nothing of the bundle is stored. The receipt of each part has this `state`.
     """
 
     token: bytes
@@ -260,25 +247,52 @@ class GroupRefused(NamedTuple):
 
 @event(32)
 class ConflictsForgotten(NamedTuple):
-    """Contradictions recorded before this position are no longer kept."""
+    """Conflicts recorded before this position were dropped."""
 
     before: int
 
 
 @event(33)
 class JobsForgotten(NamedTuple):
-    """The decisions of these jobs are no longer kept."""
+    """The decisions of these jobs were dropped."""
 
     tokens: tuple[bytes, ...]
 
 
 @event(36)
 class JobGroupsDone(NamedTuple):
-    """So many more groups of a decided job were dealt with: first its winners in their
-    order, then the others.
-    """
+    """The next bundles of a decided job were processed: winners first."""
 
     token: bytes
     groups: int
     released: tuple[Released, ...]
     later: tuple[tuple[int, bytes | None], ...] = ()
+
+
+@event(26)
+class InstanceRegistered(NamedTuple):
+    """A process registered as a producer instance and fenced off its predecessors;
+    `epoch` counts from 1.
+    """
+
+    service: str
+    instance: str
+    epoch: int
+
+
+@event(34)
+class InstancesSeen(NamedTuple):
+    """Processes of these producer instances (keys of table `instances`) are
+    connected.
+    """
+
+    keys: tuple[bytes, ...]
+
+
+@event(35)
+class InstancesForgotten(NamedTuple):
+    """Producer instances (keys of table `instances`) were forgotten, because no process
+    was connected for too long.
+    """
+
+    keys: tuple[bytes, ...]

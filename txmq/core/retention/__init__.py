@@ -1,3 +1,3 @@
-"""Rules about the end of things: messages, letters, outcomes and log segments that
-nobody needs any more.
+"""Rules of retention: the expiry of messages, dead letters and outcomes, and the end of
+the log that is still needed.
 """

@@ -1,5 +1,5 @@
-"""Dead letters are kept for a time of their own, abandoned ones too; then what waited
-for them goes on.
+"""Expiry of dead letters and abandoned messages. The messages parked behind them go on
+afterwards.
 """
 
 from __future__ import annotations
@@ -7,29 +7,30 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import acks, changes, failed_messages
-from txmq.core.consumers.changes import Changes
-from txmq.core.consumers.failed_messages import Kind
+from txmq.core.consumers import acks, key_fences
+from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import LettersExpired
-from txmq.core.state.state import Outcome
+from txmq.core.events.outcome import Outcome
+from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import FailedKind
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from txmq.core.consumers.failed_messages import Moved
-    from txmq.core.events.base import Place
-    from txmq.core.state.consumer_groups import Group, Spotted
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.state.state import State
 
-AT_ONCE = 250  # letters looked at in one command, so that no apply takes long
+STEP_LETTERS = 250  # examined by one command, so that no apply takes long
 
 
 class ExpireLetters(NamedTuple):
-    """Take away letters that are too old, of those after number `after`; `default` (µs,
-    0 = never) is the broker's.
+    """Remove the expired dead letters of a group, from those after number `after` on.
 
-    The reply is the number to go on after, 0 = there are no more.
+    `default` is the broker's retention (µs, 0 = for ever). The reply is the number to
+    go on after; 0 = there are no more.
     """
 
     group_id: int
@@ -38,47 +39,48 @@ class ExpireLetters(NamedTuple):
 
 
 def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
-    group = state.consumers.by_id.get(command.group_id)
+    group = state.groups.by_id.get(command.group_id)
     if group is None:
         return Outcome(reply=0)
-    looked = list(islice(_letters(state, group, command.after), AT_ONCE))
-    made = Changes(state, group, now)
-    over: list[Spotted] = []
-    for _number, spotted, row in looked:
-        time = _kept(state, spotted, command.default)
-        if time and row.dead_at < now - time and not row.token:
-            over.append(spotted)
-            if row.kind == Kind.LETTER:
-                made.done(spotted, row.key_hash)
-    following = looked[-1][0] if len(looked) == AT_ONCE else 0
-    event = LettersExpired(group.group_id, tuple(over), made.moves, made.fences)
-    return Outcome((event,) if over else (), following)
+    letters = list(islice(_scan_letters(state, group, command.after), STEP_LETTERS))
+    changes = FailureChanges(state, group, now)
+    expired: list[MessageRef] = []
+    for _number, ref, row in letters:
+        retention = _retention_of(state, ref, command.default)
+        if retention and row.dead_at < now - retention and not row.token:
+            expired.append(ref)
+            if row.kind == FailedKind.LETTER:
+                changes.processed(ref, row.key_hash)
+    following = letters[-1][0] if len(letters) == STEP_LETTERS else 0
+    event = LettersExpired(group.group_id, tuple(expired), *changes.parts())
+    return Outcome((event,) if expired else (), following)
 
 
-def _letters(state: State, group: Group, after: int) -> Iterator[tuple[int, Spotted, Moved]]:
+def _scan_letters(
+    state: State, group: ConsumerGroup, after: int
+) -> Iterator[tuple[int, MessageRef, FailedMessage]]:
     low, high = (
         t.LETTER_KEY.pack(group.group_id, after + 1),
         t.LETTER_KEY.pack(group.group_id, t.SIGN),
     )
     rows: Any = state.tables[t.LETTERS].range(low, high)
     for key, at in rows:
-        spotted = tuple(at)
-        row = failed_messages.get(state, group, spotted)
-        assert row is not None, "in the index, so it is there"
-        yield t.LETTER_KEY.unpack(key)[1], spotted, row
+        ref = tuple(at)
+        row = failed_messages.get(state, group, ref)
+        assert row is not None, "the index has it"
+        yield t.LETTER_KEY.unpack(key)[1], ref, row
 
 
-def _kept(state: State, spotted: Spotted, default: int) -> int:
-    own = state.topics_by_id[spotted[0]].settings.letters_us
+def _retention_of(state: State, ref: MessageRef, default: int) -> int:
+    own = state.topics_by_id[ref[0]].settings.letters_us
     return default if own < 0 else own
 
 
-def apply_expired(state: State, event: LettersExpired, place: Place) -> None:
-    group = state.consumers.by_id[event.group_id]
-    changes.apply(state, group, event.moves, event.fences, place.stored_at)
-    for raw in event.rows:
-        topic_id, partition, offset = raw
-        acks.settle_row(state, group, (topic_id, partition, offset))
+def apply_expired(state: State, event: LettersExpired, context: RecordContext) -> None:
+    group = state.groups.by_id[event.group_id]
+    key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
+    for ref in event.rows:
+        acks.settle_row(state, group, ref)
 
 
 DECIDERS: dict[type, Any] = {ExpireLetters: decide_expire}

@@ -1,6 +1,4 @@
-"""From where on the log is still needed: the lowest positions that the state may have
-to read at.
-"""
+"""The log floor: the lowest positions of the log that the state still refers to."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from txmq.core.state import log_pins
 from txmq.core.topics import delayed, key_order
-from txmq.core.transactions import listed
+from txmq.core.transactions import indexes
 from txmq.core.transactions.model import every_batch, get
 from txmq.store import tables as t
 
@@ -18,36 +16,36 @@ if TYPE_CHECKING:
 
     from txmq.core.state.state import State, Topic
 
-# committed transactions that wait; where there are more, nothing is freed for the
-# moment
-WAITING_LOOKED_AT = 10_000
+# waiting bundles and queued batches to examine; with more, the floor is 0 for now
+MAX_SCANNED = 10_000
 
 
-def by_topic(state: State, topic: Topic) -> int:
-    """The lowest position that a published batch of a topic may stand at, pinned ones
-    aside.
+def topic_floor(state: State, topic: Topic) -> int:
+    """Return a lower bound of the positions of a topic's published batches, without
+    pinned ones.
     """
     lowest = t.SIGN
-    for partition, first in enumerate(topic.firsts):
+    for partition, first in enumerate(topic.start_offsets):
         row = state.entries.get(t.ENTRY_KEY.pack(topic.topic_id, partition, first))
         if row is not None:
-            entry = t.Entry._make(row)
-            lowest = min(lowest, entry.position, max(0, entry.visible_at - log_pins.SLACK))
+            entry = t.BatchEntry._make(row)
+            lowest = min(lowest, entry.position, max(0, entry.visible_at - log_pins.SLACK_BYTES))
     return lowest
 
 
-def besides(state: State, *, delayed_too: bool = True) -> int:
-    """The lowest position that something other than published batches and copies of
-    messages may stand at; without delayed messages, which can be stored again, if they
-    are not counted.
+def state_floor(state: State, *, delayed_too: bool = True) -> int:
+    """Return the lowest position of what is neither a published batch nor a pinned
+    copy.
+
+    Without `delayed_too`, delayed messages do not count: they can be copied.
     """
-    found = (
+    floors = (
         position
-        for needed in NEEDED
-        if delayed_too or needed is not _delayed
-        for position in needed(state)
+        for source in SOURCES
+        if delayed_too or source is not _delayed
+        for position in source(state)
     )
-    return min(found, default=t.SIGN)
+    return min(floors, default=t.SIGN)
 
 
 def _undecided(state: State) -> Iterator[int]:
@@ -56,29 +54,25 @@ def _undecided(state: State) -> Iterator[int]:
 
 
 def _queued(state: State) -> Iterator[int]:
-    """Of batches that wait for a key: those that were delayed before that stand far
-    below their tickets.
-    """
-    for looked, (_key, row) in enumerate(
-        islice(state.tables[t.QUEUED].range(b""), WAITING_LOOKED_AT + 1)
-    ):
-        yield key_order.held(row).position if looked < WAITING_LOOKED_AT else 0
+    # Messages that were delayed before lie far below their tickets.
+    rows = islice(state.tables[t.QUEUED].range(b""), MAX_SCANNED + 1)
+    for scanned, (_key, row) in enumerate(rows):
+        yield key_order.unplaced_batch(row).position if scanned < MAX_SCANNED else 0
 
 
 def _delayed(state: State) -> Iterator[int]:
-    lowest = delayed.lowest_place(state)
+    lowest = delayed.lowest_position(state)
     if lowest is not None:
         yield lowest
 
 
 def _waiting(state: State) -> Iterator[int]:
-    """Of transactions that are committed and wait: their tickets may be those of their
-    decisions.
-    """
-    if state.listed[listed.Kind.WAITING] > WAITING_LOOKED_AT:
+    # Committed bundles that wait for earlier tickets. Their own tickets do not bound
+    # their positions: some get one with their decision.
+    if state.listed[indexes.ListKind.WAITING] > MAX_SCANNED:
         yield 0
         return
-    for token in listed.tokens(state, listed.Kind.WAITING):
+    for token in indexes.listed_tokens(state, indexes.ListKind.WAITING):
         row = get(state, token)
         if row is not None:
             yield from (
@@ -86,6 +80,6 @@ def _waiting(state: State) -> Iterator[int]:
             )
 
 
-# Whoever keeps positions of the log in a table of its own has a line here, or retention
-# takes what is there.
-NEEDED = (_undecided, _queued, _waiting, _delayed)
+# Every table with positions of the log needs an entry here (or log pins): otherwise
+# retention removes the segments that it refers to.
+SOURCES = (_undecided, _queued, _waiting, _delayed)

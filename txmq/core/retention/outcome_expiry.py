@@ -1,13 +1,12 @@
-"""Sweeping: what is forgotten after its time, a slice of it in each step.
+"""Expiry of outcomes and of other records that have no topic, some rows in each step.
 
-| what | kept for |
-|---|---|
-| producing sessions | 7 days since their last send |
-| outcomes of transactions | 7 days since their tokens were made; what is not over and dealt with stays |
-| contradicted decisions | 30 days |
-| decisions of jobs | 7 days where the token tells its time; 400 days where it stands for a name (`jobs`) |
-| producer instances | 30 days since one was last seen connected |
-| marks | for ever: without its mark a source would be stored again (`marks`); there is one for each source |
+- Producing sessions: 7 days after their last send.
+- Outcomes of transactions: 7 days after the time of their tokens. Those without a final
+  outcome, or with heuristics that nobody has cleared, stay.
+- Conflicts, that is contradictions of a decision: 30 days.
+- Decisions of jobs: 7 days, or 400 where the token stands for a name.
+- Producer instances: 30 days after the last connection.
+- Watermarks: never. Without its watermark a source would be stored a second time.
 """
 
 from __future__ import annotations
@@ -15,30 +14,32 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.base import ProducerForgotten
+from txmq.core.events.outcome import Outcome
+from txmq.core.events.topics import ProducerForgotten
 from txmq.core.events.transactions import TransactionsForgotten
-from txmq.core.state.state import Outcome, State
-from txmq.core.transactions import branches, decisions, instances, jobs, large_bundles, listed
-from txmq.core.transactions.large_bundles import Phase
-from txmq.core.transactions.model import KEPT, Transaction, get
-from txmq.model.bundle import GroupState
+from txmq.core.state.state import State
+from txmq.core.transactions import branches, decisions, indexes, instances, jobs, large_bundles
+from txmq.core.transactions.large_bundles import PiecePhase
+from txmq.core.transactions.model import OUTCOME_RETENTION, Transaction, get
+from txmq.model.bundle import BundleState
+from txmq.model.units import DAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from txmq.core.events.base import Event, Place
+    from txmq.core.events.base import Event, RecordContext
 
-AT_ONCE = 250  # rows that one step may touch, so that no apply takes long
-FORGETTABLE = (GroupState.PUBLISHED, GroupState.ROLLED_BACK)
-PRODUCERS_KEPT = 7 * 24 * 3600 * 1_000_000  # idle for so long (ARCHITECTURE 5)
+STEP_ROWS = 250  # touched by one step, so that no apply takes long
+FINAL_STATES = (BundleState.PUBLISHED, BundleState.ROLLED_BACK)
+PRODUCER_RETENTION = 7 * DAY  # since the last send
 
 
-class Sweep(NamedTuple):
-    """Timer: one step. `kind` is the number of what is swept, `after` where the step
-    before came to.
+class ExpireOutcomes(NamedTuple):
+    """Timer: one step of the expiry. `kind` is an index of `KINDS`, `after` the place
+    that the previous step has reached.
 
-    `connected` are the producer instances of which somebody is connected, as keys of
-    their table. The reply is the next step's command, None = that was all for now.
+    `connected` are the keys of producer instances with a connected process. The reply
+    is the command of the next step; None = all is done for now.
     """
 
     kind: int = 0
@@ -46,16 +47,14 @@ class Sweep(NamedTuple):
     connected: frozenset[bytes] = frozenset()
 
 
-class Swept(NamedTuple):
-    """What a step found to be forgotten, and where the next one goes on; None = there
-    is no more of the kind.
-    """
+class ExpiryStep(NamedTuple):
+    """The events of a step, and the place for the next one; None = the kind is done."""
 
     events: tuple[Event, ...]
     after: bytes | None = None
 
 
-def decide_sweep(state: State, command: Sweep, now: int) -> Outcome:
+def decide_expire(state: State, command: ExpireOutcomes, now: int) -> Outcome:
     events, after = KINDS[command.kind](state, command, now)
     following = (
         command._replace(kind=command.kind + 1, after=b"")
@@ -65,107 +64,111 @@ def decide_sweep(state: State, command: Sweep, now: int) -> Outcome:
     return Outcome(events, following if following.kind < len(KINDS) else None)
 
 
-def _producers(state: State, command: Sweep, now: int) -> Swept:
+def _producers(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
     del command
     idle = (
         name
         for name, producer in state.producers.items()
-        if producer.seen_at < now - PRODUCERS_KEPT
+        if producer.seen_at < now - PRODUCER_RETENTION
     )
-    found = tuple(islice(idle, AT_ONCE))
-    return Swept(
-        (ProducerForgotten(found),) if found else (), b"" if len(found) == AT_ONCE else None
+    found = tuple(islice(idle, STEP_ROWS))
+    return ExpiryStep(
+        (ProducerForgotten(found),) if found else (), b"" if len(found) == STEP_ROWS else None
     )
 
 
-def _transactions(state: State, command: Sweep, now: int) -> Swept:
-    """Tokens sort by their time, and what was looked through is not looked at again:
-    there may be very much that must be kept. What of that comes to its end later is
-    listed.
-    """
+def _transactions(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
+    # Tokens sort by their time. What was scanned is not scanned again, because much of
+    # it may have to stay; what ends later is in the list LATE.
     del command
-    stop = ((now - KEPT) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
-    rows: Any = state.transactions.range(state.swept, stop)
-    old, upto = _old_ones(state, rows)
+    stop = ((now - OUTCOME_RETENTION) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
+    rows: Any = state.transactions.range(state.expired_to, stop)
+    old, upto = _final_transactions(state, rows)
     if upto is None:
-        return Swept((TransactionsForgotten(old, stop),) if old or _any(state, stop) else ())
-    return Swept((TransactionsForgotten(old, upto),), b"")
+        return ExpiryStep(
+            (TransactionsForgotten(old, stop),) if old or _has_any_before(state, stop) else ()
+        )
+    return ExpiryStep((TransactionsForgotten(old, upto),), b"")
 
 
-def _any(state: State, stop: bytes) -> bool:
-    """Whether there is anything to get past, so that an idle broker writes nothing."""
-    return next(iter(state.transactions.range(state.swept, stop)), None) is not None
+def _has_any_before(state: State, stop: bytes) -> bool:
+    # Without rows to pass there is no event: an idle broker writes nothing.
+    return next(iter(state.transactions.range(state.expired_to, stop)), None) is not None
 
 
-def _late(state: State, command: Sweep, now: int) -> Swept:
+def _late_transactions(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
     del now
-    names = listed.tokens(state, listed.Kind.LATE, command.after)
+    names = indexes.listed_tokens(state, indexes.ListKind.LATE, command.after)
     rows = ((token, state.transactions.get(token)) for token in names)
-    old, upto = _old_ones(state, rows)
-    return Swept((TransactionsForgotten(old, state.swept),) if old else (), upto)
+    old, upto = _final_transactions(state, rows)
+    return ExpiryStep((TransactionsForgotten(old, state.expired_to),) if old else (), upto)
 
 
-def _old_ones(
+def _final_transactions(
     state: State, rows: Iterable[tuple[bytes, Any]]
 ) -> tuple[tuple[bytes, ...], bytes | None]:
-    """What of them is to be forgotten, and the first that was not looked at any
-    more.
-    """
+    """Return the tokens that expire, and the first token that was not examined."""
     old: list[bytes] = []
     touched = 0
-    for looked, (token, row) in enumerate(rows):
-        if max(looked, touched) >= AT_ONCE:
+    for scanned, (token, row) in enumerate(rows):
+        if max(scanned, touched) >= STEP_ROWS:
             return tuple(old), token
         found = Transaction(*row)
-        large = large_bundles.of_row(found.large)
-        idle = large is None or large.phase is Phase.NONE
-        if found.state in FORGETTABLE and idle and not branches.has_heuristics(state, token):
+        large = large_bundles.read_large(found.large)
+        idle = large is None or large.phase is PiecePhase.NONE
+        if found.state in FINAL_STATES and idle and not branches.has_heuristics(state, token):
             touched += 1 if large is None else 1 + large.pieces
             old.append(token)
     return tuple(old), None
 
 
-def _conflicts(state: State, command: Sweep, now: int) -> Swept:
+def _conflicts(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
     del command
-    event, more = decisions.old_conflicts(state, now, AT_ONCE)
-    return Swept(() if event is None else (event,), b"" if more else None)
+    event, more = decisions.find_expired_conflicts(state, now, STEP_ROWS)
+    return ExpiryStep(() if event is None else (event,), b"" if more else None)
 
 
-def _jobs(state: State, command: Sweep, now: int) -> Swept:
-    event, after = jobs.old(state, now, command.after, AT_ONCE)
-    return Swept(() if event is None else (event,), after)
+def _jobs(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
+    event, after = jobs.find_expired(state, now, command.after, STEP_ROWS)
+    return ExpiryStep(() if event is None else (event,), after)
 
 
-def _instances(state: State, command: Sweep, now: int) -> Swept:
-    return Swept(*instances.old(state, now, command.after, command.connected, AT_ONCE))
+def _instances(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
+    return ExpiryStep(
+        *instances.find_expired(state, now, command.after, command.connected, STEP_ROWS)
+    )
 
 
-KINDS: tuple[Callable[[State, Sweep, int], Swept], ...] = (
-    _producers, _transactions, _late, _conflicts, _jobs, _instances,
+KINDS: tuple[Callable[[State, ExpireOutcomes, int], ExpiryStep], ...] = (
+    _producers, _transactions, _late_transactions, _conflicts, _jobs, _instances,
 )  # fmt: skip
 
 
-def apply_transactions_forgotten(state: State, event: TransactionsForgotten, place: Place) -> None:
-    del place
+def apply_transactions_forgotten(
+    state: State, event: TransactionsForgotten, context: RecordContext
+) -> None:
+    del context
     for token in event.tokens:
         row = get(state, token)
-        assert row is not None, "it was there when it was found old"
+        assert row is not None, "only rows that exist expire"
         branches.forget(state, token, row.decider)
         for number in range(0 if row.large is None else row.large.pieces):
-            large_bundles.drop(state, token, number)
-        listed.leave(state, listed.Kind.LATE, token)
+            large_bundles.drop_piece(state, token, number)
+        indexes.remove_from_list(state, indexes.ListKind.LATE, token)
         state.transactions.delete(token)
-    state.swept = max(state.swept, event.looked)
+    state.expired_to = max(state.expired_to, event.looked)
 
 
-def apply_producers_forgotten(state: State, event: ProducerForgotten, place: Place) -> None:
-    del place
+def apply_producers_forgotten(
+    state: State, event: ProducerForgotten, context: RecordContext
+) -> None:
+    del context
     for name in event.producers:
         state.producers.pop(name, None)
         state.dirty_producers.add(name)
 
 
-DECIDERS = {Sweep: decide_sweep}
+DECIDERS = {ExpireOutcomes: decide_expire}
 APPLIERS: dict[type, Any] = {
     TransactionsForgotten: apply_transactions_forgotten,
     ProducerForgotten: apply_producers_forgotten,

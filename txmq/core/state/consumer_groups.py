@@ -1,8 +1,8 @@
-"""What the broker knows of consumer groups, as plain objects.
+"""Consumer groups as plain objects: members, leases, key fences, settings.
 
-Rules for this module: plain data, look-ups, and how they become table rows. What grows
-with the number of failed messages is in tables (`moved`); groups, positions, leases and
-fences are here and are written to their tables when they have changed (`save`).
+This module holds data, look-ups and conversion to table rows. What grows with the
+number of failed messages is in tables (`failed_messages`). Groups, positions, leases
+and fences are objects; `GroupRegistry.save` writes those that have changed.
 """
 
 from __future__ import annotations
@@ -13,90 +13,86 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers.circuit_breaker import Flood, Watch
-from txmq.core.consumers.cloning import Cloning
-from txmq.core.state.positions import Position
+from txmq.core.state.positions import GroupPosition
 from txmq.model.retry import RetryPolicy
+from txmq.model.topic_partition import TopicPartition
+from txmq.model.units import MINUTE, SECOND
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Spot = tuple[int, int]  # topic id, partition
-Spotted = tuple[int, int, int]  # topic id, partition, offset: one message
+
+# topic id, partition, offset: one message. A plain tuple: hot paths make many of them.
+MessageRef = tuple[int, int, int]
 
 CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
-PARK, BLOCK, SKIP = POLICIES = ("park", "block", "skip")
+PARK, BLOCK, SKIP = ON_EXHAUSTED = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
-EARLIER: tuple[Any, ...] = (
-    (),
-    None,
-    0,
-    (),
-    (),
-    False,
-    0,
-    (),
-    None,
-)  # the last fields of a row, for one without them
+# the last fields of a group's row, for rows written before they existed
+LATER_DEFAULTS: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None)
 
 
-class Settings(NamedTuple):
-    """What was agreed when the group was made, or set by an operator.
+class GroupSettings(NamedTuple):
+    """Settings of a group, agreed when it was created or set by an operator.
 
-    `retry` is the row of a `RetryPolicy`. `altered` names what an operator has set:
-    members that ask for something else are not refused for it, they get what the
-    operator said.
+    `retry` is the row of a `RetryPolicy`. `altered` names the settings that an operator
+    has set: members that ask for other values are not refused, they get the operator's.
     """
 
     mode: str = CONCURRENT
     on_exhausted: str = PARK
     retry: tuple[Any, ...] = RetryPolicy().row
-    lease_us: int = 60_000_000
-    session_us: int = 30_000_000
-    start: str | int = (
-        FIRST  # "first", "last" or a time (µs): where a topic new to the group begins
-    )
+    lease_us: int = MINUTE
+    session_us: int = 30 * SECOND
+    # where a topic that is new to the group begins: "first", "last" or a time (µs)
+    start: str | int = FIRST
     strategy: str = ""  # of assignment; "" = the mode's own
     altered: tuple[str, ...] = ()
-    max_parked: int = 10_000  # messages behind one key; with more of it the partition stands still
-    flood_keys: int = 20  # that fail alike before the group is guarded (`guard`); 0 = it never is
-    # messages that deliveries of a partition may be ahead of the first one not done
-    # with; 0 = any
+    max_parked: int = 10_000  # messages behind one key; beyond, the partition stalls
+    flood_keys: int = 20  # that fail alike before the circuit breaker opens; 0 = never
+    # messages by which deliveries of a partition may be ahead of the first unsettled
+    # one; 0 = no limit
     span: int = 0
-    consume_timeout_us: int = (
-        900_000_000  # that a handler may hold a message for; members see to it
-    )
+    consume_timeout_us: int = 15 * MINUTE  # for a handler; enforced by the members
 
     @property
     def policy(self) -> RetryPolicy:
-        """The retry policy as an object."""
+        """The retry policy of the group."""
         return _policy(self.retry)
+
+    def redelivery_delay(self, attempt: int, chance: float = 0.5) -> int | None:
+        """Return the delay after the failure of delivery number `attempt`.
+
+        None if that was the last one. `chance` (0 to 1) places the jitter.
+        """
+        policy = self.policy
+        if self.on_exhausted == BLOCK:
+            attempt = min(attempt, policy.retries)
+        return policy.delay(attempt, chance)
 
 
 @lru_cache(maxsize=256)
 def _policy(row: tuple[Any, ...]) -> RetryPolicy:
-    # It checks itself when it is made, which is more than a delivery that looks at it
-    # costs otherwise.
+    # A policy validates itself when it is created, which costs more than the rest of a
+    # delivery that reads it.
     return RetryPolicy(*row)
 
 
 @dataclass(slots=True)
-class Member:
-    """A member of a group. `since` is the generation in which this instance of it
-    joined.
+class GroupMember:
+    """A member of a group. `since` is the generation in which this instance joined.
 
-    A `static` one outlives the broker: whoever comes back by its name finds its
-    partitions.
+    A `static` member outlives the broker: a consumer that joins by its name again gets
+    its partitions.
     """
 
     name: str
     instance: str
     topics: tuple[int, ...]
     since: int
-    partitions: dict[Spot, None] = field(
-        default_factory=dict
-    )  # its share, in order; a set that keeps its order
+    # assigned partitions: an ordered set
+    partitions: dict[TopicPartition, None] = field(default_factory=dict)
     static: bool = False
 
     def to_row(self) -> t.Row:
@@ -112,8 +108,10 @@ class Member:
 
 @dataclass(slots=True)
 class Lease:
-    """One fetch of a member: what it took and has not given back. `single`: it is one
-    message, which is out alone.
+    """The messages of one fetch that their member has neither settled nor returned.
+
+    `single`: the lease is of one message in poison isolation. `deaths` counts the
+    consumers that were lost with each of its messages before.
     """
 
     member: str
@@ -121,10 +119,11 @@ class Lease:
     granted_at: int
     deadline: int
     single: bool = False
-    left: int = 0  # messages
-    spots: set[Spot] = field(default_factory=set, compare=False)  # where its ranges are, or were
-    rows: set[Spotted] = field(default_factory=set)  # its rows of table `moved`
-    deaths: int = 0  # consumers that were lost with each of its messages before: a lot of suspects
+    remaining: int = 0  # messages
+    # partitions that have, or had, ranges of the lease
+    partitions: set[TopicPartition] = field(default_factory=set, compare=False)
+    rows: set[MessageRef] = field(default_factory=set)  # leased failed messages
+    deaths: int = 0
 
     def to_row(self) -> t.Row:
         rows = tuple(sorted(self.rows))
@@ -139,175 +138,232 @@ class Lease:
         )
 
     @classmethod
-    def from_row(cls, row: Any) -> Lease:  # rows are untyped tuples
-        """Without its ranges, which positions know."""
+    def from_row(cls, row: Any) -> Lease:  # noqa: ANN401  # rows are untyped
+        """Return a lease without its ranges: those stand in the positions."""
         member, generation, granted_at, deadline, single, rows, *deaths = row
-        held = {tuple(spotted) for spotted in rows}
+        held = {tuple(ref) for ref in rows}
         return cls(
             member, generation, granted_at, deadline, single, len(held), set(), held, *deaths
         )
 
 
 class FenceState(IntEnum):
-    """How things stand with a fenced key."""
+    """State of a fenced key, by its head: the message that the others wait for."""
 
-    RETRYING = 1  # its head waits for its next delivery or has it
-    DEAD = 2  # its head is a dead letter
-    WAITING = 3  # its head is done with; who is next can be said once older leases are back
+    RETRYING = 1  # the head waits for its next delivery, or is leased
+    DEAD = 2  # the head is a dead letter
+    WAITING = 3  # the head is settled; older leases decide which message is next
 
 
 @dataclass(slots=True)
-class Fence:
-    """A key of an ordered group that failed: later messages of the key are parked
-    behind its head.
+class KeyFence:
+    """The fence of a failed key of an ordered group: later messages of the key are
+    parked behind its head.
     """
 
     state: FenceState
-    partition: int  # of the head, or of the last one where it is done with
+    partition: int  # of the head, or of the last head where that is settled
     offset: int
-    born: int  # leases below this number may still hold messages of the key
+    first_lease: int  # leases with lower numbers may still hold messages of the key
     since: int
     parked: int = 0
 
 
+# topic id and key hash, or a message without a key
+FailingUnit = tuple[int, int] | MessageRef
+
+
+class OpenBreaker(NamedTuple):
+    """The failure that opened a group's circuit breaker, and its probes. `lease` is the
+    probe's; 0 = there was none.
+    """
+
+    fingerprint: str
+    error_type: str
+    since: int
+    probe_at: int
+    probes: int = 0  # failed ones
+    lease: int = 0
+
+
 @dataclass(slots=True)
-class Group:
-    """A consumer group. A broadcast group is one group for each member, named
-    `group@member`, below their `parent`.
+class FailureWindow:
+    """Failures since `since`, by fingerprint. They are cleared once as many messages
+    were acked.
+    """
+
+    since: int = 0
+    acked: int = 0
+    failed: int = 0
+    keys: dict[str, set[FailingUnit]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        self.acked = self.failed = 0
+        self.keys.clear()
+
+
+class CloneProgress(NamedTuple):
+    """The state of a clone in the making: the id of its source group, and the first of
+    the source's failed messages that is not copied yet.
+    """
+
+    source: int
+    start: MessageRef = (0, 0, 0)
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """A consumer group. A broadcast group has a group of its own for each member, named
+    `group@member`, with the broadcast group as `parent`.
     """
 
     group_id: int
     name: str
-    settings: Settings
+    settings: GroupSettings
     parent: int = 0
-    temporary: bool = False  # ends with its member
+    temporary: bool = False  # deleted with its member
     paused: bool = False
-    epoch: int = 1  # raised when messages are to be processed again: the inbox counts by it
+    epoch: int = 1  # raised when messages shall be processed again; inboxes compare it
     generation: int = 0
     next_lease: int = 1
     next_letter: int = 1
-    letters: int = 0  # open ones
-    members: dict[str, Member] = field(default_factory=dict)
-    positions: dict[Spot, Position] = field(default_factory=dict)
+    letters: int = 0  # open dead letters
+    members: dict[str, GroupMember] = field(default_factory=dict)
+    positions: dict[TopicPartition, GroupPosition] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
-    held_rows: dict[Spotted, int] = field(
-        default_factory=dict
-    )  # leased rows of table `moved`: their lease
-    retrying: Counter[Spot] = field(default_factory=Counter)  # rows of table `retries`
-    fences: dict[int, dict[int, Fence]] = field(default_factory=dict)  # by topic and key hash
-    waiting: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # topic and key hash of fences in that state
-    flood: Flood | None = None
-    floods: int = 0  # there have been so many
-    watch: Watch = field(default_factory=Watch, compare=False)
-    stops: dict[Spot, tuple[int, int]] = field(
-        default_factory=dict
-    )  # where a key's fence was full: offset, key hash
+    leased_rows: dict[MessageRef, int] = field(default_factory=dict)  # failed message: lease
+    retrying: Counter[TopicPartition] = field(default_factory=Counter)  # rows of table `retries`
+    # topic id: key hash: fence
+    fences: dict[int, dict[int, KeyFence]] = field(default_factory=dict)
+    # topic id and key hash of the fences in state WAITING
+    waiting_fences: set[tuple[int, int]] = field(default_factory=set)
+    breaker: OpenBreaker | None = None  # None = closed
+    breaker_openings: int = 0
+    failure_window: FailureWindow = field(default_factory=FailureWindow, compare=False)
+    # stalled partitions, because a key's fence is full: offset, key hash
+    stops: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     paused_topics: set[int] = field(default_factory=set)
-    resets: dict[Spot, int] = field(
-        default_factory=dict
-    )  # resets that take a while: where they will go on
-    cloning: Cloning | None = None  # while it is being made from another one
-    clones: set[int] = field(default_factory=set)  # groups that are being made from this one
-    expired: int = 0  # messages whose time to live was over before they were delivered
-    doomed: bool = False  # deleted, but for rows of its moved messages
-    lots: dict[str, int] = field(default_factory=dict)  # leases of suspects, by member
-    suspects: set[Spot] = field(
-        default_factory=set, compare=False
-    )  # where some may wait that have come back
-    loners: dict[Spotted, int] = field(
-        default_factory=dict
-    )  # waiting rows that go out alone: when they are due
+    # resets that take several steps: the offset at which the partition will go on
+    pending_resets: dict[TopicPartition, int] = field(default_factory=dict)
+    clone_progress: CloneProgress | None = None  # while this group is a clone in the making
+    unfinished_clones: set[int] = field(default_factory=set)  # clones of this group in the making
+    expired: int = 0  # messages whose time to live ended before their delivery
+    deleted: bool = False  # rows of its failed messages are still to be removed
+    suspect_leases: dict[str, int] = field(default_factory=dict)  # member: lease of suspects
+    # partitions that may have suspects to redeliver (`core/consumers/poison.py`)
+    suspect_partitions: set[TopicPartition] = field(default_factory=set, compare=False)
+    # failed messages that wait to go out alone: when they are due
+    isolated_rows: dict[MessageRef, int] = field(default_factory=dict)
 
     @property
     def ordered(self) -> bool:
-        """One key strictly in order, one member a partition."""
+        """True if messages of a key are processed strictly in order."""
         return self.settings.mode == ORDERED
 
-    def stands(self, spot: Spot) -> bool:
-        """Whether nothing of a partition is to be delivered, because of what an
-        operator has said.
-        """
+    def is_stopped(self, tp: TopicPartition) -> bool:
+        """Return whether an operator's command stops all deliveries of a partition."""
         return (
             self.paused
-            or spot[0] in self.paused_topics
-            or spot in self.resets
-            or self.cloning is not None
+            or tp[0] in self.paused_topics
+            or tp in self.pending_resets
+            or self.clone_progress is not None
         )
 
+    def update_suspects(self, tp: TopicPartition) -> None:
+        """Apply: note whether a partition has suspects to redeliver."""
+        if any(redelivery.deaths for _, _, redelivery in self.positions[tp].redeliver):
+            self.suspect_partitions.add(tp)
+        else:
+            self.suspect_partitions.discard(tp)
+
     @property
-    def limit(self) -> int | None:
-        """Deliveries that count which a message gets at most; None = no end."""
+    def max_attempts(self) -> int | None:
+        """The most deliveries of a message that count as attempts; None = no limit."""
         return None if self.settings.on_exhausted == BLOCK else self.settings.policy.retries + 1
 
-    def fence(self, topic_id: int, key_hash: int | None) -> Fence | None:
-        """The fence of a key, if it has one; whatever partition the message is in."""
+    def fence(self, topic_id: int, key_hash: int | None) -> KeyFence | None:
+        """Return the fence of a key, if it has one. It holds in all partitions."""
         return None if key_hash is None else self.fences.get(topic_id, {}).get(key_hash)
 
-    def set_fence(self, topic_id: int, key_hash: int, fence: Fence | None) -> None:
-        """Put up a fence, or take it down."""
+    def set_fence(self, topic_id: int, key_hash: int, fence: KeyFence | None) -> None:
+        """Set the fence of a key, or remove it."""
         fences = self.fences.setdefault(topic_id, {})
         if fence is None:
             fences.pop(key_hash, None)
         else:
             fences[key_hash] = fence
         if fence is not None and fence.state is FenceState.WAITING:
-            self.waiting.add((topic_id, key_hash))
+            self.waiting_fences.add((topic_id, key_hash))
         else:
-            self.waiting.discard((topic_id, key_hash))
+            self.waiting_fences.discard((topic_id, key_hash))
         if not fences:
             del self.fences[topic_id]
 
-    def every_fence(self) -> Iterator[tuple[int, int, Fence]]:
-        """Topic id, key hash and fence of each fenced key."""
+    def all_fences(self) -> Iterator[tuple[int, int, KeyFence]]:
+        """Yield topic id, key hash and fence of each fenced key."""
         for topic_id, fences in self.fences.items():
             for key_hash, fence in fences.items():
                 yield topic_id, key_hash, fence
 
-    def oldest_fences(self) -> Iterator[Fence]:
-        """Of each topic the fence that was put up first."""
+    def oldest_fences(self) -> Iterator[KeyFence]:
+        """Yield the oldest fence of each topic."""
         return (next(iter(fences.values())) for fences in self.fences.values())
 
     def to_row(self) -> t.Row:
-        members = tuple(member.to_row() for member in self.members.values())
-        leases = tuple((number, *lease.to_row()) for number, lease in self.leases.items())
-        retrying = tuple((*spot, rows) for spot, rows in self.retrying.items())
         return (
-            self.name, tuple(self.settings), self.parent, self.temporary, self.paused, self.epoch, self.generation,
-            self.next_lease, self.next_letter, self.letters, members, leases, retrying,
-            tuple((*spot, *stop) for spot, stop in self.stops.items()), self.flood, self.floods,
-            tuple(sorted(self.paused_topics)), tuple((*spot, offset) for spot, offset in self.resets.items()),
-            self.doomed, self.expired, tuple((*spotted, due) for spotted, due in self.loners.items()),
-            self.cloning,
-        )  # fmt: skip
+            self.name,
+            tuple(self.settings),
+            self.parent,
+            self.temporary,
+            self.paused,
+            self.epoch,
+            self.generation,
+            self.next_lease,
+            self.next_letter,
+            self.letters,
+            tuple(member.to_row() for member in self.members.values()),
+            tuple((number, *lease.to_row()) for number, lease in self.leases.items()),
+            tuple((*tp, rows) for tp, rows in self.retrying.items()),
+            tuple((*tp, *stop) for tp, stop in self.stops.items()),
+            self.breaker,
+            self.breaker_openings,
+            tuple(sorted(self.paused_topics)),
+            tuple((*tp, offset) for tp, offset in self.pending_resets.items()),
+            self.deleted,
+            self.expired,
+            tuple((*ref, due) for ref, due in self.isolated_rows.items()),
+            self.clone_progress,
+        )
 
     @classmethod
-    def from_row(cls, group_id: int, row: Any) -> Group:  # rows are untyped tuples
-        (name, settings, parent, temporary, paused, epoch, generation, next_lease, next_letter, letters,
-         members, leases, retrying, *later) = row  # fmt: skip
-        stops, flood, floods, paused_topics, resets, doomed, expired, loners, cloning = (
-            tuple(later) + EARLIER[len(later) :]
-        )
+    def from_row(cls, group_id: int, row: Any) -> ConsumerGroup:  # noqa: ANN401  # rows are untyped
+        name, settings, parent, temporary, paused, epoch, generation, *rest = row
         group = cls(
-            group_id, name, Settings(*settings), parent, temporary, paused, epoch, generation
+            group_id, name, GroupSettings(*settings), parent, temporary, paused, epoch, generation
         )
-        group.next_lease, group.next_letter, group.letters = next_lease, next_letter, letters
-        group.paused_topics, group.doomed, group.expired = set(paused_topics), doomed, expired
-        group.resets = {(topic_id, partition): offset for topic_id, partition, offset in resets}
+        group.next_lease, group.next_letter, group.letters, members, leases, retrying, *later = rest
+        later += LATER_DEFAULTS[len(later) :]
+        stops, breaker, group.breaker_openings, paused_topics, resets, *last = later
+        group.deleted, group.expired, isolated, clone = last
+        group.paused_topics = set(paused_topics)
         for member, instance, topics, since, partitions, *static in members:
-            share = dict.fromkeys(map(tuple, partitions))
-            group.members[member] = Member(member, instance, topics, since, share, *static)
-        group.loners = {tuple(spotted): due for *spotted, due in loners}
+            assigned = dict.fromkeys(map(TopicPartition._make, partitions))
+            group.members[member] = GroupMember(member, instance, topics, since, assigned, *static)
         for number, *row_of_lease in leases:
             lease = group.leases[number] = Lease.from_row(row_of_lease)
-            group.held_rows.update(dict.fromkeys(lease.rows, number))
+            group.leased_rows.update(dict.fromkeys(lease.rows, number))
             if lease.deaths:
-                group.lots[lease.member] = number
+                group.suspect_leases[lease.member] = number
         for topic_id, partition, count in retrying:
-            group.retrying[topic_id, partition] = count
-        group.cloning = None if cloning is None else Cloning(cloning[0], tuple(cloning[1]))
-        group.flood, group.floods = None if flood is None else Flood(*flood), floods
+            group.retrying[TopicPartition(topic_id, partition)] = count
         for topic_id, partition, offset, key_hash in stops:
-            group.stops[topic_id, partition] = (offset, key_hash)
+            group.stops[TopicPartition(topic_id, partition)] = (offset, key_hash)
+        for topic_id, partition, offset in resets:
+            group.pending_resets[TopicPartition(topic_id, partition)] = offset
+        for *ref, due in isolated:
+            group.isolated_rows[tuple(ref)] = due
+        if breaker is not None:
+            group.breaker = OpenBreaker(*breaker)
+        if clone is not None:
+            group.clone_progress = CloneProgress(clone[0], tuple(clone[1]))
         return group

@@ -1,11 +1,11 @@
-"""Pins: what is kept at a place in the log that the oldest batches of the partitions do
-not account for.
+"""Log pins: positions of the log that are still needed although they lie below the
+oldest batches of all partitions.
 
-The batches of a partition stand in the log in the order of their offsets, but for those
-of a transaction: they may have been stored long before they were published. One that
-was stored more than `SLACK` before gets a pin, and so does the copy of a message that
-outlived its batch. A pin is a row of table `pins` by position; what it stands for may
-be gone.
+The batches of a partition are in the log in the order of their offsets. Those of a
+transaction are the exception: they may have been stored long before they were
+published. A batch stored more than `SLACK_BYTES` before gets a pin. So does the copy of
+a failed message whose batch has expired. A pin is a row of table `pins`, by position;
+the thing that it stands for may be gone already.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from txmq.core.state.state import State
 
-SLACK = 4 << 20  # bytes of log; a transaction that is decided at once needs no pin
-ENTRY = 0  # in place of a group's id: the pin of a published batch
+SLACK_BYTES = 4 << 20  # a transaction that is decided at once needs no pin
+PUBLISHED_BATCH = 0  # in place of a group id: the pin of a published batch
 
 
-class Pin(NamedTuple):
-    """At `position`: a published batch, or the copy of a message that the group has in
-    table `moved`.
+class LogPin(NamedTuple):
+    """A pinned position: of a published batch, or of the copy of a group's failed
+    message.
     """
 
     position: int
@@ -38,22 +38,22 @@ class Pin(NamedTuple):
 def put(
     state: State, position: int, group_id: int, topic_id: int, partition: int, offset: int
 ) -> None:
-    """Apply: something is kept at this position."""
-    state.tables[t.PINS].put(t.PIN_KEY.pack(position), (group_id, topic_id, partition, offset))
+    """Apply: pin a position."""
+    state.tables[t.LOG_PINS].put(t.PIN_KEY.pack(position), (group_id, topic_id, partition, offset))
 
 
 def drop(state: State, position: int) -> None:
-    """Apply: nothing is; fine where nothing was."""
-    state.tables[t.PINS].delete(t.PIN_KEY.pack(position))
+    """Apply: remove the pin of a position, if it has one."""
+    state.tables[t.LOG_PINS].delete(t.PIN_KEY.pack(position))
 
 
-def at(state: State, position: int) -> Pin | None:
-    """What is pinned there, if anything."""
-    row: Any = state.tables[t.PINS].get(t.PIN_KEY.pack(position))
-    return None if row is None else Pin(position, *row)
+def get(state: State, position: int) -> LogPin | None:
+    """Return the pin of a position, if it has one."""
+    row: Any = state.tables[t.LOG_PINS].get(t.PIN_KEY.pack(position))
+    return None if row is None else LogPin(position, *row)
 
 
-def below(state: State, position: int) -> Iterator[Pin]:
-    """All pins below a position, the lowest first."""
-    for key, row in state.tables[t.PINS].range(b"", t.PIN_KEY.pack(position)):
-        yield Pin(t.PIN_KEY.unpack(key)[0], *row)
+def pins_below(state: State, position: int) -> Iterator[LogPin]:
+    """Yield the pins below a position, lowest first."""
+    for key, row in state.tables[t.LOG_PINS].range(b"", t.PIN_KEY.pack(position)):
+        yield LogPin(t.PIN_KEY.unpack(key)[0], *row)

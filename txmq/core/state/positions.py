@@ -1,9 +1,13 @@
-"""Where a consumer group stands in one partition.
+"""The position of a consumer group in one partition.
 
-Every offset is in exactly one place: below `floor` or in `settled` (done with, or moved
-to a row of table `moved`), in `leased`, `redeliver` or `reserved`, or at or above
-`cursor` (never delivered). So [floor, cursor) without `settled` is the sum of the other
-three, and they do not overlap.
+Every offset is in exactly one place:
+
+- settled: below `floor`, or in `settled` (processed, or a failed message with a row);
+- delivered and not settled: in `leased`, `redeliver` or `reserved`;
+- never delivered: at or above `cursor`.
+
+So [floor, cursor) without `settled` is the sum of the other three, which do not
+overlap.
 """
 
 from __future__ import annotations
@@ -14,26 +18,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from txmq.core.state.ranges import RangeMap, pack, unpack
 
 if TYPE_CHECKING:
-    from txmq.core.state.ranges import Piece
+    from txmq.core.state.ranges import ValueRange
     from txmq.store.tables import Row
 
-# ranges of one value from which on they are stored as settled ones are: fewer are not
-# worth it
+# number of ranges of one value from which on they are packed as settled ones are
 SCATTERED = 64
 V = TypeVar("V")
 
 
 class Grant(NamedTuple):
-    """A lease on a range, and which delivery of it this is (1 = the first)."""
+    """The lease of a range, and the number of this delivery (1 = the first)."""
 
     lease: int
     attempt: int
 
 
 class Reservation(NamedTuple):
-    """A range acked in a transaction that is not decided yet; the rest is what its
-    lease was.
-    """
+    """The undecided transaction that acks a range, and the lease that the range had."""
 
     token: bytes
     attempt: int
@@ -42,32 +43,32 @@ class Reservation(NamedTuple):
     generation: int
 
 
-class Back(NamedTuple):
-    """What has come back: the number of its next attempt, and how many consumers were
-    lost with it (`suspects`).
+class Redelivery(NamedTuple):
+    """The number of a range's next attempt, and the consumers that were lost with it
+    (`core/consumers/poison.py`).
     """
 
     attempt: int
     deaths: int = 0
 
 
-FIRST = Back(1)  # of what was never delivered
+UNDELIVERED = Redelivery(1)  # of messages that were never delivered
 
 
 @dataclass(slots=True)
-class Position:
-    """The state of one partition for one group."""
+class GroupPosition:
+    """The offsets of one partition, by their state for one group."""
 
     floor: int = 0
     cursor: int = 0
     settled: RangeMap[None] = field(default_factory=RangeMap)
     leased: RangeMap[Grant] = field(default_factory=RangeMap)
-    redeliver: RangeMap[Back] = field(default_factory=RangeMap)
+    redeliver: RangeMap[Redelivery] = field(default_factory=RangeMap)
     reserved: RangeMap[Reservation] = field(default_factory=RangeMap)
 
     def settle(self, start: int, end: int) -> None:
-        """Done with [start, end), which was taken from where it was; the floor passes
-        whatever it can.
+        """Settle [start, end), which the caller has removed from the other ranges, and
+        raise the floor as far as possible.
         """
         if start > self.floor:
             self.settled.put(start, end, None)
@@ -78,25 +79,23 @@ class Position:
             self.settled.cut(following.start, following.end)
             self.floor = max(self.floor, following.end)
 
-    def give_back(self, start: int, end: int, back: Back) -> None:
-        """[start, end) is to be delivered once more."""
+    def redeliver_range(self, start: int, end: int, back: Redelivery) -> None:
+        """Add [start, end) to the ranges to be delivered again."""
         self.redeliver.put(start, end, back)
 
-    def take(self, start: int, end: int) -> None:
-        """[start, end) leaves `redeliver` or what was never delivered."""
+    def remove_ready(self, start: int, end: int) -> None:
+        """Remove [start, end) from what is ready for delivery."""
         if start < self.cursor:
             self.redeliver.cut(start, end)
         self.cursor = max(self.cursor, end)
 
-    def missed_below(self, first: int) -> int:
-        """How many messages below `first` are neither done with nor moved."""
-        settled = sum(piece.end - piece.start for piece in self.settled.overlap(self.floor, first))
+    def unprocessed_below(self, first: int) -> int:
+        """Return the number of unsettled messages below `first`."""
+        settled = sum(item.end - item.start for item in self.settled.overlap(self.floor, first))
         return max(0, first - self.floor - settled)
 
-    def pass_to(self, first: int) -> None:
-        """Messages below `first` are no longer there, and nothing of them is leased or
-        reserved.
-        """
+    def skip_to(self, first: int) -> None:
+        """Settle everything below `first`, of which nothing is leased or reserved."""
         self.redeliver.cut(0, first)
         self.settled.cut(0, first)
         self.settle(self.floor, first)
@@ -104,11 +103,11 @@ class Position:
 
     @property
     def unsettled(self) -> int:
-        """Messages below the cursor that are neither done with nor moved."""
+        """The number of unsettled messages below the cursor."""
         return self.cursor - self.floor - self.settled.total
 
     def to_row(self) -> Row:
-        held, back = _scattered(self.leased), _scattered(self.redeliver)
+        held, back = _scattered_values(self.leased), _scattered_values(self.redeliver)
         row = (
             self.floor,
             self.cursor,
@@ -122,43 +121,43 @@ class Position:
             tuple((start, end, tuple(reservation)) for start, end, reservation in self.reserved),
         )
         packed = [
-            tuple((tuple(value), pack(pieces, self.floor)) for value, pieces in many.items())
+            tuple((tuple(value), pack(items, self.floor)) for value, items in many.items())
             for many in (held, back)
         ]
         return (*row, *packed) if back else (*row, *packed[:1]) if held else row
 
     @classmethod
-    def from_row(cls, row: Any) -> Position:  # rows are untyped tuples
+    def from_row(cls, row: Any) -> GroupPosition:  # noqa: ANN401  # rows are untyped
         floor, cursor, settled, leased, redeliver, reserved, *more = row
         position = cls(
             floor,
             cursor,
             unpack(settled, floor),
             RangeMap((start, end, Grant(*grant)) for start, end, grant in leased),
-            RangeMap((start, end, Back(*back)) for start, end, *back in redeliver),
+            RangeMap((start, end, Redelivery(*back)) for start, end, *back in redeliver),
             RangeMap(
                 (start, end, Reservation(*reservation)) for start, end, reservation in reserved
             ),
         )
         for grant, ranges in more[0] if more else ():
-            _restore(position.leased, Grant(*grant), unpack(ranges, floor))
+            _put_all(position.leased, Grant(*grant), unpack(ranges, floor))
         for back, ranges in more[1] if len(more) > 1 else ():
-            _restore(position.redeliver, Back(*back), unpack(ranges, floor))
+            _put_all(position.redeliver, Redelivery(*back), unpack(ranges, floor))
         return position
 
 
-def _scattered(ranges: RangeMap[V]) -> dict[V, list[Piece[V]]]:
-    """Values that very many ranges have, as what is left of a lease where messages here
-    and there are done with.
+def _scattered_values(ranges: RangeMap[V]) -> dict[V, list[ValueRange[V]]]:
+    """Return the values that very many ranges have, each with its ranges. A lease of
+    which single messages are settled leaves such ranges.
     """
     if len(ranges) < SCATTERED:
         return {}
-    pieces: dict[V, list[Piece[V]]] = {}
-    for piece in ranges:
-        pieces.setdefault(piece.value, []).append(piece)
-    return {value: some for value, some in pieces.items() if len(some) >= SCATTERED}
+    items: dict[V, list[ValueRange[V]]] = {}
+    for item in ranges:
+        items.setdefault(item.value, []).append(item)
+    return {value: some for value, some in items.items() if len(some) >= SCATTERED}
 
 
-def _restore(ranges: RangeMap[V], value: V, packed: RangeMap[None]) -> None:
+def _put_all(ranges: RangeMap[V], value: V, packed: RangeMap[None]) -> None:
     for start, end, _nothing in packed:
         ranges.put(start, end, value)

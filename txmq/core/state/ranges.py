@@ -1,8 +1,7 @@
-"""Ranges of offsets: disjoint, sorted, neighbours of the same value joined.
+"""Maps from ranges of offsets to values: disjoint, sorted, equal neighbours joined.
 
-A consumer group's position is a handful of these maps: what is settled above the floor,
-what is leased to whom, what has come back. All operations cost a bisection and a move
-of list items, so thousands of ranges are fine.
+A consumer group's position is a handful of these maps. Each operation costs a bisection
+and a move of list items, so thousands of ranges are fine.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ V = TypeVar("V")
 SMALL = 0x80  # a varint below this is one byte
 
 
-class Piece(NamedTuple, Generic[V]):
-    """Offsets start <= offset < end, and what is known of them."""
+class ValueRange(NamedTuple, Generic[V]):
+    """The offsets start <= offset < end and their value."""
 
     start: int
     end: int
@@ -31,19 +30,19 @@ class RangeMap(Generic[V]):
 
     __slots__ = ("_ends", "_starts", "_values")
 
-    def __init__(self, pieces: Iterable[tuple[int, int, V]] = ()) -> None:
+    def __init__(self, items: Iterable[tuple[int, int, V]] = ()) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._values: list[V] = []
-        for start, end, value in pieces:
+        for start, end, value in items:
             self.put(start, end, value)
 
-    def __iter__(self) -> Iterator[Piece[V]]:
+    def __iter__(self) -> Iterator[ValueRange[V]]:
         for start, end, value in zip(self._starts, self._ends, self._values, strict=True):
-            yield Piece(start, end, value)
+            yield ValueRange(start, end, value)
 
     def __len__(self) -> int:
-        """How many ranges, not how many offsets."""
+        """Return the number of ranges, not of offsets."""
         return len(self._starts)
 
     def __eq__(self, other: object) -> bool:
@@ -52,15 +51,15 @@ class RangeMap(Generic[V]):
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __repr__(self) -> str:
-        return f"RangeMap({[tuple(piece) for piece in self]})"
+        return f"RangeMap({[tuple(item) for item in self]})"
 
     @property
     def total(self) -> int:
-        """How many offsets."""
+        """The number of offsets."""
         return sum(self._ends) - sum(self._starts)
 
     def put(self, start: int, end: int, value: V) -> None:
-        """Give the offsets of [start, end) this value, whatever they had."""
+        """Set the value of [start, end)."""
         if end <= start:
             return
         if self._ends and start < self._ends[-1]:
@@ -77,8 +76,8 @@ class RangeMap(Generic[V]):
         low, high = at - before, at + after
         self._replace(low, high, [(start, end, value)])
 
-    def cut(self, start: int, end: int) -> list[Piece[V]]:
-        """Take [start, end) out; returns what was there."""
+    def cut(self, start: int, end: int) -> list[ValueRange[V]]:
+        """Remove [start, end), and return the ranges that were there."""
         low, high = self._span(start, end)
         if low == high:
             return []
@@ -91,68 +90,64 @@ class RangeMap(Generic[V]):
         self._replace(low, high, rest)
         return removed
 
-    def overlap(self, start: int, end: int) -> list[Piece[V]]:
-        """What there is within [start, end), clipped to it."""
+    def overlap(self, start: int, end: int) -> list[ValueRange[V]]:
+        """Return the ranges within [start, end), clipped to it."""
         return self._clip(*self._span(start, end), start, end)
 
-    def first(self, offset: int = 0) -> Piece[V] | None:
-        """The first range that reaches beyond `offset`, clipped to begin at or after
-        it.
-        """
+    def first(self, offset: int = 0) -> ValueRange[V] | None:
+        """Return the first range that ends above `offset`, clipped to begin there."""
         at = bisect_right(self._ends, offset)
         if at == len(self._starts):
             return None
-        return Piece(max(self._starts[at], offset), self._ends[at], self._values[at])
+        return ValueRange(max(self._starts[at], offset), self._ends[at], self._values[at])
 
     def _span(self, start: int, end: int) -> tuple[int, int]:
-        """Indices of the ranges that meet [start, end)."""
+        """Return the bounds of the indices of ranges that overlap [start, end)."""
         low = bisect_right(self._ends, start)
         return low, low if end <= start else max(low, bisect_left(self._starts, end))
 
-    def _clip(self, low: int, high: int, start: int, end: int) -> list[Piece[V]]:
+    def _clip(self, low: int, high: int, start: int, end: int) -> list[ValueRange[V]]:
         return [
-            Piece(max(self._starts[at], start), min(self._ends[at], end), self._values[at])
+            ValueRange(max(self._starts[at], start), min(self._ends[at], end), self._values[at])
             for at in range(low, high)
         ]
 
-    def _replace(self, low: int, high: int, pieces: list[tuple[int, int, V]]) -> None:
-        self._starts[low:high] = [piece[0] for piece in pieces]
-        self._ends[low:high] = [piece[1] for piece in pieces]
-        self._values[low:high] = [piece[2] for piece in pieces]
+    def _replace(self, low: int, high: int, items: list[tuple[int, int, V]]) -> None:
+        self._starts[low:high] = [item[0] for item in items]
+        self._ends[low:high] = [item[1] for item in items]
+        self._values[low:high] = [item[2] for item in items]
 
 
-def gaps(pieces: Iterable[Piece[V]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of [start, end) that no piece covers; the pieces are sorted and lie
-    within it.
-    """
-    for piece in pieces:
-        if start < piece.start:
-            yield start, piece.start
-        start = piece.end
+def gaps(items: Iterable[ValueRange[V]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the gaps between sorted ranges that lie within [start, end)."""
+    for item in items:
+        if start < item.start:
+            yield start, item.start
+        start = item.end
     if start < end:
         yield start, end
 
 
-def pack(ranges: Iterable[Piece[Any]], origin: int) -> bytes:
-    """Ranges at or above `origin` in about a byte each: the gaps before them, then
-    their lengths, varints, deflated.
+def pack(ranges: Iterable[ValueRange[Any]], origin: int) -> bytes:
+    """Pack ranges at or above `origin` in about a byte each: the gaps before them, then
+    their lengths, as varints, deflated.
     """
     before, lengths = [], []
-    for piece in ranges:
-        before.append(piece.start - origin)
-        lengths.append(piece.end - piece.start)
-        origin = piece.end
+    for item in ranges:
+        before.append(item.start - origin)
+        lengths.append(item.end - item.start)
+        origin = item.end
     if not lengths:
         return b""
-    # small numbers without a pattern: their frequencies compress, and those of gaps and
-    # of lengths are best kept apart
+    # Small numbers without a pattern: only their frequencies compress, and gaps and
+    # lengths have different ones.
     deflate = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
     packed = deflate.compress(_varints(before)) + deflate.flush(zlib.Z_SYNC_FLUSH)
     return packed + deflate.compress(_varints(lengths)) + deflate.flush()
 
 
 def unpack(packed: bytes, origin: int) -> RangeMap[None]:
-    """The ranges that `pack` was given, with the same origin."""
+    """Return the ranges that `pack` has packed with the same origin."""
     ranges: RangeMap[None] = RangeMap()
     numbers = list(_numbers(zlib.decompress(packed))) if packed else []
     count = len(numbers) // 2
@@ -164,8 +159,8 @@ def unpack(packed: bytes, origin: int) -> RangeMap[None]:
 
 
 def _varints(numbers: list[int]) -> bytes:
-    """Seven bits a byte, the lowest first; every byte of a number but its last has the
-    top bit set.
+    """Encode numbers as LEB128: seven bits a byte, lowest first, the top bit set in
+    every byte of a number but its last.
     """
     if max(numbers) < SMALL:
         return bytes(numbers)

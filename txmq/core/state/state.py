@@ -1,9 +1,9 @@
-"""State: what the broker knows, a fold of its log over `apply`.
+"""The state of a broker: a fold of its log over `apply`.
 
-Rules for this module: plain data and look-ups only. What grows with the number of
-messages is in `tables`; topics, producers and consumer groups are plain objects, whose
-rows are written to the tables when they are marked dirty (`persist`), so that the
-tables alone, at one position of the log, are the whole state.
+This module holds plain data. What grows with the number of messages is in `tables`.
+Topics, producers and consumer groups are plain objects. Their rows are written to the
+tables when they are marked dirty (`core/persistence.py`), so that the tables alone are
+the whole state at one position of the log.
 """
 
 from __future__ import annotations
@@ -14,46 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sortedcontainers import SortedDict
 
-from txmq.core.state.group_registry import Consumers
+from txmq.core.state.group_registry import GroupRegistry
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Event
-    from txmq.core.state.visibility import Gate
-    from txmq.errors import RequestRejected
+    from txmq.model.topic_partition import TopicPartition
 
-RECEIPTS_KEPT = 256  # sends that a client may have under way on one connection (ARCHITECTURE 5)
-
-
-class Rejected(NamedTuple):
-    """The core's no: which error the client shall raise, and why."""
-
-    error: type[RequestRejected]
-    message: str
-    hint: str = ""
-    detail: dict[str, object] | None = None
-
-
-class Outcome(NamedTuple):
-    """What a command comes to: the events to record, in order, and the reply that may
-    go out once they are durable.
-
-    `attachment` belongs to the first event, where that has one. `early`: the events
-    need not be durable before the reply goes out, because losing them does no more than
-    a lost reply would (first leases, heartbeats).
-    """
-
-    events: tuple[Event, ...] = ()
-    reply: object = None
-    attachment: bytes = b""
-    early: bool = False
+MAX_RECEIPTS = 256  # sends that a client may have in flight on one connection
 
 
 class TopicSettings(NamedTuple):
-    """What was set for one topic; -1 and "" are what the broker has, 0 is no limit.
+    """Settings of one topic; -1 and "" stand for the broker's default, 0 for no limit.
 
     `flush` is "sync" or (milliseconds, messages). Dead letters of the topic's messages
-    go after `letters_us`.
+    expire after `letters_us`.
     """
 
     retention_us: int = -1
@@ -66,100 +40,102 @@ class TopicSettings(NamedTuple):
     readable: bool = True
 
 
-DEFAULTS = TopicSettings()
+DEFAULT_SETTINGS = TopicSettings()
 
 
 @dataclass(slots=True)
 class Topic:
-    """A topic. `ends` are its partitions' next offsets, `firsts` the first ones that
-    are kept, `sizes` the bytes of the batches between them; `epoch` counts its shapes;
-    `growths` are the ends that its partitions had whenever they became more.
+    """A topic. The lists have an item for each partition.
+
+    `start_offsets` are the first offsets that retention has left, `end_offsets` the
+    next to be given. `partition_bytes` counts the bytes of the batches between them.
+    `epoch` counts the topic's shapes; `ends_at_growth` are the end offsets at each
+    growth.
     """
 
     topic_id: int
     name: str
-    ends: list[int]
+    end_offsets: list[int]
     epoch: int = 1
     deleted: bool = False
-    growths: list[tuple[int, ...]] = field(default_factory=list)
-    settings: TopicSettings = DEFAULTS
-    firsts: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    stored: int = field(
-        default=0, compare=False
-    )  # bytes published since the start (not part of the fold)
+    ends_at_growth: list[tuple[int, ...]] = field(default_factory=list)
+    settings: TopicSettings = DEFAULT_SETTINGS
+    start_offsets: list[int] = field(default_factory=list)
+    partition_bytes: list[int] = field(default_factory=list)
+    # since the start of the broker; not part of the fold
+    published_bytes: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
-        self.grow(len(self.ends))
+        self.grow(len(self.end_offsets))
 
     def grow(self, partitions: int) -> None:
-        """Have so many partitions, the new ones empty."""
-        for numbers in (self.ends, self.firsts, self.sizes):
+        """Add empty partitions up to this number."""
+        for numbers in (self.end_offsets, self.start_offsets, self.partition_bytes):
             numbers.extend([0] * (partitions - len(numbers)))
 
 
-class SendReceipt(NamedTuple):
-    """What a producer learns of a stored batch; offset -1 = queued behind an undecided
-    half of its key, or delayed.
-    """
-
-    offset: int
-    stored_at: int
-    duplicate: bool = False
-
-
 @dataclass(slots=True)
-class Producer:
-    """The last sends of one producing session: enough to answer a repeated one with its
-    first receipt.
+class ProducerState:
+    """The last sends of one producing session, so that a repeated send gets its first
+    receipt again.
     """
 
     epoch: int
     last: int  # sequence of the last row stored
     seen_at: int
+    # (sequence of a batch's first row, offset, stored at)
     receipts: deque[tuple[int, int, int]] = field(
-        default_factory=lambda: deque(maxlen=RECEIPTS_KEPT)
+        default_factory=lambda: deque(maxlen=MAX_RECEIPTS)
     )
-    # (sequence of the batch's first row, offset, stored at)
+
+
+class VisibilityBarrier(NamedTuple):
+    """The offset at which readers of a partition stop: a row of table `gates`.
+
+    `lifted_at` is the log position that must be durable before readers pass; 0 = the
+    barrier is up.
+    """
+
+    offset: int
+    token: bytes
+    lifted_at: int = 0
 
 
 class State:
-    """Everything. `apply` is the only writer."""
+    """All that the rules read. Only `apply` changes it."""
 
     def __init__(self, tables: t.Tables) -> None:
-        self.tables = tables
+        # Plain look-ups: rules look tables up several times per command.
+        self.tables = {name: tables[name] for name in t.NAMES}
         self.entries = tables[t.ENTRIES]
         self.transactions = tables[t.TRANSACTIONS]
+        self.failed_messages = tables[t.FAILED]
+        self.letters = tables[t.LETTERS]
         self.topics: dict[str, Topic] = {}
         self.topics_by_id: dict[int, Topic] = {}
-        self.producers: dict[bytes, Producer] = {}
-        self.consumers = Consumers()
-        self.holds: Counter[tuple[int, int]] = (
-            Counter()
-        )  # rows of table `holds` by (topic id, partition)
-        self.gates: dict[tuple[int, int], Gate] = {}  # table `gates`, by (topic id, partition)
-        self.backlog = 0  # rows of table `backlog`
+        self.producers: dict[bytes, ProducerState] = {}
+        self.groups = GroupRegistry()
+        # number of rows of table `holds`
+        self.held_keys: Counter[TopicPartition] = Counter()
+        self.barriers: dict[TopicPartition, VisibilityBarrier] = {}
+        self.backlog = 0  # number of rows of table `backlog`
         self.undecided = 0
-        self.undecided_spans: SortedDict[bytes, int] = (
-            SortedDict()
-        )  # by the beginnings of their tokens (`undecided`)
-        self.delayed = 0  # rows of table `delayed`
-        self.listed: Counter[int] = Counter()  # rows of table `listed` by kind
-        self.swept = (
-            b""  # the old transactions before this token have been looked through (`sweeping`)
-        )
-        self.last_forgotten_epoch = 0  # the highest of an instance that was forgotten
-        self.lost_to = (
-            0  # where the last span of the log ends that was lost to a repair; 0 = nothing was
-        )
-        self.lost_before = (
-            0  # when all that was lost had been stored; 0 = before whatever comes next
-        )
+        # number of undecided tokens by their first bytes (`core/transactions`)
+        self.undecided_spans: SortedDict[bytes, int] = SortedDict()
+        self.delayed_count = 0  # rows of table `delayed`
+        self.listed: Counter[int] = Counter()  # rows of table `listed`, by kind
+        # token up to which the expiry of outcomes has scanned the transactions
+        self.expired_to = b""
+        self.last_forgotten_epoch = 0  # the highest of a forgotten producer instance
+        # end of the last span of the log that a repair gave up; 0 = none
+        self.lost_log_end = 0
+        # time before which all lost records were stored; 0 = not known before the next
+        # start
+        self.lost_before_time = 0
         self.boot_epoch = 0
         self.next_topic_id = 1
         self.stored_at = 0
-        self.published: set[int] = (
-            set()
-        )  # topics with new entries; whoever wakes readers clears it (not part of the fold)
+        # not part of the fold: the engine clears it when it wakes readers
+        self.topics_with_new_entries: set[int] = set()
         self.dirty_topics: set[int] = set()
         self.dirty_producers: set[bytes] = set()

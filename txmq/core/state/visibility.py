@@ -1,15 +1,19 @@
-"""Gates: a large group is published piece by piece, and seen whole or not at all.
+"""Visibility barriers: a large bundle is published in pieces and becomes visible as a
+whole.
 
-While it goes on, readers of its partitions stop at a gate: the first offset that
-belongs to it. What others publish behind a gate has its place and is seen later. One
-large group is published at a time, so all gates go up at once, with the record of its
-last piece, and are out of the way when that record is durable.
+While the publication goes on, readers stop at a barrier in each of its partitions: the
+first offset of the bundle there. What others publish beyond a barrier gets its offsets
+and becomes visible later. One large bundle is published at a time. So all barriers are
+lifted at once, with the record of the last piece. They no longer matter once that
+record is durable.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from txmq.core.state.state import VisibilityBarrier
+from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -17,89 +21,74 @@ if TYPE_CHECKING:
 
     from txmq.core.state.state import State
 
-Spot = tuple[int, int]  # topic id, partition
+
+def publishing_token(state: State) -> bytes | None:
+    """Return the token of the large bundle that is being published."""
+    return next((one.token for one in state.barriers.values() if not one.lifted_at), None)
 
 
-class Gate(NamedTuple):
-    """A row of table `gates`. `lifted` is the log position that must be durable before
-    anybody may pass; 0 = shut.
+def visible_end(state: State, topic_id: int, partition: int, durable: int | None = None) -> int:
+    """Return the offset at which readers of a partition stop.
+
+    `durable` is the end of the durable log; with None, lifted barriers do not count,
+    durable or not.
     """
-
-    offset: int
-    token: bytes
-    lifted: int = 0
-
-
-def publisher(state: State) -> bytes | None:
-    """The token of the large group that is being published."""
-    return next((gate.token for gate in state.gates.values() if not gate.lifted), None)
+    barrier = state.barriers and state.barriers.get(TopicPartition(topic_id, partition))
+    if not barrier or (barrier.lifted_at and (durable is None or barrier.lifted_at <= durable)):
+        return state.topics_by_id[topic_id].end_offsets[partition]
+    return barrier.offset
 
 
-def end(state: State, topic_id: int, partition: int, durable: int | None = None) -> int:
-    """The offset at which readers have to stop; `durable` None = as of this moment in
-    the log, durable or not.
+def is_blocked(state: State, tp: TopicPartition) -> bool:
+    """Return whether a barrier of the partition is not lifted yet."""
+    barrier = state.barriers.get(tp)
+    return barrier is not None and not barrier.lifted_at
+
+
+def all_passed(state: State, durable: int) -> bool:
+    """Return whether the next large bundle may be published: its barriers must not
+    replace one that still stops a reader.
     """
-    gate = state.gates.get((topic_id, partition))
-    if gate is None or (gate.lifted and (durable is None or gate.lifted <= durable)):
-        return state.topics_by_id[topic_id].ends[partition]
-    return gate.offset
+    return all(one.lifted_at and one.lifted_at <= durable for one in state.barriers.values())
 
 
-def is_shut(state: State, spot: Spot) -> bool:
-    """Whether something of this partition is yet to be seen, durable or not."""
-    gate = state.gates.get(spot)
-    return gate is not None and not gate.lifted
-
-
-def all_out_of_the_way(state: State, durable: int) -> bool:
-    """Whether the next large group may be published: its gates must not replace one
-    that still stops somebody.
+def put_up(state: State, token: bytes, offsets: Iterable[tuple[TopicPartition, int]]) -> None:
+    """Apply: put up a barrier at each offset, unless the partition has an earlier one.
+    Lifted barriers go.
     """
-    return all(gate.lifted and gate.lifted <= durable for gate in state.gates.values())
+    drop_lifted(state)
+    for tp, offset in offsets:
+        if tp not in state.barriers:
+            _put(state, tp, VisibilityBarrier(offset, token))
 
 
-def shut(state: State, token: bytes, places: Iterable[tuple[Spot, int]]) -> None:
-    """Apply: readers stop here, unless they have to stop earlier already. Gates that
-    were lifted are gone for good.
+def extend(state: State, offsets: Iterable[tuple[TopicPartition, int]]) -> None:
+    """Apply: hide a bundle that is published beyond a barrier. It becomes visible in
+    all of its partitions when that barrier is lifted.
     """
-    for spot in [spot for spot, gate in state.gates.items() if gate.lifted]:
-        _drop(state, spot)
-    for spot, offset in places:
-        if spot not in state.gates:
-            _put(state, spot, Gate(offset, token))
-
-
-def spread(state: State, places: Iterable[tuple[Spot, int]]) -> None:
-    """Apply: a group published across a gate is seen when that goes up, and not before:
-    in no partition of it.
-    """
-    token = publisher(state)
-    found = list(places)
-    if token is None or not any(spot in state.gates for spot, _offset in found):
+    token = publishing_token(state)
+    found = list(offsets)
+    if token is None or not any(tp in state.barriers for tp, _offset in found):
         return
-    for spot, offset in found:
-        if spot not in state.gates:
-            _put(state, spot, Gate(offset, token))
+    for tp, offset in found:
+        if tp not in state.barriers:
+            _put(state, tp, VisibilityBarrier(offset, token))
 
 
 def lift(state: State, position: int) -> None:
-    """Apply: readers may pass once the log is durable up to `position`."""
-    for spot, gate in state.gates.items():
-        _put(state, spot, gate._replace(lifted=position))
-        state.published.add(spot[0])
+    """Apply: let readers pass once the log is durable up to `position`."""
+    for tp, barrier in state.barriers.items():
+        _put(state, tp, barrier._replace(lifted_at=position))
+        state.topics_with_new_entries.add(tp.topic_id)
 
 
-def forget_lifted(state: State) -> None:
-    """Apply: everything before this record is durable."""
-    for spot in [spot for spot, gate in state.gates.items() if gate.lifted]:
-        _drop(state, spot)
+def drop_lifted(state: State) -> None:
+    """Apply: forget the barriers whose lifting is durable."""
+    for tp in [tp for tp, barrier in state.barriers.items() if barrier.lifted_at]:
+        del state.barriers[tp]
+        state.tables[t.BARRIERS].delete(t.PARTITION_KEY.pack(*tp))
 
 
-def _put(state: State, spot: Spot, gate: Gate) -> None:
-    state.gates[spot] = gate
-    state.tables[t.GATES].put(t.PARTITION_KEY.pack(*spot), gate)
-
-
-def _drop(state: State, spot: Spot) -> None:
-    del state.gates[spot]
-    state.tables[t.GATES].delete(t.PARTITION_KEY.pack(*spot))
+def _put(state: State, tp: TopicPartition, barrier: VisibilityBarrier) -> None:
+    state.barriers[tp] = barrier
+    state.tables[t.BARRIERS].put(t.PARTITION_KEY.pack(*tp), barrier)

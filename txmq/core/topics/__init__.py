@@ -1,3 +1,1 @@
-"""The rules of topics and of plain sends: what they let in, when delayed messages come,
-how long all is kept.
-"""
+"""Rules of topics, plain sends and delayed messages, and the order of keys."""

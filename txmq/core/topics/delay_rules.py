@@ -1,17 +1,17 @@
-"""The rules of delayed messages: they take their place in the topic, and in the order
-of their key, when they are due.
+"""Rules of delayed messages: they get their offset, and their place in the order of
+their key, when they are due.
 
-A message that is due is published by reference: an entry points at where it was stored.
-If its key is held then, it takes a ticket like a plain send would. Those of one key
-come in the order of their times, and of one time in the order in which they were
-stored.
+A due message is published by reference: an index entry points at its position in the
+log. If its key is held, it takes a ticket as a plain send does. Messages of one key
+come in the order of their times, those of one time in the order of storing.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.batch import deliveries, split
+from txmq.batch import delivery_times, split
 from txmq.core.events.delays import (
     BatchDelayed,
     DelayedMoved,
@@ -21,72 +21,77 @@ from txmq.core.events.delays import (
     DelayedRow,
     RecallsForgotten,
 )
+from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.state import visibility
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.state.state import State
 from txmq.core.topics import delayed, key_order
-from txmq.core.topics.delayed import Delayed
+from txmq.core.topics.delayed import DelayedMessage
 from txmq.errors import BadRequest, MessageTooLarge, RecallTooLate
 from txmq.model import limits
-from txmq.model.message import at_time, message_id
+from txmq.model.message import resolve_time, message_id
+from txmq.model.topic_partition import TopicPartition
+from txmq.model.units import DAY
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.batch import BatchHeader
-    from txmq.core.events.base import Place
+    from txmq.core.events.base import RecordContext
     from txmq.core.state.state import Topic
-    from txmq.core.topics.delayed import Id, Waiting
+    from txmq.core.topics.delayed import DelayedId, ScheduledMessage
 
-AT_ONCE = 256  # messages that one record publishes: 2 ms
-RECALLS_AT_ONCE = 1_000
-RECALLS_KEPT = 7 * 24 * 3600 * 1_000_000  # as long as the outcomes of transactions
+STEP_MESSAGES = 256  # published by one record: 2 ms
+MAX_RECALLS = 1_000
+RECALL_RETENTION = 7 * DAY  # as for outcomes of transactions
 
 
 class PublishDue(NamedTuple):
-    """Timer: publish what is due. The reply says whether there is more of it."""
+    """Timer: publish due messages. The reply tells whether there are more."""
 
 
 class Recall(NamedTuple):
-    """Take messages back: all of them, or none where it is too late for one."""
+    """Recall messages: all of them, or none if it is too late for one."""
 
-    ids: tuple[Id, ...]
+    ids: tuple[DelayedId, ...]
 
 
 class RecallReply(NamedTuple):
-    """How many were taken back; the others had been already."""
+    """The number of messages that were recalled now; the others had been before."""
 
     recalled: int
 
 
-class MoveDelayed(NamedTuple):
-    """Store messages again that outlive their segment: what waits, and its batch."""
+class RelocateDelayed(NamedTuple):
+    """Copy messages whose segment has to go: each with its batch."""
 
-    messages: tuple[tuple[Waiting, bytes], ...]
+    messages: tuple[tuple[ScheduledMessage, bytes], ...]
 
 
 class ForgetRecalls(NamedTuple):
-    """Timer: forget the recalls that are old. The reply says whether there are more."""
+    """Timer: forget expired recalls. The reply tells whether there are more."""
 
 
 def is_delayed(batch: bytes, header: BatchHeader, now: int) -> bool:
-    """Whether something in the batch is yet to be waited for."""
-    return any(at_time(carried, now) > now for carried in deliveries(batch, header))
+    """Return whether a message of the batch is due later than now."""
+    return any(resolve_time(carried, now) > now for carried in delivery_times(batch, header))
 
 
-def delay(
+def delayed_batch(
     topic: Topic, partition: int, batch: bytes, header: BatchHeader, now: int
 ) -> tuple[BatchDelayed, bytes] | Rejected:
-    """The event that stores a delayed batch, and its attachment. What is not delayed in
-    it is due at once.
+    """Return the event that stores a delayed batch, and its attachment.
+
+    Messages of the batch without a delay are due at once.
     """
     if header.count > limits.DELAYED_ROWS:
-        hint = f"send at most {limits.DELAYED_ROWS} in a batch"
         return Rejected(
-            MessageTooLarge, f"a batch of {header.count} messages with times of delivery", hint
+            MessageTooLarge,
+            f"batch of {header.count} delayed messages",
+            f"send at most {limits.DELAYED_ROWS} in a batch",
         )
     rows, start = [], 0
     singles = split(batch, header)
     for single in singles:
-        due = max(now, at_time(single.deliver_at, now))
+        due = max(now, resolve_time(single.deliver_at, now))
         rows.append(DelayedRow(start, len(single.data), due, single.tag_bits, single.key_hash))
         start += len(single.data)
     ids = (header.producer_id, header.epoch, header.sequence)
@@ -95,125 +100,130 @@ def delay(
 
 
 def decide_due(state: State, command: PublishDue, now: int) -> Outcome:
-    """A message of a group that is still being published must not be seen before the
-    rest.
-    """
     del command
-    ends: dict[tuple[int, int], int] = {}
+    ends: dict[TopicPartition, int] = {}
     published: list[tuple[int, int, int]] = []
     queued: list[DelayedQueued] = []
-    unfinished, looked = visibility.publisher(state), 0
-    for looked, (due, position, message) in enumerate(delayed.rows(state, stop=now + 1), 1):
-        topic, spot = state.topics_by_id[message.topic_id], (message.topic_id, message.partition)
-        if looked > AT_ONCE:
+    # A message of a bundle in publication must not be visible before the rest of it.
+    unfinished, scanned = visibility.publishing_token(state), 0
+    for scanned, (due, position, message) in enumerate(delayed.scan(state, stop=now + 1), 1):
+        topic = state.topics_by_id[message.topic_id]
+        tp = TopicPartition(message.topic_id, message.partition)
+        if scanned > STEP_MESSAGES:
             break
         if topic.deleted:
             published.append((due, position, -1))
-        elif _meets_a_hold(state, message):
+        elif _meets_held_key(state, message):
             queued.append(DelayedQueued(due, position))
         elif message.origin != unfinished:
-            base = ends.get(spot, topic.ends[message.partition])
+            base = ends.get(tp, topic.end_offsets[message.partition])
             published.append((due, position, base))
-            ends[spot] = base + 1
+            ends[tp] = base + 1
     events = (*((DelayedPublished(tuple(published)),) if published else ()), *queued)
-    return Outcome(events, looked > AT_ONCE and bool(events))
+    return Outcome(events, scanned > STEP_MESSAGES and bool(events))
 
 
-def _meets_a_hold(state: State, message: Delayed) -> bool:
-    spot, key = (message.topic_id, message.partition), message.key_hash
-    return key is not None and bool(state.holds[spot]) and key_order.any_held(state, *spot, (key,))
+def _meets_held_key(state: State, message: DelayedMessage) -> bool:
+    key = message.key_hash
+    if key is None or not state.held_keys:
+        return False
+    tp = TopicPartition(message.topic_id, message.partition)
+    return bool(state.held_keys[tp]) and key_order.any_held(state, *tp, (key,))
 
 
 def decide_recall(state: State, command: Recall, now: int) -> Outcome | Rejected:
     del now
-    if len(command.ids) > RECALLS_AT_ONCE:
+    if len(command.ids) > MAX_RECALLS:
         return Rejected(
-            BadRequest, f"{len(command.ids)} messages in one call", f"at most {RECALLS_AT_ONCE}"
+            BadRequest,
+            f"recall of {len(command.ids)} messages",
+            f"recall at most {MAX_RECALLS} in a call",
         )
-    ids = [found for found in dict.fromkeys(command.ids) if not delayed.was_recalled(state, found)]
-    late = [message_id(*found) for found in ids if delayed.find(state, found) is None]
+    ids = [one for one in dict.fromkeys(command.ids) if not delayed.was_recalled(state, one)]
+    late = [message_id(*one) for one in ids if delayed.find(state, one) is None]
     if late:
-        message = f"message {late[0]} does not wait for its time" + (
-            f", nor do {len(late) - 1} others" * (len(late) > 1)
+        others = f", and {len(late) - 1} others neither" if len(late) > 1 else ""
+        return Rejected(
+            RecallTooLate,
+            f"message {late[0]} is not waiting to be due{others}",
+            "it was published, or never stored here: txmq message show",
+            {"late": late},
         )
-        hint = "it was published, or never was here: txmq message show"
-        return Rejected(RecallTooLate, message, hint, {"late": late})
     return Outcome((DelayedRecalled(tuple(ids)),) if ids else (), RecallReply(len(ids)))
 
 
-def decide_move(state: State, command: MoveDelayed, now: int) -> Outcome:
-    """What was published, recalled or moved meanwhile is left out."""
+def decide_relocate(state: State, command: RelocateDelayed, now: int) -> Outcome:
+    """Copy those that were not published, recalled or copied meanwhile."""
     del now
-    there = [(waiting, data) for waiting, data in command.messages if delayed.still(state, waiting)]
-    event = DelayedMoved(
-        tuple((waiting.due, waiting.position, len(data)) for waiting, data in there)
-    )
-    return Outcome((event,) if there else (), None, b"".join(data for _waiting, data in there))
+    waiting = [(one, data) for one, data in command.messages if delayed.is_unchanged(state, one)]
+    event = DelayedMoved(tuple((one.due, one.position, len(data)) for one, data in waiting))
+    return Outcome((event,) if waiting else (), None, b"".join(data for _, data in waiting))
 
 
 def decide_forget(state: State, command: ForgetRecalls, now: int) -> Outcome:
     del command
-    old: list[tuple[int, bytes, int]] = []
-    for recall in delayed.recalls_before(state, now - RECALLS_KEPT):
-        if len(old) == AT_ONCE:
-            break
-        old.append(recall)
-    return Outcome((RecallsForgotten(tuple(old)),) if old else (), len(old) == AT_ONCE)
+    old = list(islice(delayed.recalls_before(state, now - RECALL_RETENTION), STEP_MESSAGES))
+    return Outcome((RecallsForgotten(tuple(old)),) if old else (), len(old) == STEP_MESSAGES)
 
 
-def apply_delayed(state: State, event: BatchDelayed, place: Place) -> None:
+def apply_delayed(state: State, event: BatchDelayed, context: RecordContext) -> None:
     for number, (start, length, due, tag_filter, key_hash) in enumerate(event.rows, event.sequence):
-        message = Delayed(
+        message = DelayedMessage(
             event.topic_id, event.partition, length, tag_filter, key_hash, event.producer, number
         )
-        delayed.put(state, due, place.attachment + start, message)
+        delayed.put(state, due, context.attachment_position + start, message)
 
 
-def apply_published(state: State, event: DelayedPublished, place: Place) -> None:
+def apply_published(state: State, event: DelayedPublished, context: RecordContext) -> None:
     for due, position, offset in event.messages:
-        message = delayed.take(state, due, position)
+        message = delayed.remove(state, due, position)
         if offset >= 0:
-            state.topics_by_id[message.topic_id].ends[message.partition] = offset + 1
+            state.topics_by_id[message.topic_id].end_offsets[message.partition] = offset + 1
             state.dirty_topics.add(message.topic_id)
-            key_order.point_at(state, _held(position, message), offset, place)
+            key_order.publish_batch(state, _unplaced_batch(position, message), offset, context)
 
 
-def apply_moved(state: State, event: DelayedMoved, place: Place) -> None:
-    to = place.attachment
+def apply_moved(state: State, event: DelayedMoved, context: RecordContext) -> None:
+    to = context.attachment_position
     for due, position, length in event.messages:
-        delayed.move(state, due, position, to)
+        delayed.set_position(state, due, position, to)
         to += length
 
 
-def apply_queued(state: State, event: DelayedQueued, place: Place) -> None:
-    batch = _held(event.position, delayed.take(state, event.due, event.position))
-    state.tables[t.QUEUED].put(t.TICKET_KEY.pack(place.position), batch)
-    key_order.take(state, place.position, None, (batch,))
+def apply_queued(state: State, event: DelayedQueued, context: RecordContext) -> None:
+    batch = _unplaced_batch(event.position, delayed.remove(state, event.due, event.position))
+    state.tables[t.QUEUED].put(t.TICKET_KEY.pack(context.position), batch)
+    key_order.hold_keys(state, context.position, None, (batch,))
 
 
-def _held(position: int, message: Delayed) -> key_order.HeldBatch:
+def _unplaced_batch(position: int, message: DelayedMessage) -> key_order.UnplacedBatch:
     hashes = () if message.key_hash is None else (message.key_hash,)
-    spot = (message.topic_id, message.partition)
-    return key_order.HeldBatch(
-        *spot, message.moved_to or position, message.length, 1, message.tag_filter, hashes
+    return key_order.UnplacedBatch(
+        message.topic_id,
+        message.partition,
+        message.moved_to or position,
+        message.length,
+        1,
+        message.tag_filter,
+        hashes,
     )
 
 
-def apply_recalled(state: State, event: DelayedRecalled, place: Place) -> None:
+def apply_recalled(state: State, event: DelayedRecalled, context: RecordContext) -> None:
     for origin, sequence in event.ids:
-        delayed.recall(state, (origin, sequence), place.stored_at)
+        delayed.recall(state, (origin, sequence), context.stored_at)
 
 
-def apply_forgotten(state: State, event: RecallsForgotten, place: Place) -> None:
-    del place
+def apply_forgotten(state: State, event: RecallsForgotten, context: RecordContext) -> None:
+    del context
     for at, origin, sequence in event.recalls:
-        delayed.forget(state, at, (origin, sequence))
+        delayed.forget_recall(state, at, (origin, sequence))
 
 
 DECIDERS: dict[type, Any] = {
     PublishDue: decide_due,
     Recall: decide_recall,
-    MoveDelayed: decide_move,
+    RelocateDelayed: decide_relocate,
     ForgetRecalls: decide_forget,
 }
 APPLIERS: dict[type, Any] = {

@@ -1,9 +1,8 @@
-"""Plain sends: one batch for one partition, published at once unless it is delayed, or
-one of its keys is held.
+"""Rules of plain sends: one batch for one partition, published at once unless it is
+delayed or a ticket holds one of its keys.
 
-Those that came in one frame and have nothing to wait for are one record. Each is judged
-as if those before it had been stored already, and what is refused, or was known, is
-left out of the record.
+Batches of one request that need not wait share a record. Each is judged as if those
+before it were stored already. Rejected and repeated ones are left out of the record.
 """
 
 from __future__ import annotations
@@ -13,260 +12,273 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import key_hashes
 from txmq.batch.header import DELIVER_AT
-from txmq.core.events.base import BatchesStored, BatchQueued, BatchStored
 from txmq.core.events.delays import BatchDelayed
-from txmq.core.state.state import Outcome, Producer, Rejected, SendReceipt, State
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.topics import BatchesStored, BatchQueued, BatchStored
+from txmq.core.state.state import ProducerState, State
 from txmq.core.topics import delay_rules, key_order
-from txmq.core.topics.admission import admitted
+from txmq.core.topics.topics import find_writable
 from txmq.errors import SequenceGap, UnknownProducer
+from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
+from txmq.wire.data_requests import SendReceipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from txmq.batch import BatchHeader
-    from txmq.core.events.base import Place
+    from txmq.core.events.base import RecordContext
     from txmq.core.state.state import Topic
 
 
-class Send(NamedTuple):
-    """Store a batch in a partition. `batch` has been verified; `header` is its own."""
+class StoreBatch(NamedTuple):
+    """Store a batch in a partition. The batch has been verified; `header` is its
+    own.
+    """
 
     topic: str
-    epoch: int  # shape of the topic that the sender knows, 0 = it does not say
+    epoch: int  # shape of the topic that the sender knows; 0 = unknown
     partition: int
     batch: bytes
     header: BatchHeader
 
 
-class SendTogether(NamedTuple):
-    """Store these batches, each of which `shares`. The reply is a list, in their
-    order.
-    """
+class StoreBatches(NamedTuple):
+    """Store batches that `can_share_record`. The reply is a list in their order."""
 
-    sends: tuple[Send, ...]
+    sends: tuple[StoreBatch, ...]
 
 
-def shares(state: State, topic: Topic | None, send: Send) -> bool:
-    """Whether a batch for that topic may be stored with others: it is not delayed, and
-    no key of its partition held.
+def can_share_record(state: State, topic: Topic | None, send: StoreBatch) -> bool:
+    """Return whether a batch may share a record with others: it is not delayed, and no
+    key of its partition is held.
     """
     return not send.header.columns & DELIVER_AT and not (
-        topic and state.holds[topic.topic_id, send.partition]
+        topic
+        and state.held_keys
+        and state.held_keys[TopicPartition(topic.topic_id, send.partition)]
     )
 
 
-def decide_send(state: State, command: Send, now: int) -> Outcome | Rejected:
+def decide_store_batch(state: State, command: StoreBatch, now: int) -> Outcome | Rejected:
     header = command.header
-    # First of all: a send that is repeated after its topic has grown must get its
-    # receipt, not a reason to send anew.
-    known = _seen_before(state.producers.get(header.producer_id), header)
-    if known is not None:
-        return known
-    topic = admitted(state, command.topic, command.partition, command.epoch, header, command.batch)
+    # The sequence comes first: a send repeated after its topic has grown must get its
+    # receipt, not a rejection that makes the producer send it anew.
+    repeated = _check_sequence(state.producers.get(header.producer_id), header)
+    if repeated is not None:
+        return repeated
+    topic = find_writable(
+        state, command.topic, command.partition, command.epoch, header, command.batch
+    )
     if isinstance(topic, Rejected):
         return topic
     topic_id, partition, batch = topic.topic_id, command.partition, command.batch
     if header.columns & DELIVER_AT and delay_rules.is_delayed(batch, header, now):
-        made = delay_rules.delay(topic, partition, batch, header, now)
-        return (
-            made
-            if isinstance(made, Rejected)
-            else Outcome((made[0],), SendReceipt(-1, now), made[1])
-        )
-    size = (header.count, len(batch), header.tag_filter)
-    if state.holds[topic_id, partition]:
-        hashes = distinct(key_hashes(batch))
+        delayed = delay_rules.delayed_batch(topic, partition, batch, header, now)
+        if isinstance(delayed, Rejected):
+            return delayed
+        event, attachment = delayed
+        return Outcome((event,), SendReceipt(-1, now), attachment)
+    if state.held_keys and state.held_keys[TopicPartition(topic_id, partition)]:
+        hashes = distinct_hashes(key_hashes(batch))
         if key_order.any_held(state, topic_id, partition, hashes):
             queued = BatchQueued(
                 topic_id,
                 partition,
-                *size,
+                header.count,
+                len(batch),
+                header.tag_filter,
                 header.producer_id,
                 header.epoch,
                 header.sequence,
                 hashes,
             )
             return Outcome((queued,), SendReceipt(-1, now), batch)
-    base = topic.ends[partition]
-    return Outcome((_stored(topic_id, partition, base, header),), SendReceipt(base, now), batch)
+    base = topic.end_offsets[partition]
+    return Outcome(
+        (_stored_event(topic_id, partition, base, header),), SendReceipt(base, now), batch
+    )
 
 
-def decide_together(state: State, command: SendTogether, now: int) -> Outcome:
-    made = _Made(state, now)
-    replies = [made.stored(send) for send in command.sends]
-    events: tuple[Any, ...] = tuple(made.events)
+def decide_store_batches(state: State, command: StoreBatches, now: int) -> Outcome:
+    record = _SharedRecord(state, now)
+    replies = [record.add(send) for send in command.sends]
+    events: tuple[Any, ...] = tuple(record.events)
     if len(events) > 1:
         events = (BatchesStored(events),)
-    return Outcome(events, replies, b"".join(made.attachments))
+    return Outcome(events, replies, b"".join(record.attachments))
 
 
-class _Made:
-    """The batches so far, each on the state that those before it leave behind."""
+class _SharedRecord:
+    """The batches of a record, each judged on the state that those before it leave."""
 
     def __init__(self, state: State, now: int) -> None:
         self._state, self._now = state, now
-        self._producers: dict[bytes, Producer] = {}  # as they will be
-        self._ends: dict[tuple[int, int], int] = {}
+        self._producers: dict[bytes, ProducerState] = {}  # after the batches so far
+        self._ends: dict[TopicPartition, int] = {}
         self.events: list[BatchStored] = []
         self.attachments: list[bytes] = []
 
-    def stored(self, send: Send) -> object:
-        """The reply; what is stored is noted."""
+    def add(self, send: StoreBatch) -> object:
+        """Add a batch to the record if it is to be stored, and return the reply."""
         name, epoch, partition, batch, header = send
-        known = _seen_before(self._producer(header.producer_id), header)
-        if known is not None:
-            return known if isinstance(known, Rejected) else known.reply
-        topic = admitted(self._state, name, partition, epoch, header, batch)
+        repeated = _check_sequence(self._producer(header.producer_id), header)
+        if repeated is not None:
+            return repeated if isinstance(repeated, Rejected) else repeated.reply
+        topic = find_writable(self._state, name, partition, epoch, header, batch)
         if isinstance(topic, Rejected):
             return topic
-        spot = topic.topic_id, partition
-        base = self._ends.get(spot)
+        tp = TopicPartition(topic.topic_id, partition)
+        base = self._ends.get(tp)
         if base is None:
-            base = topic.ends[partition]
-        event = _stored(*spot, base, header)
-        self._ends[spot] = base + event.count
-        _remember(self._producers, event, base, self._now)
+            base = topic.end_offsets[partition]
+        event = _stored_event(*tp, base, header)
+        self._ends[tp] = base + event.count
+        _add_receipt(self._producers, event, base, self._now)
         self.events.append(event)
         self.attachments.append(batch)
         return SendReceipt(base, self._now)
 
-    def _producer(self, producer_id: bytes) -> Producer | None:
-        mine = self._producers.get(producer_id)
-        if mine is None and (known := self._state.producers.get(producer_id)) is not None:
-            mine = self._producers[producer_id] = replace(known, receipts=known.receipts.copy())
-        return mine
+    def _producer(self, producer_id: bytes) -> ProducerState | None:
+        producer = self._producers.get(producer_id)
+        if producer is None and (before := self._state.producers.get(producer_id)) is not None:
+            producer = replace(before, receipts=before.receipts.copy())
+            self._producers[producer_id] = producer
+        return producer
 
 
-def _stored(topic_id: int, partition: int, base: int, header: BatchHeader) -> BatchStored:
+def _stored_event(topic_id: int, partition: int, base: int, header: BatchHeader) -> BatchStored:
     _checksum, _codec, _columns, count, length, _size, _born_at, tags, producer, epoch, sequence = (
         header
     )
     return BatchStored(topic_id, partition, base, count, length, tags, producer, epoch, sequence)
 
 
-def is_known(state: State, header: BatchHeader) -> bool:
-    """Whether the batch is a send repeated, whose receipt is still kept."""
-    return isinstance(_seen_before(state.producers.get(header.producer_id), header), Outcome)
+def is_repeated(state: State, header: BatchHeader) -> bool:
+    """Return whether the batch is a repeated send with a receipt."""
+    return isinstance(_check_sequence(state.producers.get(header.producer_id), header), Outcome)
 
 
-def distinct(hashes: list[int | None]) -> tuple[int, ...]:
-    """The key hashes of a batch, each once, in the order of their first rows; rows
-    without a key have none.
-    """
+def distinct_hashes(hashes: list[int | None]) -> tuple[int, ...]:
+    """Return the key hashes of a batch, each once, in the order of their first rows."""
     return tuple(dict.fromkeys(h for h in hashes if h is not None))
 
 
-def _seen_before(producer: Producer | None, header: BatchHeader) -> Outcome | Rejected | None:
-    """The answer to a repeated or misplaced sequence; None = it is the next one."""
+def _check_sequence(
+    producer: ProducerState | None, header: BatchHeader
+) -> Outcome | Rejected | None:
+    """Return the reply to a repeated or unexpected sequence; None = it is the next."""
     if producer is None or header.epoch > producer.epoch:
-        return None if header.sequence == 0 else _forgotten(header)
+        return None if header.sequence == 0 else _receipt_forgotten(header)
     if header.epoch < producer.epoch:
-        return Rejected(UnknownProducer, "a newer incarnation of this producer has taken over")
+        return Rejected(
+            UnknownProducer,
+            f"producer epoch {header.epoch} is fenced: epoch {producer.epoch} has taken over",
+            "a newer process uses this producer id: end this one",
+        )
     if header.sequence == producer.last + 1:
         return None
     if header.sequence > producer.last:
-        missing = f"sequence {header.sequence} after {producer.last}"
         return Rejected(
             SequenceGap,
-            f"a send is missing: {missing}",
+            f"a send is missing: sequence {header.sequence} after {producer.last}",
             "send again from the first unacknowledged one",
         )
     for sequence, offset, stored_at in producer.receipts:
         if sequence == header.sequence:
             return Outcome(reply=SendReceipt(offset, stored_at, duplicate=True))
-    return _forgotten(header)
+    return _receipt_forgotten(header)
 
 
-def _forgotten(header: BatchHeader) -> Rejected:
-    message = (
-        f"no receipt is kept of sequence {header.sequence} of producer {header.producer_id.hex()}"
-    )
+def _receipt_forgotten(header: BatchHeader) -> Rejected:
     return Rejected(
         UnknownProducer,
-        message,
-        "it may have been stored: look for the message id before sending again",
+        f"producer {header.producer_id.hex()} has no receipt of sequence {header.sequence}",
+        "it may have been stored: search for the message id before sending again",
     )
 
 
-def _remember(
-    producers: dict[bytes, Producer],
+def _add_receipt(
+    producers: dict[bytes, ProducerState],
     event: BatchStored | BatchQueued | BatchDelayed,
     offset: int,
     stored_at: int,
 ) -> None:
     producer = producers.get(event.producer)
     if producer is None or event.epoch > producer.epoch:
-        producer = producers[event.producer] = Producer(event.epoch, -1, stored_at)
+        producer = producers[event.producer] = ProducerState(event.epoch, -1, stored_at)
     producer.last = event.sequence + event.count - 1
     producer.seen_at = stored_at
     producer.receipts.append((event.sequence, offset, stored_at))
 
 
-def _sent(
+def _record_send(
     state: State, event: BatchStored | BatchQueued | BatchDelayed, offset: int, stored_at: int
 ) -> None:
-    """The producer's side of it."""
-    _remember(state.producers, event, offset, stored_at)
+    _add_receipt(state.producers, event, offset, stored_at)
     state.dirty_producers.add(event.producer)
 
 
-def apply_stored(state: State, event: BatchStored, place: Place) -> None:
-    _publish(state, event, place.attachment, place)
+def apply_stored(state: State, event: BatchStored, context: RecordContext) -> None:
+    _publish(state, event, context.attachment_position, context)
 
 
-def _publish(state: State, event: BatchStored, position: int, place: Place) -> None:
+def _publish(state: State, event: BatchStored, position: int, context: RecordContext) -> None:
     topic = state.topics_by_id[event.topic_id]
-    topic.ends[event.partition] = event.base_offset + event.count
-    topic.sizes[event.partition] += event.length
-    topic.stored += event.length
+    topic.end_offsets[event.partition] = event.base_offset + event.count
+    topic.partition_bytes[event.partition] += event.length
+    topic.published_bytes += event.length
     state.dirty_topics.add(event.topic_id)
-    state.published.add(event.topic_id)
+    state.topics_with_new_entries.add(event.topic_id)
     state.entries.put(
         t.ENTRY_KEY.pack(event.topic_id, event.partition, event.base_offset),
-        t.Entry(position, event.length, event.count, place.stored_at, event.tag_filter, place.end),
+        t.BatchEntry(
+            position, event.length, event.count, context.stored_at, event.tag_filter, context.end
+        ),
     )
-    _sent(state, event, event.base_offset, place.stored_at)
+    _record_send(state, event, event.base_offset, context.stored_at)
 
 
-def batches(event: BatchesStored, place: Place) -> Iterator[tuple[BatchStored, int]]:
-    """What is in a record of several, each with the position of its own batch."""
-    position = place.attachment
+def with_positions(
+    event: BatchesStored, context: RecordContext
+) -> Iterator[tuple[BatchStored, int]]:
+    """Yield the events of a shared record, each with the position of its batch."""
+    position = context.attachment_position
     for fields in event.batches:
         one = fields if type(fields) is BatchStored else BatchStored(*fields)
         yield one, position
         position += one.length
 
 
-def apply_together(state: State, event: BatchesStored, place: Place) -> None:
-    for one, position in batches(event, place):
-        _publish(state, one, position, place)
+def apply_stored_batches(state: State, event: BatchesStored, context: RecordContext) -> None:
+    for one, position in with_positions(event, context):
+        _publish(state, one, position, context)
 
 
-def apply_queued(state: State, event: BatchQueued, place: Place) -> None:
-    batch = key_order.HeldBatch(
+def apply_queued(state: State, event: BatchQueued, context: RecordContext) -> None:
+    batch = key_order.UnplacedBatch(
         event.topic_id,
         event.partition,
-        place.attachment,
+        context.attachment_position,
         event.length,
         event.count,
         event.tag_filter,
         event.hashes,
     )
-    state.tables[t.QUEUED].put(t.TICKET_KEY.pack(place.position), batch)
-    key_order.take(state, place.position, None, (batch,))
-    _sent(state, event, -1, place.stored_at)
+    state.tables[t.QUEUED].put(t.TICKET_KEY.pack(context.position), batch)
+    key_order.hold_keys(state, context.position, None, (batch,))
+    _record_send(state, event, -1, context.stored_at)
 
 
-def apply_delayed(state: State, event: BatchDelayed, place: Place) -> None:
-    delay_rules.apply_delayed(state, event, place)
-    _sent(state, event, -1, place.stored_at)
+def apply_delayed(state: State, event: BatchDelayed, context: RecordContext) -> None:
+    delay_rules.apply_delayed(state, event, context)
+    _record_send(state, event, -1, context.stored_at)
 
 
-DECIDERS: dict[type, Any] = {Send: decide_send, SendTogether: decide_together}
+DECIDERS: dict[type, Any] = {StoreBatch: decide_store_batch, StoreBatches: decide_store_batches}
 APPLIERS: dict[type, Any] = {
     BatchStored: apply_stored,
-    BatchesStored: apply_together,
+    BatchesStored: apply_stored_batches,
     BatchQueued: apply_queued,
     BatchDelayed: apply_delayed,
 }

@@ -1,50 +1,62 @@
-"""Topics: created, grown, deleted."""
+"""Rules of topics: creation, settings, growth and deletion, and the checks that sends
+and reads of a topic have to pass.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.base import TopicAltered, TopicCreated, TopicDeleted, TopicGrown
+from txmq.batch import largest_body
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.topics import TopicAltered, TopicCreated, TopicDeleted, TopicGrown
 from txmq.core.state import visibility
-from txmq.core.state.state import DEFAULTS, Outcome, Rejected, State, Topic, TopicSettings
+from txmq.core.state.state import DEFAULT_SETTINGS, State, Topic, TopicSettings
 from txmq.errors import (
     BadRequest,
     Conflict,
+    MessageTooLarge,
     OffsetOutOfRange,
     StaleTopic,
+    TopicClosed,
     TopicExists,
     UnknownPartition,
     UnknownTopic,
 )
+from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from txmq.core.events.base import Event, Place
-    from txmq.core.state.consumer_groups import Spot
+    from txmq.batch import BatchHeader
+    from txmq.core.events.base import Event, RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup
 
 MAX_PARTITIONS = 4_096  # of one topic: each has a row in the state and a place in every assignment
 
 
 class CreateTopic(NamedTuple):
-    """Make a topic; the same topic again is fine, another shape of it is not."""
+    """Create a topic. Repeating the call is fine; another shape under the name is
+    not.
+    """
 
     name: str
     partitions: int
-    settings: TopicSettings = DEFAULTS
+    settings: TopicSettings = DEFAULT_SETTINGS
 
 
 class AlterTopic(NamedTuple):
-    """Change settings of a topic: names of a `TopicSettings`, and values."""
+    """Change settings of a topic: field names of `TopicSettings` and their new
+    values.
+    """
 
     name: str
     changes: dict[str, Any]
 
 
 class GrowTopic(NamedTuple):
-    """Give a topic more partitions. Refused while a transaction that writes to it is
-    undecided.
+    """Add partitions to a topic. Refused while an undecided transaction writes to
+    it.
     """
 
     name: str
@@ -52,22 +64,25 @@ class GrowTopic(NamedTuple):
 
 
 class DeleteTopic(NamedTuple):
-    """Remove a topic and forget its messages."""
+    """Delete a topic and its messages. Refused while an undecided transaction writes to
+    it.
+    """
 
     name: str
 
 
 class TopicView(NamedTuple):
-    """What clients need to know of a topic."""
+    """The metadata of a topic that clients route by."""
 
     name: str
     partitions: int
     epoch: int
 
 
-def find(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic | Rejected:
-    """The topic that a sender or reader means; `epoch` is the shape it knows, 0 = it
-    does not say.
+def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic | Rejected:
+    """Return the topic that a sender or reader names.
+
+    `epoch` is the shape of the topic that the client knows; 0 skips that check.
     """
     topic = state.topics.get(name)
     if topic is None:
@@ -80,185 +95,276 @@ def find(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic |
     if epoch and epoch != topic.epoch:
         return Rejected(
             StaleTopic,
-            f"topic {name!r} has grown",
-            "fetch its metadata",
+            f"topic {name!r} has grown: its epoch is {topic.epoch}, not {epoch}",
+            "fetch its metadata again",
             {"topic": name, "epoch": topic.epoch},
         )
-    if partition >= len(topic.ends):
-        message = f"topic {name!r} has no partition {partition}: it has {len(topic.ends)}, from 0"
-        hint = "name none, and the key or the client chooses one"
+    if partition >= len(topic.end_offsets):
+        partitions = len(topic.end_offsets)
         return Rejected(
-            UnknownPartition, message, hint, {"topic": name, "partitions": len(topic.ends)}
+            UnknownPartition,
+            f"topic {name!r} has no partition {partition}: it has 0 to {partitions - 1}",
+            "leave the partition out, and the client chooses one by the key or at random",
+            {"topic": name, "partitions": partitions},
         )
     return topic
 
 
-def _bad_count(partitions: int) -> Rejected | None:
+def find_writable(
+    state: State, name: str, partition: int, epoch: int, header: BatchHeader, batch: bytes
+) -> Topic | Rejected:
+    """Return the topic that a sender names if its settings admit the batch."""
+    topic = find_topic(state, name, partition, epoch)
+    if isinstance(topic, Rejected):
+        return topic
+    settings = topic.settings
+    if not settings.writable:
+        return Rejected(
+            TopicClosed,
+            f"topic {name!r} is closed for writing",
+            "open it: txmq topic alter --set writable=yes",
+        )
+    too_large = settings.message_bytes >= 0 and check_message_size(
+        header, batch, settings.message_bytes, f"topic {name!r}"
+    )
+    return too_large or topic
+
+
+def check_message_size(
+    header: BatchHeader, batch: bytes, limit: int, limited_by: str
+) -> Rejected | None:
+    """Reject a batch with a body of more than `limit` bytes."""
+    if header.size <= limit:  # all bodies together
+        return None
+    largest = largest_body(batch, header)
+    if largest <= limit:
+        return None
+    return Rejected(
+        MessageTooLarge,
+        f"message of {largest} bytes: {limited_by} takes at most {limit}",
+        "keep large contents in an object store and send their address",
+        {"limit": limit},
+    )
+
+
+def check_readable(topic: Topic) -> Rejected | None:
+    """Reject reading of a topic that is closed for it."""
+    if topic.settings.readable:
+        return None
+    return Rejected(
+        TopicClosed,
+        f"topic {topic.name!r} is closed for reading",
+        "open it: txmq topic alter --set readable=yes",
+    )
+
+
+def check_offset(
+    state: State, topic: Topic, partition: int, offset: int, durable: int | None = None
+) -> Rejected | None:
+    """Reject an offset below the start of a partition or beyond its visible end."""
+    first = topic.start_offsets[partition]
+    end = visibility.visible_end(state, topic.topic_id, partition, durable)
+    if first <= offset <= end:
+        return None
+    if offset < first:
+        why, hint = f"begins at {first}", "retention removed what was before: go on from there"
+    else:
+        why, hint = f"ends at {end}", ""
+    return Rejected(
+        OffsetOutOfRange,
+        f"offset {offset} is out of range: {topic.name}/{partition} {why}",
+        hint,
+        {"first": first, "end": end},
+    )
+
+
+def growth_limit(state: State, group: ConsumerGroup, tp: TopicPartition) -> int | None:
+    """Return the offset before which deliveries of a partition to an ordered group must
+    stop because the topic has grown; None = no limit.
+
+    Growth may move a key to another partition, and its order must survive that. What
+    was published before a growth lies below the end offsets of that moment. The group
+    gets nothing beyond them, in any partition, until all of it is settled. Failed
+    messages are found by their key, so they stay fenced wherever the key goes on. A
+    topic only grows while no transaction holds keys of it, so nothing ordered by them
+    is published to a key's former partition later.
+    """
+    topic_id, partition = tp
+    for ends in state.topics_by_id[topic_id].ends_at_growth:
+        if not _is_settled(group, topic_id, ends):
+            return ends[partition] if partition < len(ends) else 0
+    return None
+
+
+def _is_settled(group: ConsumerGroup, topic_id: int, ends: tuple[int, ...]) -> bool:
+    for partition, end in enumerate(ends):
+        position = group.positions.get(TopicPartition(topic_id, partition))
+        if position is not None and position.floor < end:
+            return False
+    return True
+
+
+def _check_partitions(partitions: int) -> Rejected | None:
     if 1 <= partitions <= MAX_PARTITIONS:
         return None
     return Rejected(
-        BadRequest, f"a topic has 1 to {MAX_PARTITIONS} partitions", f"{partitions} is out of range"
+        BadRequest,
+        f"invalid number of partitions: {partitions}",
+        f"a topic has 1 to {MAX_PARTITIONS}",
     )
 
 
 def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rejected:
     del now
-    if bad := _bad_count(command.partitions):
+    if bad := _check_partitions(command.partitions):
         return bad
     topic = state.topics.get(command.name)
     if topic is None:
         return Outcome(
-            _created(state.next_topic_id, command), TopicView(command.name, command.partitions, 1)
+            _creation_events(state.next_topic_id, command),
+            TopicView(command.name, command.partitions, 1),
         )
-    if len(topic.ends) != command.partitions:
-        message = f"topic {command.name!r} exists with {len(topic.ends)} partitions"
-        return Rejected(TopicExists, message, "to grow it: txmq topic set --partitions")
-    if command.settings not in (DEFAULTS, topic.settings):
+    if len(topic.end_offsets) != command.partitions:
         return Rejected(
-            TopicExists, f"topic {command.name!r} exists with other settings", "txmq topic alter"
+            TopicExists,
+            f"topic {command.name!r} exists with {len(topic.end_offsets)} partitions",
+            "to add partitions: txmq topic set --partitions",
         )
-    return Outcome(reply=view(topic))
+    if command.settings not in (DEFAULT_SETTINGS, topic.settings):
+        return Rejected(
+            TopicExists,
+            f"topic {command.name!r} exists with other settings",
+            "to change them: txmq topic alter",
+        )
+    return Outcome(reply=topic_view(topic))
 
 
-def _created(topic_id: int, command: CreateTopic) -> tuple[Event, ...]:
+def _creation_events(topic_id: int, command: CreateTopic) -> tuple[Event, ...]:
     created = TopicCreated(topic_id, command.name, command.partitions)
-    if command.settings == DEFAULTS:
+    if command.settings == DEFAULT_SETTINGS:
         return (created,)
     return created, TopicAltered(topic_id, command.settings)
 
 
 def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejected:
     del now
-    topic = find(state, command.name)
+    topic = find_topic(state, command.name)
     if isinstance(topic, Rejected):
         return topic
     settings = topic.settings._replace(**command.changes)
-    return Outcome(
-        (TopicAltered(topic.topic_id, settings),) if settings != topic.settings else (), view(topic)
-    )
+    events = (TopicAltered(topic.topic_id, settings),) if settings != topic.settings else ()
+    return Outcome(events, topic_view(topic))
 
 
 def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejected:
     del now
-    topic = find(state, command.name)
+    topic = find_topic(state, command.name)
     if isinstance(topic, Rejected):
         return topic
-    if bad := _bad_count(command.partitions):
+    if bad := _check_partitions(command.partitions):
         return bad
-    if command.partitions < len(topic.ends):
-        message = f"topic {command.name!r} has {len(topic.ends)} partitions; it can only grow"
-        return Rejected(BadRequest, message, "for fewer partitions, make another topic")
-    if command.partitions == len(topic.ends):
-        return Outcome(reply=view(topic))
-    if held := _held(state, topic):
-        return held  # what they hold would come into partitions that are no longer their keys'
+    if command.partitions < len(topic.end_offsets):
+        return Rejected(
+            BadRequest,
+            f"topic {command.name!r} has {len(topic.end_offsets)} partitions and cannot shrink "
+            f"to {command.partitions}",
+            "create another topic with fewer partitions",
+        )
+    if command.partitions == len(topic.end_offsets):
+        return Outcome(reply=topic_view(topic))
+    if held := _check_no_held_keys(state, topic):
+        return held  # a decision would publish to partitions that are no longer the keys'
     grown = TopicGrown(topic.topic_id, command.partitions, topic.epoch + 1)
     return Outcome((grown,), TopicView(topic.name, command.partitions, topic.epoch + 1))
 
 
 def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rejected:
-    """Refused while a transaction that writes to the topic is undecided: its decision
-    must not hit nothing.
-    """
     del now
-    topic = find(state, command.name)
+    topic = find_topic(state, command.name)
     if isinstance(topic, Rejected):
         return topic
-    if held := _held(state, topic):
-        return held
-    return Outcome((TopicDeleted(topic.topic_id),), view(topic))
+    if held := _check_no_held_keys(state, topic):
+        return held  # a decision would find its topic gone
+    return Outcome((TopicDeleted(topic.topic_id),), topic_view(topic))
 
 
-def _held(state: State, topic: Topic) -> Rejected | None:
-    spots = [(topic.topic_id, partition) for partition in range(len(topic.ends))]
-    if any(state.holds[spot] or visibility.is_shut(state, spot) for spot in spots):
+def _check_no_held_keys(state: State, topic: Topic) -> Rejected | None:
+    tps = [TopicPartition(topic.topic_id, number) for number in range(len(topic.end_offsets))]
+    if any(state.held_keys[tp] or visibility.is_blocked(state, tp) for tp in tps):
         return Rejected(
             Conflict,
             f"undecided transactions hold keys of topic {topic.name!r}",
-            "see: txmq tx list",
+            "wait for their decisions, or decide them: txmq tx list",
         )
     return None
 
 
-def outside(
-    state: State, topic: Topic, partition: int, offset: int, durable: int | None = None
-) -> Rejected | None:
-    """The no to an offset below the first message that is kept, or beyond the last that
-    can be seen.
-    """
-    first, end = topic.firsts[partition], visibility.end(state, topic.topic_id, partition, durable)
-    if first <= offset <= end:
-        return None
-    why = f"its messages begin at {first}" if offset < first else f"its messages end at {end}"
-    hint = (
-        "go on from the first that is kept: retention took those before" if offset < first else ""
-    )
-    message = f"offset {offset} of {topic.name}/{partition}: {why}"
-    return Rejected(OffsetOutOfRange, message, hint, {"first": first, "end": end})
+def topic_view(topic: Topic) -> TopicView:
+    """Return the metadata of a topic for clients."""
+    return TopicView(topic.name, len(topic.end_offsets), topic.epoch)
 
 
-def view(topic: Topic) -> TopicView:
-    """The topic as clients see it."""
-    return TopicView(topic.name, len(topic.ends), topic.epoch)
-
-
-def apply_created(state: State, event: TopicCreated, place: Place) -> None:
-    del place
+def apply_created(state: State, event: TopicCreated, context: RecordContext) -> None:
+    del context
     topic = Topic(event.topic_id, event.name, [0] * event.partitions)
     state.topics[event.name] = state.topics_by_id[event.topic_id] = topic
     state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_altered(state: State, event: TopicAltered, place: Place) -> None:
-    del place
+def apply_altered(state: State, event: TopicAltered, context: RecordContext) -> None:
+    del context
     state.topics_by_id[event.topic_id].settings = TopicSettings(*event.settings)
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_grown(state: State, event: TopicGrown, place: Place) -> None:
-    del place
+def apply_grown(state: State, event: TopicGrown, context: RecordContext) -> None:
+    del context
     topic = state.topics_by_id[event.topic_id]
-    topic.growths.append(tuple(topic.ends))
+    topic.ends_at_growth.append(tuple(topic.end_offsets))
     topic.grow(event.partitions)
     topic.epoch = event.epoch
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_deleted(state: State, event: TopicDeleted, place: Place) -> None:
-    """The name is free again; the entries stay until retention drops their segments."""
-    del place
+def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> None:
+    """Free the name. The entries stay until retention removes them."""
+    del context
     topic = state.topics_by_id[event.topic_id]
     topic.deleted = True
     state.topics.pop(topic.name, None)
     state.dirty_topics.add(event.topic_id)
 
 
-def entries(state: State, topic_id: int, partition: int, offset: int) -> list[tuple[int, t.Entry]]:
-    """(base offset, entry) of the published batch that holds `offset`, if there is one:
-    at most one item.
+def entry_at(
+    state: State, topic_id: int, partition: int, offset: int
+) -> list[tuple[int, t.BatchEntry]]:
+    """Return (base offset, entry) of the published batch that holds `offset`, or an
+    empty list.
     """
     start = t.ENTRY_KEY.pack(topic_id, partition, 0)
     for key, row in state.entries.range(
         start, t.ENTRY_KEY.pack(topic_id, partition, offset + 1), reverse=True
     ):
         base: int = t.ENTRY_KEY.unpack(key)[2]
-        entry = t.Entry._make(row)
+        entry = t.BatchEntry._make(row)
         return [(base, entry)] if offset < base + entry.count else []
     return []
 
 
-def entries_from(state: State, spot: Spot, offset: int) -> Iterator[tuple[int, t.Entry]]:
-    """(base offset, entry) of the published batches from the one that holds `offset`
-    on.
+def scan_entries(
+    state: State, tp: TopicPartition, offset: int
+) -> Iterator[tuple[int, t.BatchEntry]]:
+    """Yield (base offset, entry) of the published batches, from the one that holds
+    `offset` on.
     """
-    start = t.ENTRY_KEY.pack(*spot, offset)
+    start = t.ENTRY_KEY.pack(*tp, offset)
     if state.entries.get(start) is None:
-        for base, entry in entries(state, *spot, offset):
-            start = t.ENTRY_KEY.pack(*spot, base + entry.count)
+        for base, entry in entry_at(state, *tp, offset):
+            start = t.ENTRY_KEY.pack(*tp, base + entry.count)
             yield base, entry
-    unpack, make = t.ENTRY_KEY.unpack, t.Entry._make  # looked up once: there may be thousands
-    for key, row in state.entries.range(start, t.ENTRY_KEY.pack(*spot, t.SIGN)):
+    unpack, make = t.ENTRY_KEY.unpack, t.BatchEntry._make  # local: there may be thousands of rows
+    for key, row in state.entries.range(start, t.ENTRY_KEY.pack(*tp, t.SIGN)):
         yield unpack(key)[2], make(row)
 
 

@@ -1,3 +1,3 @@
-"""The rules of transactions: groups stored, decided once, and published in the order of
-their tickets.
+"""Rules of transactions: bundles are stored, decided once, and published in the order
+of their tickets.
 """

@@ -1,92 +1,60 @@
-"""What a transaction does to consumers, besides its messages: acks and replays that
-take effect with its decision.
+"""Actions of a transaction on consumer groups: acks and replays.
 
-An action is ("ack", group, member, generation, topic, partition, start, end),
-("replay", group, topic, partition, offset), or that of `core.transactions.marks`, which
-concerns no consumer. Stored with the transaction, it reserves its messages: they do not
-expire, are not redelivered and outlive the broker. A reserved message remembers the
-token, so settling an action after a reset or a deletion finds nothing and does nothing.
+An action is stored with its transaction and takes effect with its decision. Storing it
+reserves its messages: they do not expire, are not redelivered, and stay reserved over a
+restart of the broker. A reservation names the token, so settling an action after a
+reset or a deletion finds nothing and does nothing. Watermark actions concern no
+consumer group: see `watermarks`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from txmq.core.consumers import acks, changes, circuit_breaker, failed_messages, failures, leases
-from txmq.core.consumers.authorization import Claim, active, known
-from txmq.core.consumers.changes import Changes
-from txmq.core.consumers.failed_messages import Kind
-from txmq.core.state.positions import Back, Reservation
-from txmq.core.state.state import Rejected, State
+from txmq.core.consumers import acks, circuit_breaker, failures, key_fences, leases
+from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
+from txmq.core.consumers.key_fences import FailureChanges
+from txmq.core.events.outcome import Rejected
+from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.positions import Redelivery, Reservation
+from txmq.core.state.state import State
 from txmq.core.transactions import watermarks
 from txmq.errors import BadRequest, NotLeased, UnknownLetter
+from txmq.model.actions import AckAction, BundleAction, ReplayAction, WatermarkAction, read_action
+from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from txmq.core.consumers.failed_messages import Moved
-    from txmq.core.events.base import Place
-    from txmq.core.state.consumer_groups import Group, Spot, Spotted
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
 
-Action = tuple[object, ...]
-
-
-class AckAction(NamedTuple):
-    """These messages are processed if the transaction commits."""
-
-    group: str
-    member: str
-    generation: int
-    topic: str
-    partition: int
-    start: int
-    end: int
+ActionRow = tuple[object, ...]
 
 
-class ReplayAction(NamedTuple):
-    """This letter is delivered again if the transaction commits."""
+def check(state: State, actions: tuple[ActionRow, ...]) -> Rejected | None:
+    """Return why a transaction may not do this; None = it may.
 
-    group: str
-    topic: str
-    partition: int
-    offset: int
-
-
-def _parse(action: Action) -> AckAction | ReplayAction | watermarks.MarkAction | None:
-    match action:
-        case (
-            "ack",
-            str(group),
-            str(member),
-            int(generation),
-            str(topic),
-            int(partition),
-            int(start),
-            int(end),
-        ):
-            return AckAction(group, member, generation, topic, partition, start, end)
-        case ("replay", str(group), str(topic), int(partition), int(offset)):
-            return ReplayAction(group, topic, partition, offset)
-    return watermarks.parse(action)
-
-
-def check(state: State, actions: tuple[Action, ...]) -> Rejected | None:
-    """May a transaction do this? Every message must be leased to the member, every
-    letter open and free, every mark where the transaction says.
+    Its messages must be leased to the member, its dead letters open and not reserved,
+    and its watermarks where the actions say.
     """
     for raw in actions:
-        action = _parse(raw)
+        action = read_action(raw)
         if action is None:
-            return Rejected(BadRequest, "an action of a transaction is an ack, a replay or a mark")
+            return Rejected(
+                BadRequest,
+                f"invalid action {raw!r:.200} of a transaction",
+                "an action is an ack, a replay or a mark",
+            )
         refused = _check_one(state, action)
         if refused is not None:
             return refused
     return None
 
 
-def _check_one(
-    state: State, action: AckAction | ReplayAction | watermarks.MarkAction
-) -> Rejected | None:
+def _check_one(state: State, action: BundleAction) -> Rejected | None:
     match action:
         case AckAction():
             return _check_ack(state, action)
@@ -96,33 +64,35 @@ def _check_one(
 
 
 def _check_ack(state: State, ack: AckAction) -> Rejected | None:
-    found = active(state, ack.group, ack.member)
+    found = find_member(state, ack.group, ack.member)
     if isinstance(found, Rejected):
         return found
     claim = _claim(state, found[0], ack)
     if not claim.stale and ack.start < ack.end:
         return None
-    topic, partition, start, end = claim.stale[0] if claim.stale else ack[3:]
+    topic, partition, start, end = (
+        claim.stale[0] if claim.stale else (ack.topic, ack.partition, ack.start, ack.end)
+    )
     message = (
         f"messages {start} to {end - 1} of {topic}/{partition} are not leased to {ack.member!r}"
     )
     return Rejected(
-        NotLeased, message, "they were acked, have moved, or their lease ran out: roll back"
+        NotLeased, message, "roll back: they were acked, have moved, or their lease ran out"
     )
 
 
-def _claim(state: State, group: Group, ack: AckAction) -> Claim:
-    claim = Claim(group, ack.member, ack.generation)
+def _claim(state: State, group: ConsumerGroup, ack: AckAction) -> LeaseClaim:
+    claim = LeaseClaim(group, ack.member, ack.generation)
     claim.add(state, ack.topic, ack.partition, ack.start, ack.end)
     return claim
 
 
 def _check_replay(state: State, replay: ReplayAction) -> Rejected | None:
-    group = known(state, replay.group)
+    group = find_group(state, replay.group)
     if isinstance(group, Rejected):
         return group
-    topic, partition, offset = replay[1:]
-    why = failures.not_open(failures.find(state, group, topic, partition, offset)[1])
+    topic, partition, offset = replay.topic, replay.partition, replay.offset
+    why = failures.closed_reason(failures.find_message(state, group, topic, partition, offset)[1])
     return (
         Rejected(UnknownLetter, f"{topic}/{partition}/{offset} of {replay.group!r}: {why}")
         if why
@@ -130,59 +100,67 @@ def _check_replay(state: State, replay: ReplayAction) -> Rejected | None:
     )
 
 
-def pin(state: State, token: bytes, actions: tuple[Action, ...]) -> None:
-    """Apply: the transaction is stored, its messages are reserved for it."""
+def reserve(state: State, token: bytes, actions: tuple[ActionRow, ...]) -> None:
+    """Apply: the transaction is stored; reserve its messages for it."""
     for raw in actions:
-        action = _parse(raw)
+        action = read_action(raw)
         assert action is not None, "checked"
-        if isinstance(action, watermarks.MarkAction):
+        if isinstance(action, WatermarkAction):
             continue
-        group = state.consumers.groups[action.group]
+        group = state.groups.by_name[action.group]
         if isinstance(action, AckAction):
             _reserve(state, group, _claim(state, group, action), token)
         else:
-            spotted, row = failures.find(state, group, *action[1:])
-            assert spotted is not None, "checked"
+            ref, row = failures.find_message(
+                state, group, action.topic, action.partition, action.offset
+            )
+            assert ref is not None, "checked"
             assert row is not None, "checked"
-            _put_again(state, group, spotted, row._replace(token=token))
+            _replace_row(state, group, ref, row._replace(token=token))
 
 
-def _reserve(state: State, group: Group, claim: Claim, token: bytes) -> None:
+def _reserve(state: State, group: ConsumerGroup, claim: LeaseClaim, token: bytes) -> None:
     for topic_id, partition, start, end in claim.ranges:
-        position = group.positions[topic_id, partition]
+        position = group.positions[TopicPartition(topic_id, partition)]
         for low, high, (number, attempt) in position.leased.overlap(start, end):
             lease = group.leases[number]
             position.reserved.put(
                 low, high, Reservation(token, attempt, number, lease.member, lease.generation)
             )
-        leases.release(state, group, (topic_id, partition), start, end)
-    for spotted in claim.rows:
-        row = failed_messages.get(state, group, spotted)
+        leases.release_range(state, group, TopicPartition(topic_id, partition), start, end)
+    for ref in claim.rows:
+        row = failed_messages.get(state, group, ref)
         assert row is not None, "leased, so it is there"
-        _put_again(state, group, spotted, row._replace(token=token))
+        _replace_row(state, group, ref, row._replace(token=token))
 
 
-def _put_again(state: State, group: Group, spotted: Spotted, row: Moved) -> None:
-    """Apply: a row in the place of its former self; nobody has it leased."""
-    failed_messages.drop(state, group, spotted)
-    leases.release_row(state, group, spotted)
-    failed_messages.put(state, group, spotted, row)
+def _replace_row(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
+    """Apply: replace a row and release its lease."""
+    failed_messages.drop(state, group, ref)
+    leases.release_row(state, group, ref)
+    failed_messages.put(state, group, ref, row)
 
 
 def settle(
-    state: State, token: bytes, actions: tuple[Action, ...], place: Place, *, committed: bool
+    state: State,
+    token: bytes,
+    actions: tuple[ActionRow, ...],
+    context: RecordContext,
+    *,
+    committed: bool,
 ) -> None:
-    """Apply: the transaction is decided; its acks and replays take effect, or its
-    messages are delivered again.
+    """Apply: the transaction is decided.
+
+    Its actions take effect, or its messages are delivered again.
     """
     for raw in actions:
-        action = _parse(raw)
+        action = read_action(raw)
         assert action is not None, "checked"
-        if isinstance(action, watermarks.MarkAction):
+        if isinstance(action, WatermarkAction):
             if committed:
-                watermarks.move(state, action, token)
+                watermarks.advance(state, action, token)
             continue
-        group = state.consumers.groups.get(action.group)
+        group = state.groups.by_name.get(action.group)
         topic = state.topics.get(action.topic)
         if (
             group is None
@@ -190,56 +168,74 @@ def settle(
             or (topic.topic_id, action.partition) not in group.positions
         ):
             continue
-        spot = (topic.topic_id, action.partition)
+        tp = TopicPartition(topic.topic_id, action.partition)
         if isinstance(action, AckAction):
-            _settle_ranges(state, group, spot, action, token, committed=committed)
-            for spotted, row in _reserved_rows(state, group, spot, action, token):
-                _settle_row(state, group, spotted, row, place, committed=committed)
+            _settle_ranges(state, group, tp, action, token, committed=committed)
+            for ref, row in _reserved_rows(state, group, tp, action, token):
+                _settle_row(state, group, ref, row, context, committed=committed)
         else:
-            _settle_replay(state, group, (*spot, action.offset), token, place, committed=committed)
+            _settle_replay(state, group, (*tp, action.offset), token, context, committed=committed)
 
 
 def _settle_ranges(
-    state: State, group: Group, spot: Spot, ack: AckAction, token: bytes, *, committed: bool
+    state: State,
+    group: ConsumerGroup,
+    tp: TopicPartition,
+    ack: AckAction,
+    token: bytes,
+    *,
+    committed: bool,
 ) -> None:
-    position = state.consumers.touch(group, spot)
+    position = state.groups.position_for_update(group, tp)
     for start, end, reserved in position.reserved.overlap(ack.start, ack.end):
         if reserved.token != token:
             continue
         position.reserved.cut(start, end)
         if committed:
             position.settle(start, end)
-            circuit_breaker.note_acks(group, reserved.lease, end - start)
+            circuit_breaker.record_acks(group, reserved.lease, end - start)
         else:
-            position.give_back(start, end, Back(reserved.attempt + 1))
+            position.redeliver_range(start, end, Redelivery(reserved.attempt + 1))
 
 
 def _reserved_rows(
-    state: State, group: Group, spot: Spot, ack: AckAction, token: bytes
-) -> Iterator[tuple[Spotted, Moved]]:
-    for spotted, row in failed_messages.between(state, group, spot, ack.start, ack.end):
-        if row.token == token and row.kind == Kind.RETRY:
-            yield spotted, row
+    state: State, group: ConsumerGroup, tp: TopicPartition, ack: AckAction, token: bytes
+) -> Iterator[tuple[MessageRef, FailedMessage]]:
+    for ref, row in failed_messages.rows_between(state, group, tp, ack.start, ack.end):
+        if row.token == token and row.kind == FailedKind.RETRY:
+            yield ref, row
 
 
 def _settle_row(
-    state: State, group: Group, spotted: Spotted, row: Moved, place: Place, *, committed: bool
+    state: State,
+    group: ConsumerGroup,
+    ref: MessageRef,
+    row: FailedMessage,
+    context: RecordContext,
+    *,
+    committed: bool,
 ) -> None:
     if committed:
-        acks.settle_row(state, group, spotted)
+        acks.settle_row(state, group, ref)
     else:
-        _put_again(state, group, spotted, row._replace(token=b"", due=place.stored_at))
+        _replace_row(state, group, ref, row._replace(token=b"", due=context.stored_at))
 
 
 def _settle_replay(
-    state: State, group: Group, spotted: Spotted, token: bytes, place: Place, *, committed: bool
+    state: State,
+    group: ConsumerGroup,
+    ref: MessageRef,
+    token: bytes,
+    context: RecordContext,
+    *,
+    committed: bool,
 ) -> None:
-    row = failed_messages.get(state, group, spotted)
-    if row is None or failures.not_open(row, token) or row.token != token:
+    row = failed_messages.get(state, group, ref)
+    if row is None or failures.closed_reason(row, token) or row.token != token:
         return
     if not committed:
-        _put_again(state, group, spotted, row._replace(token=b""))
+        _replace_row(state, group, ref, row._replace(token=b""))
         return
-    made = Changes(state, group, place.stored_at)
-    made.retry(spotted, failures.replayed(row), place.stored_at)
-    changes.apply(state, group, made.moves, made.fences, place.stored_at)
+    made = FailureChanges(state, group, context.stored_at)
+    made.retry(ref, failures.replayed_row(row), context.stored_at)
+    key_fences.apply_changes(state, group, *made.parts(), context.stored_at)

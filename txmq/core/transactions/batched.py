@@ -1,89 +1,96 @@
-"""Many small groups stored at once, and many decisions made at once: what came in one
-request, in one record.
+"""Batched requests: many bundles stored, or many decisions made, by one record.
 
-Each group stays a transaction of its own: it is judged as if it had come alone, in its
-turn, and what is refused or was known before is left out of the record, and no
-hindrance to its neighbours. Only what cannot change how its neighbours are judged goes
-together (`shares_store`, `shares_decision`); whoever asks sees to the rest one by one.
+Each bundle stays a transaction of its own. It is checked as if it had come alone, in
+its turn. What is refused, or was stored or decided before, is left out of the record
+and does not affect the others. Only requests that cannot change how the others are
+checked may be batched (`is_batchable_store`, `is_batchable_decision`); the caller
+submits the rest one by one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.base import BatchesStored, BatchStored, Place
+from txmq.core.events.base import RecordContext
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.topics import BatchesStored, BatchStored
 from txmq.core.events.transactions import (
     Decided,
     GroupsDecided,
     GroupsStored,
+    UnpublishedBatch,
     PartStored,
-    StoredBatch,
 )
-from txmq.core.state.state import Outcome, Rejected, State
 from txmq.core.topics import sends
-from txmq.core.topics.key_order import Release
+from txmq.core.topics.key_order import ReleasePlan
 from txmq.core.transactions import decisions, half_storage
-from txmq.core.transactions.decisions import DecideReceipt
 from txmq.core.transactions.model import get
-from txmq.model.bundle import GroupState, makes_holds
+from txmq.model.bundle import BundleState, DecideReceipt
+from txmq.model.decider import ORDERED_WHEN_STORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from txmq.core.events.base import Event
-    from txmq.core.topics.key_order import Waiting
+    from txmq.core.state.state import State
+    from txmq.core.topics.key_order import Publishable
+    from txmq.core.transactions.model import Transaction
 
-MEMBERS = {
+MEMBER_EVENTS = {
     GroupsStored: PartStored,
     GroupsDecided: Decided,
     BatchesStored: BatchStored,
-}  # what these are made of
-LENGTH = StoredBatch._fields.index("length")  # what comes from the log is a plain tuple
+}
+LENGTH = UnpublishedBatch._fields.index("length")  # events read from the log hold plain tuples
 
 
-class StoreTogether(NamedTuple):
-    """Store these groups, of different tokens, each of which `shares_store`. The reply
-    is a list, in their order.
+class StoreBundles(NamedTuple):
+    """Store bundles of different tokens, each of them batchable.
+
+    The reply is a list, in their order.
     """
 
-    groups: tuple[half_storage.StorePart, ...]
+    bundles: tuple[half_storage.StorePart, ...]
 
 
-class DecideTogether(NamedTuple):
-    """Make these decisions, of different tokens, each of which `shares_decision`. The
-    reply is a list, as above.
+class DecideBundles(NamedTuple):
+    """Make decisions on different tokens, each of them batchable.
+
+    The reply is a list, in their order.
     """
 
-    decisions: tuple[decisions.Decide, ...]
+    decisions: tuple[decisions.DecideTransaction, ...]
 
 
-def shares_store(part: half_storage.StorePart) -> bool:
-    """Whether a group may be stored with others: whole, to be decided later, and
-    nothing of it is anybody else's.
+def is_batchable_store(part: half_storage.StorePart) -> bool:
+    """Return whether a bundle may be stored in a batch.
+
+    It must be whole, to be decided later, and without actions on consumers.
     """
     return (
         not part.part
         and part.sealed
         and not part.commit
         and not part.actions
-        and makes_holds(part.decider)
+        and isinstance(part.decider, ORDERED_WHEN_STORED)
     )
 
 
-def shares_decision(state: State, token: bytes) -> bool:
-    """Whether a group may be decided with others: it has its place in the order of its
-    keys already.
+def is_batchable_decision(state: State, token: bytes) -> bool:
+    """Return whether a bundle may be decided in a batch.
+
+    It must have its place in the order of its keys already.
     """
     row = get(state, token)
-    return row is None or makes_holds(row.decider)
+    return row is None or isinstance(row.decider, ORDERED_WHEN_STORED)
 
 
-def decide_store(state: State, command: StoreTogether, now: int) -> Outcome:
+def store_bundles(state: State, command: StoreBundles, now: int) -> Outcome:
     replies: list[object] = []
     stored: list[Any] = []
     attachments: list[bytes] = []
-    for part in command.groups:
-        made = half_storage.decide_store(state, part, now)
+    for part in command.bundles:
+        made = half_storage.store_part(state, part, now)
         if isinstance(made, Rejected):
             replies.append(made)
             continue
@@ -96,10 +103,10 @@ def decide_store(state: State, command: StoreTogether, now: int) -> Outcome:
     return Outcome(tuple(stored), replies, b"".join(attachments))
 
 
-def decide_together(state: State, command: DecideTogether, now: int) -> Outcome:
-    made = _Made(state)
+def decide_bundles(state: State, command: DecideBundles, now: int) -> Outcome:
+    made = _BatchedDecisions(state)
     for verdict in command.decisions:
-        judged = decisions.judge(state, verdict, now)
+        judged = decisions.check_decision(state, verdict, now)
         if isinstance(judged, Outcome):
             made.others += judged.events
             made.replies.append(judged.reply)
@@ -114,78 +121,80 @@ def decide_together(state: State, command: DecideTogether, now: int) -> Outcome:
     )
 
 
-class _Made:
-    """The decisions so far, each on the state that those before it leave behind."""
+class _BatchedDecisions:
+    """The decisions of a batch so far; each sees what those before it lead to."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._waiting: dict[
-            bytes | None, tuple[int, Waiting]
-        ] = {}  # committed here, with the place of the reply
-        self._release = Release(state, self._committed)
+        # Committed by this batch and not published yet, with the index of the reply.
+        self._committed: dict[bytes | None, tuple[int, Publishable]] = {}
+        self._plan = ReleasePlan(state, self._find)
         self.replies: list[object] = []
         self.decided: list[Decided] = []
         self.others: list[Event] = []
 
-    def _committed(self, ticket: int, token: bytes | None) -> Waiting | None:
-        mine = self._waiting.get(token)
-        return decisions.committed(self._state, ticket, token) if mine is None else mine[1]
+    def _find(self, ticket: int, token: bytes | None) -> Publishable | None:
+        found = self._committed.get(token)
+        return decisions.find_publishable(self._state, ticket, token) if found is None else found[1]
 
-    def decide(self, verdict: decisions.Decide, row: Any) -> None:  # a Transaction
+    def decide(self, verdict: decisions.DecideTransaction, row: Transaction) -> None:
         token, outcome, by, reason = verdict
-        waiting = row.waiting(token)
-        after = decisions.settle_into(self._state, self._release, row, waiting, outcome)
-        released, later = self._release.taken()
+        unit = row.publishable(token)
+        after = decisions.plan_outcome(self._state, self._plan, row, unit, outcome)
+        released, later = self._plan.drain()
         self.decided.append(Decided(token, int(outcome), by, reason, released, later))
-        if after is GroupState.COMMITTED:
-            self._waiting[token] = len(self.replies), waiting
+        if after is BundleState.COMMITTED:
+            self._committed[token] = len(self.replies), unit
         self.replies.append(DecideReceipt(after, repeated=False))
-        if self._waiting:
+        if self._committed:
             for one in released:
-                if one.token in self._waiting:
-                    place, _waiting = self._waiting.pop(one.token)
-                    self.replies[place] = DecideReceipt(GroupState.PUBLISHED, repeated=False)
+                if one.token in self._committed:
+                    index, _unit = self._committed.pop(one.token)
+                    self.replies[index] = DecideReceipt(BundleState.PUBLISHED, repeated=False)
 
 
-def members(event: Event, place: Place) -> Iterator[tuple[Event, Place]]:
-    """The events that are in one record, each with its place; for any other event,
-    itself.
-    """
+def events_in(event: Event, context: RecordContext) -> Iterator[tuple[Event, RecordContext]]:
+    """Yield the events of a batched event with their contexts, or the event itself."""
     if isinstance(event, GroupsStored):
-        return _groups(event, place)
+        return _bundles(event, context)
     if isinstance(event, GroupsDecided):
-        return _decisions(event, place)
+        return _decisions(event, context)
     if isinstance(event, BatchesStored):
-        return ((one, place._replace(attachment=at)) for one, at in sends.batches(event, place))
-    return iter(((event, place),))
+        return (
+            (one, context._replace(attachment_position=at))
+            for one, at in sends.with_positions(event, context)
+        )
+    return iter(((event, context),))
 
 
-def _groups(event: GroupsStored, place: Place) -> Iterator[tuple[PartStored, Place]]:
-    """A record of several groups has more bytes than groups, so positions inside it
-    serve as tickets.
-    """
-    position, end, at, stored_at, boot_epoch = place
+def _bundles(
+    event: GroupsStored, context: RecordContext
+) -> Iterator[tuple[PartStored, RecordContext]]:
+    # A record has more bytes than bundles, so positions inside it serve as tickets.
+    position, end, at, stored_at, boot_epoch = context
     for ticket, fields in enumerate(event.groups, position):
         one = fields if type(fields) is PartStored else PartStored(*fields)
-        yield one, Place(ticket, end, at, stored_at, boot_epoch)
+        yield one, RecordContext(ticket, end, at, stored_at, boot_epoch)
         batches: Any = one.batches
         at += sum([batch[LENGTH] for batch in batches])
 
 
-def _decisions(event: GroupsDecided, place: Place) -> Iterator[tuple[Decided, Place]]:
+def _decisions(
+    event: GroupsDecided, context: RecordContext
+) -> Iterator[tuple[Decided, RecordContext]]:
     for fields in event.decisions:
-        yield fields if type(fields) is Decided else Decided(*fields), place
+        yield fields if type(fields) is Decided else Decided(*fields), context
 
 
-def apply_stored(state: State, event: GroupsStored, place: Place) -> None:
-    for one, its_place in _groups(event, place):
-        half_storage.apply_stored(state, one, its_place)
+def apply_stored(state: State, event: GroupsStored, context: RecordContext) -> None:
+    for one, its_context in _bundles(event, context):
+        half_storage.apply_stored(state, one, its_context)
 
 
-def apply_decided(state: State, event: GroupsDecided, place: Place) -> None:
-    for one, its_place in _decisions(event, place):
-        decisions.apply_decided(state, one, its_place)
+def apply_decided(state: State, event: GroupsDecided, context: RecordContext) -> None:
+    for one, its_context in _decisions(event, context):
+        decisions.apply_decided(state, one, its_context)
 
 
-DECIDERS: dict[type, Any] = {StoreTogether: decide_store, DecideTogether: decide_together}
+DECIDERS: dict[type, Any] = {StoreBundles: store_bundles, DecideBundles: decide_bundles}
 APPLIERS: dict[type, Any] = {GroupsStored: apply_stored, GroupsDecided: apply_decided}

@@ -1,36 +1,44 @@
-"""Decisions: a transaction is decided once, by compare-and-set, and what that sets free
-is published in the order of its tickets.
+"""Decisions: a transaction is decided once, by compare-and-set.
+
+What a decision sets free is published in the same record, in the order of its tickets.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.events.transactions import ConflictSeen, ConflictsForgotten, Decided, Released
-from txmq.core.state.state import Outcome, Rejected, State
 from txmq.core.topics import key_order
-from txmq.core.topics.key_order import Release, Waiting
-from txmq.core.transactions import actions, backlog, branches, listed, undecided
-from txmq.core.transactions.large_bundles import Large, Phase
-from txmq.core.transactions.model import KEPT, Transaction, get, takes_early, token_time, unknown
+from txmq.core.topics.key_order import Publishable, ReleasePlan
+from txmq.core.transactions import actions, branches, indexes
+from txmq.core.transactions.large_bundles import LargeBundle, PiecePhase
+from txmq.core.transactions.model import (
+    OUTCOME_RETENTION,
+    Transaction,
+    get,
+    token_time,
+    unknown_transaction,
+)
 from txmq.errors import Conflict, HeuristicOutcome
-from txmq.model.bundle import GroupState, Step, decided, makes_holds, step
+from txmq.model.bundle import ACCEPTING, DECIDED, BundleState, DecideReceipt
+from txmq.model.decider import HOLDING_PART_BY_PART, ORDERED_WHEN_STORED, ByJob
 from txmq.model.message import Decision
+from txmq.model.units import DAY
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Place
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
 
-CONFLICT_AT = 3  # when, in a row of table `conflicts`
-CONFLICTS_KEPT = 30 * 24 * 3600 * 1_000_000
-STEPS = {Decision.COMMIT: Step.COMMIT, Decision.ROLLBACK: Step.ROLLBACK}
+CONFLICT_AT = 3  # index of the time in a row of table `conflicts`
+CONFLICT_RETENTION = 30 * DAY
 
 
-class Decide(NamedTuple):
-    """Decide a transaction. `by` names who: producer, checker, resolver, or an
-    operator.
-    """
+class DecideTransaction(NamedTuple):
+    """Decide a transaction. `by` names the producer, checker, resolver or operator."""
 
     token: bytes
     outcome: Decision
@@ -38,260 +46,260 @@ class Decide(NamedTuple):
     reason: str = ""
 
 
-class DecideReceipt(NamedTuple):
-    """Where the transaction stands after a decision; `repeated` = it had been decided
-    so before.
+def decide_transaction(state: State, command: DecideTransaction, now: int) -> Outcome | Rejected:
+    checked = check_decision(state, command, now)
+    if isinstance(checked, Outcome | Rejected):
+        return checked
+    return decide_checked(state, checked, command)
+
+
+def check_decision(
+    state: State, command: DecideTransaction, now: int
+) -> Transaction | Outcome | Rejected:
+    """Return the transaction to decide, or the reply where there is nothing to
+    decide.
     """
-
-    state: GroupState
-    repeated: bool
-
-
-def decide_decide(state: State, command: Decide, now: int) -> Outcome | Rejected:
-    judged = judge(state, command, now)
-    return judged if isinstance(judged, Outcome | Rejected) else decide_now(state, judged, command)
-
-
-def judge(state: State, command: Decide, now: int) -> Transaction | Outcome | Rejected:
-    """What there is to be decided; or the answer, where there is nothing."""
     row = get(state, command.token)
     if row is None:
-        late = token_time(command.token) < now - KEPT
+        late = token_time(command.token) < now - OUTCOME_RETENTION
         why = (
             "is older than the outcomes that are kept"
             if late
             else "was never stored at this broker"
         )
-        return unknown(command.token, why)
-    after = step(row.state, STEPS[command.outcome])
-    if after is None:
-        return _contradiction(state, row, command)
-    if decided(row.state):
+        return unknown_transaction(command.token, why)
+    if row.state not in ACCEPTING[command.outcome]:
+        return _conflict(state, row, command)
+    if row.state in DECIDED:
         return Outcome(reply=DecideReceipt(row.state, repeated=True))
-    if row.decider[0] == "job" and state.tables[t.JOB_WORK].get(row.decider[1]) is not None:  # type: ignore[arg-type]  # bytes
+    if isinstance(row.decider, ByJob) and state.tables[t.JOB_WORK].get(row.decider.job) is not None:
         return Rejected(
-            Conflict, "its job was decided, and is being carried out", "see: txmq tx show"
+            Conflict,
+            f"job {row.decider.job.hex()} of the transaction was decided, and is being carried out",
+            "see: txmq tx show",
         )
     return row
 
 
-def _contradiction(state: State, row: Transaction, command: Decide) -> Outcome | Rejected:
+def _conflict(state: State, row: Transaction, command: DecideTransaction) -> Outcome | Rejected:
     name = command.token.hex()
-    if row.state is GroupState.OPEN:
+    if row.state is BundleState.OPEN:
         return Rejected(
             Conflict,
             f"transaction {name} is not complete: its last part is missing",
             "store all parts first",
         )
-    told: dict[str, object] = {"state": int(row.state)}
+    detail: dict[str, object] = {"state": int(row.state)}
     refused = Rejected(
-        Conflict, f"transaction {name} is {row.state.name} and stays so", "see: txmq tx show", told
+        Conflict,
+        f"transaction {name} is {row.state.name} and stays so",
+        "see: txmq tx show",
+        detail,
     )
-    if branches.by_hand(state, command.token):
-        message = f"transaction {name} was decided by hand: it is {row.state.name}, by {row.by}: {row.reason}"
+    if branches.was_decided_by_hand(state, command.token):
         refused = Rejected(
             HeuristicOutcome,
-            message,
+            f"transaction {name} was decided by hand: it is {row.state.name},"
+            f" by {row.by}: {row.reason}",
             "when it is dealt with: txmq xa forget",
-            told | {"by": row.by},
+            detail | {"by": row.by},
         )
-    return Outcome(
-        (ConflictSeen(command.token, int(command.outcome), command.by, command.reason),), refused
-    )
+    seen = ConflictSeen(command.token, int(command.outcome), command.by, command.reason)
+    return Outcome((seen,), refused)
 
 
-def decide_now(state: State, row: Transaction, command: Decide) -> Outcome:
-    """The decision itself, and all that it sets free."""
-    release = Release(state, lambda ticket, token: committed(state, ticket, token))
-    after = settle_into(state, release, row, row.waiting(command.token), command.outcome)
-    event = Decided(
-        command.token, int(command.outcome), command.by, command.reason, *release.taken()
-    )
+def decide_checked(state: State, row: Transaction, command: DecideTransaction) -> Outcome:
+    """Return the decision and the publications that it makes possible."""
+    token, outcome, by, reason = command
+    plan = ReleasePlan(state, partial(find_publishable, state))
+    after = plan_outcome(state, plan, row, row.publishable(token), outcome)
+    event = Decided(token, int(outcome), by, reason, *plan.drain())
     return Outcome((event,), DecideReceipt(after, repeated=False))
 
 
-def settle_into(
-    state: State, release: Release, row: Transaction, waiting: Waiting, outcome: Decision
-) -> GroupState:
-    """What becomes of a group that is decided so; and in `release`, what that sets
-    free.
+def plan_outcome(
+    state: State, plan: ReleasePlan, row: Transaction, unit: Publishable, outcome: Decision
+) -> BundleState:
+    """Plan what an outcome sets free; return the state of the bundle after it.
+
+    A bundle that held no keys so far takes its place in their order now. A large one is
+    published piece by piece, from the backlog.
     """
-    if outcome is Decision.COMMIT:
-        return commit_into(state, release, row, waiting)
-    if makes_holds(row.decider):
-        release.withdraw(waiting)
-    return GroupState.ROLLED_BACK
+    ordered = isinstance(row.decider, ORDERED_WHEN_STORED)
+    if outcome is Decision.ROLLBACK:
+        if ordered:
+            plan.withdraw(unit)
+        return BundleState.ROLLED_BACK
+    if unit.large:
+        return BundleState.COMMITTED
+    if ordered:
+        return BundleState.PUBLISHED if plan.publish_if_free(unit) else BundleState.COMMITTED
+    if key_order.meets_held_key(state, row.batches):
+        return BundleState.COMMITTED
+    plan.publish_unordered(unit)
+    return BundleState.PUBLISHED
 
 
-def commit_into(state: State, release: Release, row: Transaction, waiting: Waiting) -> GroupState:
-    """Publish a committed group or leave it waiting; what made no holds takes its place
-    in the order now. A large one is published piece by piece, from the backlog.
-    """
-    if waiting.large:
-        return GroupState.COMMITTED
-    if makes_holds(row.decider):
-        return GroupState.PUBLISHED if release.offer(waiting) else GroupState.COMMITTED
-    if key_order.meets_a_hold(state, row.batches):
-        return GroupState.COMMITTED
-    release.publish_now(waiting)
-    return GroupState.PUBLISHED
-
-
-def committed(state: State, ticket: int, token: bytes | None) -> Waiting | None:
-    """What stands behind a ticket, if nothing but its keys keeps it from being
-    published.
-    """
+def find_publishable(state: State, ticket: int, token: bytes | None) -> Publishable | None:
+    """Return what a ticket stands for, if only its keys keep it from publication."""
     if token is not None:
         row = get(state, token)
-        return row.waiting(token) if row is not None and row.state is GroupState.COMMITTED else None
+        if row is None or row.state is not BundleState.COMMITTED:
+            return None
+        return row.publishable(token)
     queued = state.tables[t.QUEUED].get(t.TICKET_KEY.pack(ticket))
-    return None if queued is None else Waiting(ticket, None, (key_order.held(queued),))
+    return (
+        None if queued is None else Publishable(ticket, None, (key_order.unplaced_batch(queued),))
+    )
 
 
-def apply_decided(state: State, event: Decided, place: Place) -> None:
-    verdict = Decide(event.token, Decision(event.outcome), event.by, event.reason)
-    released = event.released
-    if (
-        released and released[0][0] == event.token
-    ):  # whoever is published by his own decision comes first
-        _publish_one(state, verdict, released[0], place)
+def apply_decided(state: State, event: Decided, context: RecordContext) -> None:
+    token, outcome, by, reason, released, later = event
+    verdict = DecideTransaction(token, Decision(outcome), by, reason)
+    # A bundle that its own decision publishes comes first.
+    if released and released[0][0] == token:
+        _apply_publication(state, verdict, released[0], context)
         released = released[1:]
     else:
-        settle_one(state, verdict, place, published=False, ticket=place.position)
-    apply_released(state, released, place)
-    backlog.add_all(state, event.later)
+        apply_outcome(state, verdict, context, published=False, ticket=context.position)
+    if released:
+        apply_released(state, released, context)
+    if later:
+        indexes.add_all_to_backlog(state, later)
 
 
-def _publish_one(state: State, verdict: Decide, released: Released, place: Place) -> None:
-    """Apply a decision that publishes: what `settle_one` and `apply_released` come to,
-    in one step.
+def _apply_publication(
+    state: State, verdict: DecideTransaction, released: Released, context: RecordContext
+) -> None:
+    """Apply a decision that publishes its bundle.
+
+    It amounts to `apply_outcome` and `apply_released`, in one step.
     """
     token, _outcome, by, reason = verdict
     _token, ticket, offsets = released
     row = get(state, token)
     assert row is not None, "decided, so it is stored"
-    _no_longer_undecided(state, token, row)
-    actions.settle(state, token, row.actions, place, committed=True)
-    key_order.drop(state, ticket, row.batches)
-    key_order.publish(state, row.waiting(token), offsets, place)
-    row = row._replace(
-        state=GroupState.PUBLISHED, by=by, reason=reason, decided_at=place.stored_at, check_at=0, offsets=offsets,
-        batches=tuple([key_order.without_keys(batch) for batch in row.batches]),
-    )  # fmt: skip
-    state.transactions.put(token, row)
-    listed.ended(state, token)
+    indexes.remove_undecided(state, token, row)
+    if row.actions:
+        actions.settle(state, token, row.actions, context, committed=True)
+    key_order.release_keys(state, ticket, row.batches)
+    key_order.publish(state, row.publishable(token), offsets, context)
+    _put_published(
+        state,
+        token,
+        row._replace(by=by, reason=reason, decided_at=context.stored_at, check_at=0),
+        offsets,
+    )
 
 
-def settle_one(
-    state: State, verdict: Decide, place: Place, *, published: bool, ticket: int
+def apply_outcome(
+    state: State,
+    verdict: DecideTransaction,
+    context: RecordContext,
+    *,
+    published: bool,
+    ticket: int,
 ) -> None:
-    """Apply a decision to one transaction; publication, if it is due, follows in
-    `apply_released`.
+    """Apply a decision to one transaction.
 
-    `ticket` is its place in the order of its keys where it has to wait and took none
-    when it was stored.
+    If it is `published`, `apply_released` follows. `ticket` is its place in the order
+    of its keys if it has to wait and took none when it was stored.
     """
     token, outcome, by, reason = verdict
     row = get(state, token)
     assert row is not None, "decided, so it is stored"
-    _no_longer_undecided(state, token, row)
-    after = GroupState.COMMITTED if outcome is Decision.COMMIT else GroupState.ROLLED_BACK
-    row = row._replace(state=after, by=by, reason=reason, decided_at=place.stored_at, check_at=0)
+    indexes.remove_undecided(state, token, row)
+    committed = outcome is Decision.COMMIT
+    after = BundleState.COMMITTED if committed else BundleState.ROLLED_BACK
+    row = row._replace(state=after, by=by, reason=reason, decided_at=context.stored_at, check_at=0)
+    ordered = isinstance(row.decider, ORDERED_WHEN_STORED)
     if row.large is not None:
-        row = _settle_large(state, token, row, row.large, outcome, ticket)
-    elif outcome is Decision.ROLLBACK:
-        if makes_holds(row.decider):
-            key_order.drop(state, row.ticket, row.batches)
+        row = _start_pieces(state, token, row, row.large, ticket)
+    elif not committed:
+        if ordered:
+            key_order.release_keys(state, row.ticket, row.batches)
         row = row._replace(batches=())
-        listed.ended(state, token)
+        indexes.note_ended(state, token)
     elif not published:
-        listed.enter(state, listed.Kind.WAITING, token)
-        if not makes_holds(row.decider):
+        indexes.add_to_list(state, indexes.ListKind.WAITING, token)
+        if not ordered:
             row = row._replace(ticket=ticket)
-            key_order.take(state, row.ticket, token, row.batches)
-    actions.settle(state, token, row.actions, place, committed=outcome is Decision.COMMIT)
+            key_order.hold_keys(state, row.ticket, token, row.batches)
+    if row.actions:
+        actions.settle(state, token, row.actions, context, committed=committed)
     state.transactions.put(token, row)
 
 
-def _settle_large(
-    state: State, token: bytes, row: Transaction, large: Large, outcome: Decision, ticket: int
+def _start_pieces(
+    state: State, token: bytes, row: Transaction, large: LargeBundle, ticket: int
 ) -> Transaction:
-    """The outcome is fixed; whatever follows from it is done piece by piece."""
-    if outcome is Decision.ROLLBACK:
-        after, phase = GroupState.ROLLED_BACK, Phase.DROPPING
-    else:
-        after, phase = GroupState.COMMITTED, Phase.CHECKING
-        listed.enter(state, listed.Kind.WAITING, token)
-        if not takes_early(row.decider):
-            row, phase = row._replace(ticket=ticket), Phase.TAKING
-    backlog.add(state, row.ticket, token)
-    return row._replace(state=after, large=large._replace(phase=phase))
+    """Let the backlog publish or drop a decided large bundle piece by piece."""
+    phase = PiecePhase.DROPPING
+    if row.state is BundleState.COMMITTED:
+        phase = PiecePhase.CHECKING
+        indexes.add_to_list(state, indexes.ListKind.WAITING, token)
+        if not isinstance(row.decider, HOLDING_PART_BY_PART):
+            row, phase = row._replace(ticket=ticket), PiecePhase.HOLDING
+    indexes.add_to_backlog(state, row.ticket, token)
+    return row._replace(large=large._replace(phase=phase))
 
 
-def _no_longer_undecided(state: State, token: bytes, row: Transaction) -> None:
-    if row.state is GroupState.OPEN:
-        listed.leave(state, listed.Kind.OPEN, token)
-    if decided(row.state):
-        return
-    if row.in_doubt:
-        listed.leave(state, listed.Kind.IN_DOUBT, token)
-    undecided.leave(state, row.ticket, token)
-    branches.drop(state, token, row.decider)
-    if row.check_at:
-        state.tables[t.DUE].delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
-
-
-def apply_released(state: State, released: tuple[Released, ...], place: Place) -> None:
-    """Publish, in the order decided, everything that a decision set free."""
+def apply_released(state: State, released: tuple[Released, ...], context: RecordContext) -> None:
+    """Apply: publish what a decision set free, in the order planned."""
     for token, ticket, offsets in released:
+        unit = find_publishable(state, ticket, token)
+        assert unit is not None, "released, so it was waiting"
         if token is None:
-            key = t.TICKET_KEY.pack(ticket)
-            waiting = committed(state, ticket, None)
-            state.tables[t.QUEUED].delete(key)
-        else:
-            waiting = committed(state, ticket, token)
-        assert waiting is not None, "released, so it was waiting"
-        key_order.drop(state, ticket, waiting.batches)
-        key_order.publish(state, waiting, offsets, place)
+            state.tables[t.QUEUED].delete(t.TICKET_KEY.pack(ticket))
+        key_order.release_keys(state, ticket, unit.batches)
+        key_order.publish(state, unit, offsets, context)
         if token is not None:
             row = get(state, token)
-            assert row is not None
-            listed.leave(state, listed.Kind.WAITING, token)
-            lean = tuple([key_order.without_keys(batch) for batch in row.batches])
-            state.transactions.put(
-                token, row._replace(state=GroupState.PUBLISHED, offsets=offsets, batches=lean)
-            )
-            listed.ended(state, token)
+            assert row is not None, "released, so it is stored"
+            indexes.remove_from_list(state, indexes.ListKind.WAITING, token)
+            _put_published(state, token, row, offsets)
 
 
-def apply_conflict(state: State, event: ConflictSeen, place: Place) -> None:
+def _put_published(state: State, token: bytes, row: Transaction, offsets: tuple[int, ...]) -> None:
+    batches = key_order.without_keys(row.batches)
+    row = row._replace(state=BundleState.PUBLISHED, offsets=offsets, batches=batches)
+    state.transactions.put(token, row)
+    indexes.note_ended(state, token)
+
+
+def apply_conflict(state: State, event: ConflictSeen, context: RecordContext) -> None:
     state.tables[t.CONFLICTS].put(
-        t.TICKET_KEY.pack(place.position),
-        (event.token, event.outcome, event.by, place.stored_at, event.reason),
+        t.TICKET_KEY.pack(context.position),
+        (event.token, event.outcome, event.by, context.stored_at, event.reason),
     )
 
 
-def old_conflicts(state: State, now: int, most: int) -> tuple[ConflictsForgotten | None, bool]:
-    """What is to be forgotten of the oldest `most` contradictions, and whether there
-    may be more.
+def find_expired_conflicts(
+    state: State, now: int, most: int
+) -> tuple[ConflictsForgotten | None, bool]:
+    """Return what expires of the oldest `most` conflicts, and whether more may
+    expire.
     """
     rows: Any = state.tables[t.CONFLICTS].range(b"")
-    old = list(
-        takewhile(lambda item: item[1][CONFLICT_AT] < now - CONFLICTS_KEPT, islice(rows, most))
+    expired = list(
+        takewhile(lambda item: item[1][CONFLICT_AT] < now - CONFLICT_RETENTION, islice(rows, most))
     )
-    if not old:
+    if not expired:
         return None, False
-    return ConflictsForgotten(t.TICKET_KEY.unpack(old[-1][0])[0] + 1), len(old) == most
+    before = t.TICKET_KEY.unpack(expired[-1][0])[0] + 1
+    return ConflictsForgotten(before), len(expired) == most
 
 
-def apply_conflicts_forgotten(state: State, event: ConflictsForgotten, place: Place) -> None:
-    del place
+def apply_conflicts_forgotten(
+    state: State, event: ConflictsForgotten, context: RecordContext
+) -> None:
+    del context
     table = state.tables[t.CONFLICTS]
     for key, _row in list(table.range(b"", t.TICKET_KEY.pack(event.before))):
         table.delete(key)
 
 
-DECIDERS = {Decide: decide_decide}
+DECIDERS = {DecideTransaction: decide_transaction}
 APPLIERS: dict[type, Any] = {
     Decided: apply_decided,
     ConflictSeen: apply_conflict,

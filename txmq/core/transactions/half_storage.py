@@ -1,51 +1,54 @@
-"""Parts: how the group of a token is stored, part by part, until its seal completes
-it.
-"""
+"""Half storage: bundles are stored part by part, until the seal completes them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.batch import deliveries, key_hashes
+from txmq.batch import delivery_times, key_hashes
 from txmq.batch.header import DELIVER_AT, KEY
-from txmq.core.events.base import Delay
-from txmq.core.events.transactions import Decided, GroupRefused, PartStored, StoredBatch
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.events.delays import Delay
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.transactions import Decided, GroupRefused, UnpublishedBatch, PartStored
 from txmq.core.topics import key_order
-from txmq.core.topics.admission import admitted
-from txmq.core.topics.key_order import HeldBatch, Release, Waiting
-from txmq.core.topics.sends import distinct
-from txmq.core.transactions import (
-    actions,
-    backlog,
-    branches,
-    jobs,
-    large_bundles,
-    listed,
-    undecided,
-    watermarks,
-)
-from txmq.core.transactions.large_bundles import Phase
-from txmq.core.transactions.model import KEPT, Transaction, get, takes_early, token_time
+from txmq.core.topics.key_order import Publishable, ReleasePlan, UnplacedBatch
+from txmq.core.topics.sends import distinct_hashes
+from txmq.core.topics.topics import find_writable
+from txmq.core.transactions import actions, branches, indexes, jobs, large_bundles, watermarks
+from txmq.core.transactions.indexes import ListKind
+from txmq.core.transactions.large_bundles import PiecePhase
+from txmq.core.transactions.model import OUTCOME_RETENTION, Transaction, get, not_stored, token_time
 from txmq.errors import BadRequest, DigestMismatch, MessageTooLarge, SequenceGap, UnknownTransaction
 from txmq.model import limits
-from txmq.model.bundle import GroupState, decided
+from txmq.model.bundle import DECIDED, BundleReceipt, BundleState
+from txmq.model.decider import (
+    BY_XA_MANAGER,
+    DECIDER_TYPES,
+    HOLDING_PART_BY_PART,
+    ByBroker,
+    ByChecker,
+    ByForeign,
+    ByJob,
+    ByPostgres,
+    Decider,
+    read_decider,
+)
 from txmq.model.message import Decision
+from txmq.model.topic_partition import TopicPartition
+from txmq.model.units import MINUTE
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.batch import BatchHeader
-    from txmq.core.events.base import Place
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
 
-OPEN_FOR = (
-    60 * 1_000_000
-)  # from the latest part: then nobody is sending the rest, and nobody can have decided it
+# An open bundle whose next part does not come in time is rolled back: its producer is
+# gone, and was never told that the bundle is stored.
+OPEN_TIMEOUT = MINUTE
 
 
-class GroupBatch(NamedTuple):
-    """One batch of a part, as it came; one with times of delivery has a single
-    message.
-    """
+class BundleBatch(NamedTuple):
+    """A batch of a part, as it was sent. A batch with delays has a single message."""
 
     topic: str
     epoch: int
@@ -55,18 +58,20 @@ class GroupBatch(NamedTuple):
 
 
 class StorePart(NamedTuple):
-    """Store a part of a group: part 0 describes it, the `sealed` one completes it,
-    `commit` decides it (local).
+    """Store a part of a bundle.
+
+    Part 0 describes the bundle; later parts have no decider. The `sealed` part
+    completes it, and `commit` decides it at once (local and one-phase transactions).
     """
 
     token: bytes
     part: int
-    batches: tuple[GroupBatch, ...]
+    batches: tuple[BundleBatch, ...]
     sealed: bool
     commit: bool
     digest: bytes
     epoch: int
-    decider: tuple[object, ...]
+    decider: Decider | None
     service: str
     actions: tuple[tuple[object, ...], ...]
     check_after: int  # microseconds to the first check-back; 0 = never
@@ -74,47 +79,101 @@ class StorePart(NamedTuple):
     origin: bytes = b""  # the process that sends it
 
 
-class GroupReceipt(NamedTuple):
-    """Where the group stands after a part was stored."""
-
-    state: GroupState
-    ticket: int
-    offsets: tuple[int, ...] = ()
-
-
-def decide_store(state: State, command: StorePart, now: int) -> Outcome | Rejected:
-    known = get(state, command.token)
-    answer = _stored_before(state, known, command, now) or _malformed(command, known)
-    if answer is not None:
-        return answer
-    batches = _located(state, command.batches)
+def store_part(state: State, command: StorePart, now: int) -> Outcome | Rejected:
+    row = get(state, command.token)
+    reply = _early_reply(state, row, command, now)
+    if reply is not None:
+        return reply
+    decider = command.decider if row is None else row.decider
+    assert decider is not None, "part 0 names it"
+    refused = _check_form(command, decider)
+    if refused is not None:
+        return refused
+    batches = _admit(state, command.batches)
     if isinstance(batches, Rejected):
         return batches
-    refused = branches.refused(state, command.token, command.decider)
+    if isinstance(command.decider, ByForeign):
+        refused = branches.check_xid(state, command.token, command.decider)
     if command.actions and refused is None:
         refused = actions.check(state, command.actions)
     if refused is not None:
         return refused
-    event = _part(state, command, known, batches, now)
-    attachment = b"".join(batch.data for batch in command.batches)
-    receipt = GroupReceipt(_state_after(event, _decider(event, known)), 0, event.offsets or ())
-    return Outcome((event,), receipt, attachment)
+    event = _stored(state, command, row, decider, batches, now)
+    receipt = BundleReceipt(_state_after(event, decider), 0, event.offsets or ())
+    return Outcome((event,), receipt, b"".join([batch.data for batch in command.batches]))
 
 
-def _malformed(command: StorePart, known: Transaction | None) -> Rejected | None:
-    rows = sum(batch.header.count for batch in command.batches)
-    local = "local" in _decider(command, known)[:1]
+def _early_reply(
+    state: State, row: Transaction | None, command: StorePart, now: int
+) -> Outcome | Rejected | None:
+    """Return the reply to a part that is repeated, out of turn or too late."""
+    if row is None:
+        return _early_reply_to_first(state, command, now)
+    # A bundle that was never complete has no digest.
+    if row.digest and row.digest != command.digest and command.sealed:
+        return Rejected(
+            DigestMismatch,
+            f"token {command.token.hex()} was used for other contents",
+            "a token is never reused",
+        )
+    if row.state is not BundleState.OPEN or command.part < row.parts:
+        return Outcome(reply=BundleReceipt(row.state, row.ticket, row.offsets))
+    if command.part > row.parts:
+        return Rejected(
+            SequenceGap,
+            f"part {command.part} after {row.parts} parts",
+            "send the missing parts first",
+        )
+    if isinstance(row.decider, ByJob) and jobs.is_over(state, row.decider.job, now):
+        late = Decided(
+            command.token, int(Decision.ROLLBACK), "job", "the job was decided without it", ()
+        )
+        return Outcome((late,), BundleReceipt(BundleState.ROLLED_BACK, 0))
+    return None
+
+
+def _early_reply_to_first(state: State, command: StorePart, now: int) -> Outcome | Rejected | None:
+    if command.part:
+        return Rejected(
+            SequenceGap,
+            f"part {command.part} of a transaction whose part 0 is missing",
+            "send all parts again",
+        )
+    if command.actions and watermarks.is_passed(state, command.actions):
+        return _refuse(command, "mark", BundleState.PUBLISHED)
+    if token_time(command.token) < now - OUTCOME_RETENTION:
+        return Rejected(
+            UnknownTransaction,
+            f"token {command.token.hex()} is older than the outcomes that are kept",
+            "use a new token",
+        )
+    if isinstance(command.decider, ByJob) and jobs.is_over(state, command.decider.job, now):
+        return _refuse(command, "job", BundleState.ROLLED_BACK)
+    return None
+
+
+def _refuse(command: StorePart, by: str, state: BundleState) -> Outcome:
+    """Store nothing of the bundle. If more parts will come, remember the refusal."""
+    refused = GroupRefused(command.token, command.decider or (), command.service, by, int(state))
+    return Outcome(() if command.sealed else (refused,), BundleReceipt(state, 0))
+
+
+def _check_form(command: StorePart, decider: Decider) -> Rejected | None:
+    rows = 0
+    for batch in command.batches:
+        rows += batch.header.count
+    local = isinstance(decider, ByBroker)
     if rows > limits.PART_ROWS:
         return Rejected(
             MessageTooLarge,
-            f"a part of {rows} rows",
-            f"send parts of at most {limits.PART_ROWS} rows",
+            f"a part of {rows} messages",
+            f"send parts of at most {limits.PART_ROWS} messages",
         )
     if not rows and not command.sealed:
         return Rejected(
             BadRequest,
-            "a part of a group without messages, and not the last one",
-            "send the next one",
+            f"part {command.part} of a transaction has no messages, and is not the last one",
+            "send no empty parts before the last one",
         )
     if local and command.sealed and not command.commit:
         return Rejected(BadRequest, "a local transaction is decided with its seal")
@@ -123,252 +182,220 @@ def _malformed(command: StorePart, known: Transaction | None) -> Rejected | None
     return None
 
 
-def _part(
-    state: State,
-    command: StorePart,
-    known: Transaction | None,
-    batches: tuple[StoredBatch, ...],
-    now: int,
-) -> PartStored:
-    """What is recorded of a part. A group that may be large is kept in pieces from its
-    first part on.
-    """
-    keys = sum(max(1, len(batch.hashes)) for batch in batches)
-    large = (
-        not command.sealed or keys > large_bundles.KEYS
-        if known is None
-        else known.large is not None
-    )
-    offsets = _at_once(state, command, batches) if command.commit and known is None else None
-    check_after = command.check_after if known is None else known.check_after
-    wait = check_after
-    if not command.sealed and not (wait and _decider(command, known)[0] == "postgres"):
-        wait = OPEN_FOR
-    return PartStored(
-        command.token, command.part, batches, command.sealed, command.digest if command.sealed else b"",
-        command.epoch, command.decider, command.service, command.actions, now + wait if wait else 0, offsets,
-        command.participants, command.commit, large_bundles.KEYS if large and offsets is None else 0,
-        0 if command.sealed else check_after, command.origin if _decider(command, known)[0] == "checker" else b"",
-    )  # fmt: skip
-
-
-def _job_is_over(state: State, decider: tuple[Any, ...], now: int) -> bool:
-    """A job that was decided takes no more groups: they would never be sent."""
-    return decider[:1] == ("job",) and jobs.is_over(state, decider[1], now)
-
-
-def _stored_before(
-    state: State, known: Transaction | None, command: StorePart, now: int
-) -> Outcome | Rejected | None:
-    """The answer to a part that came before, out of turn or too late; None = store
-    it.
-    """
-    if known is None:
-        return _answered_as_first(state, command, now)
-    if (
-        known.digest and known.digest != command.digest and command.sealed
-    ):  # what was never complete has no digest
-        return Rejected(
-            DigestMismatch, "the token was used for other contents", "a token is never reused"
-        )
-    if known.state is not GroupState.OPEN or command.part < known.parts:
-        return Outcome(reply=GroupReceipt(known.state, known.ticket, known.offsets))
-    if command.part > known.parts:
-        return Rejected(
-            SequenceGap,
-            f"part {command.part} after {known.parts} parts",
-            "send the missing parts first",
-        )
-    if _job_is_over(state, known.decider, now):
-        late = Decided(
-            command.token, int(Decision.ROLLBACK), "job", "the job was decided without it", ()
-        )
-        return Outcome((late,), GroupReceipt(GroupState.ROLLED_BACK, 0))
-    return None
-
-
-def _answered_as_first(state: State, command: StorePart, now: int) -> Outcome | Rejected | None:
-    if command.part:
-        missing = f"part {command.part} of a group whose part 0 is missing"
-        return Rejected(SequenceGap, missing, "send all parts again")
-    if command.actions and watermarks.passed(state, command.actions):
-        return _refused(command, "mark", GroupState.PUBLISHED)
-    if token_time(command.token) < now - KEPT:
-        return Rejected(
-            UnknownTransaction,
-            "the token is older than the outcomes that are kept",
-            "use a new token",
-        )
-    if _job_is_over(state, command.decider, now):
-        return _refused(command, "job", GroupState.ROLLED_BACK)
-    return None
-
-
-def _refused(command: StorePart, by: str, answer: GroupState) -> Outcome:
-    """Nothing of it is stored; of what comes in parts, that is remembered for the next
-    ones.
-    """
-    refused = GroupRefused(command.token, command.decider, command.service, by, int(answer))
-    return Outcome(() if command.sealed else (refused,), GroupReceipt(answer, 0))
-
-
-def _located(state: State, batches: tuple[GroupBatch, ...]) -> tuple[StoredBatch, ...] | Rejected:
-    located, start = [], 0
+def _admit(state: State, batches: tuple[BundleBatch, ...]) -> tuple[UnpublishedBatch, ...] | Rejected:
+    stored, start = [], 0
     for batch in batches:
-        topic = admitted(state, batch.topic, batch.partition, batch.epoch, batch.header, batch.data)
+        topic = find_writable(
+            state, batch.topic, batch.partition, batch.epoch, batch.header, batch.data
+        )
         if isinstance(topic, Rejected):
             return topic
         data, header = batch.data, batch.header
         hashes: tuple[int, ...] = ()
         delay = None
-        if header.columns & DELIVER_AT and (carried := deliveries(data, header)):
-            # It takes its place among its key's when it is due.
+        if header.columns & DELIVER_AT and (carried := delivery_times(data, header)):
+            # A delayed message takes its place in the order of its key when it is due.
             delay = Delay(carried[0], header.sequence, key_hashes(data, header)[0])
         elif header.columns & KEY:
-            hashes = distinct(key_hashes(data, header))
+            hashes = distinct_hashes(key_hashes(data, header))
         size, count, tags = len(data), header.count, header.tag_filter
-        located.append(
-            StoredBatch(topic.topic_id, batch.partition, start, size, count, tags, hashes, delay)
+        stored.append(
+            UnpublishedBatch(topic.topic_id, batch.partition, start, size, count, tags, hashes, delay)
         )
         start += size
-    return tuple(located)
+    return tuple(stored)
 
 
-def _at_once(
-    state: State, command: StorePart, batches: tuple[StoredBatch, ...]
-) -> tuple[int, ...] | None:
-    """The offsets of a local transaction that meets no held key; None = it has to wait
-    behind one, or has too many for a look at each.
+def _stored(
+    state: State,
+    command: StorePart,
+    row: Transaction | None,
+    decider: Decider,
+    batches: tuple[UnpublishedBatch, ...],
+    now: int,
+) -> PartStored:
+    """Return the event of a part. A bundle that may be large is in pieces from part 0
+    on.
     """
-    held = key_order.all_held(batches)
-    if len(held) > large_bundles.KEYS or (
-        sum(len(b.hashes) for b in held) > large_bundles.KEYS and _someone_holds(state, held)
+    if row is None:
+        check_after = command.check_after
+        offsets = _offsets_at_once(state, command, batches) if command.commit else None
+        keys = sum([max(1, len(batch.hashes)) for batch in batches])
+        large = not command.sealed or keys > large_bundles.KEYS_PER_PIECE
+    else:
+        check_after, offsets, large = row.check_after, None, row.large is not None
+    wait = check_after
+    if not command.sealed and not (wait and isinstance(decider, ByPostgres)):
+        wait = OPEN_TIMEOUT
+    return PartStored(
+        command.token,
+        command.part,
+        batches,
+        command.sealed,
+        command.digest if command.sealed else b"",
+        command.epoch,
+        command.decider or (),
+        command.service,
+        command.actions,
+        now + wait if wait else 0,
+        offsets,
+        command.participants,
+        command.commit,
+        large_bundles.KEYS_PER_PIECE if large and offsets is None else 0,
+        0 if command.sealed else check_after,
+        command.origin if isinstance(decider, ByChecker) else b"",
+    )
+
+
+def _offsets_at_once(
+    state: State, command: StorePart, batches: tuple[UnpublishedBatch, ...]
+) -> tuple[int, ...] | None:
+    """Return the offsets of a bundle that is committed as it is stored.
+
+    None = it has to wait for a held key, or has too many keys to examine each.
+    """
+    unplaced = key_order.unplaced_batches(batches)
+    keys = sum(len(batch.hashes) for batch in unplaced)
+    if len(unplaced) > large_bundles.KEYS_PER_PIECE or (
+        keys > large_bundles.KEYS_PER_PIECE and _partitions_have_holders(state, unplaced)
     ):
         return None
-    if key_order.meets_a_hold(state, held):
+    if key_order.meets_held_key(state, unplaced):
         return None
-    release = Release(state, lambda _ticket, _token: None)
-    release.publish_now(Waiting(0, command.token, held))
-    return release.released[0].offsets
+    plan = ReleasePlan(state, lambda _ticket, _token: None)
+    plan.publish_unordered(Publishable(0, command.token, unplaced))
+    return plan.drain()[0][0].offsets
 
 
-def _someone_holds(state: State, batches: tuple[HeldBatch, ...]) -> bool:
-    return any(state.holds[batch.topic_id, batch.partition] for batch in batches)
+def _partitions_have_holders(state: State, batches: tuple[UnplacedBatch, ...]) -> bool:
+    return any(
+        state.held_keys[TopicPartition(batch.topic_id, batch.partition)] for batch in batches
+    )
 
 
-def _decider(event: PartStored | StorePart, known: Transaction | None) -> tuple[object, ...]:
-    """Later parts name none."""
-    return event.decider if known is None else known.decider
-
-
-def _state_after(event: PartStored, decider: tuple[object, ...]) -> GroupState:
+def _state_after(event: PartStored, decider: Decider) -> BundleState:
     if event.offsets is not None:
-        return GroupState.PUBLISHED
+        return BundleState.PUBLISHED
     if not event.sealed:
-        return GroupState.OPEN
-    return GroupState.COMMITTED if event.commit or decider[0] == "local" else GroupState.UNDECIDED
+        return BundleState.OPEN
+    if event.commit or isinstance(decider, ByBroker):
+        return BundleState.COMMITTED
+    return BundleState.UNDECIDED
 
 
-def apply_stored(state: State, event: PartStored, place: Place) -> None:
-    known = get(state, event.token)
-    batches = key_order.all_held(event.batches, place.attachment)
-    row = _first(state, event, place, batches) if known is None else _next(state, event, known)
+def apply_stored(state: State, event: PartStored, context: RecordContext) -> None:
+    token = event.token
+    known = get(state, token)
+    batches = key_order.unplaced_batches(event.batches, context.attachment_position)
+    if known is None:
+        row = _add_first(state, event, context, batches)
+    else:
+        row = _add_next(state, event, known)
     if event.slice:
-        row = _in_pieces(state, event, row, batches)
+        row = _add_pieces(state, event, row, batches)
     elif known is not None:
         row = row._replace(batches=row.batches + batches)
-    if row.state is GroupState.PUBLISHED:
-        row = row._replace(offsets=event.offsets or (), decided_at=place.stored_at, by="producer")
-        key_order.publish(state, row.waiting(event.token), row.offsets, place)
+    if row.state is BundleState.PUBLISHED:
+        row = row._replace(offsets=event.offsets or (), decided_at=context.stored_at, by="producer")
+        key_order.publish(state, row.publishable(token), row.offsets, context)
     elif event.sealed:
-        row = _seal(state, event.token, row)
-    if decided(row.state):
-        if row.state is GroupState.COMMITTED:
-            listed.enter(state, listed.Kind.WAITING, event.token)
-        actions.settle(state, event.token, row.actions, place, committed=True)
-    state.transactions.put(event.token, row)
+        row = _seal(state, token, row)
+    if row.state in DECIDED:
+        if row.state is BundleState.COMMITTED:
+            indexes.add_to_list(state, ListKind.WAITING, token)
+        actions.settle(state, token, row.actions, context, committed=True)
+    state.transactions.put(token, row)
 
 
-def _first(
-    state: State, event: PartStored, place: Place, batches: tuple[HeldBatch, ...]
+def _add_first(
+    state: State, event: PartStored, context: RecordContext, batches: tuple[UnplacedBatch, ...]
 ) -> Transaction:
-    """The row of a group whose first part has come: it is listed as undecided until it
-    is decided.
-    """
+    token, decider = event.token, event.decider
+    if not isinstance(decider, DECIDER_TYPES):  # read from the log
+        decider = read_decider(decider)
     row = Transaction(
-        _state_after(event, event.decider), event.epoch, event.decider, event.service, event.part + 1, place.position,
-        event.digest, place.stored_at, () if event.slice else batches, event.actions, event.check_at,
-        participants=event.participants, check_after=event.check_after, origin=event.origin,
-    )  # fmt: skip
+        _state_after(event, decider),
+        event.epoch,
+        decider,
+        event.service,
+        event.part + 1,
+        context.position,
+        event.digest,
+        context.stored_at,
+        () if event.slice else batches,
+        event.actions,
+        event.check_at,
+        participants=event.participants,
+        check_after=event.check_after,
+        origin=event.origin,
+    )
     if event.actions:
-        actions.pin(state, event.token, event.actions)
-    branches.remember(state, event.token, event.decider)
-    if row.state is GroupState.OPEN:
-        listed.enter(state, listed.Kind.OPEN, event.token)
-    if not decided(row.state):
-        undecided.enter(state, row.ticket, event.token)
-        if row.check_at:
-            state.tables[t.DUE].put(
-                t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket), (event.token,)
-            )
+        actions.reserve(state, token, event.actions)
+    if isinstance(decider, ByForeign):
+        branches.put_xid(state, token, decider)
+    if row.state is BundleState.OPEN:
+        indexes.add_to_list(state, ListKind.OPEN, token)
+    if row.state not in DECIDED:
+        indexes.add_undecided(state, token, row.ticket, row.check_at)
     return row
 
 
-def _next(state: State, event: PartStored, known: Transaction) -> Transaction:
-    """The row of a group after another part: its time runs from the latest one."""
-    due = state.tables[t.DUE]
-    if known.check_at:
-        due.delete(t.DUE_KEY.pack(known.check_at, t.DUE_CHECK, known.ticket))
-    after = _state_after(event, known.decider)
-    if event.sealed:
-        listed.leave(state, listed.Kind.OPEN, event.token)
-    if decided(after):
-        undecided.leave(state, known.ticket, event.token)
-    elif event.check_at:
-        due.put(t.DUE_KEY.pack(event.check_at, t.DUE_CHECK, known.ticket), (event.token,))
-    check_at = 0 if decided(after) else event.check_at
-    return known._replace(
+def _add_next(state: State, event: PartStored, row: Transaction) -> Transaction:
+    """Apply another part to a row: its time runs from the latest one."""
+    after, check_at = _state_after(event, row.decider), event.check_at
+    if after in DECIDED:
+        indexes.remove_undecided(state, event.token, row)
+        check_at = 0
+    else:
+        if event.sealed:
+            indexes.remove_from_list(state, ListKind.OPEN, event.token)
+        indexes.move_check(state, event.token, row, check_at)
+    return row._replace(
         state=after, parts=event.part + 1, digest=event.digest, check_at=check_at, tries=0
     )
 
 
-def _in_pieces(
-    state: State, event: PartStored, row: Transaction, batches: tuple[HeldBatch, ...]
+def _add_pieces(
+    state: State, event: PartStored, row: Transaction, batches: tuple[UnplacedBatch, ...]
 ) -> Transaction:
-    """Small groups hold their keys from the seal on, large ones part by part."""
-    large = large_bundles.add(
+    """Apply: small bundles hold their keys from the seal on, large ones part by
+    part.
+    """
+    large = large_bundles.add_batches(
         state, event.token, row.large or large_bundles.NEW, batches, event.slice
     )
-    if takes_early(row.decider) or row.state is GroupState.COMMITTED:
-        large = large_bundles.held(large, key_order.take(state, row.ticket, event.token, batches))
+    if isinstance(row.decider, HOLDING_PART_BY_PART) or row.state is BundleState.COMMITTED:
+        held = key_order.hold_keys(state, row.ticket, event.token, batches)
+        large = large_bundles.add_holds(large, held)
     return row._replace(large=large)
 
 
 def _seal(state: State, token: bytes, row: Transaction) -> Transaction:
-    """The group is complete. What is committed with the seal waits for its keys, or is
-    published piece by piece.
+    """Apply: the bundle is complete.
+
+    A bundle that is committed with the seal waits for its keys, or is published piece
+    by piece.
     """
-    if row.decider[0] == "job":
-        state.tables[t.JOB_PARTS].put(t.JOB_PART_KEY.pack(row.decider[1], token), ())
-    if row.state is GroupState.UNDECIDED:
-        branches.put(state, token, row.decider)
+    decider = row.decider
+    if isinstance(decider, ByJob):
+        state.tables[t.JOB_PARTS].put(t.JOB_PART_KEY.pack(decider.job, token), ())
+    if row.state is BundleState.UNDECIDED and isinstance(decider, BY_XA_MANAGER):
+        indexes.add_prepared(state, token)
     if row.large is None:
-        if takes_early(row.decider) or row.state is GroupState.COMMITTED:
-            key_order.take(state, row.ticket, token, row.batches)
-    elif row.state is GroupState.COMMITTED:
-        backlog.add(state, row.ticket, token)
-        row = row._replace(large=row.large._replace(phase=Phase.CHECKING))
+        if isinstance(decider, HOLDING_PART_BY_PART) or row.state is BundleState.COMMITTED:
+            key_order.hold_keys(state, row.ticket, token, row.batches)
+    elif row.state is BundleState.COMMITTED:
+        indexes.add_to_backlog(state, row.ticket, token)
+        row = row._replace(large=row.large._replace(phase=PiecePhase.CHECKING))
     return row
 
 
-def apply_refused(state: State, event: GroupRefused, place: Place) -> None:
-    row = Transaction(
-        GroupState(event.state), 0, event.decider, event.service, 0, 0, b"", place.stored_at, (), (), 0,
-        by=event.by, reason="it came too late", decided_at=place.stored_at,
-    )  # fmt: skip
+def apply_refused(state: State, event: GroupRefused, context: RecordContext) -> None:
+    refused, at = BundleState(event.state), context.stored_at
+    row = not_stored(refused, event.decider, event.service, event.by, "it came too late", at)
     state.transactions.put(event.token, row)
-    listed.ended(state, event.token)
+    indexes.note_ended(state, event.token)
 
 
-DECIDERS = {StorePart: decide_store}
+DECIDERS = {StorePart: store_part}
 APPLIERS: dict[type, Any] = {PartStored: apply_stored, GroupRefused: apply_refused}

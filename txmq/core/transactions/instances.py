@@ -1,12 +1,11 @@
-"""Instances: producers that outlive their processes, and which process of one is the
-current one.
+"""Producer instances: named producers that outlive their processes.
 
-Each incarnation gets an epoch of its own; what an older one sends late is refused, so
-that a process that was taken for dead cannot send after the one that took its place has
-begun.
+Each process of an instance, its incarnation, gets a producer epoch. Whatever an older
+incarnation sends is refused. So a process that was taken for dead cannot send once its
+successor has begun.
 
-An instance of which no process was seen for 30 days is forgotten, its epochs are not:
-none is ever given out twice.
+An instance without a connected process for 30 days is forgotten. Its epochs are not:
+none is assigned twice.
 """
 
 from __future__ import annotations
@@ -14,100 +13,120 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.base import Event, InstanceRegistered, InstancesForgotten, InstancesSeen
-from txmq.core.state.state import Outcome, Rejected, State
+from txmq.core.events.base import Event
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.transactions import InstanceRegistered, InstancesForgotten, InstancesSeen
 from txmq.errors import BadRequest, ProducerFenced
+from txmq.model.units import DAY
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Place
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
 
-LAST_EPOCH = 2**32 - 1
-DAY = 24 * 3600 * 1_000_000  # how exactly it is known when one was last seen
-KEPT = 30 * DAY
+MAX_EPOCH = 2**32 - 1
+SEEN_RESOLUTION = DAY  # of the time when an instance was last seen
+INSTANCE_RETENTION = 30 * DAY
 
 
 class RegisterInstance(NamedTuple):
-    """A process takes the place of all earlier ones of its name; the reply is its
-    epoch.
+    """Register a process as the successor of all earlier ones of its instance.
+
+    The reply is its epoch.
     """
 
     service: str
     instance: str
 
 
-def current(state: State, service: str, instance: str) -> int:
-    """The epoch of the incarnation that may send; 0 = none was ever registered."""
-    row: Any = state.tables[t.INSTANCES].get(key_of(service, instance))
+def current_epoch(state: State, service: str, instance: str) -> int:
+    """Return the epoch of the incarnation that may send; 0 = none was registered."""
+    row: Any = state.tables[t.INSTANCES].get(instance_key(service, instance))
     return 0 if row is None else row[0]
 
 
-def fenced(state: State, service: str, instance: str, incarnation: int) -> Rejected | None:
-    """Why this incarnation may not send any more. A number that was never given out is
-    an older log's: refused, too.
+def check_incarnation(
+    state: State, service: str, instance: str, incarnation: int
+) -> Rejected | None:
+    """Return a rejection unless this is the current incarnation.
+
+    A number that was never assigned comes from another log. It is refused, too.
     """
-    newest = current(state, service, instance)
+    newest = current_epoch(state, service, instance)
     if incarnation == newest:
         return None
-    told = f"incarnation {incarnation} of instance {instance!r} of {service!r}: the current one is {newest}"
-    hint = "another process has taken its place: end this one, or start it again so that it registers anew"
-    return Rejected(ProducerFenced, told, hint, {"incarnation": incarnation, "current": newest})
+    message = (
+        f"incarnation {incarnation} of instance {instance!r} of {service!r}:"
+        f" the current one is {newest}"
+    )
+    hint = (
+        "another process has taken its place:"
+        " end this one, or start it again so that it registers anew"
+    )
+    return Rejected(ProducerFenced, message, hint, {"incarnation": incarnation, "current": newest})
 
 
-def decide_register(state: State, command: RegisterInstance, now: int) -> Outcome | Rejected:
+def register_instance(state: State, command: RegisterInstance, now: int) -> Outcome | Rejected:
     del now
-    epoch = (current(state, command.service, command.instance) or state.last_forgotten_epoch) + 1
-    if epoch > LAST_EPOCH:
+    epoch = (
+        current_epoch(state, command.service, command.instance) or state.last_forgotten_epoch
+    ) + 1
+    if epoch > MAX_EPOCH:
         return Rejected(
             BadRequest,
             f"instance {command.instance!r} has used up its epochs",
-            "give it another name",
+            "give the instance another name",
         )
     return Outcome((InstanceRegistered(command.service, command.instance, epoch),), epoch)
 
 
-def apply_registered(state: State, event: InstanceRegistered, place: Place) -> None:
+def apply_registered(state: State, event: InstanceRegistered, context: RecordContext) -> None:
     state.tables[t.INSTANCES].put(
-        key_of(event.service, event.instance), (event.epoch, place.stored_at)
+        instance_key(event.service, event.instance), (event.epoch, context.stored_at)
     )
 
 
-def old(
+def find_expired(
     state: State, now: int, start: bytes, connected: frozenset[bytes], most: int
 ) -> tuple[tuple[Event, ...], bytes | None]:
-    """What is to be recorded of `most` instances from `start` on, and where the next
-    ones begin; None = nowhere.
+    """Return the events for `most` instances from `start` on, and where the next begin.
+
+    The second is None after the last instance.
     """
     rows: Any = list(islice(state.tables[t.INSTANCES].range(start), most + 1))
-    seen = tuple(key for key, (_epoch, at) in rows[:most] if key in connected and at < now - DAY)
+    seen = tuple(
+        key for key, (_epoch, at) in rows[:most] if key in connected and at < now - SEEN_RESOLUTION
+    )
     forgotten = tuple(
-        key for key, (_epoch, at) in rows[:most] if key not in connected and at < now - KEPT
+        key
+        for key, (_epoch, at) in rows[:most]
+        if key not in connected and at < now - INSTANCE_RETENTION
     )
     events: tuple[Event, ...] = (InstancesSeen(seen),) if seen else ()
     events += (InstancesForgotten(forgotten),) if forgotten else ()
     return events, rows[most][0] if len(rows) > most else None
 
 
-def apply_seen(state: State, event: InstancesSeen, place: Place) -> None:
+def apply_seen(state: State, event: InstancesSeen, context: RecordContext) -> None:
     for key in event.keys:
         row: Any = state.tables[t.INSTANCES].get(key)
-        state.tables[t.INSTANCES].put(key, (row[0], place.stored_at))
+        state.tables[t.INSTANCES].put(key, (row[0], context.stored_at))
 
 
-def apply_forgotten(state: State, event: InstancesForgotten, place: Place) -> None:
-    del place
+def apply_forgotten(state: State, event: InstancesForgotten, context: RecordContext) -> None:
+    del context
     for key in event.keys:
         row: Any = state.tables[t.INSTANCES].get(key)
         state.last_forgotten_epoch = max(state.last_forgotten_epoch, row[0])
         state.tables[t.INSTANCES].delete(key)
 
 
-def key_of(service: str, instance: str) -> bytes:
-    """The key of an instance in its table."""
+def instance_key(service: str, instance: str) -> bytes:
+    """Return the key of an instance in its table."""
     return f"{service}\0{instance}".encode()
 
 
-DECIDERS = {RegisterInstance: decide_register}
+DECIDERS = {RegisterInstance: register_instance}
 APPLIERS: dict[type, Any] = {
     InstanceRegistered: apply_registered,
     InstancesSeen: apply_seen,

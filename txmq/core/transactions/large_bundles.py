@@ -1,90 +1,99 @@
-"""Large groups: their batches are kept apart from their row, in pieces that one step
-can deal with.
+"""Large bundles: their batches are stored apart from their row, in pieces.
 
-A group of several parts, or of one with more keys than a piece has, is never rewritten
-or worked on as a whole. Each record about it touches one piece: its keys are taken, its
-batches get their offsets, or it is dropped.
+A bundle of several parts, or of one part with more keys than a piece has, is never
+rewritten or processed as a whole. Each record about it touches one piece: its keys are
+held, its batches get their offsets, or it is dropped.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.topics import key_order
+from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from txmq.core.state.state import State
-    from txmq.core.topics.key_order import HeldBatch
+    from txmq.core.topics.key_order import UnplacedBatch
 
-DELAYED = -1  # the offset of what is published with its group, but waits for its time
-KEYS = 128  # of a piece, or batches: 1 to 3 ms to publish where others wait for each key
+DELAYED = -1  # the offset of a delayed batch, which waits for its time when it is published
+# Keys, or batches: 1 to 3 ms to publish where another ticket waits for each key.
+KEYS_PER_PIECE = 128
 
 
-class Phase(IntEnum):
-    """What is being done with a large group, piece by piece; the numbers are in table
-    `transactions`.
-    """
+class PiecePhase(IntEnum):
+    """The phase of a large bundle; the numbers are in table `transactions`."""
 
     NONE = 0
-    # committed, of a kind that takes its keys only now; nothing to do if nobody has any
-    # in its partitions
-    TAKING = 1
+    # Committed, of a decider whose bundles hold no keys before. Not needed where no
+    # other ticket holds keys in its partitions.
+    HOLDING = 1
     CHECKING = 2  # committed: looking for an earlier ticket among its keys
     PUBLISHING = 3
     DROPPING = 4  # rolled back
 
 
-class Share(NamedTuple):
-    """What a large group has in one partition. `base` is the next offset to be given
-    while it is published.
+class LargePartition(NamedTuple):
+    """The messages of a large bundle in one partition.
+
+    `base` is the next offset to assign while the bundle is published.
     """
 
     topic_id: int
     partition: int
-    messages: int  # that get offsets with the group
-    held: int
+    messages: int  # that get offsets with the bundle
+    held: int  # keys
     base: int = -1
-    delayed: int = 0  # more of them
+    delayed: int = 0  # messages that are not among `messages`
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition, by ids."""
+        return TopicPartition(self.topic_id, self.partition)
 
 
-class Large(NamedTuple):
-    """The part of a transaction's row that only large groups have; `done` counts the
-    pieces of the present phase.
+class LargeBundle(NamedTuple):
+    """The field of a transaction's row that only large bundles have.
+
+    `done` counts the pieces that are processed in this phase.
     """
 
     pieces: int
-    shares: tuple[Share, ...]
-    phase: Phase = Phase.NONE
+    partitions: tuple[LargePartition, ...]
+    phase: PiecePhase = PiecePhase.NONE
     done: int = 0
 
     @property
     def last(self) -> bool:
-        """Whether the piece in hand is the last one of the phase."""
+        """Return whether only the last piece of the phase is left."""
         return self.done + 1 >= self.pieces
 
 
-NEW = Large(0, ())
+NEW = LargeBundle(0, ())
 
 
-def of_row(row: tuple[object, ...] | None) -> Large | None:
-    """The field as it stands in a row."""
+def read_large(row: Any) -> LargeBundle | None:  # noqa: ANN401  # rows are untyped
+    """Return the field of a row that was read from disk."""
     if row is None:
         return None
-    found = Large._make(row)
-    return found._replace(
-        phase=Phase(found.phase), shares=tuple(Share._make(share) for share in found.shares)
+    pieces, partitions, phase, done = row
+    return LargeBundle(
+        pieces, tuple(LargePartition._make(one) for one in partitions), PiecePhase(phase), done
     )
 
 
-def cut(batches: Iterable[HeldBatch], most: int) -> Iterator[tuple[HeldBatch, ...]]:
-    """Pieces of at most so many keys or batches. A batch with more keys goes on in the
-    next piece, without a length.
+def cut_into_pieces(
+    batches: Iterable[UnplacedBatch], most: int
+) -> Iterator[tuple[UnplacedBatch, ...]]:
+    """Yield pieces of at most so many keys or batches.
+
+    A batch with more keys goes on in the next piece, without a length.
     """
-    piece: list[HeldBatch] = []
+    piece: list[UnplacedBatch] = []
     room = most
     for batch in batches:
         rest, hashes = batch, batch.hashes
@@ -101,63 +110,68 @@ def cut(batches: Iterable[HeldBatch], most: int) -> Iterator[tuple[HeldBatch, ..
         yield tuple(piece)
 
 
-def add(state: State, token: bytes, large: Large, batches: Iterable[HeldBatch], most: int) -> Large:
-    """Apply: more batches of a group."""
-    shares = {share[:2]: share for share in large.shares}
+def add_batches(
+    state: State, token: bytes, large: LargeBundle, batches: Iterable[UnplacedBatch], most: int
+) -> LargeBundle:
+    """Apply: add batches to a bundle."""
+    partitions = {one.topic_partition: one for one in large.partitions}
     number = large.pieces
-    for number, piece in enumerate(cut(batches, most), large.pieces + 1):
+    for number, piece in enumerate(cut_into_pieces(batches, most), large.pieces + 1):
         _put(state, token, number - 1, piece)
         for batch in piece:
-            spot = (batch.topic_id, batch.partition)
-            share = shares.get(spot) or Share(*spot, 0, 0)
+            tp = TopicPartition(batch.topic_id, batch.partition)
+            one = partitions.get(tp) or LargePartition(*tp, 0, 0)
             if batch.delay is None:
-                shares[spot] = share._replace(messages=share.messages + batch.count)
+                partitions[tp] = one._replace(messages=one.messages + batch.count)
             else:
-                shares[spot] = share._replace(delayed=share.delayed + batch.count)
-    return large._replace(pieces=number, shares=tuple(shares.values()))
+                partitions[tp] = one._replace(delayed=one.delayed + batch.count)
+    return large._replace(pieces=number, partitions=tuple(partitions.values()))
 
 
-def held(large: Large, more: dict[tuple[int, int], int]) -> Large:
-    """The group once it holds so many keys more, or less, in each partition."""
+def add_holds(large: LargeBundle, more: dict[TopicPartition, int]) -> LargeBundle:
+    """Return the bundle after it has held, or released (negative), keys by
+    partition.
+    """
     return large._replace(
-        shares=tuple(s._replace(held=s.held + more.get(s[:2], 0)) for s in large.shares)
+        partitions=tuple(
+            one._replace(held=one.held + more.get(one.topic_partition, 0))
+            for one in large.partitions
+        )
     )
 
 
-def piece(state: State, token: bytes, number: int) -> tuple[HeldBatch, ...]:
-    """The batches of one piece."""
+def get_piece(state: State, token: bytes, number: int) -> tuple[UnplacedBatch, ...]:
+    """Return the batches of one piece."""
     row = state.tables[t.PIECES].get(t.PIECE_KEY.pack(token, number))
-    assert row is not None, "it has so many pieces"
-    return tuple(key_order.held(batch) for batch in row[0])
+    assert row is not None, "the bundle has so many pieces"
+    return key_order.unplaced_batches(row[0])
 
 
-def published(
+def put_published(
     state: State,
     token: bytes,
     number: int,
-    batches: tuple[HeldBatch, ...],
+    batches: tuple[UnplacedBatch, ...],
     offsets: tuple[int, ...],
 ) -> None:
-    """Apply: of a published piece is remembered what was published where, but no
-    key.
-    """
-    lean = tuple(batch._replace(hashes=()) for batch in batches if batch.count)
-    state.tables[t.PIECES].put(t.PIECE_KEY.pack(token, number), (lean, offsets))
+    """Apply: replace a piece by what was published where, without keys."""
+    published = tuple(batch._replace(hashes=()) for batch in batches if batch.count)
+    state.tables[t.PIECES].put(t.PIECE_KEY.pack(token, number), (published, offsets))
 
 
-def drop(state: State, token: bytes, number: int) -> None:
-    """Apply: nothing of the piece is wanted any more."""
+def drop_piece(state: State, token: bytes, number: int) -> None:
+    """Apply: drop a piece of a bundle that was rolled back."""
     state.tables[t.PIECES].delete(t.PIECE_KEY.pack(token, number))
 
 
-def every_batch(state: State, token: bytes) -> Iterator[tuple[HeldBatch, int | None]]:
-    """All batches of a large group, and the offsets of those that are published."""
+def every_batch(state: State, token: bytes) -> Iterator[tuple[UnplacedBatch, int | None]]:
+    """Yield all batches of a large bundle, with the offsets of published ones."""
     start, stop = t.PIECE_KEY.pack(token, 0), t.PIECE_KEY.pack(token, (1 << 32) - 1)
-    whole: HeldBatch | None = None
+    whole: UnplacedBatch | None = None
     at: int | None = None
     for _key, (batches, offsets) in state.tables[t.PIECES].range(start, stop):
         given = iter(offsets)
-        for batch in map(key_order.held, batches):
+        for batch in map(key_order.unplaced_batch, batches):
             if not batch.count and whole is not None:
                 whole = whole._replace(hashes=whole.hashes + batch.hashes)
                 continue
@@ -169,5 +183,5 @@ def every_batch(state: State, token: bytes) -> Iterator[tuple[HeldBatch, int | N
         yield whole, at
 
 
-def _put(state: State, token: bytes, number: int, batches: tuple[HeldBatch, ...]) -> None:
+def _put(state: State, token: bytes, number: int, batches: tuple[UnplacedBatch, ...]) -> None:
     state.tables[t.PIECES].put(t.PIECE_KEY.pack(token, number), (batches, ()))

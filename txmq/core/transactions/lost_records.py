@@ -1,10 +1,9 @@
-"""What was lost to a repair of the log (`txmq log repair`), and what must not be
-decided from its absence any more.
+"""Records lost to a repair of the log, and what must not be concluded from absence.
 
 Among the records that cannot be read may be the decision of any transaction that was
-stored before them, and all of a transaction that was begun by then. Where somebody else
-decides, a database or a checker, the answer is still to be had. What this broker
-decides by itself, for want of anything that says otherwise, is left to an operator.
+stored before them, and all of a transaction that was begun by then. Where a database or
+a checker decides, the broker can still ask. What this broker would decide by itself,
+because nothing says otherwise, is left to an operator.
 """
 
 from __future__ import annotations
@@ -12,35 +11,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from txmq.core.transactions.model import token_time
+from txmq.model.units import HOUR
 
 if TYPE_CHECKING:
     from txmq.core.state.state import State
     from txmq.core.transactions.model import Transaction
 
-CLOCKS_US: Final = 3600 * 1_000_000  # by which the clock of a token's maker may have been ahead
+CLOCK_SKEW: Final = HOUR  # by which the clock of a token's maker may have been ahead
 WHY: Final = (
     "records of the log were lost since it was stored, and its decision may have been among them"
 )
 
 
 def apply_lost(state: State, end: int) -> None:
-    """Apply: the log has nothing to say up to that position."""
-    state.lost_to, state.lost_before = end, 0
+    """Apply: the log was repaired, and records before position `end` were lost."""
+    state.lost_log_end, state.lost_before_time = end, 0
 
 
-def booted(state: State, at: int) -> None:
-    """Apply: all that was lost had been stored before this."""
-    if state.lost_to and not state.lost_before:
-        state.lost_before = at
+def apply_booted(state: State, at: int) -> None:
+    """Apply: all that was lost had been stored before the time `at`."""
+    if state.lost_log_end and not state.lost_before_time:
+        state.lost_before_time = at
 
 
-def may_be_decided(state: State, row: Transaction) -> bool:
-    """Whether an undecided transaction may have been decided in a record that was
-    lost.
-    """
-    return row.ticket < state.lost_to
+def may_have_lost_decision(state: State, row: Transaction) -> bool:
+    """Return whether the decision of an undecided transaction may have been lost."""
+    return row.ticket < state.lost_log_end
 
 
-def may_be_known(state: State, token: bytes) -> bool:
-    """Whether a token that is not known may be that of a transaction that was lost."""
-    return bool(state.lost_to) and token_time(token) <= state.lost_before + CLOCKS_US
+def may_have_lost_transaction(state: State, token: bytes) -> bool:
+    """Return whether all of an unknown transaction may have been lost."""
+    return bool(state.lost_log_end) and token_time(token) <= state.lost_before_time + CLOCK_SKEW

@@ -1,33 +1,34 @@
-"""Transactions: what is remembered of the group of a token."""
+"""Transactions: the rows of table `transactions`, by token."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.state.state import Rejected
+from txmq.core.events.outcome import Rejected
 from txmq.core.topics import key_order
-from txmq.core.topics.key_order import HeldBatch, Waiting
+from txmq.core.topics.key_order import Publishable, UnplacedBatch
 from txmq.core.transactions import large_bundles
 from txmq.errors import UnknownTransaction
-from txmq.model.bundle import GroupState, makes_holds
+from txmq.model.bundle import BundleState
+from txmq.model.decider import read_decider
+from txmq.model.units import DAY, MILLISECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from txmq.core.state.state import State
-    from txmq.core.transactions.large_bundles import Large
+    from txmq.core.transactions.large_bundles import LargeBundle
+    from txmq.model.decider import Decider
 
-KEPT = (
-    7 * 24 * 3600 * 1_000_000
-)  # outcomes are remembered for a week; older tokens are refused (ARCHITECTURE 4)
+OUTCOME_RETENTION = 7 * DAY  # older tokens are refused
 
 
 class Transaction(NamedTuple):
     """A row of table `transactions`."""
 
-    state: GroupState
+    state: BundleState
     epoch: int
-    decider: tuple[object, ...]
+    decider: Decider
     service: str
     parts: int
     # position of the first part's record, or of the decision where no keys were held
@@ -35,7 +36,7 @@ class Transaction(NamedTuple):
     ticket: int
     digest: bytes
     stored_at: int
-    batches: tuple[HeldBatch, ...]
+    batches: tuple[UnplacedBatch, ...]
     actions: tuple[tuple[object, ...], ...]
     check_at: int
     tries: int = 0
@@ -45,56 +46,81 @@ class Transaction(NamedTuple):
     decided_at: int = 0
     offsets: tuple[int, ...] = ()
     participants: tuple[tuple[object, ...], ...] = ()
-    check_after: int = 0  # of an open group: from the seal to the first check-back
-    large: Large | None = None  # its batches are in table `pieces`, not here
+    check_after: int = 0  # of an open bundle: from the seal to the first check-back
+    large: LargeBundle | None = None  # its batches are in table `pieces`, not here
     origin: bytes = b""  # the process to ask first, where a checker decides; empty = unknown
 
-    def waiting(self, token: bytes) -> Waiting:
-        """This transaction as something that wants offsets. What made no holds has no
-        key to wait for.
-        """
-        return Waiting(self.ticket, token, self.batches, self.large is not None)
+    def publishable(self, token: bytes) -> Publishable:
+        """Return this transaction as something that wants offsets."""
+        return Publishable(self.ticket, token, self.batches, self.large is not None)
 
     @property
     def messages(self) -> int:
-        """How many it has."""
+        """The number of its messages."""
         if self.large is None:
             return sum(batch.count for batch in self.batches)
-        return sum(share.messages + share.delayed for share in self.large.shares)
+        return sum(part.messages + part.delayed for part in self.large.partitions)
+
+
+def not_stored(
+    state: BundleState, decider: tuple[object, ...], service: str, by: str, reason: str, at: int
+) -> Transaction:
+    """Return the row of a transaction that was decided without being stored."""
+    return Transaction(
+        state=state,
+        epoch=0,
+        decider=read_decider(decider),
+        service=service,
+        parts=0,
+        ticket=0,
+        digest=b"",
+        stored_at=at,
+        batches=(),
+        actions=(),
+        check_at=0,
+        by=by,
+        reason=reason,
+        decided_at=at,
+    )
 
 
 def get(state: State, token: bytes) -> Transaction | None:
-    """The transaction of a token."""
+    """Return the transaction of a token."""
     row = state.transactions.get(token)
-    if (
-        row is None or type(row) is Transaction
-    ):  # as it was put there; only what was read back from disk is to be made
+    if row is None or type(row) is Transaction:  # rows read back from disk are plain tuples
         return row
     found = Transaction(*row)
-    found = found._replace(
-        state=GroupState(found.state), batches=tuple(key_order.held(b) for b in found.batches)
+    return found._replace(
+        state=BundleState(found.state),
+        decider=read_decider(found.decider),
+        batches=key_order.unplaced_batches(found.batches),
+        large=large_bundles.read_large(found.large),
     )
-    return found if found.large is None else found._replace(large=large_bundles.of_row(found.large))
 
 
-def unknown(token: bytes, why: str = "was never stored at this broker, or long ago") -> Rejected:
-    """The no to whoever asks for a transaction that there is not."""
+def unknown_transaction(
+    token: bytes, why: str = "was never stored at this broker, or long ago"
+) -> Rejected:
+    """Return the rejection of a request about a transaction that does not exist."""
     return Rejected(
-        UnknownTransaction, f"transaction {token.hex()} {why}", "those that are open: txmq tx list"
+        UnknownTransaction,
+        f"Transaction {token.hex()} {why}",
+        "list undecided transactions: txmq tx list",
     )
 
 
 def is_large(state: State, token: bytes) -> bool:
-    """Whether the batches of a transaction are kept in pieces."""
+    """Return whether the batches of a transaction are stored in pieces."""
     row = state.transactions.get(token)
     return row is not None and Transaction(*row).large is not None
 
 
 def every_batch(
     state: State, token: bytes, row: Transaction
-) -> Iterator[tuple[HeldBatch, int | None]]:
-    """All batches of a transaction, and the offsets of those that are published, and
-    were not delayed.
+) -> Iterator[tuple[UnplacedBatch, int | None]]:
+    """Yield all batches of a transaction with their offsets.
+
+    The offset is None for a batch that is not published, or was delayed.
     """
     if row.large is not None:
         return large_bundles.every_batch(state, token)
@@ -106,18 +132,11 @@ def every_batch(
     return zip(row.batches, offsets, strict=True)
 
 
-def takes_early(decider: tuple[object, ...]) -> bool:
-    """Whether a large group of this decider takes its keys as its parts come: what is
-    committed with the seal does, too, so that nothing sent after that overtakes it.
-    """
-    return makes_holds(decider) or decider[0] == "local"
-
-
 def token_time(token: bytes) -> int:
-    """When a UUIDv7 was made, in microseconds."""
-    return int.from_bytes(token[:6], "big") * 1_000
+    """Return when a UUIDv7 was made, in microseconds."""
+    return int.from_bytes(token[:6], "big") * MILLISECOND
 
 
-def is_timed(token: bytes) -> bool:
-    """Whether a token tells when it was made: a UUIDv7 does."""
+def has_time(token: bytes) -> bool:
+    """Return whether a token is a UUIDv7, which tells when it was made."""
     return token[6] >> 4 == 7

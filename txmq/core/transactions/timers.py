@@ -1,25 +1,23 @@
-"""Upkeep: the timers of transactions, and of snapshots."""
+"""Timers: the next check-backs of transactions, and notes of snapshots."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.events.base import SnapshotNoted
+from txmq.core.events.outcome import Outcome
 from txmq.core.events.transactions import CheckPlanned
-from txmq.core.state.state import Outcome, State
-from txmq.core.transactions import listed
+from txmq.core.transactions import indexes
 from txmq.core.transactions.model import get
-from txmq.model.bundle import decided
-from txmq.store import tables as t
+from txmq.model.bundle import DECIDED
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Place
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
 
 
 class PlanCheck(NamedTuple):
-    """Set the time of the next check-back, after one was tried or was due; 0 = there is
-    none.
-    """
+    """Set the time of the next check-back, 0 = none, after one was tried or was due."""
 
     token: bytes
     check_at: int
@@ -28,46 +26,42 @@ class PlanCheck(NamedTuple):
 
 
 class NoteSnapshot(NamedTuple):
-    """Let the log go on after a snapshot that stands for its end."""
+    """Record a snapshot that stands for the log up to `position`."""
 
     position: int
 
 
-def decide_plan(state: State, command: PlanCheck, now: int) -> Outcome:
+def plan_check(state: State, command: PlanCheck, now: int) -> Outcome:
     del now
     row = get(state, command.token)
-    if row is None or decided(row.state):
+    if row is None or row.state in DECIDED:
         return Outcome()
-    return Outcome(
-        (CheckPlanned(command.token, command.check_at, command.tries, command.in_doubt),)
-    )
+    return Outcome((CheckPlanned(*command),))
 
 
-def apply_planned(state: State, event: CheckPlanned, place: Place) -> None:
-    del place
+def apply_planned(state: State, event: CheckPlanned, context: RecordContext) -> None:
+    del context
     row = get(state, event.token)
     assert row is not None, "checked, so it is stored"
-    if event.in_doubt != row.in_doubt:
-        (listed.enter if event.in_doubt else listed.leave)(state, listed.Kind.IN_DOUBT, event.token)
-    due = state.tables[t.DUE]
-    if row.check_at:
-        due.delete(t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket))
-    if event.check_at:
-        due.put(t.DUE_KEY.pack(event.check_at, t.DUE_CHECK, row.ticket), (event.token,))
+    if event.in_doubt and not row.in_doubt:
+        indexes.add_to_list(state, indexes.ListKind.IN_DOUBT, event.token)
+    elif row.in_doubt and not event.in_doubt:
+        indexes.remove_from_list(state, indexes.ListKind.IN_DOUBT, event.token)
+    indexes.move_check(state, event.token, row, event.check_at)
     state.transactions.put(
         event.token,
         row._replace(check_at=event.check_at, tries=event.tries, in_doubt=event.in_doubt),
     )
 
 
-def decide_note(state: State, command: NoteSnapshot, now: int) -> Outcome:
+def note_snapshot(state: State, command: NoteSnapshot, now: int) -> Outcome:
     del state, now
     return Outcome((SnapshotNoted(command.position),))
 
 
-def apply_noted(state: State, event: SnapshotNoted, place: Place) -> None:
-    """The record is all that was wanted."""
+def apply_noted(state: State, event: SnapshotNoted, context: RecordContext) -> None:
+    """Apply: nothing, the record is all that is needed."""
 
 
-DECIDERS = {PlanCheck: decide_plan, NoteSnapshot: decide_note}
+DECIDERS = {PlanCheck: plan_check, NoteSnapshot: note_snapshot}
 APPLIERS = {CheckPlanned: apply_planned, SnapshotNoted: apply_noted}

@@ -1,20 +1,23 @@
-"""Marks: how far a source has been taken over, kept for ever and moved by the
-transactions that take it over.
+"""Watermarks: how far a source has been taken over.
 
-A relay reads a source whose places grow, such as the log of a database. Each of its
-transactions carries the action ("mark", name, before, to, at): it is stored only where
-the mark stands at `before`, and once it is committed the mark stands at `to`. So what
-was sent again is stored once however late it comes again, what follows a refused
-transaction is refused as well, and a relay that was replaced and does not know it
-cannot do any harm.
+A relay reads a source whose positions grow, such as the log of a database. Each of its
+transactions carries a watermark action, and is stored only if the watermark stands at
+the action's `before`. Its commit moves the watermark to `to`. Three things follow:
+
+- What is sent again is stored once, however late it comes again.
+- What follows a refused transaction is refused as well.
+- A relay that was replaced without noticing does no harm.
+
+Watermarks are kept for ever, in table `marks`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.state.state import Rejected, State
+from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, SequenceGap
+from txmq.model.actions import WatermarkAction, read_action
 from txmq.model.limits import SEQUENCE
 from txmq.model.message import is_name
 from txmq.store import tables as t
@@ -22,11 +25,13 @@ from txmq.store import tables as t
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Action = tuple[object, ...]
+    from txmq.core.state.state import State
 
 
-class Mark(NamedTuple):
-    """A row of table `marks`: the place reached, when the source committed it, and the
+class Watermark(NamedTuple):
+    """A row of table `marks`.
+
+    `place` is the position reached, `at` the time of the source's commit, `token` the
     transaction that moved it.
     """
 
@@ -35,54 +40,42 @@ class Mark(NamedTuple):
     token: bytes
 
 
-class MarkAction(NamedTuple):
-    """The mark moves with the transaction."""
-
-    name: str
-    before: int
-    to: int
-    at: int  # of the source's commit, in microseconds; kept for whoever compares
+UNSET = Watermark(0, 0, b"")
 
 
-UNSET = Mark(0, 0, b"")
+def get(state: State, name: str) -> Watermark:
+    """Return the watermark of that name."""
+    row = state.tables[t.WATERMARKS].get(name.encode())
+    return UNSET if row is None else Watermark._make(row)
 
 
-def parse(action: Action) -> MarkAction | None:
-    """The action in its raw form; None = it is of another kind."""
-    match action:
-        case ("mark", str(name), int(before), int(to), int(at)):
-            return MarkAction(name, before, to, at)
-    return None
-
-
-def get(state: State, name: str) -> Mark:
-    """The mark of that name."""
-    row = state.tables[t.MARKS].get(name.encode())
-    return UNSET if row is None else Mark._make(row)
-
-
-def check(state: State, action: MarkAction) -> Rejected | None:
-    """Why a transaction may not move the mark so; None = it may."""
+def check(state: State, action: WatermarkAction) -> Rejected | None:
+    """Return why a transaction may not move the watermark so; None = it may."""
     if not is_name(action.name) or not 0 <= action.before < action.to <= SEQUENCE:
-        return Rejected(BadRequest, "a mark has a name, and moves forward")
-    stands = get(state, action.name).place
-    if stands != action.before:
-        message = f"mark {action.name} stands at {stands}, not at {action.before}"
-        return Rejected(SequenceGap, message, "go on from where it stands", {"place": stands})
+        return Rejected(
+            BadRequest,
+            f"invalid mark {action.name!r:.200} from {action.before} to {action.to}",
+            "a mark has a name, and moves forward",
+        )
+    place = get(state, action.name).place
+    if place != action.before:
+        message = f"mark {action.name} stands at {place}, not at {action.before}"
+        return Rejected(SequenceGap, message, "go on from where it stands", {"place": place})
     return None
 
 
-def passed(state: State, actions: Iterable[Action]) -> bool:
-    """Whether what these actions stand for was taken over before."""
-    moves = filter(None, map(parse, actions))
+def is_passed(state: State, actions: Iterable[tuple[object, ...]]) -> bool:
+    """Return whether a watermark has passed what one of these actions stands for."""
+    moves = [action for action in map(read_action, actions) if isinstance(action, WatermarkAction)]
     return any(
         action.to <= get(state, action.name).place for action in moves if is_name(action.name)
     )
 
 
-def move(state: State, action: MarkAction, token: bytes) -> None:
-    """Apply: the transaction is committed. One that was decided late does not take the
-    mark back.
+def advance(state: State, action: WatermarkAction, token: bytes) -> None:
+    """Apply: the transaction is committed.
+
+    A transaction that was decided late does not move the watermark back.
     """
     if action.to > get(state, action.name).place:
-        state.tables[t.MARKS].put(action.name.encode(), Mark(action.to, action.at, token))
+        state.tables[t.WATERMARKS].put(action.name.encode(), Watermark(action.to, action.at, token))

@@ -1,37 +1,46 @@
-"""XA: the home broker's answer for good, decisions by hand, and the journal of what
-went otherwise.
+"""XA at the home broker: final outcomes, decisions by hand, and heuristics.
 
-Nothing is rolled back because something is absent. Whoever finds a prepared branch of a
-token that its home broker does not know has the rollback written there first: a
-tombstone, which every part that comes later meets.
+Nothing is rolled back because something is absent. A recoverer that finds a prepared
+branch whose token the home broker does not know lets the home broker record the
+rollback first. This tombstone is what every later part of the bundle meets.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.events.transactions import HeuristicForgotten, HeuristicSeen, TombstoneWritten
-from txmq.core.state.state import Outcome, Rejected, State
-from txmq.core.transactions import branches, listed
+from txmq.core.transactions import branches, indexes
 from txmq.core.transactions import lost_records as lost
 from txmq.core.transactions.branches import Heuristic
-from txmq.core.transactions.decisions import Decide, decide_decide, decide_now
-from txmq.core.transactions.model import KEPT, Transaction, get, token_time, unknown
+from txmq.core.transactions.decisions import DecideTransaction, decide_checked, decide_transaction
+from txmq.core.transactions.model import (
+    OUTCOME_RETENTION,
+    Transaction,
+    get,
+    not_stored,
+    token_time,
+    unknown_transaction,
+)
 from txmq.errors import BadRequest, UnknownTransaction
-from txmq.model.bundle import GroupState, decided
+from txmq.model.bundle import DECIDED, BundleState
+from txmq.model.decider import BY_XA_MANAGER, ByHome
 from txmq.model.message import Decision
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Place
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
 
-MOST_HEURISTICS = 1_000  # of one transaction: more than it has branches is a loop somewhere
-LOST_HINT = "nobody can tell: compare the databases, then decide by hand"
+MAX_HEURISTICS = 1_000  # of one transaction; more than it has branches is a bug
+LOST_HINT = "compare the databases, then decide by hand"
 WORDS = {Decision.COMMIT: "committed", Decision.ROLLBACK: "rolled back"}
 
 
-class AskOutcome(NamedTuple):
-    """How the home broker, whose log is `log_id`, decided. `decide`: what is undecided
-    or unknown is rolled back.
+class ResolveOutcome(NamedTuple):
+    """Return the outcome from the home broker, whose log is `log_id`.
+
+    `decide`: roll back what is undecided or unknown first.
     """
 
     token: bytes
@@ -41,8 +50,9 @@ class AskOutcome(NamedTuple):
 
 
 class DecideByHand(NamedTuple):
-    """An operator's decision; `log_id` is this broker's, whose own decisions are
-    nobody's heuristics.
+    """Decide a transaction on behalf of an operator.
+
+    `log_id` is this broker's: what it decides itself is never a heuristic.
     """
 
     token: bytes
@@ -53,7 +63,7 @@ class DecideByHand(NamedTuple):
 
 
 class NoteHeuristic(NamedTuple):
-    """A branch of a transaction was found otherwise than decided."""
+    """Record that a branch was found otherwise than decided."""
 
     token: bytes
     branch: str
@@ -64,58 +74,59 @@ class NoteHeuristic(NamedTuple):
 
 
 class ForgetHeuristics(NamedTuple):
-    """The heuristics of a transaction have been dealt with."""
+    """Clear the heuristics of a transaction, which an operator has dealt with."""
 
     token: bytes
     operator: str
     reason: str
 
 
-def decide_outcome(state: State, command: AskOutcome, now: int) -> Outcome | Rejected:
-    """The reply is a GroupState, or None: it was never heard of here, and may yet
-    be.
-    """
+def resolve_outcome(state: State, command: ResolveOutcome, now: int) -> Outcome | Rejected:
+    # The reply None: this broker does not know the transaction, but may store it later.
     row = get(state, command.token)
     if row is None:
-        return _unheard_of(state, command, now)
-    if decided(row.state) or not command.decide:
-        return Outcome(reply=GroupState.UNDECIDED if row.state is GroupState.OPEN else row.state)
-    if lost.may_be_decided(state, row):
+        return _resolve_unknown(state, command, now)
+    if row.state in DECIDED or not command.decide:
+        return Outcome(reply=BundleState.UNDECIDED if row.state is BundleState.OPEN else row.state)
+    if lost.may_have_lost_decision(state, row):
         return Rejected(
             UnknownTransaction, f"transaction {command.token.hex()}: {lost.WHY}", LOST_HINT
         )
-    if row.decider[:2] != ("home", command.log_id):
+    if not _is_home(row, command.log_id):
         hint = "ask its own decider: txmq tx show"
         return Rejected(
             BadRequest, f"transaction {command.token.hex()} is not this broker's to decide", hint
         )
-    outcome = decide_now(
-        state, row, Decide(command.token, Decision.ROLLBACK, command.by, "asked for the outcome")
+    outcome = decide_checked(
+        state,
+        row,
+        DecideTransaction(command.token, Decision.ROLLBACK, command.by, "asked for the outcome"),
     )
-    return outcome._replace(reply=GroupState.ROLLED_BACK)
+    return outcome._replace(reply=BundleState.ROLLED_BACK)
 
 
-def _unheard_of(state: State, command: AskOutcome, now: int) -> Outcome | Rejected:
-    if token_time(command.token) < now - KEPT:
+def _resolve_unknown(state: State, command: ResolveOutcome, now: int) -> Outcome | Rejected:
+    if token_time(command.token) < now - OUTCOME_RETENTION:
         message = f"transaction {command.token.hex()} is older than the outcomes that are kept"
-        return Rejected(
-            UnknownTransaction,
-            message,
-            "nobody can tell any more: compare the databases, then decide",
+        return Rejected(UnknownTransaction, message, LOST_HINT)
+    if lost.may_have_lost_transaction(state, command.token):
+        message = (
+            f"transaction {command.token.hex()} is unknown,"
+            " and records of the log of its time were lost"
         )
-    if lost.may_be_known(state, command.token):
-        message = f"transaction {command.token.hex()} is not known, and records of the log of its time were lost"
         return Rejected(UnknownTransaction, message, LOST_HINT)
     if not command.decide:
         return Outcome()
-    tombstone = TombstoneWritten(command.token, ("home", command.log_id, command.token), command.by)
-    return Outcome((tombstone,), GroupState.ROLLED_BACK)
+    tombstone = TombstoneWritten(command.token, ByHome(command.log_id, command.token), command.by)
+    return Outcome((tombstone,), BundleState.ROLLED_BACK)
 
 
 def decide_by_hand(state: State, command: DecideByHand, now: int) -> Outcome | Rejected:
     token, outcome, operator, reason, log_id = command
     row = get(state, token)
-    decision = decide_decide(state, Decide(token, outcome, f"operator {operator}", reason), now)
+    decision = decide_transaction(
+        state, DecideTransaction(token, outcome, f"operator {operator}", reason), now
+    )
     if isinstance(decision, Rejected) or row is None or not _is_anothers(row, log_id):
         return decision
     seen = HeuristicSeen(token, "", int(outcome), WORDS[outcome], operator, reason)
@@ -123,66 +134,74 @@ def decide_by_hand(state: State, command: DecideByHand, now: int) -> Outcome | R
 
 
 def _is_anothers(row: Transaction, log_id: bytes) -> bool:
-    """Whether the decision is another's to make: of what is prepared; what is not
-    complete anybody may roll back.
+    """Return whether only another XA manager may decide this transaction.
+
+    Anybody may roll back what is not complete.
     """
-    prepared = row.state is GroupState.UNDECIDED and row.decider[0] in branches.KINDS
-    return prepared and row.decider[:2] != ("home", log_id)
+    prepared = row.state is BundleState.UNDECIDED and isinstance(row.decider, BY_XA_MANAGER)
+    return prepared and not _is_home(row, log_id)
 
 
-def decide_note(state: State, command: NoteHeuristic, now: int) -> Outcome | Rejected:
-    """The same finding again, which several recoverers make, is no further entry, nor
-    one that was dealt with before. The reply tells whether it was.
-    """
+def _is_home(row: Transaction, log_id: bytes) -> bool:
+    return isinstance(row.decider, ByHome) and row.decider.log_id == log_id
+
+
+def note_heuristic(state: State, command: NoteHeuristic, now: int) -> Outcome | Rejected:
+    # Several recoverers find the same: it is one entry, and none once it was cleared.
+    # The reply is True then.
     del now
     if get(state, command.token) is None:
-        return unknown(command.token)
+        return unknown_transaction(command.token)
     known = branches.heuristics(state, command.token)
     seen = HeuristicSeen(*command._replace(decided=int(command.decided)))  # type: ignore[arg-type]  # plain in the log
-    if branches.was_dealt_with(state, command.token, *seen[1:4]):
+    if branches.was_cleared(state, command.token, *seen[1:4]):
         return Outcome(reply=True)
     if any(entry[:3] == seen[1:4] for entry in known):
         return Outcome(reply=False)
-    if len(known) >= MOST_HEURISTICS:
-        message = f"transaction {command.token.hex()} has {len(known)} entries in its journal"
-        return Rejected(BadRequest, message, "say that they are dealt with: txmq xa forget")
+    if len(known) >= MAX_HEURISTICS:
+        message = f"transaction {command.token.hex()} has {len(known)} heuristics"
+        return Rejected(BadRequest, message, "clear them: txmq xa forget")
     return Outcome((seen,), reply=False)
 
 
-def decide_forget(state: State, command: ForgetHeuristics, now: int) -> Outcome | Rejected:
+def forget_heuristics(state: State, command: ForgetHeuristics, now: int) -> Outcome | Rejected:
     del now
     if get(state, command.token) is None:
-        return unknown(command.token)
+        return unknown_transaction(command.token)
     if not branches.has_heuristics(state, command.token):
         return Outcome()
     return Outcome((HeuristicForgotten(*command),))
 
 
-def apply_tombstone(state: State, event: TombstoneWritten, place: Place) -> None:
-    row = Transaction(
-        GroupState.ROLLED_BACK, 0, event.decider, "", 0, 0, b"", place.stored_at, (), (), 0,
-        by=event.by, reason="never stored here", decided_at=place.stored_at,
-    )  # fmt: skip
+def apply_tombstone(state: State, event: TombstoneWritten, context: RecordContext) -> None:
+    row = not_stored(
+        BundleState.ROLLED_BACK,
+        event.decider,
+        "",
+        event.by,
+        "never stored here",
+        context.stored_at,
+    )
     state.transactions.put(event.token, row)
-    listed.ended(state, event.token)
+    indexes.note_ended(state, event.token)
 
 
-def apply_seen(state: State, event: HeuristicSeen, place: Place) -> None:
-    branches.add(state, event.token, Heuristic(*event[1:], place.stored_at))
+def apply_seen(state: State, event: HeuristicSeen, context: RecordContext) -> None:
+    branches.add_heuristic(state, event.token, Heuristic(*event[1:], context.stored_at))
 
 
-def apply_forgotten(state: State, event: HeuristicForgotten, place: Place) -> None:
-    del place
+def apply_forgotten(state: State, event: HeuristicForgotten, context: RecordContext) -> None:
+    del context
     row = get(state, event.token)
     assert row is not None, "what has heuristics is kept"
-    branches.dealt_with(state, event.token, row.state)
+    branches.clear_heuristics(state, event.token, row.state)
 
 
 DECIDERS: dict[type, Any] = {
-    AskOutcome: decide_outcome,
+    ResolveOutcome: resolve_outcome,
     DecideByHand: decide_by_hand,
-    NoteHeuristic: decide_note,
-    ForgetHeuristics: decide_forget,
+    NoteHeuristic: note_heuristic,
+    ForgetHeuristics: forget_heuristics,
 }
 APPLIERS: dict[type, Any] = {
     TombstoneWritten: apply_tombstone,

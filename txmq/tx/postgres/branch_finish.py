@@ -1,5 +1,4 @@
-"""Ending a prepared branch that somebody else has left, as its owner where that is
-needed.
+"""Ending prepared branches of lost coordinators, as their owner where that is needed.
 
 Only a superuser and the role that prepared a branch may end it; a member of that role
 has to become it first.
@@ -14,7 +13,7 @@ from txmq.errors import DatabaseError
 from txmq.model.message import Decision
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.prepared import Ending, commit_prepared, in_role, roll_back_prepared
-from txmq.tx.postgres.prepared_list import Prepared
+from txmq.tx.postgres.prepared_list import PreparedTransaction
 from txmq.tx.postgres.session import Connection, bounded
 
 DEADLINE_S: Final = 10.0  # a commit waits for a synchronous standby, too
@@ -24,17 +23,18 @@ _ENDS: Final = {Decision.COMMIT: commit_prepared, Decision.ROLLBACK: roll_back_p
 # Asking for an id that the server has not given yet is an error: one lost in a crash,
 # or of a restored copy.
 _STATUSES: Final = """
-SELECT x, CASE WHEN x::xid8 < pg_snapshot_xmax(pg_current_snapshot()) THEN pg_xact_status(x::xid8) END
+SELECT x,
+    CASE WHEN x::xid8 < pg_snapshot_xmax(pg_current_snapshot()) THEN pg_xact_status(x::xid8) END
 FROM unnest(%s::text[]) x
 """
 
 
-def finish(connection: Connection, branch: Prepared, decision: Decision) -> Ending:
-    """Commits or rolls back a branch of this database, on a connection in autocommit
+def finish(connection: Connection, branch: PreparedTransaction, decision: Decision) -> Ending:
+    """Commit or roll back a branch of this database, on a connection in autocommit
     mode.
 
-    Raises DatabaseError where it stands as it did, or nobody knows; of FORBIDDEN see
-    `grant_for`.
+    For FORBIDDEN see `grant_for`. Raises DatabaseError where the branch stands as
+    before, or nobody knows.
     """
     with bounded(connection, DEADLINE_S):
         try:
@@ -46,18 +46,18 @@ def finish(connection: Connection, branch: Prepared, decision: Decision) -> Endi
             return _ENDS[decision](connection, branch.gid, branch.xid)
 
 
-def grant_for(connection: Connection, branch: Prepared) -> str:
-    """What to do about a branch that this connection's role may not end."""
+def grant_for(connection: Connection, branch: PreparedTransaction) -> str:
+    """Return the advice for a branch that this connection's role may not end."""
     if branch.owner is None:
         return "its owner's role is gone: name a superuser's DSN"
     return f'GRANT "{branch.owner}" TO "{connection.info.user}", or name a DSN of the owner\'s'
 
 
 def statuses(connection: Connection, xids: Iterable[int]) -> dict[int, str | None]:
-    """What pg_xact_status says of transactions: "committed", "aborted", "in progress",
-    None where it cannot tell.
+    """Return pg_xact_status of transactions: "committed", "aborted", "in progress" or
+    None.
 
-    Raises DatabaseError.
+    None = the server cannot tell. Raises DatabaseError.
     """
     doing = "asking for the status of transactions"
     with translated(doing), bounded(connection, DEADLINE_S), connection.cursor() as cursor:

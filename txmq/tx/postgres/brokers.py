@@ -1,9 +1,9 @@
-"""The brokers that a database decides for, as they have reported themselves.
+"""Brokers that use a business database, with their last reports.
 
-A row of a token may be dropped once no broker can ask for it any more. Only the brokers
-know: each writes here, now and then, which of its undecided transactions is the oldest.
-Silence proves nothing, so that a broker that does not report keeps the rows, until it
-is back or an operator takes it out.
+A token row may be dropped once no broker can ask for it any more. Only the brokers know
+that: each writes here, every so often, the token of its oldest undecided transaction.
+Silence proves nothing. A broker that stops reporting keeps its rows until it is back,
+or until an operator removes it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,28 @@ from txmq.tx.postgres.session import Connection
 _REPORT: Final = """
 INSERT INTO public.txmq_broker AS known (log_id, name, oldest_undecided, reported_at)
 VALUES (%s::uuid, %s, %s::uuid, clock_timestamp())
-ON CONFLICT (log_id) DO UPDATE SET name = EXCLUDED.name, oldest_undecided = EXCLUDED.oldest_undecided,
+ON CONFLICT (log_id) DO UPDATE SET name = EXCLUDED.name,
+    oldest_undecided = EXCLUDED.oldest_undecided,
     reported_at = EXCLUDED.reported_at, forgotten_at = NULL, forgotten_reason = NULL
 """
 _MICROS: Final = "(extract(epoch FROM {}) * 1000000)::int8"
 _REGISTERED: Final = f"""
-SELECT log_id::text, name, oldest_undecided::text, {_MICROS.format("reported_at")}, {_MICROS.format("forgotten_at")},
+SELECT log_id::text, name, oldest_undecided::text, {_MICROS.format("reported_at")},
+    {_MICROS.format("forgotten_at")},
        forgotten_reason, (SELECT count(*) FROM public.txmq_outbox o WHERE o.log_id = b.log_id)
 FROM public.txmq_broker b ORDER BY name, log_id
+"""  # noqa: S608  # constants
+_FORGET: Final = """
+UPDATE public.txmq_broker SET forgotten_at = now(), forgotten_reason = %s
+WHERE log_id = %s::uuid
 """
-_FORGET: Final = "UPDATE public.txmq_broker SET forgotten_at = now(), forgotten_reason = %s WHERE log_id = %s::uuid"
 
 
 class Broker(NamedTuple):
-    """A broker's last report; times are microseconds since the epoch, by the database's
-    clock.
+    """The last report of a broker; times are microseconds by the database's clock.
 
-    `oldest_undecided` is a token, None where everything is decided. `waiting`:
-    transactions in the outbox for it.
+    `oldest_undecided` is a token, None where everything is decided. `waiting` is the
+    number of its rows in the outbox.
     """
 
     log_id: UUID
@@ -47,7 +51,7 @@ class Broker(NamedTuple):
 
 
 def report(connection: Connection, log_id: UUID, name: str, oldest_undecided: UUID | None) -> None:
-    """Writes what a broker says of itself; one that was forgotten is back. Raises
+    """Store the report of a broker; a forgotten broker is registered again. Raises
     DatabaseError.
     """
     oldest = None if oldest_undecided is None else str(oldest_undecided)
@@ -56,7 +60,7 @@ def report(connection: Connection, log_id: UUID, name: str, oldest_undecided: UU
 
 
 def registered(connection: Connection) -> list[Broker]:
-    """All brokers that have ever reported, those that were forgotten too. Raises
+    """Return all brokers that have ever reported, forgotten ones too. Raises
     DatabaseError.
     """
     with translated("listing brokers"), connection.cursor() as cursor:
@@ -69,7 +73,8 @@ def registered(connection: Connection) -> list[Broker]:
 
 
 def forget(connection: Connection, log_id: UUID, reason: str) -> bool:
-    """Takes a lost broker out: it keeps no rows any more. Returns whether there is one.
+    """Remove a lost broker, so that it keeps no rows; False where there is none.
+
     Raises DatabaseError.
     """
     with translated("forgetting a broker"), connection.cursor() as cursor:

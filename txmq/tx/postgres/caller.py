@@ -1,5 +1,5 @@
-"""The business connection that a caller lends for one transaction: whether it is fit,
-how it begins and is undone.
+"""Checks and steps on the business connection that a caller lends for one
+transaction.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ _savepoints = count(1)
 
 
 def begin(connection: Connection) -> None:
-    """Makes sure that statements from here on are one transaction. Raises as
-    `require_usable`.
-    """
+    """Begin a transaction unless one is open. Raises as `require_usable`."""
     require_usable(connection)
     if connection.autocommit and is_idle(connection):
         execute(connection, "BEGIN")
 
 
 def require_usable(connection: Connection) -> None:
-    """Raises LocalProtocolError for what is no connection of psycopg2,
-    DatabaseUnavailable or TransactionAborted where the connection is lost, or in the
-    middle of a failed transaction.
+    """Require a psycopg2 connection that can run statements.
+
+    Raises LocalProtocolError for other objects, DatabaseUnavailable for a lost
+    connection, TransactionAborted in the middle of a failed transaction.
     """
     if not isinstance(connection, extensions.connection):
         hint = "with SQLAlchemy: session.connection().connection.dbapi_connection"
@@ -44,8 +43,8 @@ def require_usable(connection: Connection) -> None:
 
 
 def require_healthy(connection: Connection) -> None:
-    """Raises TransactionAborted where a statement of the transaction has failed,
-    whatever became of its error.
+    """Raises TransactionAborted where a statement of the transaction has failed, even
+    if its error was swallowed.
     """
     if connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR:
         raise TransactionAborted(
@@ -54,11 +53,10 @@ def require_healthy(connection: Connection) -> None:
 
 
 def require_open(connection: Connection) -> None:
-    """Refuses where what is written next would be committed by itself, apart from the
-    rows it belongs to.
+    """Require an open transaction, which the next statement will join.
 
-    Raises LocalProtocolError, or TransactionAborted where a statement of the
-    transaction has failed.
+    Without one the statement would be committed alone. Raises LocalProtocolError, or
+    TransactionAborted where a statement of the transaction has failed.
     """
     status = connection.info.transaction_status
     if status == extensions.TRANSACTION_STATUS_INERROR:
@@ -71,19 +69,19 @@ def require_open(connection: Connection) -> None:
 
 
 def is_idle(connection: Connection) -> bool:
-    """Whether no transaction is open."""
+    """Return whether no transaction is open."""
     return bool(connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE)
 
 
 def execute(connection: Connection, statement: str) -> None:
-    """Runs one statement. Raises DatabaseError."""
+    """Run one statement. Raises DatabaseError."""
     with translated(statement), connection.cursor() as cursor:
         cursor.execute(statement)
 
 
 @contextmanager
 def savepoint(connection: Connection) -> Iterator[None]:
-    """A block whose rows are taken back where it raises. Raises DatabaseError."""
+    """Run a block whose rows are rolled back where it raises. Raises DatabaseError."""
     name = f"txmq_{next(_savepoints)}"
     execute(connection, f"SAVEPOINT {name}")
     try:
@@ -96,7 +94,7 @@ def savepoint(connection: Connection) -> Iterator[None]:
 
 
 def roll_back(connection: Connection) -> None:
-    """Ends the open transaction; if the connection is lost, the server ends it by
+    """Roll back the open transaction; the server ends that of a lost connection
     itself.
     """
     with suppress(psycopg2.Error):
@@ -104,9 +102,7 @@ def roll_back(connection: Connection) -> None:
 
 
 def end(connection: Connection) -> None:
-    """Brings server and psycopg2 to where no transaction is open: ROLLBACK, if need be.
-    Raises psycopg2.Error.
-    """
+    """Leave server and psycopg2 without an open transaction. Raises psycopg2.Error."""
     if connection.autocommit:
         if not is_idle(connection):
             with connection.cursor() as cursor:

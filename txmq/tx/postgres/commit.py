@@ -1,15 +1,14 @@
-"""A COMMIT that is believed only for good reason.
+"""COMMIT with proof that it happened.
 
 psycopg2's `commit()` returns without an error when the server answered ROLLBACK,
-because a statement had failed and its error was swallowed. The server says ROLLBACK to
-COMMIT for one reason only: the transaction had failed before (EndTransactionBlock in
-its xact.c). It tells so with the answer to every statement, and between two statements
-nothing happens in a backend that could fail a transaction and leave the connection
-alive: time-outs and whoever ends backends close it, a cancellation finds nothing to
-cancel, and what fails in COMMIT itself (deferred constraints and triggers,
-serialization) is an error. So the status of the last answer, looked at just before
-`commit()`, is proof enough, and saves the round trips that the command tag would cost
-(tests/postgres/test_commit.py tries each of these).
+because a statement had failed and its error was swallowed. The server answers ROLLBACK
+to COMMIT for one reason only: the transaction had failed before (EndTransactionBlock in
+its xact.c). It says so with the answer to every statement, and between two statements
+nothing can fail a transaction and leave the connection alive: time-outs and
+terminations close it, a cancellation finds nothing to cancel, and failures in COMMIT
+itself (deferred constraints and triggers, serialization) are errors. So the status of
+the last answer, read just before `commit()`, is proof enough, and saves the round trips
+that the command tag would cost (tests/tx/postgres/test_commit.py tries each of these).
 """
 
 from __future__ import annotations
@@ -33,26 +32,27 @@ from txmq.tx.postgres.caller import end
 from txmq.tx.postgres.errors import CONFLICTS, describe, translate
 from txmq.tx.postgres.session import BEGIN, Connection, Cursor
 
-# The server's words where lc_messages is English. In another language the warning goes
-# unseen, the commit stands.
+# The server's text where lc_messages is English. In another language the warning is
+# missed, and the commit stands.
 _NOT_REPLICATED: Final = "synchronous replication"
 T = TypeVar("T")
 
 
 class CommitOutcome(NamedTuple):
-    """The transaction is committed. `replicated` is False where the wait for a
-    synchronous standby was cancelled.
+    """The transaction is committed.
+
+    `replicated` is False where the wait for a synchronous standby was cancelled.
     """
 
     replicated: bool
 
 
 def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
-    """Commits the open transaction, returns only if it is committed.
+    """Commit the open transaction; return only if it is committed.
 
-    Raises TransactionAborted or DatabaseConflict where it certainly is not, InDoubt
-    with the token where nobody knows: then no decision may be sent, the resolver finds
-    out. The connection is ready for the next transaction, or broken.
+    Raises TransactionAborted or DatabaseConflict where it certainly is not. Raises
+    InDoubt with the token where nobody knows: then no decision may be sent, the
+    resolver finds out. The connection is ready for the next transaction, or broken.
     """
     _require_healthy(connection, token)
     before, notices = connection.notices, list[str]()
@@ -73,13 +73,13 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
 
 
 def commit_and(connection: Connection, token: UUID, begin_next: Callable[[Cursor, str], T]) -> T:
-    """Commits the open transaction of a connection in autocommit mode, and begins the
-    next one in the same round trip: `begin_next` executes its first statement behind
-    what it is given; its result is returned.
+    """Commit the open transaction and begin the next one in the same round trip.
 
-    Returns only if the one is committed and the other open. Raises as `guarded_commit`
-    before anything is sent. Then every DatabaseError is InDoubt: none tells which side
-    of COMMIT it came from, since a cancellation may meet both.
+    The connection is in autocommit mode. `begin_next` executes the first statement of
+    the next transaction behind the text that it is given; its result is returned.
+    Returns only if the first transaction is committed and the second is open. Raises as
+    `guarded_commit` before anything is sent. After that every DatabaseError is InDoubt,
+    because a cancellation may strike on either side of COMMIT.
     """
     _require_healthy(connection, token)
     try:
@@ -87,10 +87,12 @@ def commit_and(connection: Connection, token: UUID, begin_next: Callable[[Cursor
             result = begin_next(cursor, f"COMMIT; {BEGIN}")
     except DatabaseError as error:
         raise InDoubt(
-            f"COMMIT was sent, and then {error}", token=str(token), hint="ask what it left"
+            f"COMMIT was sent, and then {error}",
+            token=str(token),
+            hint="read what the statement behind it left",
         ) from None
     if connection.info.transaction_status != extensions.TRANSACTION_STATUS_INTRANS:
-        raise InDoubt("COMMIT was sent, but no transaction is open behind it", token=str(token))
+        raise InDoubt("COMMIT was sent, but no transaction is open after it", token=str(token))
     return result
 
 
@@ -116,8 +118,8 @@ def _commit(connection: Connection) -> None:
 
 @contextmanager
 def noted(connection: Connection) -> Iterator[list[str]]:
-    """The server's notices of the block alone; afterwards they are in the connection's
-    own list as well.
+    """Collect the server's notices of the block; they are in the connection's own list,
+    too.
     """
     before, notices = connection.notices, list[str]()
     connection.notices = notices
@@ -129,7 +131,7 @@ def noted(connection: Connection) -> Iterator[list[str]]:
 
 def _give_back(connection: Connection, before: list[str], notices: list[str]) -> None:
     for notice in notices:
-        before.append(notice)
+        before.append(notice)  # noqa: PERF402  # psycopg2 takes anything that appends
     connection.notices = before
 
 
@@ -143,17 +145,19 @@ def _require_healthy(connection: Connection, token: UUID) -> None:
     if status == extensions.TRANSACTION_STATUS_UNKNOWN:
         raise TransactionAborted("the connection was lost before COMMIT was sent")
     if status == extensions.TRANSACTION_STATUS_IDLE:
-        raise InDoubt("somebody ended the transaction before its COMMIT", token=str(token))
+        raise InDoubt("the transaction was ended before its COMMIT", token=str(token))
     raise LocalProtocolError(
-        "the connection is busy", hint="one thread, one transaction, one connection"
+        "the connection is busy", hint="use one connection per thread and transaction"
     )
 
 
 def _failure(
     connection: Connection, error: psycopg2.Error, token: UUID
 ) -> TransactionAborted | DatabaseConflict | InDoubt:
-    """An ERROR with the server idle again means an abort; all else, above all a broken
-    connection, means nothing.
+    """Return the error to raise for a failed COMMIT.
+
+    An ERROR with the server idle again means an abort. Everything else, above all a
+    broken connection, proves nothing.
     """
     idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
     if connection.closed or not idle or error.diag.severity_nonlocalized != "ERROR":
@@ -171,8 +175,9 @@ def _failure(
 
 
 def _settle(connection: Connection) -> None:
-    """Ends what is still open. What became of COMMIT is known: a connection lost since
-    then shows in its next use.
+    """End what is still open.
+
+    The outcome of COMMIT is known: a connection lost since then shows in its next use.
     """
     with suppress(psycopg2.Error):
         end(connection)

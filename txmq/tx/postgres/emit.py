@@ -1,10 +1,9 @@
-"""Messages that travel in the business transaction itself: as logical messages in
-PostgreSQL's log.
+"""Messages that travel as logical messages in PostgreSQL's log.
 
-They need no broker at the time of the call and no row of their own. Where the
-transaction commits, the relay (`txmq relay run`) finds them in the log, in the order of
-the commits; where it is rolled back, or goes back to a savepoint before the call, they
-never were.
+They need no broker at the time of the call and no row of their own. The relay (`txmq
+relay run`) finds them in the log, in the order of the commits. Messages of a
+transaction that is rolled back, or goes back to a savepoint before the call, do not
+exist.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from txmq.model.message import Message
 from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection
-from txmq.wire.emitted import PREFIX, Emitted, pack_emitted
+from txmq.wire.logical_message import PREFIX, EmittedMessage, pack_emitted
 
-# Where the level is too low, nothing is written: the transaction stays as it was, and
-# may be rolled back or not.
+# Where the level is too low, nothing is written, and the transaction stays as it was.
 _EMIT: Final = """
 SELECT level, CASE level WHEN 'logical' THEN pg_logical_emit_message(true, %s, %s) END
 FROM current_setting('wal_level') AS level
@@ -40,15 +38,14 @@ def emit(
     headers: Mapping[str, str] | None = None,
     partition: int | None = None,
 ) -> None:
-    """Sends a message if the open transaction of `connection` commits; messages of one
-    `key` keep their order.
+    """Send a message if the open transaction of `connection` commits.
 
-    Without a relay it stays in the database's log and goes nowhere. Raises
-    WalLevelTooLow, LocalProtocolError where no transaction is open or the message is
-    none, MessageTooLarge, TransactionAborted, DatabaseError.
+    Messages of one `key` keep their order. Without a relay the message stays in the
+    database's log. Raises WalLevelTooLow, LocalProtocolError where no transaction is
+    open or the message is invalid, MessageTooLarge, TransactionAborted, DatabaseError.
     """
     payload = pack_emitted(
-        Emitted(topic, Message(body, key, tag, headers), partition, time.time_ns() // 1_000)
+        EmittedMessage(topic, Message(body, key, tag, headers), partition, time.time_ns() // 1_000)
     )
     require_open(connection)
     with translated("emitting a message"), connection.cursor() as cursor:

@@ -1,8 +1,8 @@
-"""The one place where psycopg2's errors become txmq's.
+"""Translation of psycopg2's errors into txmq's, the only place of it.
 
-Of what a statement met only the SQLSTATE and the constraint are taken over: the
-server's texts quote values of rows. What has no SQLSTATE never got as far as a row:
-connections that could not be made or were lost, whose texts tell why.
+Of an error of a statement only the SQLSTATE and the constraint are taken over, because
+the server's texts quote values of rows. An error without SQLSTATE never reached a row:
+connections that could not be made or were lost, whose texts are kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ LOCK_NOT_AVAILABLE: Final = "55P03"
 CHECK_VIOLATION: Final = "23514"
 UNIQUE_VIOLATION: Final = "23505"
 CONFLICTS: Final = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
-NO_OBJECT: Final = frozenset(
-    {"42P01", "42703", "42883", "3F000"}
-)  # table, column, function, schema
+# table, column, function, schema
+NO_OBJECT: Final = frozenset({"42P01", "42703", "42883", "3F000"})
 NOT_NOW: Final = ("08", "53", "57P")  # connection, resources, shutdown and start-up
 AWAY: Final = "is the server up, its address right, and a connection to be had?"
 MORE: Final = "PostgreSQL's own log tells more"
@@ -39,9 +38,7 @@ HINTS: Final = {
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turns what psycopg2 raises inside into txmq's errors; `doing` begins their
-    text.
-    """
+    """Translate psycopg2's errors of a block; their texts begin with `doing`."""
     try:
         yield
     except psycopg2.Error as error:
@@ -49,7 +46,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def translate(error: psycopg2.Error, doing: str) -> DatabaseError:
-    """The error to raise for `error`."""
+    """Return the error of txmq for `error`."""
     state = error.pgcode
     text = f"{doing}: {describe(error)}"
     if state in CONFLICTS:
@@ -64,8 +61,8 @@ def translate(error: psycopg2.Error, doing: str) -> DatabaseError:
 
 
 def describe(error: psycopg2.Error) -> str:
-    """What may be told of `error`: its class, and its code and constraint or else the
-    first line of its text.
+    """Return the part of `error` that may be shown: class, code and constraint, or its
+    text.
     """
     name, constraint = type(error).__name__, error.diag.constraint_name
     if error.pgcode is None:

@@ -1,10 +1,9 @@
-"""What the token table proves, and how the proof is made lasting: the statements of the
-resolver.
+"""Statements of the resolver: read the proof of a commit, or make it impossible.
 
 Each runs as one query string on a connection in autocommit mode, so the reply comes
-after the commit. They are writers even where reading would show the same: their own
-flush to disk takes the transaction they report on along with it, which may have been
-committed without one.
+after the commit. They write even where reading would show the same: their own flush to
+disk takes along the transaction that they report on, which may have been committed
+without one.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from txmq.tx.postgres.commit import noted
 from txmq.tx.postgres.errors import CHECK_VIOLATION, CONFLICTS, describe, translate, translated
 from txmq.tx.postgres.session import Connection, bounded
 
-# Of one token's own making; halving the batch finds it, and the others go on without
-# it.
+# Errors that one token causes: halving the batch isolates it from the others.
 _OF_ONE_TOKEN: Final = CONFLICTS | {CHECK_VIOLATION}
-# An id from the future, lost in a crash, would make pg_xact_status fail for all of
-# them.
+# An id from the future, lost in a crash, would make pg_xact_status fail for all.
 _RUNNING: Final = """
 SELECT x FROM unnest(%s::text[]) x
-WHERE CASE WHEN x::xid8 < pg_current_xact_id() THEN pg_xact_status(x::xid8) = 'in progress' ELSE false END
+WHERE CASE WHEN x::xid8 < pg_current_xact_id()
+           THEN pg_xact_status(x::xid8) = 'in progress' ELSE false END
 """
 _END_STUCK: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -42,15 +40,17 @@ PROVE: Final = (
     _LASTING
     + """
 UPDATE public.txmq_token SET state = 'D'
-WHERE tok = ANY (%(tokens)s::uuid[]) AND log_id = %(log_id)s::uuid AND state IN ('C', 'D') RETURNING tok::text
+WHERE tok = ANY (%(tokens)s::uuid[]) AND log_id = %(log_id)s::uuid AND state IN ('C', 'D')
+    RETURNING tok::text
 """
 )
 # A fence of an earlier attempt is written again, so that it is on disk before it is
-# spoken of. A row is left alone.
+# reported. A row is left alone.
 FENCE: Final = (
     _LASTING
     + """
-INSERT INTO public.txmq_token AS known (tok, log_id, state) SELECT unnest(%(tokens)s::uuid[]), %(log_id)s::uuid, 'R'
+INSERT INTO public.txmq_token AS known (tok, log_id, state) SELECT unnest(%(tokens)s::uuid[]),
+    %(log_id)s::uuid, 'R'
 ON CONFLICT (tok, log_id) DO UPDATE SET state = 'R' WHERE known.state = 'R' RETURNING tok::text
 """
 )
@@ -58,8 +58,9 @@ ON CONFLICT (tok, log_id) DO UPDATE SET state = 'R' WHERE known.state = 'R' RETU
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a statement waits for a lock, and in all (a commit waits for a
-    synchronous standby, too).
+    """Time-outs of a statement: for a lock, and in all.
+
+    A commit waits for a synchronous standby, too.
     """
 
     lock_timeout_ms: int = 50
@@ -67,8 +68,8 @@ class Limits:
 
 
 class Written(NamedTuple):
-    """The tokens that the statement wrote for, and those it could not be carried out
-    for, with the reason.
+    """The tokens that a statement wrote for, and those that it failed for, with the
+    reason.
     """
 
     done: frozenset[UUID]
@@ -76,8 +77,10 @@ class Written(NamedTuple):
 
 
 def running(connection: Connection, xids: Sequence[int]) -> set[int]:
-    """Those of `xids` that are in progress, or that somebody in progress got after a
-    crash. Raises DatabaseError.
+    """Return those of `xids` that are in progress.
+
+    After a crash the server may have given such an id to another transaction. Raises
+    DatabaseError.
     """
     with translated("asking for transactions in progress"), connection.cursor() as cursor:
         cursor.execute(_RUNNING, ([str(xid) for xid in xids],))
@@ -85,8 +88,10 @@ def running(connection: Connection, xids: Sequence[int]) -> set[int]:
 
 
 def end_stuck(connection: Connection, xids: Sequence[int], older_than_s: float) -> int:
-    """Ends the backends that are in one of the transactions for longer; returns how
-    many. Raises DatabaseError.
+    """End backends that have been in one of the transactions for longer; return their
+    number.
+
+    Raises DatabaseError.
     """
     with translated("ending stuck transactions"), connection.cursor() as cursor:
         cursor.execute(_END_STUCK, ([str(xid & 0xFFFFFFFF) for xid in xids], older_than_s))
@@ -96,8 +101,8 @@ def end_stuck(connection: Connection, xids: Sequence[int], older_than_s: float) 
 def write(
     connection: Connection, statement: str, log_id: UUID, tokens: Sequence[UUID], limits: Limits
 ) -> Written:
-    """Carries out and commits PROVE or FENCE for `tokens`. Raises DatabaseError where
-    it failed as a whole.
+    """Execute and commit PROVE or FENCE for `tokens`. Raises DatabaseError where all of
+    it failed.
     """
     crashpoint("resolver.before_write")
     values = {
@@ -125,8 +130,8 @@ def write(
         ]
         return Written(halves[0].done | halves[1].done, halves[0].blocked | halves[1].blocked)
     crashpoint("resolver.after_write")
-    # nothing here is noticed but a cancelled wait for a synchronous standby: a failover
-    # could undo it
+    # The only notice is a cancelled wait for a synchronous standby: a failover could
+    # undo the statement.
     if notices:
         return Written(
             frozenset(), dict.fromkeys(tokens, "no synchronous standby has confirmed it")

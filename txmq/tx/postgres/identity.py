@@ -1,8 +1,8 @@
-"""Which database a connection leads to, and whether it is one to decide by.
+"""Identity of the database behind a connection, and its right to decide transactions.
 
-The system identifier stays the same in a standby, a clone and a restored copy, so it
-does not do alone: the timeline grows with each promotion, and a server that is behind
-the one a transaction began on knows nothing of it.
+Standbys, clones and restored copies share the system identifier, so it does not
+suffice. The timeline grows with each promotion, and a server that is behind the
+timeline of a transaction knows nothing of it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _known: WeakKeyDictionary[Connection, Server] = WeakKeyDictionary()
 
 
 class ServerIdentity(NamedTuple):
-    """The database that decides a transaction, as a group names it."""
+    """The database that decides a transaction, as a bundle names it."""
 
     system_id: int
     timeline: int
     database_oid: int
 
     def why_not(self, server: Server) -> str:
-        """Why `server` may not decide a transaction of the database named here; empty
-        where it may.
+        """Return why `server` may not decide transactions of this database; "" where it
+        may.
         """
         found = server.identity
         if server.in_recovery:
@@ -50,12 +50,13 @@ class ServerIdentity(NamedTuple):
         if found.database_oid != self.database_oid:
             return f"the connection leads to another database, oid {found.database_oid}"
         if found.timeline < self.timeline:
-            return f"the server is on timeline {found.timeline}, behind the transaction's {self.timeline}"
+            behind = f"behind the transaction's {self.timeline}"
+            return f"the server is on timeline {found.timeline}, {behind}"
         return ""
 
 
 class Server(NamedTuple):
-    """What a connection leads to and what it can do."""
+    """The server behind a connection, and its abilities."""
 
     identity: ServerIdentity
     in_recovery: bool
@@ -64,8 +65,9 @@ class Server(NamedTuple):
 
 
 def read_server(connection: Connection) -> Server:
-    """Asks the server; one round trip. In a transaction of the caller's it becomes part
-    of it.
+    """Read the identity of the server, in one round trip.
+
+    In a transaction of the caller's it becomes part of that.
     """
     with translated("reading the server's identity"), connection.cursor() as cursor:
         cursor.execute(_QUERY)
@@ -76,8 +78,8 @@ def read_server(connection: Connection) -> Server:
 
 
 def server_of(connection: Connection) -> Server:
-    """As `read_server`, which is asked once for each connection: after a failover it
-    takes a new one.
+    """Return the identity, read once per connection: a failover takes a new
+    connection.
     """
     known = _known.get(connection)
     if known is None:
@@ -89,7 +91,7 @@ def server_of(connection: Connection) -> Server:
 
 
 def require_supported(server: Server) -> None:
-    """Raises UnsupportedServer for one that is too old or takes no writes."""
+    """Raises UnsupportedServer for a server that is too old or takes no writes."""
     if server.version < OLDEST:
         raise UnsupportedServer(
             f"PostgreSQL {server.version // 10000} is too old", hint="14 or newer is needed"

@@ -1,13 +1,12 @@
-"""Exactly one effect: the check for a duplicate is part of the transaction that has the
-effect.
+"""The inbox: duplicate check and effect in one PostgreSQL transaction.
 
-A message is known by where it first stood: topic, partition and offset of the original,
-and the epoch that a consumer group's reset raises. Never by the place of a retry or a
-replay.
+A message is identified by its first place: topic, partition and offset of the original,
+and the epoch that a reset of the consumer group raises. The place of a retry or a
+replay does not count.
 
-Handlers take a shared lock before they look, the folder (`folding`) takes it alone:
-else a row could move into the ranges after the look at the ranges and before the look
-at the rows, and the effect would come twice.
+Handlers take a shared lock before they read, the compaction takes it exclusively.
+Otherwise a row could move into the ranges after a handler has read the ranges and
+before it reads the rows, and the effect would come twice.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ _HERE: Final = (
 _APPLIED: Final = f"""
 SELECT lower(r), upper(r) FROM unnest(
     coalesce((SELECT applied FROM public.txmq_inbox WHERE {_HERE}), '{{}}'::int8multirange)
-    + coalesce((SELECT range_agg(int8range("offset", "offset" + 1)) FROM public.txmq_inbox_recent WHERE {_HERE}),
+    + coalesce((SELECT range_agg(int8range("offset", "offset" + 1)) FROM public.txmq_inbox_recent
+        WHERE {_HERE}),
                '{{}}'::int8multirange)) r
 ORDER BY 1
-"""
+"""  # noqa: S608  # constants
 
 
 class Position(NamedTuple):
-    """What offsets count in: a partition's history as one consumer group sees it since
-    its last reset.
+    """The history of a partition for one consumer group, since the group's last
+    reset.
     """
 
     group: str
@@ -45,13 +45,14 @@ class Position(NamedTuple):
 
 
 class AppliedRanges(NamedTuple):
-    """Offsets whose effect is committed: disjoint ranges in order, ends excluded."""
+    """Offsets with a committed effect: disjoint ranges in order, ends excluded."""
 
     ranges: tuple[tuple[int, int], ...]
 
     def floor(self, start: int = 0) -> int:
-        """The lowest offset from `start` that is not applied: where a consumer has to
-        go on, at the latest.
+        """Return the lowest offset from `start` that is not applied.
+
+        A consumer has to go on from there at the latest.
         """
         for first, end in self.ranges:
             if first > start:
@@ -66,23 +67,22 @@ Claims = frozenset[tuple[Position, int]]
 
 @lru_cache(maxsize=4_096)
 def lock_key(position: Position) -> int:
-    """The advisory lock of a position. It shares the database's 64-bit keys with the
-    service's own locks.
+    """Return the key of a position's advisory lock.
+
+    It shares the database's 64-bit keys with the service's own locks.
     """
     name = f"txmq.inbox/{position.group}/{position.topic}/{position.partition}"
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
-    """Those of the messages at `wanted` that are to be applied now, by this
-    transaction; the others were before.
+    """Claim messages for this transaction; return those that were not applied before.
 
-    Called in the transaction of the effect, which takes the claims back if it rolls
-    back. While another transaction has one of the messages in hand it waits for that
-    one's end. `first` is sent before it, in the same round trip: BEGIN, for a
-    connection in autocommit mode, whose transaction `guarded_commit` then ends. Raises
-    DatabaseConflict where the whole transaction is to be run again (REPEATABLE READ and
-    higher), DatabaseError.
+    Call it in the transaction of the effect, which drops the claims if it rolls back.
+    It waits for another transaction that has claimed one of the messages. `first` is
+    sent before it in the same round trip: BEGIN, for a connection in autocommit mode,
+    whose transaction `guarded_commit` then ends. Raises DatabaseConflict where the
+    whole transaction is to be run again (REPEATABLE READ and higher), DatabaseError.
     """
     positions, calls, names = sorted(wanted), list[str](), list[str]()
     for number, position in enumerate(positions):  # in one order for all, against deadlocks
@@ -97,7 +97,9 @@ def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
 
 
 def applied(connection: Connection, position: Position) -> AppliedRanges:
-    """What is applied at `position`, folded or not. Raises DatabaseError."""
+    """Return the ranges applied at `position`, compacted or not. Raises
+    DatabaseError.
+    """
     with translated("reading the inbox"), connection.cursor() as cursor:
         cursor.execute(_APPLIED, position._asdict())
         return AppliedRanges(tuple(cursor.fetchall()))

@@ -1,8 +1,7 @@
-"""Keeps the inbox small: rows of single messages become ranges, one row per partition
-and consumer group.
+"""Compaction of the inbox: rows of single messages become ranges.
 
-Gaps stay gaps: the offsets of messages that were skipped, parked or dead-lettered,
-until a replay fills them.
+There is one row per partition and consumer group. Gaps stay: offsets of messages that
+were skipped, parked or dead-lettered, until a replay fills them.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from txmq.tx.postgres.session import Connection
 _POSITIONS: Final = (
     "SELECT DISTINCT grp, topic, partition, epoch FROM public.txmq_inbox_recent WHERE grp = %s"
 )
-# A handler under REPEATABLE READ looks with a snapshot from before it held the lock. A
-# row stays where it meets such a handler's claim head-on, until no snapshot in the
+# A handler under REPEATABLE READ reads with a snapshot from before it held the lock. A
+# row stays where it conflicts with such a handler's claim, until no snapshot in the
 # database is older than the row's commit.
 _OLDEST_SNAPSHOT: Final = """
-(SELECT max(age(backend_xmin)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid())
+(SELECT max(age(backend_xmin)) FROM pg_stat_activity WHERE datname = current_database()
+    AND pid <> pg_backend_pid())
 """
-_FOLD: Final = f"""
+_COMPACT: Final = f"""
 SET LOCAL lock_timeout = %(lock_timeout_ms)s;
 SELECT pg_advisory_xact_lock(%(lock)s);
 WITH moved AS (
@@ -33,34 +33,36 @@ WITH moved AS (
     RETURNING "offset"
 ), folded AS (
     INSERT INTO public.txmq_inbox AS known (grp, topic, partition, epoch, applied)
-    SELECT %(group)s, %(topic)s, %(partition)s, %(epoch)s, range_agg(int8range("offset", "offset" + 1)) FROM moved
+    SELECT %(group)s, %(topic)s, %(partition)s, %(epoch)s, range_agg(int8range("offset",
+        "offset" + 1)) FROM moved
     HAVING count(*) > 0
-    ON CONFLICT (grp, topic, partition, epoch) DO UPDATE SET applied = known.applied + EXCLUDED.applied
+    ON CONFLICT (grp, topic, partition,
+        epoch) DO UPDATE SET applied = known.applied + EXCLUDED.applied
 )
 SELECT count(*) FROM moved
-"""
-# Autovacuum looks once a minute: by then a busy inbox has left hundreds of megabytes of
-# dead rows behind. Whoever may not vacuum the table gets a warning, and autovacuum does
-# it.
+"""  # noqa: S608  # constants
+# Autovacuum runs once a minute: by then a busy inbox has left hundreds of megabytes of
+# dead rows behind. A role that may not vacuum the table gets a warning, and autovacuum
+# does it.
 _VACUUM: Final = "VACUUM (TRUNCATE false) public.txmq_inbox_recent"
 VACUUM_AFTER = 10_000  # rows moved by one fold
 
 
-class FoldReport(NamedTuple):
-    """How many rows were moved, and the positions whose handlers did not let go of the
-    lock in time.
+class CompactionReport(NamedTuple):
+    """The number of rows moved, and the positions whose handlers held the lock too
+    long.
     """
 
     moved: int
     busy: list[Position]
 
 
-def fold(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -> FoldReport:
-    """Folds what `group` has applied, partition by partition, each in a transaction.
-    `connection` is one of our own, in autocommit mode.
+def compact(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -> CompactionReport:
+    """Compact what `group` has applied, partition by partition, each in a transaction.
 
-    Called every few seconds. While it waits for a lock it holds up the partition's next
-    handlers: hence the time-out. Raises DatabaseError.
+    `connection` is one of txmq's own, in autocommit mode. Call it every few seconds.
+    While it waits for a lock it holds up the partition's next handlers: hence the
+    time-out. Raises DatabaseError.
     """
     with translated("folding the inbox"), connection.cursor() as cursor:
         cursor.execute(_POSITIONS, (group,))
@@ -68,18 +70,18 @@ def fold(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -> F
     moved, busy = 0, []
     for position in positions:
         try:
-            moved += _fold_one(connection, position, lock_timeout_ms)
+            moved += _compact_position(connection, position, lock_timeout_ms)
         except DatabaseConflict:
             busy.append(position)
     if moved >= VACUUM_AFTER:
         with translated("vacuuming the inbox"), connection.cursor() as cursor:
             cursor.execute(_VACUUM)
-    return FoldReport(moved, busy)
+    return CompactionReport(moved, busy)
 
 
-def _fold_one(connection: Connection, position: Position, lock_timeout_ms: int) -> int:
+def _compact_position(connection: Connection, position: Position, lock_timeout_ms: int) -> int:
     values = {**position._asdict(), "lock": lock_key(position), "lock_timeout_ms": lock_timeout_ms}
     with translated("folding the inbox"), connection.cursor() as cursor:
-        cursor.execute(_FOLD, values)
+        cursor.execute(_COMPACT, values)
         [(moved,)] = cursor.fetchall()
     return int(moved)

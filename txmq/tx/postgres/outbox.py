@@ -1,10 +1,9 @@
-"""The outbox: transactions whose messages wait in the database, because their broker
-was away.
+"""The outbox: messages of transactions that wait in the database for their broker.
 
-A row is written by the transaction that the messages belong to, and has the token of
-the group that it will be. Whoever fetches it stores the group, has it decided, and only
-then deletes the row. All of that may be done twice, even by two at once: the token
-keeps it from counting twice.
+A row is written by the transaction of its messages, and has the token of the bundle
+that it will be. The process that fetches it stores the bundle, has it decided, and only
+then deletes the row. All of that may happen twice, even at once in two processes: the
+token makes it count once.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ _FRESH: Final = (
     "read committed",
     "read uncommitted",
 )  # where each statement sees what was committed before it
-_LOOK: Final = """
+_STATUS: Final = """
 SELECT log::text, current_setting('transaction_isolation'),
        EXISTS (SELECT FROM public.txmq_broker b WHERE b.log_id = log AND b.forgotten_at IS NULL),
        EXISTS (SELECT FROM public.txmq_outbox o WHERE o.log_id = log)
 FROM unnest(%s::uuid[]) log
 """
-# The token that the broker may have a group of is fenced by the transaction itself: it
-# can never be committed.
+# The transaction itself fences the token of a bundle that the broker may have: that
+# bundle can never be committed.
 _EXCHANGE: Final = """
-UPDATE public.txmq_token SET state = 'R' WHERE tok = %(replaced)s::uuid AND log_id = %(log_id)s::uuid;
+UPDATE public.txmq_token SET state = 'R' WHERE tok = %(replaced)s::uuid
+    AND log_id = %(log_id)s::uuid;
 INSERT INTO public.txmq_token (tok, log_id) VALUES (%(token)s::uuid, %(log_id)s::uuid);
 """
 _ENQUEUE: Final = """
@@ -42,24 +42,27 @@ VALUES (%(log_id)s::uuid, %(token)s::uuid, %(service)s, %(messages)s, %(content)
 _FETCH: Final = """
 DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[]);
 SELECT seq, tok::text, service, content FROM (
-    SELECT *, sum(octet_length(content)) OVER (ORDER BY seq) AS total, row_number() OVER (ORDER BY seq) AS place
-    FROM (SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid ORDER BY seq LIMIT %(most)s) AS first
+    SELECT *, sum(octet_length(content)) OVER (ORDER BY seq) AS total,
+        row_number() OVER (ORDER BY seq) AS place
+    FROM (SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid
+        ORDER BY seq LIMIT %(most)s) AS first
 ) AS sized WHERE place = 1 OR total <= %(bytes)s ORDER BY seq
 """
 
 
-class Queue(NamedTuple):
-    """What a transaction finds of a broker: whether it will fetch what is queued for
-    it, and whether anything is.
+class OutboxStatus(NamedTuple):
+    """The state of a broker's queue: whether the broker fetches it, and whether it has
+    rows.
     """
 
     fetched: bool
     waiting: bool
 
 
-class Entering(NamedTuple):
-    """A transaction's messages for one broker; `replaced` is the token of a group that
-    the broker may have of it.
+class NewOutboxRow(NamedTuple):
+    """A transaction's messages for one broker.
+
+    `replaced` is the token of a bundle that the broker may have of the transaction.
     """
 
     log_id: UUID
@@ -70,8 +73,8 @@ class Entering(NamedTuple):
     content: bytes
 
 
-class Queued(NamedTuple):
-    """A row, as whoever publishes it needs it."""
+class OutboxRow(NamedTuple):
+    """A row of the outbox, as its publisher needs it."""
 
     seq: int
     token: UUID
@@ -79,26 +82,25 @@ class Queued(NamedTuple):
     content: bytes
 
 
-def look(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, Queue]:
-    """What waits for the brokers with these logs, as of now; one round trip in the
-    caller's transaction.
+def read_status(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, OutboxStatus]:
+    """Return the queues of the brokers with these logs, in the caller's transaction.
 
-    Raises LocalProtocolError in a transaction that sees an older state than that,
-    DatabaseError.
+    It takes one round trip. Raises LocalProtocolError in a transaction whose snapshot
+    is older than this statement, DatabaseError.
     """
     with translated("looking at the outbox"), connection.cursor() as cursor:
-        cursor.execute(_LOOK, ([str(log_id) for log_id in log_ids],))
+        cursor.execute(_STATUS, ([str(log_id) for log_id in log_ids],))
         rows = cursor.fetchall()
     if any(isolation not in _FRESH for _log, isolation, *_ in rows):
         hint = "use READ COMMITTED, or on_unavailable='fail'"
         raise LocalProtocolError(
             "messages could overtake those in the outbox, which a snapshot hides", hint=hint
         )
-    return {UUID(log): Queue(*found) for log, _isolation, *found in rows}
+    return {UUID(log): OutboxStatus(*found) for log, _isolation, *found in rows}
 
 
-def enqueue(connection: Connection, entering: Sequence[Entering]) -> None:
-    """Puts messages into the outbox, in the caller's transaction. Raises
+def enqueue(connection: Connection, entering: Sequence[NewOutboxRow]) -> None:
+    """Put messages into the outbox, in the caller's transaction. Raises
     DatabaseError.
     """
     with translated("writing to the outbox"), connection.cursor() as cursor:
@@ -109,14 +111,14 @@ def enqueue(connection: Connection, entering: Sequence[Entering]) -> None:
             cursor.execute(_ENQUEUE if row.replaced is None else _EXCHANGE + _ENQUEUE, values)
 
 
-def fetch(connection: Connection, log_id: UUID, done: Sequence[int]) -> list[Queued]:
-    """Deletes the rows that are done, and gives the next ones, in their order. Raises
+def fetch(connection: Connection, log_id: UUID, done: Sequence[int]) -> list[OutboxRow]:
+    """Delete the rows that are done, and return the next ones in order. Raises
     DatabaseError.
     """
     values = {"log_id": str(log_id), "done": list(done), "most": AT_ONCE, "bytes": BYTES_AT_ONCE}
     with translated("fetching from the outbox"), connection.cursor() as cursor:
         cursor.execute(_FETCH, values)
         return [
-            Queued(seq, UUID(token), service, bytes(content))
+            OutboxRow(seq, UUID(token), service, bytes(content))
             for seq, token, service, content in cursor
         ]

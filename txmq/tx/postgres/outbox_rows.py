@@ -1,5 +1,6 @@
-"""Rows of the outbox under an operator's hand: looked at, taken out, or given another
-token (docs/FORMATS.md 6).
+"""Rows of the outbox for operators: listed, dropped, given another token.
+
+See docs/FORMATS.md 6.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from txmq.batch import with_producer
-from txmq.tx.outbox_entry import pack, unpack
+from txmq.tx.outbox_entry import pack_entries, unpack_entries
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, transaction
 
@@ -22,12 +23,15 @@ _DELETE: Final = "DELETE FROM public.txmq_outbox WHERE seq = %s"
 _RENEW: Final = """
 UPDATE public.txmq_token SET state = 'R' WHERE tok = %(old)s::uuid AND log_id = %(log_id)s::uuid;
 INSERT INTO public.txmq_token (tok, log_id) VALUES (%(new)s::uuid, %(log_id)s::uuid);
-UPDATE public.txmq_outbox SET tok = %(new)s::uuid, content = %(content)s WHERE seq = %(seq)s AND tok = %(old)s::uuid
+UPDATE public.txmq_outbox SET tok = %(new)s::uuid, content = %(content)s WHERE seq = %(seq)s
+    AND tok = %(old)s::uuid
 """
 
 
-class Waiting(NamedTuple):
-    """A row; `size` is its content's in bytes, `at` when its transaction began, in
+class ListedRow(NamedTuple):
+    """A row of the outbox.
+
+    `size` is that of its content in bytes, `at` the begin of its transaction in
     microseconds since the epoch.
     """
 
@@ -40,26 +44,28 @@ class Waiting(NamedTuple):
     at: int
 
 
-def waiting(connection: Connection, most: int) -> list[Waiting]:
-    """The rows, in the order in which they are published, for whatever broker. Raises
+def list_rows(connection: Connection, most: int) -> list[ListedRow]:
+    """Return the rows of all brokers in the order of publication. Raises
     DatabaseError.
     """
     return _listed(connection, None, most)
 
 
-def one(connection: Connection, seq: int) -> Waiting | None:
-    """The row of that number. Raises DatabaseError."""
+def find_row(connection: Connection, seq: int) -> ListedRow | None:
+    """Return the row of that number. Raises DatabaseError."""
     return next(iter(_listed(connection, seq, 1)), None)
 
 
-def _listed(connection: Connection, seq: int | None, most: int) -> list[Waiting]:
+def _listed(connection: Connection, seq: int | None, most: int) -> list[ListedRow]:
     with translated("listing the outbox"), connection.cursor() as cursor:
         cursor.execute(_LISTED, {"seq": seq, "most": most})
-        return [Waiting(number, UUID(tok), UUID(log), *rest) for number, tok, log, *rest in cursor]
+        return [ListedRow(number, UUID(tok), UUID(log), *rest) for number, tok, log, *rest in cursor]
 
 
 def content_of(connection: Connection, seq: int) -> bytes | None:
-    """What a row holds; None = there is no such row, any more. Raises DatabaseError."""
+    """Return the content of a row; None = there is no such row. Raises
+    DatabaseError.
+    """
     with translated("looking into the outbox"), connection.cursor() as cursor:
         cursor.execute(_CONTENT, (seq,))
         row = cursor.fetchone()
@@ -67,7 +73,8 @@ def content_of(connection: Connection, seq: int) -> bytes | None:
 
 
 def drop(connection: Connection, seq: int) -> bool:
-    """Takes a row out: its messages are never sent. Returns whether it was there.
+    """Delete a row, so that its messages are never sent; False where there is none.
+
     Raises DatabaseError.
     """
     with translated("dropping a row of the outbox"), connection.cursor() as cursor:
@@ -75,20 +82,20 @@ def drop(connection: Connection, seq: int) -> bool:
         return bool(cursor.rowcount)
 
 
-def renew(connection: Connection, row: Waiting, token: UUID) -> bool:
-    """Gives a row another token, that of a younger transaction. Returns whether the row
-    was there as it is.
+def renew(connection: Connection, row: ListedRow, token: UUID) -> bool:
+    """Give a row the token of a younger transaction; False where the row has changed.
 
-    For one that no broker takes any more, because it is older than the outcomes that
-    are kept. Raises DatabaseError, RemoteProtocolError where the row is damaged.
+    For a row that no broker takes any more, because it is older than the outcomes that
+    brokers keep. Raises DatabaseError, RemoteProtocolError where the row is damaged.
     """
     content = content_of(connection, row.seq)
     if content is None:
         return False
     entries = [
-        entry._replace(batch=with_producer(entry.batch, token.bytes)) for entry in unpack(content)
+        entry._replace(batch=with_producer(entry.batch, token.bytes))
+        for entry in unpack_entries(content)
     ]
     values = {"old": str(row.token), "new": str(token), "log_id": str(row.log_id)}
     with translated("renewing a row of the outbox"), transaction(connection) as cursor:
-        cursor.execute(_RENEW, values | {"seq": row.seq, "content": pack(entries)})
+        cursor.execute(_RENEW, values | {"seq": row.seq, "content": pack_entries(entries)})
         return bool(cursor.rowcount)

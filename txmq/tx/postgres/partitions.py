@@ -1,9 +1,9 @@
-"""The partitions of the token table: made ahead, dropped when nobody needs their rows
-any more.
+"""Partitions of the token table: made ahead, dropped when their rows are not needed.
 
-    MINVALUE .. floor     txmq_token_closed    refuses every row, so that nobody fences a token whose row was dropped
-    floor .. last         one a day            named after the day it begins with, in UTC
-    everything else       txmq_token_default   empties into each day's partition as that is made
+    MINVALUE .. floor   txmq_token_closed    refuses every row: a token whose row was
+                                             dropped must not be fenced
+    floor .. last       one a day            named after its first day, in UTC
+    everything else     txmq_token_default   moves into each day's partition once made
 
 A token's row and the fence against it are routed by the token alone. They meet in one
 unique index as long as a range is never in two partitions at once: each step below is
@@ -32,22 +32,27 @@ FRESH_MS: Final = 3 * 3_600_000  # brokers report every hour: two of them may fa
 AHEAD: Final = 3  # days: what a weekend without maintenance takes
 
 _PARTITIONS: Final = """
-SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c
+    ON c.oid = i.inhrelid
 WHERE i.inhparent = 'public.txmq_token'::regclass
 """
-# Whoever holds the default partition is the only one to change the others. Dropping
-# takes the whole table from the producers for a moment: rather put off than in a queue
-# that they wait behind.
-_ALONE: Final = "SET LOCAL lock_timeout = '200ms'; LOCK TABLE public.txmq_token_default IN ACCESS EXCLUSIVE MODE"
+# The holder of the default partition's lock is the only one to change the others. A
+# drop locks the whole table for a moment: better postponed than before producers.
+_ALONE: Final = """
+SET LOCAL lock_timeout = '200ms';
+LOCK TABLE public.txmq_token_default IN ACCESS EXCLUSIVE MODE
+"""
 _CREATE: Final = SQL("""
 CREATE TABLE public.{name} (LIKE public.txmq_token INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-WITH moved AS (DELETE FROM public.txmq_token_default WHERE tok >= {lower} AND tok < {upper} RETURNING *)
+WITH moved AS (DELETE FROM public.txmq_token_default WHERE tok >= {lower} AND tok < {upper}
+    RETURNING *)
 INSERT INTO public.{name} SELECT * FROM moved;
 ALTER TABLE public.txmq_token ATTACH PARTITION public.{name} FOR VALUES FROM ({lower}) TO ({upper})
 """)
 _DROP: Final = SQL("""
 DROP TABLE public.{name}, public.txmq_token_closed;
-CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token (CONSTRAINT txmq_token_too_old CHECK (false))
+CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token
+    (CONSTRAINT txmq_token_too_old CHECK (false))
 FOR VALUES FROM (MINVALUE) TO ({floor})
 """)
 _STRANGERS: Final = SQL(
@@ -56,9 +61,7 @@ _STRANGERS: Final = SQL(
 
 
 class Partition(NamedTuple):
-    """A range of tokens, `upper` excluded; `lower` is None where it has no
-    beginning.
-    """
+    """A range of tokens, `upper` excluded; `lower` None = no lower bound."""
 
     name: str
     lower: UUID | None
@@ -66,9 +69,7 @@ class Partition(NamedTuple):
 
 
 class MaintenanceReport(NamedTuple):
-    """Names of partitions: made, dropped, and put off until next time with the
-    reason.
-    """
+    """Names of partitions: made, dropped, and postponed with the reason."""
 
     created: list[str]
     dropped: list[str]
@@ -76,7 +77,9 @@ class MaintenanceReport(NamedTuple):
 
 
 def bound(time_ms: int) -> UUID:
-    """Below every token made at `time_ms` or later, above every earlier one."""
+    """Return a token below every one made at `time_ms` or later, above every earlier
+    one.
+    """
     return UUID(int=time_ms << 80)
 
 
@@ -88,13 +91,13 @@ def maintain(
     ahead: int = AHEAD,
     now_ms: int | None = None,
 ) -> MaintenanceReport:
-    """Makes the partitions of the days to come and drops those that nobody needs.
-    Called every hour or so.
+    """Make the partitions of the days to come, and drop those that nobody needs.
 
-    A partition goes when every registered broker says that it has no undecided
-    transaction as old, in a report that is not older than `fresh_ms`. One with rows of
-    a log that never reported stays. `now_ms` is the server's time unless given. Raises
-    DatabaseError; a lock that others hold only puts a partition off until next time.
+    Call it every hour or so. A partition is dropped when every registered broker says,
+    in a report that is not older than `fresh_ms`, that it has no undecided transaction
+    as old. A partition with rows of a log that never reported stays. `now_ms` is the
+    server's time unless given. Raises DatabaseError; a lock that others hold only
+    postpones a partition.
     """
     report = MaintenanceReport([], [], {})
     with translated("maintaining the token table"):
@@ -115,11 +118,10 @@ def maintain(
 
 
 def create(connection: Connection, lower_ms: int, upper_ms: int) -> str | None:
-    """Makes the partition for tokens of this span and moves waiting rows into it;
-    returns its name.
+    """Make the partition for tokens of this span and move waiting rows into it.
 
-    None where some of the span has a partition already. Raises DatabaseConflict where
-    others hold a lock for long.
+    Returns its name, None where part of the span has a partition already. Raises
+    DatabaseConflict where others hold a lock for long.
     """
     lower, upper, name = bound(lower_ms), bound(upper_ms), _name(lower_ms)
     statement = _CREATE.format(
@@ -136,7 +138,7 @@ def create(connection: Connection, lower_ms: int, upper_ms: int) -> str | None:
 
 
 def partitions(connection: Connection) -> list[Partition]:
-    """All but the default partition, in order; what is closed comes first."""
+    """Return all but the default partition in order, the closed one first."""
     with connection.cursor() as cursor:
         cursor.execute(_PARTITIONS)
         found = [_parse(name, bounds) for name, bounds in cursor.fetchall() if bounds != "DEFAULT"]
@@ -172,7 +174,7 @@ def _outlived(connection: Connection, horizon: UUID) -> Iterator[Partition]:
 
 
 def _drop(connection: Connection, old: Partition, reason: str, report: MaintenanceReport) -> bool:
-    """Drops the partition unless there is a reason not to, or one comes up."""
+    """Drop the partition unless a reason against it exists, or comes up."""
     if not reason:
         try:
             with translated("dropping a partition"), transaction(connection) as cursor:
@@ -192,7 +194,7 @@ def _drop(connection: Connection, old: Partition, reason: str, report: Maintenan
 def _needed(
     connection: Connection, old: Partition, brokers: Sequence[Broker], fresh_from: int
 ) -> str:
-    """Why the rows of `old` may still be asked for; empty if they cannot be."""
+    """Return why the rows of `old` may still be asked for; "" if they cannot be."""
     for broker in brokers:
         if broker.forgotten_at is None and (reason := _needed_by(broker, old.upper, fresh_from)):
             return reason
@@ -209,7 +211,8 @@ def _needed_by(broker: Broker, upper: UUID, fresh_from: int) -> str:
     name, token = f"broker {broker.name}, log {broker.log_id},", broker.oldest_undecided
     if broker.reported_at < fresh_from:
         since = datetime.fromtimestamp(broker.reported_at / 1_000_000, UTC)
-        return f"{name} has not reported since {since:%Y-%m-%d %H:%M}: start it, or forget it (txmq schema brokers)"
+        advice = "start it, or forget it (txmq schema brokers)"
+        return f"{name} has not reported since {since:%Y-%m-%d %H:%M}: {advice}"
     return (
         f"{name} has the undecided transaction {token}"
         if token is not None and token < upper

@@ -1,10 +1,9 @@
-"""Branches in two phases: a PREPARE that is believed only for good reason, and the end
-of a prepared branch.
+"""Two-phase commit: PREPARE with proof that it happened, and the end of branches.
 
-psycopg2's `tpc_prepare()` returns without an error when the server answered ROLLBACK to
-it, because a statement had failed and its error was swallowed. So PREPARE TRANSACTION
-goes through a cursor, together with a look at what the server has prepared under that
-gid: one query string, one round trip, no second connection. A BEGIN in between keeps
+psycopg2's `tpc_prepare()` returns without an error when the server answered ROLLBACK,
+because a statement had failed and its error was swallowed. So PREPARE TRANSACTION goes
+through a cursor, together with a query for what the server has prepared under that gid:
+one query string, one round trip, no second connection. A BEGIN in between keeps
 psycopg2, which still thinks the transaction open, in step with the server until `end`
 takes both back.
 
@@ -34,7 +33,7 @@ from txmq.tx.postgres.caller import begin, end, require_healthy
 from txmq.tx.postgres.errors import CONFLICTS, describe, translate, translated
 from txmq.tx.postgres.identity import Server
 from txmq.tx.postgres.session import Connection
-from txmq.tx.xid import Branch
+from txmq.tx.xid import XaBranch
 
 NOT_SUPPORTED: Final = "0A000"
 UNKNOWN_GID: Final = "42704"
@@ -51,8 +50,8 @@ _PREPARE: Final = (
 
 
 class Work(NamedTuple):
-    """What a branch has done: its transaction's id, None where it wrote nothing, and
-    the role that will own it.
+    """The work of a branch: its transaction id, None where it wrote nothing, and its
+    owner.
     """
 
     xid: int | None
@@ -60,7 +59,7 @@ class Work(NamedTuple):
 
 
 class Ending(Enum):
-    """What became of a prepared branch that was to be ended one way."""
+    """The result of ending a prepared branch."""
 
     DONE = "by this call"
     FOUND = "somebody else had ended it that way"
@@ -69,14 +68,15 @@ class Ending(Enum):
 
 
 def require_two_phase(server: Server) -> None:
-    """Raises TwoPhaseOff where the server prepares nothing."""
+    """Raises TwoPhaseOff where the server has two-phase commit switched off."""
     if server.max_prepared_transactions == 0:
         raise TwoPhaseOff("the server's max_prepared_transactions is 0", hint=SWITCH_ON)
 
 
-def begin_branch(connection: Connection, branch: Branch) -> None:
-    """Makes sure that statements from here on are one transaction, an open one
-    included. Raises as `caller.begin`.
+def begin_branch(connection: Connection, branch: XaBranch) -> None:
+    """Make the following statements one transaction, an open one included.
+
+    Raises as `caller.begin`.
     """
     begin(connection)
     if not connection.autocommit and connection.status == extensions.STATUS_READY:
@@ -84,9 +84,10 @@ def begin_branch(connection: Connection, branch: Branch) -> None:
             connection.tpc_begin(branch.gid)
 
 
-def look(connection: Connection, branch: Branch) -> Work:
-    """What the open branch has done so far; nothing may be written from here on. Raises
-    as `prepare`.
+def look(connection: Connection, branch: XaBranch) -> Work:
+    """Return the work of the open branch, which may write nothing from here on.
+
+    Raises as `prepare`.
     """
     _require_open(connection, branch)
     with translated("looking at a branch"), connection.cursor() as cursor:
@@ -95,11 +96,11 @@ def look(connection: Connection, branch: Branch) -> Work:
     return Work(None if xid is None else int(xid), owner)
 
 
-def prepare(connection: Connection, branch: Branch) -> None:
-    """Prepares the open branch, returns only if it is prepared. Afterwards the
-    connection is ready for other work.
+def prepare(connection: Connection, branch: XaBranch) -> None:
+    """Prepare the open branch; return only if it is prepared.
 
-    Raises InDoubt where nobody knows; all else means that it certainly is not prepared:
+    Afterwards the connection is ready for other work. Raises InDoubt where nobody
+    knows. Every other error means that it certainly is not prepared:
     TransactionAborted, DatabaseConflict, TwoPhaseFull, TwoPhaseOff.
     """
     _require_open(connection, branch)
@@ -109,9 +110,9 @@ def prepare(connection: Connection, branch: Branch) -> None:
             prepared = cursor.rowcount == 1
     except psycopg2.Error as error:
         raise _refusal(connection, error, branch) from None
-    with suppress(
-        psycopg2.Error
-    ):  # what became of PREPARE is known: a connection lost since then shows in its next use
+    # what became of PREPARE is known: a connection lost since then shows in its next
+    # use
+    with suppress(psycopg2.Error):
         end(connection)
     if not prepared:
         raise TransactionAborted(
@@ -120,25 +121,25 @@ def prepare(connection: Connection, branch: Branch) -> None:
 
 
 def commit_prepared(connection: Connection, gid: str, xid: int | None) -> Ending:
-    """Commits a prepared branch of this database, over any idle connection of its
-    owner's.
+    """Commit a prepared branch of this database, over any idle connection of its owner.
 
-    A gid that is not there proves nothing by itself: what became of the transaction
-    `xid`, as it was when it was prepared, tells. Raises DatabaseError where the branch
-    is as it was, or nobody knows: try again later.
+    A missing gid proves nothing by itself: the status of the transaction `xid`, as it
+    was prepared, does. Raises DatabaseError where the branch stands as before, or
+    nobody knows: try again later.
     """
     return _finish(connection, gid, xid, commit=True)
 
 
 def roll_back_prepared(connection: Connection, gid: str, xid: int | None) -> Ending:
-    """Rolls a prepared branch back, as `commit_prepared` commits it."""
+    """Roll back a prepared branch, as `commit_prepared` commits it."""
     return _finish(connection, gid, xid, commit=False)
 
 
 @contextmanager
 def in_role(connection: Connection, owner: str) -> Iterator[None]:
-    """The block acts as that role, on a connection of our own: membership alone does
-    not end another's branch.
+    """Run a block as that role, on one of txmq's own connections.
+
+    Membership alone does not allow a role to end another's branch.
     """
     _set_role(connection, sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
     try:
@@ -152,10 +153,8 @@ def _set_role(connection: Connection, statement: sql.Composable) -> None:
         cursor.execute(statement)
 
 
-def _require_open(connection: Connection, branch: Branch) -> None:
-    """The guard without which PREPARE of a failed transaction would be its silent
-    rollback.
-    """
+def _require_open(connection: Connection, branch: XaBranch) -> None:
+    """Guard against PREPARE of a failed transaction, which is a silent rollback."""
     status = connection.info.transaction_status
     if status == extensions.TRANSACTION_STATUS_INTRANS:
         return
@@ -170,14 +169,16 @@ def _require_open(connection: Connection, branch: Branch) -> None:
             hint=hint,
         )
     raise LocalProtocolError(
-        "the connection is busy", hint="one thread, one transaction, one connection"
+        "the connection is busy", hint="use one connection per thread and transaction"
     )
 
 
 def _refusal(
-    connection: Connection, error: psycopg2.Error, branch: Branch
+    connection: Connection, error: psycopg2.Error, branch: XaBranch
 ) -> DatabaseError | TransactionAborted | InDoubt:
-    """An ERROR with the server idle again is PREPARE's own; the look after it fails
+    """Return the error to raise for a failed PREPARE.
+
+    An ERROR with the server idle again is PREPARE's own; the query after it fails
     inside a transaction.
     """
     idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
@@ -200,8 +201,8 @@ def _refusal(
     if error.pgcode in CONFLICTS:
         return translate(error, "PREPARE")
     if error.pgcode == NOT_SUPPORTED:
-        hint = "no temporary tables, LISTEN, NOTIFY, WITH HOLD cursors or exported snapshots in a prepared transaction"
-        return TransactionAborted(f"{text}: it did what cannot be prepared", hint=hint)
+        hint = "use no temporary tables, LISTEN, NOTIFY, WITH HOLD cursors or exported snapshots"
+        return TransactionAborted(f"{text}: such work cannot be prepared", hint=hint)
     return TransactionAborted(f"the server refused: {text}")
 
 
@@ -216,8 +217,9 @@ def _finish(connection: Connection, gid: str, xid: int | None, *, commit: bool) 
 
 
 def _ended(connection: Connection, xid: int | None, *, commit: bool) -> Ending:
-    """How a transaction ended that was prepared: PREPARE had written its id to disk, so
-    that no other has it.
+    """Return how a prepared transaction ended.
+
+    PREPARE had written its id to disk, so that no other transaction has it.
     """
     if xid is None:
         return Ending.UNKNOWN

@@ -1,12 +1,10 @@
-"""What stands prepared in a database: whose it is, how long already, what it locks, and
-whom it keeps waiting.
+"""Prepared transactions of a server: owner, age, locks, and blocked sessions.
 
-A prepared transaction has no process. Its locks stand in `pg_locks` without a pid, and
-`pg_blocking_pids` tells of it no more than a 0; which one it is comes out by the lock
-on its own transaction id, which has the same virtual transaction as all its other
-locks. Which rows it locks stands in no view: only those show that somebody waits for.
-`pg_prepared_xacts` is of the whole server, but only a session in the same database can
-finish a branch.
+A prepared transaction has no process. Its locks are in `pg_locks` without a pid, and
+`pg_blocking_pids` reports a 0 for it. The lock on its own transaction id identifies it,
+because that has the same virtual transaction as all its other locks. No view shows
+which rows it locks, only those that a session waits for. `pg_prepared_xacts` lists the
+whole server, but only a session in the same database can end a branch.
 """
 
 from __future__ import annotations
@@ -16,14 +14,16 @@ from typing import Any, Final, NamedTuple
 
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, bounded
-from txmq.tx.xid import Branch
+from txmq.tx.xid import XaBranch
 
 DEADLINE_S: Final = 10.0  # of one look; it reads views of the server's memory, no tables
 _WRAP: Final = 1 << 32
 
 _STANDING: Final = """
-SELECT gid, transaction::text::int8, pg_snapshot_xmax(pg_current_snapshot())::text::int8, owner::text, database::text,
-       database = current_database(), extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)
+SELECT gid, transaction::text::int8, pg_snapshot_xmax(pg_current_snapshot())::text::int8,
+    owner::text, database::text,
+       database = current_database(), extract(epoch FROM clock_timestamp() - prepared)::float8,
+           age(transaction)
 FROM pg_prepared_xacts ORDER BY prepared, gid
 """
 # One read of the lock table: two would not agree.
@@ -32,37 +32,45 @@ WITH locks AS MATERIALIZED (SELECT * FROM pg_locks),
 held AS MATERIALIZED (
     SELECT own.transactionid::text::int8 AS xid32, l.*
     FROM locks own JOIN locks l ON l.pid IS NULL AND l.virtualtransaction = own.virtualtransaction
-    WHERE own.pid IS NULL AND own.locktype = 'transactionid' AND own.transactionid::text = ANY (%(xids)s::text[])
+    WHERE own.pid IS NULL AND own.locktype = 'transactionid'
+        AND own.transactionid::text = ANY (%(xids)s::text[])
 )
 """
 _HELD: Final = """
-SELECT DISTINCT xid32, CASE WHEN locktype = 'relation' THEN relation::regclass::text ELSE locktype END, mode
+SELECT DISTINCT xid32,
+    CASE WHEN locktype = 'relation' THEN relation::regclass::text ELSE locktype END, mode
 FROM held WHERE locktype NOT IN ('transactionid', 'virtualxid')
-    AND (database IS NULL OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+    AND (database IS NULL OR database = (SELECT oid FROM pg_database
+        WHERE datname = current_database()))
 ORDER BY 1, 2, 3
 """
 _WAITING: Final = """
-, waiting AS MATERIALIZED (SELECT *, pg_blocking_pids(pid) AS behind FROM locks WHERE NOT granted AND pid IS NOT NULL)
+, waiting AS MATERIALIZED (SELECT *, pg_blocking_pids(pid) AS behind FROM locks WHERE NOT granted
+    AND pid IS NOT NULL)
 SELECT w.pid, w.behind, a.usename::text, a.application_name,
        extract(epoch FROM clock_timestamp() - coalesce(w.waitstart, a.query_start))::float8,
-       w.mode, CASE WHEN w.locktype = 'relation' THEN w.relation::regclass::text ELSE w.locktype END,
+       w.mode,
+       CASE WHEN w.locktype = 'relation' THEN w.relation::regclass::text ELSE w.locktype END,
        (SELECT t.relation::regclass::text || ' (' || t.page || ',' || t.tuple || ')' FROM locks t
         WHERE t.pid = w.pid AND t.locktype = 'tuple' AND t.granted LIMIT 1),
        ARRAY(SELECT DISTINCT h.xid32 FROM held h WHERE 0 = ANY (w.behind)
-             AND (h.locktype, h.database, h.relation, h.page, h.tuple, h.transactionid::text, h.classid, h.objid,
-                  h.objsubid) IS NOT DISTINCT FROM (w.locktype, w.database, w.relation, w.page, w.tuple,
+             AND (h.locktype, h.database, h.relation, h.page, h.tuple, h.transactionid::text,
+                 h.classid, h.objid,
+                  h.objsubid) IS NOT DISTINCT FROM (w.locktype, w.database, w.relation, w.page,
+                      w.tuple,
                   w.transactionid::text, w.classid, w.objid, w.objsubid))
 FROM waiting w LEFT JOIN pg_stat_activity a USING (pid) ORDER BY w.pid
 """
 
 
-class Prepared(NamedTuple):
-    """A prepared transaction of the server. `branch` is None for a foreign one, `here`
-    tells whether it is of the database that was asked.
+class PreparedTransaction(NamedTuple):
+    """A prepared transaction of the server.
+
+    `branch` is None for a foreign one; `here` = it is of the connection's database.
     """
 
     gid: str
-    branch: Branch | None
+    branch: XaBranch | None
     xid: int  # the whole of it, as pg_xact_status takes it
     owner: str | None  # None: the role is gone
     database: str
@@ -72,18 +80,17 @@ class Prepared(NamedTuple):
 
 
 class Lock(NamedTuple):
-    """A lock that a prepared transaction holds: on a relation, or on something of that
-    type.
-    """
+    """A lock of a prepared transaction: on a relation, or on an object of that type."""
 
     on: str
     mode: str
 
 
 class Blocked(NamedTuple):
-    """A session that waits because of a prepared transaction; `behind` names other
-    waiting sessions that it stands behind, none if it waits for the prepared
-    transaction itself.
+    """A session that waits because of a prepared transaction.
+
+    `behind` names other waiting sessions that it queues behind; empty = it waits for
+    the prepared transaction itself.
     """
 
     pid: int
@@ -95,35 +102,37 @@ class Blocked(NamedTuple):
     behind: tuple[int, ...]
 
 
-class Hold(NamedTuple):
-    """What a prepared transaction locks and whom it blocks."""
+class HeldLocks(NamedTuple):
+    """The locks of a prepared transaction, and the sessions that it blocks."""
 
     locks: tuple[Lock, ...] = ()
     blocked: tuple[Blocked, ...] = ()
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The rows that somebody waits for; others may be locked as well."""
+        """Return the rows that a session waits for; others may be locked as well."""
         return tuple(
             dict.fromkeys(one.on for one in self.blocked if one.on.endswith(")") and not one.behind)
         )
 
 
-def standing(connection: Connection) -> list[Prepared]:
-    """All prepared transactions of the server, the oldest first. Raises
+def list_prepared(connection: Connection) -> list[PreparedTransaction]:
+    """Return all prepared transactions of the server, oldest first. Raises
     DatabaseError.
     """
     return [
-        Prepared(
-            gid, Branch.parse(gid), whole_xid(xid, near), owner, database, here, age_s, horizon
+        PreparedTransaction(
+            gid, XaBranch.parse(gid), whole_xid(xid, near), owner, database, here, age_s, horizon
         )
         for gid, xid, near, owner, database, here, age_s, horizon in _rows(connection, _STANDING)
     ]
 
 
-def holds(connection: Connection, prepared: Collection[Prepared]) -> dict[str, Hold]:
-    """What each of `prepared` locks in this database, and whom it blocks there; by gid.
-    Raises DatabaseError.
+def read_held_locks(connection: Connection, prepared: Collection[PreparedTransaction]) -> dict[str, HeldLocks]:
+    """Return the locks of each of `prepared` in this database, and its blocked
+    sessions.
+
+    The keys are gids. Raises DatabaseError.
     """
     gids = {one.xid % _WRAP: one.gid for one in prepared}
     values = {"xids": [str(xid) for xid in gids]}
@@ -132,16 +141,15 @@ def holds(connection: Connection, prepared: Collection[Prepared]) -> dict[str, H
         locks[gids[xid]].append(Lock(on, mode))
     waiting = [_Waiting.of(row) for row in _rows(connection, f"{_LOCKS}{_WAITING}", values)]
     return {
-        gid: Hold(tuple(locks[gid]), tuple(_blocked_by(xid, waiting))) for xid, gid in gids.items()
+        gid: HeldLocks(tuple(locks[gid]), tuple(_blocked_by(xid, waiting))) for xid, gid in gids.items()
     }
 
 
 def whole_xid(xid: int, near: int) -> int:
-    """The transaction id of 64 bits that ends in the 32 of `xid`: the one closest to
-    `near`, a present one.
+    """Return the 64-bit transaction id that ends in the 32 bits of `xid`.
 
-    What is in progress is less than 2^31 away from what comes next, or the server would
-    have stopped.
+    It is the one closest to `near`, a present id: transactions in progress are less
+    than 2^31 away from the next id, or the server would have stopped.
     """
     return near - ((near - xid + _WRAP // 2) % _WRAP - _WRAP // 2)
 
@@ -161,7 +169,7 @@ class _Waiting(NamedTuple):
 
 
 def _blocked_by(xid: int, waiting: Sequence[_Waiting]) -> Iterator[Blocked]:
-    """Those that wait for the transaction, then those that wait for them, and so on."""
+    """Return the sessions that wait for the transaction, then those behind them."""
     reached: set[int] = set()
     circle = [one.session._replace(behind=()) for one in waiting if xid in one.holders]
     while circle:

@@ -1,9 +1,9 @@
-"""Finds out what became of transactions that a PostgreSQL database decides.
+"""The resolver: finds out the outcome of transactions that a database decides.
 
-Three steps (PROTOCOLS 2). The transaction's id only hints that it still runs: after a
-crash the number may be somebody else's. The token's row proves the commit. A fence in
-the row's place makes the commit impossible and proves the rollback. Whatever goes wrong
-on the way leaves the answer UNKNOWN: nothing is concluded from not seeing.
+Three steps (docs/PROTOCOL.md 2). The transaction's id is only a hint that it still
+runs: after a crash another transaction may have the number. The token's row proves the
+commit. A fence in the row's place makes the commit impossible and proves the rollback.
+Any failure on the way leaves the answer UNKNOWN: absence proves nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from txmq.model.message import Decision
 from txmq.tx.postgres.brokers import report
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, write
 from txmq.tx.postgres.identity import ServerIdentity, read_server
-from txmq.tx.postgres.outbox import Queued, fetch
+from txmq.tx.postgres.outbox import OutboxRow, fetch
 from txmq.tx.postgres.partitions import MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
 
 
 class Check(NamedTuple):
-    """A question: token and log of the group, the database that its header names, and
-    the xid where that is known.
+    """A question: token and log of the bundle, its database, and the xid where
+    known.
     """
 
     token: UUID
@@ -36,24 +36,23 @@ class Check(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """COMMIT and ROLLBACK are final and durable in the database; `reason` is why it is
-    UNKNOWN.
-    """
+    """COMMIT and ROLLBACK are final and durable; `reason` explains UNKNOWN."""
 
     verdict: Decision
     reason: str = ""
 
 
-# Proof before fence. Twice, for the row that was committed between the two: the second
-# time it is seen.
+# Proof before fence, twice: the second proof sees a row that was committed between the
+# first proof and the fence.
 _STEPS: Final = ((PROVE, Decision.COMMIT), (FENCE, Decision.ROLLBACK)) * 2
 _LARGEST_XID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ResolverPolicy:
-    """How hard to try. `end_stuck_after_s` lets the resolver end backends that are in a
-    transaction for longer.
+    """Limits of the resolver.
+
+    `end_stuck_after_s` lets it end backends that have been in a transaction for longer.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -64,11 +63,11 @@ class ResolverPolicy:
 
 
 class TokenResolver:
-    """Answers for one database. Connects when first asked and again after a failure.
-    For one thread at a time.
+    """Resolver of one database, for one thread at a time.
 
-    `database` is its DSN, or a callable that gives a connection in autocommit mode or
-    raises DatabaseError.
+    It connects when it is first asked, and again after a failure. `database` is its
+    DSN, or a callable that returns a connection in autocommit mode or raises
+    DatabaseError.
     """
 
     def __init__(
@@ -83,14 +82,15 @@ class TokenResolver:
         self._clock = clock
         self._connection: Connection | None = None
         self._failures = 0
-        self.has_outbox = True  # for all that is known: tables of an older version have none
+        self.has_outbox = True  # until `maintain` sees tables of an older version, which have none
         self._pause_ends = clock()
-        self.trouble = ""  # why the last attempt came to nothing
+        self.trouble = ""  # why the last attempt failed
         self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
 
     def resolve(self, checks: Sequence[Check]) -> list[Answer]:
-        """One answer for each check, in their order. Never raises because of the
-        database: that is UNKNOWN.
+        """Return an answer for each check, in order.
+
+        It never raises because of the database: that is UNKNOWN.
         """
         answers: dict[Check, Answer] = {}
         if self._clock() >= self._pause_ends:
@@ -105,11 +105,10 @@ class TokenResolver:
     def maintain(
         self, log_id: UUID, name: str, oldest_undecided: UUID | None
     ) -> MaintenanceReport | None:
-        """Reports the broker with that log, makes partitions of the token table ahead
-        and drops those outlived.
+        """Report the broker with that log, and make and drop partitions of the token
+        table.
 
-        None where the database cannot be asked now, for the reason that is in
-        `trouble`: the next time will do.
+        None where the database cannot be asked now, for the reason in `trouble`.
         """
         if self._clock() < self._pause_ends:
             return None
@@ -126,7 +125,7 @@ class TokenResolver:
         return done
 
     def probe(self) -> None:
-        """Finds out whether the database can be asked; `failing` tells."""
+        """Try to reach the database; `failing` has the result."""
         if self._clock() < self._pause_ends:
             return
         try:
@@ -138,18 +137,14 @@ class TokenResolver:
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempt came to nothing, for the reason that is in
-        `trouble`.
-        """
+        """Return whether the last attempt failed, for the reason in `trouble`."""
         return self._failures > 0
 
-    def fetch(self, log_id: UUID, done: Sequence[int]) -> list[Queued] | None:
-        """Deletes rows of the outbox that are done, and gives the next ones; see
-        `outbox.fetch`.
+    def fetch(self, log_id: UUID, done: Sequence[int]) -> list[OutboxRow] | None:
+        """Delete rows of the outbox that are done, and return the next ones.
 
-        None where the database cannot be asked now: `done` is to be told again. Tables
-        of an older version have no outbox; whether they still are is looked at by
-        `maintain`.
+        None where the database cannot be asked now: pass `done` again. Tables of an
+        older version have no outbox; `maintain` notices an upgrade.
         """
         if not self.has_outbox or self._clock() < self._pause_ends:
             return None
@@ -165,7 +160,7 @@ class TokenResolver:
         return rows
 
     def close(self) -> None:
-        """Closes the connection; the next question opens one again."""
+        """Close the connection; the next question opens one again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -183,7 +178,7 @@ class TokenResolver:
                 answers |= self._decide(connection, batch)
             except DatabaseUnavailable:
                 raise
-            except DatabaseError as error:  # of this batch: the others may fare better
+            except DatabaseError as error:  # of this batch; the others may succeed
                 answers |= dict.fromkeys(batch, Answer(Decision.UNKNOWN, str(error)))
 
     def _batches(self, checks: list[Check]) -> Iterator[list[Check]]:
@@ -195,8 +190,8 @@ class TokenResolver:
             yield from (of_log[start : start + size] for start in range(0, len(of_log), size))
 
     def _decide(self, connection: Connection, batch: list[Check]) -> dict[Check, Answer]:
-        """Answers for checks of one log. What still runs is left in peace, the rest is
-        proved or fenced.
+        """Answer checks of one log: leave running ones alone, prove or fence the
+        others.
         """
         waiting = self._running(connection, batch)
         tokens = {check.token for check in batch if check.xid not in waiting}
@@ -205,7 +200,7 @@ class TokenResolver:
         return {check: verdicts.get(check.token, in_progress) for check in batch}
 
     def _running(self, connection: Connection, batch: list[Check]) -> set[int]:
-        # Ids come from clients: what cannot be one is no hint.
+        # Ids come from clients: an impossible one is no hint.
         known = [
             check.xid for check in batch if check.xid is not None and 0 < check.xid <= _LARGEST_XID
         ]
@@ -240,9 +235,7 @@ class TokenResolver:
         return self._connection
 
     def _pause(self, error: DatabaseError) -> None:
-        """Whatever state the connection is in, the next attempt starts with a new one,
-        later.
-        """
+        """Drop the connection, whatever its state, and wait before the next one."""
         self.close()
         self.trouble = str(error)
         pause = min(self._policy.first_pause_s * 2**self._failures, self._policy.longest_pause_s)

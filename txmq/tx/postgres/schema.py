@@ -1,6 +1,4 @@
-"""The tables that txmq keeps in a business database: made, brought up to date and
-looked over.
-"""
+"""The tables of txmq in a business database: install, upgrade, check."""
 
 from __future__ import annotations
 
@@ -27,11 +25,10 @@ _CLAIM: Final = "public.txmq_claim(text, text, int, int8, int8, int8[])"
 
 
 def install(connection: Connection) -> None:
-    """Makes the tables, or brings them up to date; does nothing where they are.
-    `connection` is one of our own.
+    """Make the tables, or upgrade them; does nothing where they are current.
 
-    Raises UnsupportedServer, SchemaMissing where a newer txmq made the tables,
-    DatabaseError where a right is missing.
+    `connection` is one of txmq's own. Raises UnsupportedServer, SchemaMissing where a
+    newer txmq made the tables, DatabaseError where a right is missing.
     """
     require_supported(read_server(connection))
     with translated("installing the schema"), transaction(connection) as cursor:
@@ -44,14 +41,15 @@ def install(connection: Connection) -> None:
             )
         cursor.execute(
             "INSERT INTO public.txmq_schema (version) VALUES (%s)"
-            " ON CONFLICT (one) DO UPDATE SET version = EXCLUDED.version WHERE txmq_schema.version <> EXCLUDED.version",
+            " ON CONFLICT (one) DO UPDATE SET version = EXCLUDED.version"
+            " WHERE txmq_schema.version <> EXCLUDED.version",
             (VERSION,),
         )
     maintain(connection)
 
 
 def check(connection: Connection) -> list[str]:
-    """What an operator should know about the tables; empty if all is well.
+    """Return warnings about the tables for an operator; empty if all is well.
 
     Raises UnsupportedServer or SchemaMissing where they cannot be used.
     """
@@ -80,7 +78,8 @@ def _version(cursor: Cursor) -> int:
 def _refuse_newer(found: int) -> None:
     if found > VERSION:
         raise SchemaMissing(
-            f"the txmq tables are of version {found}, this txmq knows {VERSION}", hint="update txmq"
+            f"the txmq tables have version {found}, this txmq supports {VERSION}",
+            hint="update txmq",
         )
 
 
@@ -90,9 +89,8 @@ def _missing_rights(cursor: Cursor) -> list[str]:
         for right in rights.split(", "):
             cursor.execute("SELECT has_table_privilege(%s, %s)", (f"public.{table}", right))
             if cursor.fetchone() == (False,):
-                remarks.append(
-                    f"the role may not {right} on {table}: GRANT {right} ON public.{table} TO the role"
-                )
+                grant = f"GRANT {right} ON public.{table} TO the role"
+                remarks.append(f"the role may not {right} on {table}: {grant}")
     cursor.execute("SELECT has_function_privilege(%s, 'EXECUTE')", (_CLAIM,))
     if cursor.fetchone() == (False,):
         remarks.append(
@@ -104,12 +102,14 @@ def _missing_rights(cursor: Cursor) -> list[str]:
 def _remarks(cursor: Cursor) -> list[str]:
     remarks = []
     cursor.execute(
-        "SELECT EXISTS (SELECT FROM public.txmq_token_default), current_setting('synchronous_commit')"
+        "SELECT EXISTS (SELECT FROM public.txmq_token_default),"
+        " current_setting('synchronous_commit')"
     )
     row = cursor.fetchone()
     if row and row[0]:
         remarks.append(
-            "tokens without a partition of their own: maintenance is late, or a producer's clock is ahead"
+            "tokens without a partition of their own: maintenance is late, "
+            "or a producer's clock is ahead"
         )
     if row and row[1] in ("off", "local"):
         remarks.append(

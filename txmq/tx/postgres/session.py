@@ -1,10 +1,9 @@
-"""Connections of txmq's own: each wait has an end, and `pg_stat_activity` tells whose
-they are.
+"""Connections of txmq's own: each wait is bounded, and `pg_stat_activity` names them.
 
-They are in autocommit mode. There psycopg2 keeps out of the way, and statements sent as
-one query string are one transaction that commits before the reply: several steps, one
-round trip, no half-done state to clean up. Each statement of the string still gets a
-snapshot of its own, which both the resolver and the inbox rest on.
+They are in autocommit mode. There psycopg2 adds no BEGIN, and statements sent as one
+query string are one transaction that commits before the reply: several steps, one round
+trip, no half-done state to clean up. Each statement of the string still gets a snapshot
+of its own, which both the resolver and the inbox rely on.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
 Connection: TypeAlias = extensions.connection
 Cursor: TypeAlias = extensions.cursor
 
-# A peer that vanished without a word is noticed within half a minute; PostgreSQL's own
+# A peer that vanished without a FIN is noticed within half a minute; PostgreSQL's own
 # default is two hours.
 SETTINGS: Final = {
     "connect_timeout": "5",
@@ -38,11 +37,10 @@ SETTINGS: Final = {
 
 
 def connect(dsn: str, *, application_name: str) -> Connection:
-    """A connection to the server of `dsn` that takes writes. What `dsn` itself says
-    goes before the settings here.
+    """Connect to the server of `dsn`, which must take writes.
 
-    Raises DatabaseUnavailable, or DatabaseError where trying again is no use, as with
-    what is no DSN.
+    Settings in `dsn` override those here. Raises DatabaseUnavailable, or DatabaseError
+    where a retry is useless, as with an invalid DSN.
     """
     try:
         given = extensions.parse_dsn(dsn)
@@ -60,8 +58,7 @@ def connect(dsn: str, *, application_name: str) -> Connection:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[Cursor]:
-    """BEGIN and COMMIT around the block on one of our own connections; ROLLBACK where
-    it raises.
+    """Run a block in a transaction on one of txmq's own connections.
 
     Raises TransactionAborted where a failed statement's error was swallowed in the
     block.
@@ -86,7 +83,7 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
 
 @contextmanager
 def bounded(connection: Connection, seconds: float) -> Iterator[None]:
-    """Cancels what runs on `connection` after `seconds`.
+    """Cancel what runs on `connection` after `seconds`.
 
     `statement_timeout` is no substitute: it does not cover the wait of a COMMIT for a
     synchronous standby.

@@ -1,9 +1,8 @@
-"""The row that proves a commit, written by the producer in its own business
-transaction.
+"""The token row: proof of a commit, written in the business transaction.
 
-The caller sends the group to the broker first and calls `insert_token` while the
-broker's answer is under way: the two need no order between them, row and fence alone
-decide.
+The caller sends the bundle to the broker first and calls `insert_token` while the
+broker's answer is under way: the two need no order between them, because row and fence
+alone decide.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ WEAK: Final = (
 # What the transaction would commit under comes back, but for `on`: to have text decoded
 # costs more than to write it.
 _INSERT: Final = """
-INSERT INTO public.txmq_token (tok, log_id) VALUES {} RETURNING nullif(current_setting('synchronous_commit'), 'on')
+INSERT INTO public.txmq_token (tok, log_id) VALUES {}
+    RETURNING nullif(current_setting('synchronous_commit'), 'on')
 """
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
@@ -36,14 +36,14 @@ _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
 def insert_token(
     connection: Connection, token: UUID, log_ids: Sequence[UUID], *, allow_weak_commit: bool = False
 ) -> str:
-    """Writes one row per participating broker's log into the open transaction, in one
-    round trip.
+    """Write a row per participating broker's log into the open transaction.
 
-    Gives the synchronous_commit that it will commit under. It is the last statement
-    before `guarded_commit`. After any error the transaction must be rolled back:
-    TokenFenced where a resolver was faster, SynchronousCommitOff under `off` or `local`
-    unless `allow_weak_commit` takes the risk that a crash undoes what was published,
-    TransactionAborted where a statement had failed before, DatabaseError.
+    It takes one round trip, and returns the synchronous_commit that the transaction
+    will commit under. It is the last statement before `guarded_commit`. After any error
+    the transaction must be rolled back: TokenFenced where a resolver was faster;
+    SynchronousCommitOff under `off` or `local` unless `allow_weak_commit` accepts that
+    a crash may undo what was published; TransactionAborted where a statement had failed
+    before; DatabaseError.
     """
     require_open(connection)
     # Sorted, so that no two writers of several rows can wait for one another.
@@ -60,7 +60,7 @@ def insert_token(
     if setting in WEAK and not allow_weak_commit:
         raise SynchronousCommitOff(
             f"synchronous_commit is {setting}",
-            hint="SET synchronous_commit = on for transactions with messages, or allow it and accept the risk",
+            hint="SET synchronous_commit = on, or allow it and accept the risk",
         )
     return setting or "on"
 

@@ -1,3 +1,1 @@
-"""Connections to a broker: one conversation without I/O, sockets that block, and the
-pool that lends them out.
-"""
+"""Blocking and non-blocking connections to a broker, and a pool of them."""

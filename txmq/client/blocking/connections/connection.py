@@ -1,9 +1,8 @@
-"""One blocking connection: a request goes out and its reply comes back on the caller's
-own thread.
+"""A blocking connection: the caller's own thread writes a request and reads its reply.
 
-Time-outs are the kernel's (SO_RCVTIMEO): Python's own would cost one more system call
-for each receive. After a time-out, a lost connection or a broken protocol the
-connection is closed: a late reply must not meet a later request.
+Time-outs are the kernel's (SO_RCVTIMEO): those of Python cost one more system call for
+each receive. After a time-out, an I/O error or a protocol error the connection is
+closed, because a late reply must not meet a later request.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from txmq.client.protocol.address import Address
-from txmq.client.protocol.conversation import Conversation, Payload, result, returned
+from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
@@ -26,20 +25,25 @@ from txmq.errors import (
     RequestTimeout,
     TxmqError,
 )
-from txmq.wire.calls import encode_call
+from txmq.wire.calls.registry import encode_call
+from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame
-from txmq.wire.headers import Opcode
-from txmq.wire.hello import Limits, Welcome
+from txmq.wire.hello import BrokerLimits, Welcome
+from txmq.wire.json import parse_result
+from txmq.wire.status import OK
 
 TIMEVAL = struct.Struct("ll")
-READ_BYTES = 1 << 16  # of one receive; below what malloc would map and unmap each time
-LARGE_READ_BYTES = 1 << 20  # while a large reply is under way
+READ_BYTES = 1 << 16  # of one receive; above, malloc maps and unmaps memory each time
+LARGE_READ_BYTES = 1 << 20  # within a large reply
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between rounds of attempts to connect
-PIECES_AT_ONCE = 512  # the kernel takes at most 1024 buffers in one call
+BUFFERS_AT_ONCE = 512  # the kernel accepts at most 1024 in one call
 
 
 class Connection:
-    """A connection that was welcomed. For one thread at a time."""
+    """A welcomed connection. For one thread at a time."""
+
+    welcome: Welcome
+    limits: BrokerLimits  # the broker's, from the welcome
 
     def __init__(self, sock: socket.socket, conversation: Conversation, address: Address) -> None:
         self.socket = sock
@@ -48,24 +52,13 @@ class Connection:
         self.closed = False
         self._timeout = -1.0
         self._replies: dict[int, Frame] = {}
-        self._aside: dict[int, Callable[[Frame], None]] = {}
-
-    @property
-    def welcome(self) -> Welcome:
-        """What the broker said of itself."""
-        assert self.conversation.welcome is not None, "only welcomed connections are handed out"
-        return self.conversation.welcome
-
-    @property
-    def limits(self) -> Limits:
-        """What the broker takes at most, in bytes."""
-        return self.conversation.limits
+        self._callbacks: dict[int, Callable[[Frame], None]] = {}
 
     def request(self, opcode: int, payload: Payload = b"", *, timeout: float) -> bytes:
-        """The payload of the reply, within `timeout` seconds.
+        """Return the payload of the reply, within `timeout` seconds.
 
-        Raises ConnectionLost or RequestTimeout where the request may have been carried
-        out, RequestRejected where the broker refused it.
+        Raises RequestRejected where the broker refused the request, and ConnectionLost
+        or RequestTimeout where the request may have been carried out.
         """
         deadline = time.monotonic() + timeout
         return self.read(self.write(opcode, payload, deadline), deadline)
@@ -73,34 +66,35 @@ class Connection:
     def call(
         self, name: str, args: dict[str, Any] | None = None, *, timeout: float
     ) -> dict[str, Any]:
-        """What a control call returns. Raises as `request` does."""
-        return returned(self.request(Opcode.CALL, encode_call(name, args or {}), timeout=timeout))
+        """Return the result of a control call. Raises as `request`."""
+        payload = encode_call(name, args or {})
+        return parse_result(self.request(Opcode.CALL, payload, timeout=timeout))
 
     def write(self, opcode: int, payload: Payload, deadline: float) -> int:
-        """Sends a request and returns its correlation, for `read`. Several may be under
-        way.
+        """Send a request and return its correlation, for `read`. Several may be in
+        flight.
         """
         correlation, pieces = self.conversation.request(opcode, payload)
         self._send(pieces, deadline)
         return correlation
 
     def read(self, correlation: int, deadline: float) -> bytes:
-        """The payload of the reply to that request; replies to others are kept."""
+        """Return the payload of the reply to that request, and keep other replies."""
         while correlation not in self._replies:
-            self._sort(self.receive(deadline))
-        return result(self._replies.pop(correlation))
+            self._dispatch(self.receive(deadline))
+        reply = self._replies.pop(correlation)
+        return reply.payload if reply.status == OK else reply_payload(reply)
 
-    def write_aside(
-        self, opcode: int, payload: Payload, heard: Callable[[Frame], None]
+    def write_with_callback(
+        self, opcode: int, payload: Payload, callback: Callable[[Frame], None]
     ) -> int | None:
-        """Sends a request whose reply `heard` gets when somebody reads it on the way to
-        another one.
+        """Send a request whose reply goes to `callback`, when any later read meets it.
 
-        Returns its correlation. Never waits: None = it did not go out, and the
-        connection is closed.
+        Never waits. Returns the correlation, or None where the request was not sent:
+        the connection is closed then.
         """
         correlation, pieces = self.conversation.request(opcode, payload)
-        self._aside[correlation] = heard
+        self._callbacks[correlation] = callback
         try:
             if self.socket.sendmsg(pieces, (), socket.MSG_DONTWAIT) == sum(map(len, pieces)):
                 return correlation
@@ -112,19 +106,17 @@ class Connection:
         self.close()
         return None
 
-    def await_aside(self, correlation: int, deadline: float) -> None:
-        """Reads until the reply to that request was heard. Raises as `read` does."""
-        while correlation in self._aside:
-            self._sort(self.receive(deadline))
+    def wait_for_callback(self, correlation: int, deadline: float) -> None:
+        """Read until that request's callback has its reply. Raises as `read`."""
+        while correlation in self._callbacks:
+            self._dispatch(self.receive(deadline))
 
-    def catch_up(self) -> None:
-        """Takes the replies that have come; the connection is closed where that shows
-        that it is of no more use.
-        """
+    def read_available(self) -> None:
+        """Read the replies that have come, without waiting. Close a lost connection."""
         try:
             data = self.socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
             if data:
-                self._sort(self.conversation.receive(data))
+                self._dispatch(self.conversation.receive(data))
                 return
         except BlockingIOError:
             return
@@ -132,19 +124,20 @@ class Connection:
             pass
         self.close()
 
-    def _sort(self, frames: Sequence[Frame]) -> None:
+    def _dispatch(self, frames: Sequence[Frame]) -> None:
         for frame in frames:
-            heard = self._aside.pop(frame.correlation, None)
-            if heard is None:
+            callback = self._callbacks.pop(frame.correlation, None)
+            if callback is None:
                 self._replies[frame.correlation] = frame
             else:
-                heard(frame)
+                callback(frame)
 
     def receive(self, deadline: float) -> list[Frame]:
-        """The replies, if any, that the next bytes complete; for those who have several
-        requests under way.
+        """Return the replies that the next bytes complete, if any.
+
+        For callers with several requests in flight.
         """
-        self._bound(deadline)
+        self._set_timeouts(deadline)
         try:
             data = self.socket.recv(
                 LARGE_READ_BYTES if self.conversation.in_large_reply else READ_BYTES
@@ -155,27 +148,29 @@ class Connection:
             raise self._lost(error) from error
         except ProtocolError as error:
             self.close()
-            error.outcome = "unknown"  # of whatever was under way
+            error.outcome = "unknown"  # of the requests in flight
             raise
-        except BaseException:  # a signal: the reply to come would meet a later request
+        except BaseException:  # a signal: the reply would meet a later request
             self.close()
             raise
         raise self._lost(None)
 
     def greet(self, deadline: float) -> None:
-        """Says hello and waits for the welcome. Raises as `request` and
-        `Conversation.receive` do.
+        """Send the hello and wait for the welcome.
+
+        Raises as `request` and `Conversation.receive`.
         """
         self._send(self.conversation.hello(), deadline)
-        while self.conversation.welcome is None:
+        while (welcome := self.conversation.welcome) is None:
             self.receive(deadline)
+        self.welcome, self.limits = welcome, welcome.limits
 
     def is_stale(self) -> bool:
-        """Whether the peer has closed an idle connection, or sent what nobody asked
-        for.
+        """Return whether an idle connection was closed by the peer, or has bytes that
+        no request asked for.
         """
-        if self._aside:
-            self.catch_up()
+        if self._callbacks:
+            self.read_available()
             return self.closed
         try:
             self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -186,13 +181,14 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Closes the connection; what is under way has an unknown outcome."""
+        """Close the connection. Requests in flight have an unknown outcome."""
         self.closed = True
-        self.conversation.end()
+        if self.conversation.registering:
+            self.conversation.close()
         self.socket.close()
 
     def abort(self) -> None:
-        """Ends the connection from another thread: whoever waits for a reply gets
+        """End the connection from another thread. A thread that waits for a reply gets
         ClientClosed.
         """
         self.closed = True
@@ -200,9 +196,9 @@ class Connection:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self, pieces: Sequence[bytes], deadline: float) -> None:
-        self._bound(deadline)
+        self._set_timeouts(deadline)
         try:
-            sent = self.socket.sendmsg(pieces[:PIECES_AT_ONCE])
+            sent = self.socket.sendmsg(pieces[:BUFFERS_AT_ONCE])
             if sent < sum(map(len, pieces)):
                 self._send_rest(b"".join(pieces)[sent:], deadline)
         except OSError as error:
@@ -214,12 +210,12 @@ class Connection:
     def _send_rest(self, rest: bytes, deadline: float) -> None:
         view = memoryview(rest)
         while view:
-            self._bound(deadline)
+            self._set_timeouts(deadline)
             view = view[self.socket.send(view) :]
 
-    def _bound(self, deadline: float) -> None:
-        """Sets the kernel's time-outs for the next step, where they differ by enough to
-        matter.
+    def _set_timeouts(self, deadline: float) -> None:
+        """Set the kernel's time-outs for the next step, unless they are close
+        enough.
         """
         left = deadline - time.monotonic()
         if left <= 0:
@@ -232,6 +228,7 @@ class Connection:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
     def _lost(self, error: OSError | None) -> ConnectionLost | RequestTimeout | ClientClosed:
+        """Close the connection and return its error. None: the peer closed it."""
         if self.closed:
             return ClientClosed("the connection was closed by another thread")
         self.close()
@@ -244,36 +241,32 @@ class Connection:
         return ConnectionLost(f"the connection to {self.address} {why}")
 
 
-def dial(
+def open_connection(
     addresses: Sequence[Address],
     conversation: Callable[[], Conversation],
     deadline: float,
     *,
-    patient: bool = True,
+    retry: bool = True,
 ) -> Connection:
-    """A welcomed connection to the first address that answers; where none does, the
-    `patient` try until the deadline.
+    """Return a welcomed connection to the first address that answers.
 
-    Raises BrokerUnavailable with what was tried. Where every address answered and none
-    will do, it raises why at once.
+    Where no address answers, `retry` until the deadline, and then raise
+    BrokerUnavailable with all failures. Where all of them answer with a permanent
+    error, raise it at once.
     """
     began, pause = time.monotonic(), FIRST_PAUSE_S
     while True:
         failures: dict[Address, TxmqError] = {}
-        for place, address in enumerate(addresses):
-            left = deadline - time.monotonic()
+        for index, address in enumerate(addresses):
+            left = max(deadline - time.monotonic(), 0.001)
+            share = left / (len(addresses) - index)
             try:
-                return _open(
-                    address,
-                    conversation(),
-                    time.monotonic() + max(left, 0.001) / (len(addresses) - place),
-                )
+                return _open(address, conversation(), time.monotonic() + share)
             except TxmqError as error:
                 failures[address] = error
         if not any(error.retriable for error in failures.values()):
             raise next(iter(failures.values()))
-        left = deadline - time.monotonic()
-        if left <= pause or not patient:
+        if deadline - time.monotonic() <= pause or not retry:
             raise _unavailable(failures, time.monotonic() - began)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -289,9 +282,9 @@ def _open(address: Address, conversation: Conversation, deadline: float) -> Conn
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        _refuse_oneself(sock)
+        _refuse_self_connection(sock)
         connection.greet(deadline)
-    except OSError as error:  # the peer was gone again before a word was said
+    except OSError as error:  # the peer closed the connection before the hello
         connection.close()
         raise BrokerUnavailable(f"{error.strerror or error}") from error
     except BaseException:
@@ -300,9 +293,11 @@ def _open(address: Address, conversation: Conversation, deadline: float) -> Conn
     return connection
 
 
-def _refuse_oneself(sock: socket.socket) -> None:
-    """A port that nobody listens on may be given to the very socket that connects to
-    it.
+def _refuse_self_connection(sock: socket.socket) -> None:
+    """Raise BrokerUnavailable for a socket that is connected to itself.
+
+    The kernel may choose a port without a listener as the source port of a connection
+    to that port.
     """
     if sock.getsockname() == sock.getpeername():
         raise BrokerUnavailable(f"{errno.errorcode[errno.ECONNREFUSED]}: nobody listens there")

@@ -1,8 +1,8 @@
-"""Connections to share between threads: each call borrows an idle one, or opens
+"""A pool of connections for all threads: each call borrows an idle one, or opens
 another.
 
-Each is a producing session of its own, whose sequence has no gaps because only one
-thread sends on it at a time.
+Each connection has a producer session. Its sequence has no gaps, because one thread at
+a time sends on it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from threading import Condition
 from uuid import uuid4
 
 from txmq.client.blocking.connections.connection import Connection
-from txmq.errors import ClientClosed, Throttled
+from txmq.client.protocol.conversation import client_closed
+from txmq.errors import Throttled
 
-# a connection idle for longer is looked at before it is used; no broker ends and is
-# back sooner
+# A connection that was idle for longer is checked before use. No broker restarts in
+# less.
 FRESH_S = 0.05
 
 
-class Session:
-    """A producing session: its id, the sequence of its next message, and the connection
-    it sends on for now.
+class ProducerSession:
+    """A producer session: its id, the sequence of its next message, and its current
+    connection.
     """
 
     __slots__ = ("connection", "idle_since", "prefix", "producer_id", "sequence")
@@ -33,55 +34,56 @@ class Session:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.idle_since = 0.0
-        self.retire()
+        self.renew()
 
-    def retire(self) -> None:
-        """Begins a new producing session: what became of the last send of the old one
-        is not known, and stays so.
-        """
+    def renew(self) -> None:
+        """Begin a new producer session: the last send of the old one stays in doubt."""
         self.producer_id = uuid4().bytes
         self.prefix = f"{self.producer_id.hex()}-"  # of its message ids
         self.sequence = 0
 
 
-class Pool:
-    """Sessions, at most `size` of them. `dial` opens a connection before a deadline, or
-    raises.
+class ConnectionPool:
+    """At most `size` connections, each with a producer session.
+
+    `connect` opens a connection before a deadline, or raises.
     """
 
-    def __init__(self, dial: Callable[[float], Connection], size: int) -> None:
-        self.dial = dial
+    def __init__(self, connect: Callable[[float], Connection], size: int) -> None:
+        self.connect = connect
         self._size = size
-        self._start()
+        self._reset()
         self._closed = False
 
-    def _start(self) -> None:
-        self._idle: deque[Session] = deque()
+    def _reset(self) -> None:
+        self._idle: deque[ProducerSession] = deque()
         self._changed = Condition()
         self._waiting = 0
         self._open = 0
         self._pid = os.getpid()
 
-    def take(self, deadline: float) -> Session:
-        """A session with a connection. Raises BrokerUnavailable, Throttled where all
-        stay in use, ClientClosed.
+    def acquire(self, deadline: float) -> ProducerSession:
+        """Return a session with a connection.
+
+        Raises BrokerUnavailable, ClientClosed, and Throttled where all connections stay
+        in use.
         """
         if self._pid != os.getpid():
-            self._forked()
+            self._after_fork()
         while not self._closed:
             try:
-                session = (
-                    self._idle.pop()
-                )  # without the lock: a deque's pop is one step, and the last used is warmest
+                # Without the lock: a deque's pop is atomic. The last used one is
+                # warmest.
+                session = self._idle.pop()
             except IndexError:
-                return self._another(deadline)
+                return self._acquire_new(deadline)
             if time.monotonic() - session.idle_since < FRESH_S or not session.connection.is_stale():
                 return session
             self._discard(session)
-        raise closed()
+        raise client_closed()
 
-    def spare(self) -> Session | None:
-        """A session that lies idle and was used just now; None = there is none."""
+    def acquire_warm(self) -> ProducerSession | None:
+        """Return an idle session that was used just now, or None without one."""
         if self._pid != os.getpid() or self._closed:
             return None
         try:
@@ -93,9 +95,9 @@ class Pool:
         self._idle.append(session)
         return None
 
-    def reclaim(self, session: Session) -> bool:
-        """Takes that very session, unless somebody else has it; whether it was
-        there.
+    def acquire_if_idle(self, session: ProducerSession) -> bool:
+        """Acquire this very session, unless it is in use. Return whether it was
+        idle.
         """
         try:
             self._idle.remove(session)
@@ -103,17 +105,15 @@ class Pool:
             return False
         return True
 
-    def catch_up(self) -> None:
-        """Reads the replies that have come on idle connections; those that are gone
-        make room for others.
-        """
+    def read_available(self) -> None:
+        """Read the replies that have come on idle connections, and drop lost ones."""
         for session in list(self._idle):
-            if self.reclaim(session):
-                session.connection.catch_up()
-                self.give(session)
+            if self.acquire_if_idle(session):
+                session.connection.read_available()
+                self.release(session)
 
-    def give(self, session: Session) -> None:
-        """Puts a session back; one whose connection is gone makes room for another."""
+    def release(self, session: ProducerSession) -> None:
+        """Return a session to the pool, or drop it where its connection is closed."""
         if session.connection.closed or self._closed or self._pid != os.getpid():
             self._discard(session)
             return
@@ -124,14 +124,14 @@ class Pool:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Closes idle connections now, those in use when they are given back."""
+        """Close idle connections now, and others when they are released."""
         self._closed = True
         with self._changed:
             self._changed.notify_all()
         while self._idle:
             self._discard(self._idle.pop())
 
-    def _another(self, deadline: float) -> Session:
+    def _acquire_new(self, deadline: float) -> ProducerSession:
         with self._changed:
             self._waiting += 1
             try:
@@ -142,41 +142,36 @@ class Pool:
                         self._open += 1
                         break
                     if not self._changed.wait(deadline - time.monotonic()):
-                        hint = "raise `connections`, or make fewer calls at once"
-                        raise Throttled(f"all {self._size} connections are in use", hint=hint)
+                        raise Throttled(
+                            f"all {self._size} connections are in use",
+                            hint="raise `connections`, or make fewer calls at once",
+                        )
                 else:
-                    raise closed()
+                    raise client_closed()
             finally:
                 self._waiting -= 1
-        return self._dialled(deadline)
-
-    def _dialled(self, deadline: float) -> Session:
         try:
-            return Session(self.dial(deadline))
+            return ProducerSession(self.connect(deadline))
         except BaseException:
-            self._one_less()
+            self._count_closed()
             raise
 
-    def _discard(self, session: Session) -> None:
+    def _discard(self, session: ProducerSession) -> None:
         session.connection.close()
         if self._pid == os.getpid():
-            self._one_less()
+            self._count_closed()
 
-    def _one_less(self) -> None:
+    def _count_closed(self) -> None:
         with self._changed:
             self._open -= 1
             self._changed.notify()
 
-    def _forked(self) -> None:
-        """In a child process: the sockets are the parent's, and a lock may be held by a
-        thread that is not here.
+    def _after_fork(self) -> None:
+        """Start anew in a child process.
+
+        The sockets are the parent's, and a thread that is not here may hold the lock.
         """
-        theirs = self._idle
-        self._start()
-        for session in theirs:
+        inherited = self._idle
+        self._reset()
+        for session in inherited:
             session.connection.close()
-
-
-def closed() -> ClientClosed:
-    """The error for every call after `close`."""
-    return ClientClosed("the client was closed", hint="make a new one with txmq.connect")

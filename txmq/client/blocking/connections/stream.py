@@ -1,6 +1,4 @@
-"""A welcomed connection that never blocks: what the kernel does not take now waits
-here.
-"""
+"""A connection that never blocks: bytes that the kernel does not accept wait here."""
 
 from __future__ import annotations
 
@@ -9,17 +7,20 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Self
 
-from txmq.client.blocking.connections.connection import Connection
+from txmq.client.blocking.connections.connection import (
+    BUFFERS_AT_ONCE,
+    READ_BYTES,
+    Connection,
+)
 from txmq.errors import ConnectionLost
 from txmq.wire.frames import Frame
 
-READ_BYTES = 1 << 16
-PIECES_AT_ONCE = 512  # the kernel takes at most 1024 buffers in one call
 
+class NonBlockingConnection:
+    """A welcomed connection for one thread, which waits for the socket itself.
 
-class Stream:
-    """For one thread, which waits for the socket by itself. Raises ConnectionLost once
-    the peer is gone.
+    `unsent` are the bytes that wait to be written, in pieces. Raises ConnectionLost
+    once the peer has closed it.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -27,29 +28,23 @@ class Stream:
         self.socket = connection.socket
         self.conversation = connection.conversation
         self.socket.setblocking(False)
-        self._unsent: deque[memoryview] = deque()
-
-    @property
-    def unsent(self) -> bool:
-        """Whether something waits to be written."""
-        return bool(self._unsent)
+        self.unsent: deque[memoryview] = deque()
 
     def write(self, pieces: Iterable[bytes] = ()) -> None:
-        """Writes what waits and then these pieces, as far as the kernel takes them."""
-        self._unsent.extend(map(memoryview, pieces))
+        """Write unsent bytes and then these, as many as the kernel accepts."""
+        self.unsent.extend(map(memoryview, pieces))
         try:
-            while self._unsent:
-                self._sent(self.socket.sendmsg(list(islice(self._unsent, PIECES_AT_ONCE))))
+            while self.unsent:
+                size = self.socket.sendmsg(list(islice(self.unsent, BUFFERS_AT_ONCE)))
+                self._drop_sent(size)
         except BlockingIOError:
             return
         except OSError as error:
-            raise ConnectionLost(
-                f"the connection to {self._connection.address} broke: {error.strerror}"
-            ) from error
+            raise self._broken(error) from error
 
     def read(self) -> list[Frame]:
-        """The replies that have come, possibly none yet. Raises RemoteProtocolError as
-        well.
+        """Return the replies that have come, if any. Also raises
+        RemoteProtocolError.
         """
         frames: list[Frame] = []
         while data := self._read():
@@ -64,9 +59,7 @@ class Stream:
         except BlockingIOError:
             return None
         except OSError as error:
-            raise ConnectionLost(
-                f"the connection to {self._connection.address} broke: {error.strerror}"
-            ) from error
+            raise self._broken(error) from error
         if not data:
             raise ConnectionLost(
                 f"the connection to {self._connection.address} was closed by the peer"
@@ -74,7 +67,7 @@ class Stream:
         return data
 
     def abort(self) -> None:
-        """Ends the connection: who waits for the socket will meet its end."""
+        """End the connection from any thread."""
         self._connection.abort()
 
     def __enter__(self) -> Self:
@@ -83,10 +76,15 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def _sent(self, size: int) -> None:
+    def _drop_sent(self, size: int) -> None:
         while size:
-            piece = self._unsent.popleft()
+            piece = self.unsent.popleft()
             if len(piece) > size:
-                self._unsent.appendleft(piece[size:])
+                self.unsent.appendleft(piece[size:])
                 return
             size -= len(piece)
+
+    def _broken(self, error: OSError) -> ConnectionLost:
+        return ConnectionLost(
+            f"the connection to {self._connection.address} broke: {error.strerror}"
+        )

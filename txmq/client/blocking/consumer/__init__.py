@@ -1,3 +1,3 @@
-"""The blocking faces of a consumer, over the member without I/O of
-`txmq.client.protocol.consumer`; handlers and the inbox.
+"""Blocking consumers, over the members of `txmq.client.protocol.consumer`; handlers and
+the inbox.
 """

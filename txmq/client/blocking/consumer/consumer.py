@@ -1,182 +1,245 @@
-"""Consuming, blocking: messages come out of an iterator, or go to handlers in threads
-(`Consumer.run`).
+"""Blocking consumers: messages come out of an iterator, or go to handlers in
+threads.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Unpack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Event
+from typing import TYPE_CHECKING, Self, Unpack
 
-from txmq.client.blocking.consumer.base import ConsumerBase
-from txmq.client.blocking.consumer.runner import Runs
-from txmq.client.blocking.core import Core
-from txmq.client.protocol.consumer.fetched import ReceivedBatch
-from txmq.client.protocol.consumer.operations import NO_ACK, Delivered, came_too_late
-from txmq.client.protocol.consumer.settings import Options, checked
-from txmq.errors import NotLeased, RequestTimeout
+from txmq.client.blocking.consumer.group_member import ThreadedMember
+from txmq.client.blocking.consumer.members import ThreadedMembers
+from txmq.client.blocking.consumer.runner import run_plain
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
+from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
+from txmq.client.protocol.consumer.handlers import HandlerOptions
+from txmq.client.protocol.consumer.operations import Operations
+from txmq.client.protocol.consumer.settings import (
+    ConsumerOptions,
+    consumer_settings,
+)
 from txmq.model.message import ReceivedMessage
+from txmq.model.topic_partition import PartitionName
 
-ACK_S = 10.0  # how long `wait=True` waits
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+
+CLOSE_S = 10.0
 
 
-def consume(core: Core, group: str, topics: Iterable[str], **options: Unpack[Options]) -> Consumer:
-    """A consumer that has joined its group, within the client's `timeout`.
+def consume(
+    core: BlockingCore, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+) -> Consumer:
+    """Return a consumer that has joined its group, within the client's `timeout`.
 
-    Raises LocalProtocolError for settings that cannot be meant, BrokerUnavailable, and
-    why the broker refuses: UnknownTopic, GroupMismatch where the group has other
-    settings.
+    Raises LocalProtocolError for invalid settings, BrokerUnavailable, and the broker's
+    refusal: UnknownTopic, or GroupMismatch where the group has other settings.
     """
-    names = topics if isinstance(topics, str) else list(topics)
-    consumer = Consumer(core, checked(group, names, **options))
-    consumer.join(core.settings.timeout)
-    return consumer
+    members = ThreadedMembers([core], consumer_settings(group, topics, **options))
+    members.join(core.settings.timeout)
+    return Consumer(members)
 
 
-class Consumer(ConsumerBase, Runs):
+def consume_cluster(
+    cores: Sequence[BlockingCore],
+    group: str,
+    topics: Iterable[str],
+    timeout: float,
+    **options: Unpack[ConsumerOptions],
+) -> Consumers:
+    """Return a consumer that has joined its group at each broker that answers within
+    `timeout`. Raises as `consume` does.
+    """
+    members = ThreadedMembers(cores, consumer_settings(group, topics, **options))
+    members.join(timeout)
+    return Consumers(members)
+
+
+class BlockingConsumer(ConsumerCalls[ThreadedMember]):
+    """A consumer of one broker or of several. For any number of threads, and for use
+    with `with`.
+    """
+
+    _members: ThreadedMembers
+
+    def __init__(self, members: ThreadedMembers) -> None:
+        self.settings = members.settings
+        self._members = members
+        self._single = members.single
+
+    def __iter__(self) -> Iterator[DeliveredMessage]:
+        """Yield messages until the consumer is closed."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    def batches(self) -> Iterator[ReceivedBatch]:
+        """Yield messages as they came together, until the consumer is closed.
+
+        The fast path for volumes: the columns of a batch (`bodies`, `keys`, `offsets`
+        ...) are decoded at once. In an ordered group a partition's next batch comes
+        when the one before it is settled.
+        """
+        while (batch := self.receive_batch()) is not None:
+            yield batch
+
+    def receive(self, timeout: float | None = None) -> DeliveredMessage | None:
+        """Return the next message; None after `timeout` seconds without one, and once
+        the consumer is closed.
+
+        Raises the error that ended the consumer, such as another process with the name
+        of its member.
+        """
+        return self._members.receive(Operations.receive, timeout)
+
+    def receive_many(
+        self, most: int, timeout: float | None = None, *, batch_wait: float = 0.0
+    ) -> list[DeliveredMessage]:
+        """Wait as `receive` does for a first message, and return it with others that
+        are there, at most so many.
+
+        `batch_wait`: seconds to wait for more. In an ordered group several messages may
+        be of one key, and are to be processed in their order.
+        """
+        return self._members.receive_many(most, timeout, batch_wait=batch_wait)
+
+    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
+        """Return the next batch; otherwise as `receive`."""
+        return self._members.receive(Operations.receive_batch, timeout)
+
+    def ack(self, message: ReceivedMessage, *, wait: bool = False) -> None:
+        """Ack a processed message. Returns at once: acks are sent together, within
+        10 ms.
+
+        An ack that is lost or too late means that the message is delivered again. With
+        `wait`, return when the broker has the ack in its log. Then it raises
+        RequestTimeout where that takes too long, and NotLeased where the message was
+        settled already or its lease had run out.
+        """
+        member = self._single or self._members.member_of(message)
+        with member.changed.lock:
+            number = member.operations.ack(message, time.monotonic())
+            if wait or member.acks.needs_wakeup or member.changed.waiting:
+                member.acks_added(wait=wait)
+            if wait:
+                member.wait_confirmed(number, message)
+
+    def ack_batch(self, batch: ReceivedBatch, *, wait: bool = False) -> None:
+        """Ack all messages of the batch that are not settled yet. `wait` as in
+        `ack`.
+        """
+        member = self._single or self._members.member_of(batch)
+        with member.changed:
+            number = member.operations.ack_batch(batch, time.monotonic())
+            member.acks_added(wait=wait)
+            if wait:
+                member.wait_confirmed(number, batch)
+
+    def run(
+        self,
+        handler: Callable[..., object],
+        *,
+        inbox: Callable[[], Connection] | None = None,
+        threads: int = 1,
+        batch: int | None = None,
+        batch_wait: float = 0.0,
+        idle_exit: float | None = None,
+        stop: Event | None = None,
+    ) -> None:
+        """Call the handler for each message, in so many threads, until `stop` is set or
+        the consumer is closed.
+
+        `handler(message)`: a message is acked when the handler returns. When it raises,
+        the message is nacked, and retried by the group's policy.
+
+        `inbox`, a function that connects to PostgreSQL: then `handler(message,
+        connection)` runs in a transaction that also records the message, and its effect
+        comes exactly once, however often the message is delivered. The transaction is
+        committed here. Serialization failures and deadlocks are run again in place.
+
+        `batch`: the handler gets lists of up to so many messages instead, and
+        `batch_wait` is the time in seconds for a list to fill. A list that fails with
+        an inbox is split, so that only the messages at fault fail. Where the handler
+        nacks messages itself, its transaction is rolled back, and it is called once
+        more with the rest. `idle_exit`: seconds without a message after which to
+        return.
+        """
+        options = HandlerOptions(threads, batch, batch_wait, idle_exit)
+        options.check("threads")
+        if inbox is None:
+            run_plain(self._members, handler, options, stop or Event())
+            return
+        # psycopg2 is for those who have a database.
+        from txmq.client.blocking.consumer.inbox import run_with_inbox  # noqa: PLC0415
+
+        run_with_inbox(self._members, handler, inbox, options, stop or Event())
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Leave the group: handlers may finish, what waits locally is returned, acks
+        reach the broker.
+
+        After `timeout` seconds the rest is left to the leases. Outstanding messages are
+        then delivered to other members. Handlers must not call this: it waits for them.
+        """
+        self._members.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Consumer(BlockingConsumer):
     """A member of a consumer group. For any number of threads, and for use with `with`.
     Made by `client.consumer`.
 
-    It takes messages ahead and keeps them leased while they are here. A lost connection
-    or a restarted broker is survived silently: what was not acked is delivered again. A
-    process that dies loses nothing either, its messages go to others when its session
-    lapses.
+    It fetches messages ahead, and keeps them leased while they wait locally. Lost
+    connections and restarts of the broker are survived silently: what was not acked is
+    delivered again. When a process dies, its messages go to other members as soon as
+    its session lapses.
 
     In an ordered group the next message of a key comes only when the one before it was
     acked or nacked.
     """
 
-    def ack(self, message: ReceivedMessage, *, wait: bool = False) -> None:
-        """The message is processed. Returns at once: acks go out together, within 10
-        ms.
+    def __init__(self, members: ThreadedMembers) -> None:
+        super().__init__(members)
+        self._state = members.members[0].member
 
-        `wait` until the broker has it in its log; raises RequestTimeout where that
-        takes too long, NotLeased where the message was not in hand any more, or its
-        lease had run out. Without `wait` nobody is told: the message is simply
-        delivered again.
+    @property
+    def group(self) -> str:
+        """The name of the group at the broker: for a broadcast member its own,
+        `group@member`.
         """
-        with self._changed.lock:
-            number = self._hands.ack(message, time.monotonic())
-            if wait or self._acks.news or self._changed.waiting:
-                self._settled(wait=wait)
-            if wait:
-                self._confirmed(number, message)
+        return self._state.group
 
-    def ack_batch(self, batch: ReceivedBatch, *, wait: bool = False) -> None:
-        """All messages of the batch are processed, but for those that were acked or
-        nacked alone.
+    @property
+    def member(self) -> str:
+        """The name of the member, given or made by the broker."""
+        return self._state.name
+
+    @property
+    def epoch(self) -> int:
+        """The number of resets of the group that reprocess messages. The inbox records
+        messages by it.
         """
-        with self._changed:
-            number = self._hands.ack_batch(batch, time.monotonic())
-            self._settled(wait=wait)
-            if wait:
-                self._confirmed(number, batch)
+        return self._state.epoch
 
-    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
-        """All of these messages are processed; as `ack` of each, at once."""
-        with self._changed.lock:
-            self._hands.ack_many(messages, time.monotonic())
-            self._settled()
-
-    def _settled(self, *, wait: bool = False) -> None:
-        """Acks were taken in. `wait`: they are to go out at once."""
-        settling = self._member.settling
-        if self._changed.waiting and self.settings.ordered:
-            self._changed.notify_all()  # the next message of the key may be taken
-        if wait or self._acks.news:
-            settling.hurry |= wait
-            self._acks.news = False
-            self._thread.poke()
-
-    def _confirmed(self, number: int, delivered: Delivered) -> None:
-        """Waits until the broker has the ack of that number."""
-        if number == NO_ACK:
-            raise NotLeased(
-                "the message is not in hand", hint="it was acked or nacked before, or given back"
-            )
-        self._changed.wait_for(lambda: self._acks.confirmed(number) or self._gone, ACK_S)
-        if not self._acks.confirmed(number):
-            raise self._member.failure or RequestTimeout("the broker did not confirm the ack")
-        if self._hands.refused(number, delivered):
-            raise came_too_late()
-
-    def nack(
-        self,
-        message: ReceivedMessage,
-        delay: float | None = None,
-        error: BaseException | str | None = None,
-    ) -> None:
-        """The message failed; it comes again after `delay` seconds, or by the policy of
-        the group.
-
-        `error` is kept with it. Later messages of its key wait for it in an ordered
-        group. Raises NotLeased where it is not in hand.
+    @property
+    def assignment(self) -> frozenset[PartitionName]:
+        """The partitions assigned to this member, as (topic, number), as the broker
+        last reported them.
         """
-        with self._changed:
-            self._hands.nack(message, delay, error)
-            self._thread.poke()
+        return self._state.assignment
 
-    def nack_batch(
-        self,
-        batch: ReceivedBatch,
-        delay: float | None = None,
-        error: BaseException | str | None = None,
-    ) -> None:
-        """All messages of the batch failed, but for those that were acked or nacked
-        alone.
-        """
-        self.nack_many(batch.messages(), delay, error)
 
-    def nack_many(
-        self,
-        messages: Iterable[ReceivedMessage],
-        delay: float | None = None,
-        error: BaseException | str | None = None,
-    ) -> None:
-        """All of these messages failed, in this order, but for those that are not in
-        hand any more.
-        """
-        with self._changed:
-            self._hands.nack_many(messages, delay, error)
-            self._thread.poke()
+class Consumers(BlockingConsumer):
+    """A member of one group at each of several brokers. For any number of threads, and
+    for use with `with`. Made by `consumer` of a client of several brokers.
 
-    def dead_letter(self, message: ReceivedMessage, reason: str) -> None:
-        """The message goes to the dead letters at once. Raises NotLeased where it is
-        not in hand.
-        """
-        with self._changed:
-            self._hands.nack(message, None, reason, dead=True)
-            self._thread.poke()
-
-    def postpone(self, message: ReceivedMessage, delay: float | None = None) -> None:
-        """The message cannot be processed yet, and that is no failure: it comes again
-        after `delay` seconds (None = the first delay of the group's policy), and this
-        delivery does not count.
-
-        In an ordered group later messages of its key wait for it. Raises NotLeased
-        where it is not in hand.
-        """
-        with self._changed:
-            self._hands.postpone(message, delay)
-            self._thread.poke()
-
-    def extend(self, message: ReceivedMessage, seconds: float | None = None) -> None:
-        """The message's handler needs longer: `seconds` from now on, None = as long as
-        `consume_timeout_s` again.
-
-        Raises NotLeased where it is not in hand, so that its handler may stop.
-        """
-        with self._changed:
-            self._hands.extend(message, seconds, time.monotonic())
-
-    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Hands messages back as if they had never been taken.
-
-        In an ordered group only after a nack of an earlier message of their key, or
-        before `close`: else later ones could overtake them.
-        """
-        with self._changed:
-            for message in messages:
-                self._hands.give_back(message, time.monotonic())
-            self._changed.notify_all()
-            self._thread.poke()
+    Messages of all brokers come out of it, and are settled at their own. A broker that
+    is away stops only its own partitions.
+    """

@@ -1,12 +1,12 @@
-"""What a consumer with an inbox does now and then: keep the inbox small, and see that
-it is not behind the broker.
+"""The upkeep of an inbox, every few seconds: fold its rows, and compare it with the
+broker.
 
 The database is the authority for what was applied. A database restored to the past
-lacks effects that the broker knows as acked: then the position of the group goes back
-to where the inbox ends, and the messages are delivered again, as far as they are
-retained; those that are not are an alarm. Gaps below that are no sign of it: dead
-letters, skipped and parked messages leave some. Nor can a consumer that chooses by tags
-tell, since what it does not want is acked without a trace in the inbox.
+lacks effects of messages that are acked at the broker. Then the group's position goes
+back to where the inbox ends, and the messages are delivered again, as far as they are
+retained; an alarm names those that are not. Gaps in the inbox mean nothing: dead
+letters, skipped and parked messages leave some. A consumer with tags or a selector
+cannot compare: messages that it does not want are acked without a trace in the inbox.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from collections.abc import Callable, Iterator, Mapping
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
-from txmq.client.blocking.alarm_reports import Alarm, report, source_of
 from txmq.client.log import get_logger
+from txmq.client.protocol.alarm_reports import AlarmReport, alarm_source, report_alarms
 from txmq.errors import OffsetOutOfRange, TxmqError
+from txmq.model.topic_partition import PartitionName
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.inbox import Position, applied
-from txmq.tx.postgres.inbox_compaction import fold
+from txmq.tx.postgres.inbox_compaction import compact
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
+    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 
-    from txmq.client.blocking.core import Core
-    from txmq.client.protocol.consumer.settings import Settings
-    from txmq.client.protocol.consumer.settling import Stats
+    from txmq.client.blocking.core import BlockingCore
+    from txmq.client.protocol.consumer.settings import ConsumerSettings
+    from txmq.client.protocol.consumer.stats import ConsumerStats
 
 EVERY_S = 5.0
 LETTERS_AT_ONCE = 1_000
@@ -35,25 +36,28 @@ REPORTED_S = 3_600.0
 log = get_logger()
 
 
-class Kept(Protocol):
-    """What the keeper needs of a member, on whatever thread that is."""
+class InboxMember(Protocol):
+    """A member of a consumer, as the upkeep of its inbox uses it in any thread.
+
+    `inbox_group` is the name of its group in the inbox.
+    """
 
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> ConsumerSettings: ...
     @property
-    def core(self) -> Core: ...
+    def core(self) -> BlockingCore: ...
     @property
     def group(self) -> str: ...
     @property
-    def inbox_name(self) -> str: ...
+    def inbox_group(self) -> str: ...
     @property
-    def assignment(self) -> frozenset[tuple[str, int]]: ...
+    def assignment(self) -> frozenset[PartitionName]: ...
     @property
-    def stats(self) -> Stats: ...
+    def stats(self) -> ConsumerStats: ...
 
 
 def open_connection(connect: Callable[[], Connection]) -> Connection:
-    """A connection made by the user's function, for our own use. Raises
+    """Return a connection made by the user's function, in autocommit mode. Raises
     DatabaseUnavailable, DatabaseError.
     """
     with translated("connecting to PostgreSQL"):
@@ -62,82 +66,80 @@ def open_connection(connect: Callable[[], Connection]) -> Connection:
     return connection
 
 
-class Keeper:
+class InboxUpkeep:
     """A thread with a connection of its own, as long as handlers run."""
 
-    def __init__(self, consumer: Kept, connect: Callable[[], Connection]) -> None:
-        self._consumer, self._connect = consumer, connect
+    def __init__(self, member: InboxMember, connect: Callable[[], Connection]) -> None:
+        self._member, self._connect = member, connect
         self._stopped = Event()
         self._thread = Thread(
-            target=self._run, name=f"txmq-{consumer.settings.group}-inbox", daemon=True
+            target=self._run, name=f"txmq-{member.settings.group}-inbox", daemon=True
         )
         self._connection: Connection | None = None
-        self._checked: frozenset[tuple[str, int]] = frozenset()
-        self._folded_at = 0  # how many acks ago
-        self._lost: dict[
-            tuple[str, int], str
-        ] = {}  # what became of effects that no message can bring back
+        self._compared = frozenset[PartitionName]()
+        self._folded_acks = 0  # the count of acks at the last fold
+        self._lost: dict[PartitionName, str] = {}  # ranges whose effects no message restores
 
     def start(self) -> None:
-        """Begins with a look at the positions."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Folds a last time and ends."""
+        """Fold a last time and end."""
         self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
-                self._tend()
+                self._run_once()
                 self._stopped.wait(EVERY_S)
-            self._tend()
+            self._run_once()
         finally:
             if self._connection is not None:
                 self._connection.close()
 
-    def _tend(self) -> None:
-        """One round; what goes wrong is for the next one."""
+    def _run_once(self) -> None:
+        """Run one round. After an error the next round tries again."""
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = open_connection(self._connect)
-                self._checked = frozenset()  # it may be another database by now
-            self._check(self._connection)
-            self._tell()
-            acked = self._consumer.stats.acked
-            if acked != self._folded_at:
-                fold(self._connection, self._consumer.inbox_name)
-                self._folded_at = acked
+                self._compared = frozenset()  # it may be another database now
+            self._compare(self._connection)
+            self._report_lost()
+            acked = self._member.stats.acked
+            if acked != self._folded_acks:
+                compact(self._connection, self._member.inbox_group)
+                self._folded_acks = acked
         except TxmqError as error:
-            log.warning("inbox.not_tended", group=self._consumer.group, error=str(error))
+            log.warning("inbox.not_tended", group=self._member.group, error=str(error))
 
-    def _check(self, connection: Connection) -> None:
-        consumer = self._consumer
-        assigned = consumer.assignment
-        fresh = assigned - self._checked
-        if fresh and consumer.settings.tags is None and consumer.settings.selector is None:
-            shown = self._call("group.show", group=consumer.group)
-            for place in shown["positions"]:
-                if (place["topic"], place["partition"]) in fresh:
-                    self._check_one(connection, place, shown)
-        self._checked = assigned
+    def _compare(self, connection: Connection) -> None:
+        member = self._member
+        assigned = member.assignment
+        fresh = assigned - self._compared
+        if fresh and member.settings.tags is None and member.settings.selector is None:
+            group = self._call("group.show", group=member.group)
+            for position in group["positions"]:
+                if (position["topic"], position["partition"]) in fresh:
+                    self._compare_partition(connection, position, group)
+        self._compared = assigned
 
-    def _check_one(
-        self, connection: Connection, place: Mapping[str, Any], shown: Mapping[str, Any]
+    def _compare_partition(
+        self, connection: Connection, position: Mapping[str, Any], group: Mapping[str, Any]
     ) -> None:
-        topic, partition, floor = place["topic"], place["partition"], place["floor"]
+        topic, partition, floor = position["topic"], position["partition"], position["floor"]
         ranges = applied(
-            connection, Position(self._consumer.inbox_name, topic, partition, shown["epoch"])
+            connection, Position(self._member.inbox_group, topic, partition, group["epoch"])
         ).ranges
         if not ranges:
-            # nothing was applied here yet: the group may have begun elsewhere, or
-            # without an inbox
+            # Nothing was applied here yet: the group may have begun elsewhere, or
+            # without an inbox.
             return
         top = ranges[-1][1]
-        elsewhere = place["retrying"] + sum(
+        elsewhere = position["retrying"] + sum(
             fence["parked"]
-            for fence in shown["fence_list"]
+            for fence in group["fence_list"]
             if (fence["topic"], fence["partition"]) == (topic, partition)
         )
         if top + elsewhere >= floor:
@@ -148,26 +150,26 @@ class Keeper:
         if top + elsewhere + dead < floor:
             log.error(
                 "inbox.behind",
-                group=shown["group"],
+                group=group["group"],
                 topic=topic,
                 partition=partition,
                 inbox=top,
                 broker=floor,
             )
-            self._go_back(topic, partition, top)
+            self._rewind(topic, partition, top)
 
-    def _go_back(self, topic: str, partition: int, top: int) -> None:
-        """The group goes on at `top`, or at what is retained above it."""
+    def _rewind(self, topic: str, partition: int, top: int) -> None:
+        """Reset the group to `top`, or to the first retained message above it."""
         try:
             self._reset(topic, partition, top)
-        except OffsetOutOfRange as gone:
-            first = gone.detail["first"]
+        except OffsetOutOfRange as error:
+            first = error.detail["first"]
         else:
             return
         self._lost[topic, partition] = f"messages {top} to {first} of {topic}/{partition}"
         log.error(
             "inbox.lost",
-            group=self._consumer.group,
+            group=self._member.group,
             topic=topic,
             partition=partition,
             start=top,
@@ -177,29 +179,31 @@ class Keeper:
 
     def _reset(self, topic: str, partition: int, offset: object) -> None:
         self._call(
-            "group.reset", group=self._consumer.group, topic=topic, to={str(partition): offset}
+            "group.reset", group=self._member.group, topic=topic, to={str(partition): offset}
         )
 
-    def _tell(self) -> None:
-        """While the consumer runs, and an hour longer: nothing that it could see later
-        would tell.
+    def _report_lost(self) -> None:
+        """Report the alarm while the consumer runs, and for an hour after: nothing else
+        would show it later.
         """
         if self._lost:
-            text = f"group {self._consumer.group}: the database was restored to before {', '.join(self._lost.values())}"
+            lost = ", ".join(self._lost.values())
+            text = f"group {self._member.group}: the database was restored to before {lost}"
             action = (
-                "bring their effects back by other means: these messages are not retained any more"
+                "restore the effects of these messages by other means: they are not retained"
+                " any more"
             )
-            lost = Alarm("inbox.lost", "critical", text, action)
-            report(self._call, source_of("inbox"), [lost], REPORTED_S)
+            alarm = AlarmReport("inbox.lost", "critical", text, action)
+            report_alarms(self._call, alarm_source("inbox"), [alarm], REPORTED_S)
 
     def _call(self, name: str, **args: object) -> dict[str, Any]:
-        return self._consumer.core.call(name, args, repeat=True)
+        return self._member.core.call(name, args, repeat=True)
 
     def _letters(self, topic: str, partition: int) -> Iterator[Mapping[str, Any]]:
         after = 0
         while after is not None:
             page = self._call(
-                "dlq.list", group=self._consumer.group, after=after, limit=LETTERS_AT_ONCE
+                "dlq.list", group=self._member.group, after=after, limit=LETTERS_AT_ONCE
             )
             yield from (
                 one

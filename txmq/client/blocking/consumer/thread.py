@@ -1,5 +1,4 @@
-"""The thread behind a blocking consumer: one connection, on which a member's requests
-go out and its answers come in.
+"""The thread of a blocking consumer's member, and its connection.
 
 It keeps the member alive while handlers work, fetches ahead, and survives lost
 connections and restarts of the broker.
@@ -16,11 +15,11 @@ from math import inf
 from threading import Condition, Thread
 
 from txmq.client.blocking.connections.connection import Connection
-from txmq.client.blocking.connections.stream import Stream
+from txmq.client.blocking.connections.stream import NonBlockingConnection
 from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.member import Member, Phase
+from txmq.client.protocol.consumer.member import Member, MemberPhase
 from txmq.client.protocol.consumer.requests import Request
-from txmq.client.protocol.conversation import result
+from txmq.client.protocol.conversation import reply_payload
 from txmq.errors import (
     ConnectionLost,
     LocalProtocolError,
@@ -29,36 +28,39 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.wire.frames import Frame
+from txmq.wire.status import OK
 
-DIAL_S = 1.0  # of one attempt; between attempts the end of the consumer is looked for
-PAUSE_S = 0.2  # between two connections of which the first came to nothing
-LOOK_EVERY_S = 1.0  # at answers that do not come
+CONNECT_S = 1.0  # for one attempt; a consumer that is abandoned ends after it
+RECONNECT_S = 0.2  # at least, between two attempts
+CHECK_EVERY_S = 1.0  # for replies that are overdue
 log = get_logger()
 
 
-class ConsumerThread:
-    """`changed` guards the member; it is notified when messages or answers have
-    come.
+class MemberThread:
+    """A thread that drives a member.
+
+    `changed` guards the member; it is notified of new messages and answers. `trouble`
+    is the error that keeps the member from its group for now.
     """
 
     def __init__(
-        self, member: Member, dial: Callable[[float], Connection], changed: Condition
+        self, member: Member, connect: Callable[[float], Connection], changed: Condition
     ) -> None:
-        self._member, self._dial, self._changed = member, dial, changed
+        self._member, self._connect, self._changed = member, connect, changed
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
-        self._sleeps_until = 0.0  # while it is awake nobody need wake it
+        self._sleeps_until = 0.0  # zero while it is awake: then no wake-up is needed
         self._abandoned = False
-        self.trouble: TxmqError | OSError | None = None  # what keeps it from its group
+        self.trouble: TxmqError | OSError | None = None
         self._thread = Thread(target=self._run, name=f"txmq-{member.settings.group}", daemon=True)
 
     def start(self) -> None:
-        """Begins to join."""
+        """Begin to join the group."""
         self._thread.start()
 
     def poke(self) -> None:
-        """Something may have to be sent sooner than the thread thinks. `changed` is
+        """Wake the thread if a request is due before it would wake. `changed` is
         held.
         """
         due = self._member.wake_at()
@@ -66,128 +68,136 @@ class ConsumerThread:
             self.wake()
 
     def wake(self) -> None:
-        """Lets the thread look at its member at once."""
+        """Wake the thread."""
         self._sleeps_until = 0.0
-        with suppress(OSError):  # full of wakes, or over
+        with suppress(OSError):  # the pipe is full of wake-ups, or closed
             self._waker.send(b"!")
 
     def abandon(self) -> None:
-        """Ends without a word to the broker; the session of the member will lapse."""
+        """End without a request to the broker; the member's session will lapse."""
         self._abandoned = True
         self.wake()
         self._thread.join()
 
     @property
     def abandoned(self) -> bool:
-        """Whether nothing will be said any more."""
+        """True once the thread has been ended."""
         return self._abandoned
 
     @property
     def _over(self) -> bool:
         return (
-            self._abandoned or self._member.phase is Phase.GONE or self._member.failure is not None
+            self._abandoned
+            or self._member.phase is MemberPhase.GONE
+            or self._member.failure is not None
         )
 
     def _run(self) -> None:
         try:
             with closing(self._wakes), closing(self._waker):
                 while not self._over:
-                    self._connect()
+                    self._serve_connection()
         except BaseException as error:
             self._member.failure = LocalProtocolError(
                 f"the consumer's thread has failed: {error!r}",
-                hint="a bug of the client's: its log has the traceback",
+                hint="this is a bug of the client; the program's standard error has the traceback",
             )
             raise
         finally:
             with self._changed:
                 self._changed.notify_all()
 
-    def _connect(self) -> None:
+    def _serve_connection(self) -> None:
         began = time.monotonic()
         try:
             with (
-                Stream(self._dial(began + DIAL_S)) as stream,
+                NonBlockingConnection(self._connect(began + CONNECT_S)) as connection,
                 selectors.DefaultSelector() as selector,
             ):
-                self._converse(stream, selector)
+                self._serve(connection, selector)
         except (TxmqError, OSError) as error:
-            self._trouble(error, began)
+            self._on_error(error, began)
 
-    def _trouble(self, error: TxmqError | OSError, began: float) -> None:
-        """Another connection may help, unless the error says that none will."""
-        known, self.trouble = self.trouble, error
+    def _on_error(self, error: TxmqError | OSError, began: float) -> None:
+        """Let another connection try, unless the error is final."""
+        before, self.trouble = self.trouble, error
         with self._changed:
-            self._member.lost(time.monotonic())
+            self._member.disconnected(time.monotonic())
             if not isinstance(error, OSError | ProtocolError) and not error.retriable:
                 self._member.failure = error
             over = self._over
         if over:
             return
-        if known is None:
+        if before is None:
             log.warning(
                 "consumer.disconnected", group=self._member.settings.group, error=str(error)
             )
-        left = PAUSE_S - (time.monotonic() - began)
+        left = RECONNECT_S - (time.monotonic() - began)
         if left > 0:
             time.sleep(left)
 
-    def _converse(self, stream: Stream, selector: selectors.BaseSelector) -> None:
-        """Until the member is gone. Raises ConnectionLost where another connection is
-        needed.
+    def _serve(self, connection: NonBlockingConnection, selector: selectors.BaseSelector) -> None:
+        """Send and receive until the member is gone. Raises ConnectionLost where
+        another connection is needed.
         """
         selector.register(self._wakes, selectors.EVENT_READ)
-        selector.register(stream.socket, selectors.EVENT_READ)
-        waiting: dict[int, tuple[Request, float]] = {}
+        selector.register(connection.socket, selectors.EVENT_READ)
+        in_flight: dict[int, tuple[Request, float]] = {}
         with self._changed:
             self._member.connected(time.monotonic())
         while not self._over:
             now = time.monotonic()
-            self._send(stream, waiting, now)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.unsent else 0)
-            selector.modify(stream.socket, events)
-            ready = {key.fileobj for key, _events in selector.select(self._patience(now))}
+            self._send(connection, in_flight, now)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+            selector.modify(connection.socket, events)
+            timeout = max(0.0, min(self._sleeps_until - now, CHECK_EVERY_S))
+            ready = {key.fileobj for key, _events in selector.select(timeout)}
             self._sleeps_until = 0.0
             if self._wakes in ready:
                 with suppress(BlockingIOError):
                     self._wakes.recv(4_096)
-            if stream.socket in ready:
-                stream.write()
-                self._receive(stream.read(), waiting)
-            _look(waiting)
+            if connection.socket in ready:
+                if connection.unsent:
+                    connection.write()
+                self._receive(connection.read(), in_flight)
+            _check_overdue(in_flight)
 
-    def _send(self, stream: Stream, waiting: dict[int, tuple[Request, float]], now: float) -> None:
+    def _send(
+        self,
+        connection: NonBlockingConnection,
+        in_flight: dict[int, tuple[Request, float]],
+        now: float,
+    ) -> None:
         with self._changed:
-            if self._member.wants_reconnect:
-                raise ConnectionLost("the broker asks for a new beginning")
-            requests = list(self._member.requests(now))
+            if self._member.needs_reconnect:
+                raise ConnectionLost("the member has to join its group again")
+            requests = self._member.requests(now)
             due = self._member.wake_at()
             self._sleeps_until = inf if due is None else due
         for request in requests:
-            correlation, pieces = stream.conversation.request(request.opcode, request.payload)
-            waiting[correlation] = (request, now + request.patience_s)
-            stream.write(pieces)
+            correlation, pieces = connection.conversation.request(request.opcode, request.payload)
+            in_flight[correlation] = (request, now + request.timeout_s)
+            connection.write(pieces)
 
-    def _patience(self, now: float) -> float:
-        return max(0.0, min(self._sleeps_until - now, LOOK_EVERY_S))
-
-    def _receive(self, frames: Iterable[Frame], waiting: dict[int, tuple[Request, float]]) -> None:
+    def _receive(
+        self, frames: Iterable[Frame], in_flight: dict[int, tuple[Request, float]]
+    ) -> None:
         with self._changed:
             now = time.monotonic()
             for frame in frames:
-                request, _deadline = waiting.pop(frame.correlation)
+                request, _deadline = in_flight.pop(frame.correlation)
                 try:
-                    payload = result(frame)
+                    payload = frame.payload if frame.status == OK else reply_payload(frame)
                 except RequestRejected as error:
                     request.refused(error, now)
                 else:
                     request.reply(payload, now)
-            if self._member.phase is Phase.SERVING:
+            if self._member.phase is MemberPhase.SERVING:
                 self.trouble = None
             self._changed.notify_all()
 
 
-def _look(waiting: dict[int, tuple[Request, float]]) -> None:
+def _check_overdue(in_flight: dict[int, tuple[Request, float]]) -> None:
     now = time.monotonic()
-    if any(deadline < now for _request, deadline in waiting.values()):
+    if any(deadline < now for _request, deadline in in_flight.values()):
         raise ConnectionLost("the broker did not answer in time")

@@ -1,3 +1,3 @@
-"""Sends: how messages become batches, and how batches go out, waited for (`producer`)
-or not (`pipeline`).
+"""Sending with blocking I/O: sends that wait for their receipts, and the sender's
+thread for those that do not.
 """

@@ -1,10 +1,9 @@
-"""The pipeline's connection, for whoever has something to send or waits for an answer
-while its thread sleeps.
+"""Direct use of the sender's connection by callers, while the sender's thread sleeps.
 
-To wake another thread takes as long as the work itself. So the message that completes a
-frame is sent by whoever puts it in, and who waits alone for an answer receives it, each
-on his own thread. While somebody does, the pipeline's thread keeps off the connection,
-and only looks now and then whether it is needed again.
+To wake another thread takes as long as the work itself. So the caller whose message
+completes a frame sends that frame, and a caller that waits alone for a receipt reads
+it, each on its own thread. Meanwhile the sender's thread does not read. It only wakes
+at intervals, to see whether it is needed again.
 """
 
 from __future__ import annotations
@@ -15,137 +14,136 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-from txmq.client.blocking.connections.stream import Stream
+from txmq.client.blocking.connections.stream import NonBlockingConnection
 from txmq.client.protocol.sender.accumulator import Accumulator
-from txmq.client.protocol.sender.in_flight import Flights
+from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.client.protocol.sender.promise import Promise
 from txmq.errors import ConnectionLost, ProtocolError
 
-SLICE_S = 0.25  # of a wait: then the connection may be another
+WAIT_S = 0.25  # of one poll; the connection may be another one afterwards
 
 
-class Line:
-    """Who has `turn` sends and receives. It is the thread's own, but while that one
-    sleeps with a `stream`.
+class CallerIo:
+    """Sends and receives by the thread that has `io_lock`.
+
+    The sender's thread has it, except while it sleeps with a `connection`.
     """
 
-    def __init__(self, flights: Flights, outbox: Accumulator, wake: Callable[[], None]) -> None:
-        self._flights, self._outbox, self._wake = flights, outbox, wake
-        self._guard = outbox.guard
-        self._waiter = Lock()
-        self._lent = False
-        self.listening = (
-            False  # the thread receives: never two, or one would wait for what the other has read
-        )
-        self.turn = Lock()
-        self.stream: Stream | None = None
-        self.heard = 0.0  # when the broker was last known to be there
-        self.trouble: ConnectionLost | ProtocolError | None = (
-            None  # what a waiter met, for the thread to see to
-        )
+    def __init__(
+        self, in_flight: InFlightRequests, accumulator: Accumulator, wake: Callable[[], None]
+    ) -> None:
+        self._in_flight, self._accumulator, self._wake = in_flight, accumulator, wake
+        self._promises = accumulator.promises
+        self._waiting_caller = Lock()  # locked by the caller that reads
+        self._caller_has_read = False  # since the sender's thread asked last
+        # Never two threads read: one would wait for bytes that the other has read.
+        self.thread_reads = False
+        self.io_lock = Lock()
+        self.connection: NonBlockingConnection | None = None
+        self.last_received = 0.0  # or the moment since which a reply is due
+        # An error that a caller met, for the sender's thread to handle.
+        self.error: ConnectionLost | ProtocolError | None = None
 
-    def write(self, stream: Stream) -> None:
-        """Sends what may go out. For who has the turn."""
-        if not self._flights.awaits_replies:
-            self.heard = time.monotonic()  # silence counts from here
-        stream.write(self._flights.fill(stream.conversation))
+    def write(self, connection: NonBlockingConnection) -> None:
+        """Write what may be sent. For the thread that has `io_lock`."""
+        if not self._in_flight.awaits_replies:
+            self.last_received = time.monotonic()  # silence counts from here
+        connection.write(self._in_flight.next_writes(connection.conversation))
 
-    def listen(self) -> bool:
-        """Whether the thread, which has the turn, shall receive: nobody else does, or
-        did since this was asked.
+    def claim_reads(self) -> bool:
+        """Let the sender's thread, which has `io_lock`, read, and return whether it
+        may.
 
-        Unless somebody looks at a promise and waits for it otherwise.
+        It may not while a caller reads, or has read since the last question. An
+        observed promise is an exception: its caller does not read.
         """
-        lent, self._lent = self._lent, False
-        self.listening = not self._waiter.locked() and (self._guard.watched > 0 or not lent)
-        return self.listening
+        has_read, self._caller_has_read = self._caller_has_read, False
+        self.thread_reads = not self._waiting_caller.locked() and (
+            self._promises.observed > 0 or not has_read
+        )
+        return self.thread_reads
 
-    def looked_at(self) -> None:
-        """Somebody looks at a promise: what there is shall go out, and the thread
-        receive.
-        """
-        self._outbox.hurry()
-        if self.stream is not None and not (self.listening or self._waiter.locked()):
+    def on_observed(self) -> None:
+        """Have pending messages sent, and replies read by the sender's thread."""
+        self._accumulator.expedite()
+        if self.connection is not None and not (self.thread_reads or self._waiting_caller.locked()):
             self._wake()
 
     def send(self) -> bool:
-        """Sends on the caller's thread, if that is all there is to do; whether it
-        was.
-        """
-        stream = self.stream
-        if stream is None or not self.turn.acquire(blocking=False):
+        """Send on the caller's thread, and return whether nothing is left to do."""
+        connection = self.connection
+        if connection is None or not self.io_lock.acquire(blocking=False):
             return False
         try:
-            return self._sent(stream)
+            return self._send_ready(connection)
         finally:
-            self.turn.release()
+            self.io_lock.release()
 
     def receive(self, promise: Promise[Any], timeout: float | None) -> None:
-        """Sends and receives on the thread of who waits for the promise, until it is
-        kept or the time is up.
+        """Send and receive on the thread of a caller that waits for the promise.
 
-        Or until something comes that is for the pipeline's thread to do, such as to
-        call callbacks.
+        This ends when the promise is resolved or the time is over, and also when work
+        comes up for the sender's thread, such as callbacks.
         """
-        if self._guard.watched or not self._waiter.acquire(blocking=False):
+        if self._promises.observed or not self._waiting_caller.acquire(blocking=False):
             return
-        self._lent = True
+        self._caller_has_read = True
         try:
-            ends = None if timeout is None else time.monotonic() + timeout
-            self._outbox.ripen()
-            while not promise.kept and self._go_on(ends):
+            deadline = None if timeout is None else time.monotonic() + timeout
+            self._accumulator.expedite_silently()
+            while not promise.resolved and self._exchange(deadline):
                 pass
         finally:
-            self._waiter.release()
-            if self._guard.watched or self._flights.left or self.trouble:
+            self._waiting_caller.release()
+            if self._promises.observed or self._in_flight.deferred_replies or self.error:
                 self._wake()
 
-    def _go_on(self, ends: float | None) -> bool:
-        """Sends what there is, and receives once; whether to do it again."""
-        left = SLICE_S if ends is None else min(SLICE_S, ends - time.monotonic())
-        if left <= 0 or self._guard.watched or not self.turn.acquire(timeout=left):
+    def _exchange(self, deadline: float | None) -> bool:
+        """Send what is ready, receive once, and return whether to continue."""
+        left = WAIT_S if deadline is None else min(WAIT_S, deadline - time.monotonic())
+        if left <= 0 or self._promises.observed or not self.io_lock.acquire(timeout=left):
             return False
         try:
-            stream = self.stream
-            if stream is None or self.listening or not self._sent(stream):
+            connection = self.connection
+            if connection is None or self.thread_reads or not self._send_ready(connection):
                 return False
         finally:
-            self.turn.release()
-        ears = select.poll()
-        ears.register(stream.socket, select.POLLIN)
-        if not ears.poll(left * 1_000):
+            self.io_lock.release()
+        poll = select.poll()
+        poll.register(connection.socket, select.POLLIN)
+        if not poll.poll(left * 1_000):
             return True
-        with self.turn:
-            return stream is self.stream and self._received(stream)
+        with self.io_lock:
+            return connection is self.connection and self._read(connection)
 
-    def _sent(self, stream: Stream) -> bool:
-        """Sends what there is; whether all of it went, so that who puts in more will
-        see to that.
+    def _send_ready(self, connection: NonBlockingConnection) -> bool:
+        """Send what is ready. Return True where all of it went, so that the next
+        message wakes a thread.
         """
-        flights = self._flights
+        in_flight = self._in_flight
         try:
-            while stream is self.stream and not (
-                stream.unsent or flights.stale or flights.has_more
+            while connection is self.connection and not (
+                connection.unsent or in_flight.stale_topics or in_flight.has_more
             ):
-                if self._outbox.sleep(messages_too=flights.can_send):
+                if self._accumulator.sleep_if_idle(can_send=in_flight.can_send):
                     return True
-                self.write(stream)
+                self.write(connection)
         except ConnectionLost as error:
-            self.trouble = error
-        except (
-            BaseException
-        ):  # an interrupt: nobody knows how far it got, so that everything goes out again
-            stream.abort()
+            self.error = error
+        except BaseException:
+            # An interrupt: part of a frame may be sent, so everything goes out again on
+            # another connection.
+            connection.abort()
             raise
         return False
 
-    def _received(self, stream: Stream) -> bool:
+    def _read(self, connection: NonBlockingConnection) -> bool:
         try:
-            self.heard = time.monotonic()
-            return self._flights.received_alone(stream.read())
+            self.last_received = time.monotonic()
+            return self._in_flight.receive_for_caller(connection.read())
         except (ConnectionLost, ProtocolError) as error:
-            self.trouble = error
+            self.error = error
         except BaseException:  # as above
-            stream.abort()
+            connection.abort()
             raise
         return False

@@ -1,30 +1,33 @@
-"""Sends that are waited for: frames pipelined on one session, sent again while their
-outcome is not known.
+"""Sends that a caller waits for: batches in flight on one session, sent again while
+their outcome is unknown.
 
-A frame that is sent again keeps its producer id and sequence, and the broker answers
-with the first receipt. Sequences have no gaps: after a refusal the frames behind it are
-refused too, and go out again in order under new sequences.
+A repeated batch keeps its producer id and sequence, so that the broker answers with the
+first receipt. Sequences have no gaps: after a refusal the broker refuses all later
+batches, too, and they go out again in order with new sequences.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import repeat
-from typing import NamedTuple
 
-from txmq.batch import Compression
-from txmq.batch.cells import too_large
-from txmq.client.blocking.connections.pool import Pool, Session
-from txmq.client.protocol.sender.rows import Rows
-from txmq.client.protocol.sender.topics import Topics
+from txmq.client.blocking.connections.pool import ConnectionPool, ProducerSession
+from txmq.client.protocol.sender.batches import (
+    DEFINITELY_NOT_STORED,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    ConfirmedBatch,
+    OutgoingBatch,
+    SentBatch,
+    parse_receipt,
+    split_into_batches,
+)
+from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
-    ProducerFenced,
-    RemoteProtocolError,
     RequestRejected,
     RequestTimeout,
     SequenceGap,
@@ -33,275 +36,205 @@ from txmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from txmq.model import limits
-from txmq.model.message import Receipt
-from txmq.wire.headers import Opcode, SendReceipt, send_header, unpack_send_receipt
+from txmq.wire.data_requests import Opcode, send_header
 
-FRAMES_AHEAD = 64  # under way at once; the broker remembers the receipts of 256
-BYTES_AHEAD = 8 << 20
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5  # where the broker asks for a pause
+MAX_IN_FLIGHT = 64  # batches; the broker remembers the receipts of 256
+MAX_BYTES_IN_FLIGHT = 8 << 20
 Lost = ConnectionLost | RequestTimeout
-DEFINITE = (
-    StaleTopic | SequenceGap | ProducerFenced
-)  # said only of what is not stored; other refusals come before the broker looks
 
 
-class Piece(NamedTuple):
-    """What one frame takes: rows of one topic for one partition. `asked` is the
-    partition the caller named.
+class BatchDelivery:
+    """The batches of one call on a borrowed session.
 
-    `places` are those of the rows among all that the caller sent.
+    It fails after `timeout` seconds without a receipt, `retries` included.
     """
 
-    topic: str
-    rows: Rows
-    places: Sequence[int]
-    asked: int | None
-    partition: int
-    epoch: int
-
-
-class Sent(NamedTuple):
-    """A piece as it went out. `doubtful`: an earlier attempt may have been stored."""
-
-    piece: Piece
-    sequence: int
-    batch: bytes
-    correlation: int = 0
-    doubtful: bool = False
-
-
-class Stored(NamedTuple):
-    """A piece that the broker has, and `prefix` of its message ids."""
-
-    piece: Piece
-    prefix: str
-    sequence: int
-    receipt: SendReceipt
-
-
-def receipt_of(payload: bytes) -> SendReceipt:
-    """The receipt in a reply. RemoteProtocolError where it is none: the send may have
-    been carried out.
-    """
-    try:
-        return unpack_send_receipt(payload)
-    except RemoteProtocolError as error:
-        error.outcome = "unknown"
-        raise
-
-
-def receipts_from(
-    prefix: str, sequence: int, topic: str, partition: int, count: int, receipt: SendReceipt
-) -> list[Receipt]:
-    """The receipts of the `count` messages of one frame."""
-    offset, _stored_at, duplicate = receipt
-    if count == 1:  # of most, where they go to many partitions
-        return [
-            Receipt(
-                f"{prefix}{sequence}", topic, partition, offset if offset >= 0 else None, duplicate
-            )
-        ]
-    ids = [f"{prefix}{row}" for row in range(sequence, sequence + count)]
-    offsets = range(offset, offset + count) if offset >= 0 else repeat(None, count)
-    return list(
-        map(Receipt._make, zip(ids, repeat(topic), repeat(partition), offsets, repeat(duplicate)))
-    )
-
-
-def encoded(session: Session, rows: Rows, sequence: int, compression: Compression) -> bytes:
-    """The batch of these rows. Raises MessageTooLarge where a body is over the broker's
-    limit, as `encode` does.
-    """
-    most = session.connection.limits.message
-    if most < limits.MESSAGE and (largest := rows.largest()) > most:
-        raise too_large("message", largest, most)
-    return rows.encode(session.producer_id, sequence, compression)
-
-
-def cut(
-    topics: Topics, topic: str, rows: Rows, asked: int | None, places: Sequence[int]
-) -> Iterator[Piece]:
-    """The pieces that rows go out in, each partition's in the order of the rows."""
-    shape = topics.shape(topic)
-    for partition, chosen in topics.spread(shape, rows, asked).items():
-        at = 0
-        mine = rows if len(chosen) == len(rows) else rows.pick(chosen)
-        for part in mine.pieces():
-            own = [places[place] for place in chosen[at : at + len(part)]]
-            yield Piece(topic, part, own, asked, partition, shape.epoch)
-            at += len(part)
-
-
-class Delivery:
-    """One call's sends on a borrowed session. `timeout` seconds may pass without a
-    receipt, attempts included.
-    """
-
-    def __init__(self, pool: Pool, topics: Topics, *, timeout: float, retries: int) -> None:
+    def __init__(
+        self, pool: ConnectionPool, topics: TopicCache, *, timeout: float, retries: int
+    ) -> None:
         self._pool, self._topics = pool, topics
         self._timeout, self._retries = timeout, retries
-        self._todo: deque[Piece] = deque()
-        self._again: deque[Sent] = deque()  # to be sent once more, as they are
-        self._sent: deque[Sent] = deque()
-        self._progress()
+        self._unsent: deque[OutgoingBatch] = deque()
+        self._repeat: deque[SentBatch] = deque()  # to be sent again, unchanged
+        self._in_flight: deque[SentBatch] = deque()
+        self._reset_deadline()
 
-    def run(self, session: Session, pieces: Iterable[Piece]) -> Iterator[Stored]:
-        """Sends the pieces in order and gives each once it is stored; `session` is fit
-        for use again at the end.
+    def run(
+        self, session: ProducerSession, batches: Iterable[OutgoingBatch]
+    ) -> Iterator[ConfirmedBatch]:
+        """Send batches in order and yield each once it is stored.
 
-        Raises RequestRejected, BrokerUnavailable, or ConnectionLost and RequestTimeout
-        where the outcome is unknown.
+        The session is fit for use again at the end. Raises RequestRejected,
+        BrokerUnavailable, or ConnectionLost and RequestTimeout with an unknown outcome.
         """
-        self._todo.extend(pieces)
+        self._unsent.extend(batches)
         return self._run(session)
 
     def resume(
-        self, session: Session, sent: Sent, error: Lost | RequestRejected
-    ) -> Iterator[Stored]:
-        """Goes on with one piece whose first attempt failed with `error`."""
-        self._sent.append(sent)
+        self, session: ProducerSession, sent: SentBatch, error: Lost | RequestRejected
+    ) -> Iterator[ConfirmedBatch]:
+        """Continue with a batch whose first attempt failed with `error`."""
+        self._in_flight.append(sent)
         return self._run(session, error)
 
     def _run(
-        self, session: Session, error: Lost | RequestRejected | None = None
-    ) -> Iterator[Stored]:
+        self, session: ProducerSession, error: Lost | RequestRejected | None = None
+    ) -> Iterator[ConfirmedBatch]:
         try:
             if isinstance(error, RequestRejected):
-                self._refused(session, error)
+                self._handle_refusal(session, error)
             elif error is not None:
                 self._reconnect(session, error)
-            while self._todo or self._again or self._sent:
+            while self._unsent or self._repeat or self._in_flight:
                 try:
                     self._write_ahead(session)
-                    stored = self._read_first(session)
+                    confirmed = self._read_first(session)
                 except (ConnectionLost, RequestTimeout) as lost:
                     self._reconnect(session, lost)
                 else:
-                    if stored is not None:
-                        yield stored
+                    if confirmed is not None:
+                        yield confirmed
         except BaseException:
-            if self._sent:  # replies that are still to come are nobody's
+            if self._in_flight:  # nobody will read their replies
                 session.connection.close()
-            session.retire()
+            session.renew()
             raise
 
-    def _progress(self) -> None:
+    def _reset_deadline(self) -> None:
         self._deadline = time.monotonic() + self._timeout
-        self._left = self._retries
+        self._retries_left = self._retries
         self._pause = FIRST_PAUSE_S
 
-    def _attempt_ends(self) -> float:
-        """Each attempt gets its share of the time that is left, so that a dead
-        connection leaves some to the next.
-        """
+    def _attempt_deadline(self) -> float:
+        """Return the end of this attempt, which leaves time for those to come."""
         now = time.monotonic()
-        return now + (self._deadline - now) / (self._left + 1)
+        return now + (self._deadline - now) / (self._retries_left + 1)
 
-    def _write_ahead(self, session: Session) -> None:
-        ends, under_way = self._attempt_ends(), sum(len(sent.batch) for sent in self._sent)
-        while len(self._sent) < FRAMES_AHEAD and (under_way < BYTES_AHEAD or not self._sent):
-            if self._again:
-                sent = self._again.popleft()
-            elif self._todo:
+    def _write_ahead(self, session: ProducerSession) -> None:
+        deadline = self._attempt_deadline()
+        size = sum(len(sent.encoded) for sent in self._in_flight)
+        while len(self._in_flight) < MAX_IN_FLIGHT and (
+            size < MAX_BYTES_IN_FLIGHT or not self._in_flight
+        ):
+            if self._repeat:
+                sent = self._repeat.popleft()
+            elif self._unsent:
                 sent = self._encode(session)
             else:
                 return
-            self._sent.append(sent)  # first, because a write that fails may have been received
-            piece = sent.piece
-            header = send_header(piece.topic, piece.partition, piece.epoch)
-            correlation = session.connection.write(Opcode.SEND, (header, sent.batch), ends)
-            self._sent[-1] = sent._replace(correlation=correlation)
-            under_way += len(sent.batch)
+            self._in_flight.append(sent)  # first: a write that fails may have been received
+            batch = sent.outgoing
+            header = send_header(batch.topic, batch.partition, batch.epoch)
+            payload = (header, sent.encoded)
+            correlation = session.connection.write(Opcode.SEND, payload, deadline)
+            self._in_flight[-1] = sent._replace(correlation=correlation)
+            size += len(sent.encoded)
 
-    def _encode(self, session: Session) -> Sent:
+    def _encode(self, session: ProducerSession) -> SentBatch:
         sequence = session.sequence
-        if self._sent:
-            sequence = self._sent[-1].sequence + len(self._sent[-1].piece.rows)
-        batch = encoded(session, self._todo[0].rows, sequence, self._topics.compression)
-        return Sent(self._todo.popleft(), sequence, batch)
+        if self._in_flight:
+            last = self._in_flight[-1]
+            sequence = last.sequence + len(last.outgoing.rows)
+        encoded = self._unsent[0].rows.encode(
+            session.producer_id,
+            sequence,
+            self._topics.compression,
+            session.connection.limits.message,
+        )
+        return SentBatch(self._unsent.popleft(), sequence, encoded)
 
-    def _read_first(self, session: Session) -> Stored | None:
-        sent = self._sent[0]
+    def _read_first(self, session: ProducerSession) -> ConfirmedBatch | None:
+        sent = self._in_flight[0]
         try:
-            receipt = receipt_of(session.connection.read(sent.correlation, self._attempt_ends()))
+            receipt = parse_receipt(
+                session.connection.read(sent.correlation, self._attempt_deadline())
+            )
         except RequestRejected as error:
-            self._refused(session, error)
+            self._handle_refusal(session, error)
             return None
-        self._sent.popleft()
-        session.sequence = sent.sequence + len(sent.piece.rows)
-        self._progress()
-        return Stored(sent.piece, session.prefix, sent.sequence, receipt)
+        self._in_flight.popleft()
+        session.sequence = sent.sequence + len(sent.outgoing.rows)
+        self._reset_deadline()
+        return ConfirmedBatch(sent.outgoing, session.prefix, sent.sequence, receipt)
 
-    def _reconnect(self, session: Session, lost: Lost) -> None:
-        """Makes ready to send again what is under way, or raises `lost`."""
-        if not self._left or time.monotonic() >= self._deadline:
-            raise lost
-        self._left -= 1
-        try:
-            session.connection = self._pool.dial(self._deadline)
-        except BrokerUnavailable as gone:
-            raise lost from gone
-        self._again.extendleft(sent._replace(doubtful=True) for sent in reversed(self._sent))
-        self._sent.clear()
-
-    def _refused(self, session: Session, error: RequestRejected) -> None:
-        """The first piece under way was refused, and so is everything behind it: all go
-        back, or `error` is raised.
+    def _reconnect(self, session: ProducerSession, lost: Lost) -> None:
+        """Prepare to repeat the batches in flight on a new connection, or raise
+        `lost`.
         """
-        first = self._sent[0]
-        self._drain(session)
-        if first.doubtful and not isinstance(error, DEFINITE):
+        if not self._retries_left or time.monotonic() >= self._deadline:
+            raise lost
+        self._retries_left -= 1
+        try:
+            session.connection = self._pool.connect(self._deadline)
+        except BrokerUnavailable as error:
+            raise lost from error
+        self._repeat.extendleft(sent._replace(doubtful=True) for sent in reversed(self._in_flight))
+        self._in_flight.clear()
+
+    def _handle_refusal(self, session: ProducerSession, error: RequestRejected) -> None:
+        """Prepare another attempt of the refused batch and all later ones, or raise
+        `error`.
+        """
+        first = self._in_flight[0]
+        self._read_refusals(session)
+        if first.doubtful and not isinstance(error, DEFINITELY_NOT_STORED):
             error.outcome = "unknown"
         if isinstance(error, Throttled):
             self._wait(error)
-        elif not self._left or not self._curable(session, error, first):
+        elif not self._retries_left or not self._prepare_retry(session, error, first):
             raise error
         else:
-            self._left -= 1
-        self._todo.extendleft(sent.piece for sent in reversed((*self._sent, *self._again)))
-        self._sent.clear()
-        self._again.clear()
+            self._retries_left -= 1
+        self._unsent.extendleft(
+            sent.outgoing for sent in reversed((*self._in_flight, *self._repeat))
+        )
+        self._in_flight.clear()
+        self._repeat.clear()
         if isinstance(error, StaleTopic):
-            self._reroute(first.piece.topic)
+            self._reroute(first.outgoing.topic)
 
-    def _drain(self, session: Session) -> None:
-        """Reads the refusals of what was sent behind the first piece."""
+    def _read_refusals(self, session: ProducerSession) -> None:
+        """Read the refusals of the batches after the first one."""
         try:
-            for sent in list(self._sent)[1:]:
+            for sent in list(self._in_flight)[1:]:
                 with suppress(RequestRejected):
-                    session.connection.read(sent.correlation, self._attempt_ends())
-        except (ConnectionLost, RequestTimeout):  # refused they are all the same
-            session.connection = self._pool.dial(self._deadline)
+                    session.connection.read(sent.correlation, self._attempt_deadline())
+        except (ConnectionLost, RequestTimeout):  # they are refused all the same
+            session.connection = self._pool.connect(self._deadline)
 
-    def _curable(self, session: Session, error: RequestRejected, first: Sent) -> bool:
-        """Whether another attempt can do better; what it takes is done."""
+    def _prepare_retry(
+        self, session: ProducerSession, error: RequestRejected, first: SentBatch
+    ) -> bool:
+        """Prepare another attempt where it can succeed."""
         match error:
             case StaleTopic():
                 return True
-            # an earlier send is missing at the broker, so this one is certainly not
-            # stored
+            # The broker lacks an earlier batch, so it has certainly not stored this
+            # one.
             case SequenceGap():
-                session.retire()
+                session.renew()
                 return True
-            case UnknownProducer() if (
-                not first.doubtful
-            ):  # idle for so long that the broker forgot the session
-                session.retire()
+            # The broker forgets sessions that are idle for long.
+            case UnknownProducer() if not first.doubtful:
+                session.renew()
                 return True
             case UnknownTopic():
-                self._topics.forget(first.piece.topic)
+                self._topics.forget(first.outgoing.topic)
         return False
 
     def _reroute(self, topic: str) -> None:
-        """The topic has grown: keys may belong to other partitions now."""
+        """Split unsent batches by the topic's new partitions: keys may have moved."""
         self._topics.refresh(topic)
-        pieces, self._todo = self._todo, deque()
-        for piece in pieces:
-            if piece.topic == topic:
-                self._todo.extend(cut(self._topics, topic, piece.rows, piece.asked, piece.places))
+        batches, self._unsent = self._unsent, deque()
+        for batch in batches:
+            if batch.topic == topic:
+                self._unsent.extend(
+                    split_into_batches(
+                        self._topics, topic, batch.rows, batch.requested_partition, batch.places
+                    )
+                )
             else:
-                self._todo.append(piece)
+                self._unsent.append(batch)
 
     def _wait(self, error: Throttled) -> None:
         if time.monotonic() + self._pause >= self._deadline:

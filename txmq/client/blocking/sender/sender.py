@@ -1,13 +1,12 @@
-"""Sends that nobody waits for one by one: a thread of its own writes what has piled up
-and brings receipts back.
+"""Sends that no caller waits for one by one: a thread writes what the accumulator holds
+and reads the receipts.
 
-A lone message goes out at once. Under load each write takes everything that came during
-the previous one, one batch for each partition, and what comes while others are under
-way gathers until it is half of all that have no receipt: so two frames are under way,
-and the broker works on one while the next is made. That wait ends with the last
-receipt, or a millisecond later, and as soon as somebody looks at a future. Whoever puts
-in the message that completes the half sends it on his own thread, and who waits for a
-receipt alone receives it himself (`Line`).
+A lone message goes out at once. Under load each write takes all messages that came
+during the previous one, in one batch for each partition. While requests are in flight,
+new messages linger until they are half of all without a receipt. So two frames are in
+flight, and the broker works on one while the next is made. Lingering ends with the last
+receipt, or a millisecond later, and as soon as a caller observes a future. Callers may
+send and receive themselves (`CallerIo`).
 """
 
 from __future__ import annotations
@@ -22,303 +21,319 @@ from threading import Lock, Thread, get_ident
 from typing import TypeVar
 
 from txmq.client.blocking.connections.connection import Connection
-from txmq.client.blocking.connections.stream import Stream
-from txmq.client.blocking.sender.caller_io import Line
+from txmq.client.blocking.connections.stream import NonBlockingConnection
+from txmq.client.blocking.sender.caller_io import CallerIo
 from txmq.client.log import get_logger
 from txmq.client.protocol.conversation import Payload
 from txmq.client.protocol.sender.accumulator import Accumulator
-from txmq.client.protocol.sender.in_flight import Flights
+from txmq.client.protocol.sender.in_flight import InFlightRequests
+from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.promise import Promise
-from txmq.client.protocol.sender.stats import Stats
-from txmq.client.protocol.sender.topics import Topics
+from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import ClientClosed, ConnectionLost, ProtocolError, TxmqError, UnknownTopic
 from txmq.model.message import Message, Receipt
 
-LOOK_EVERY_S = 0.25  # at what takes too long
+CHECK_EVERY_S = 0.25  # for time-outs
+LINGER_S = 0.001  # after the last receipt, for as many messages as are worth a frame
+SLEEP_S = 0.005  # of the thread, while callers read
+CONNECT_S = 1.0  # between checks for time-outs while no broker answers
 T = TypeVar("T")
-EXPECT_S = 0.001  # after the last receipt, for as many messages as are worth a frame
-NAP_S = 0.005  # of the thread, while others receive
-DIAL_S = 1.0  # between looks at what takes too long while no broker answers
 log = get_logger()
 
 
-class Pipeline:
-    """One connection and one producing session for all threads of a client; its thread
-    starts at the first use.
+class Sender:
+    """One connection and one producer session for all threads of a client.
+
+    Its thread starts at the first use.
     """
 
     def __init__(
         self,
-        dial: Callable[[float], Connection],
-        topics: Topics,
+        connect: Callable[[float], Connection],
+        topics: TopicCache,
         *,
         window: int,
         window_bytes: int,
         timeout: float,
-        patience: float,
+        delivery_timeout: float,
     ) -> None:
-        """A connection silent for `timeout` seconds is given up; a message without a
-        receipt after `patience` fails.
+        """`connect` opens a connection before a deadline.
+
+        A connection silent for `timeout` seconds is lost. A message without a receipt
+        after `delivery_timeout` seconds fails.
         """
-        self._dial, self._topics = dial, topics
-        self._timeout, self._patience = timeout, patience
+        self._open, self._topics = connect, topics
+        self._timeout, self._delivery_timeout = timeout, delivery_timeout
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
-        self._naps = selectors.DefaultSelector()  # hears nothing but wakes
-        self._naps.register(self._wakes, selectors.EVENT_READ)
-        self._outbox = Accumulator(topics, messages=window, size=window_bytes, wake=self._rouse)
-        self._flights = Flights(topics, self._outbox)
-        self._line = Line(self._flights, self._outbox, self._wake)
-        self._outbox.guard.help, self._outbox.guard.looked_at = (
-            self._line.receive,
-            self._line.looked_at,
+        self._wakes_only = selectors.DefaultSelector()
+        self._wakes_only.register(self._wakes, selectors.EVENT_READ)
+        self._accumulator = Accumulator(
+            topics, messages=window, size=window_bytes, wake=self._on_ready
         )
-        self._start = Lock()
+        self._in_flight = InFlightRequests(topics, self._accumulator)
+        self._caller_io = CallerIo(self._in_flight, self._accumulator, self._wake)
+        promises = self._accumulator.promises
+        promises.assist, promises.on_observed = self._caller_io.receive, self._caller_io.on_observed
+        self._start_lock = Lock()
         self._thread: Thread | None = None
-        self._ends: float | None = None  # set by `close`: until then what is there may go out
-        self._looked = 0.0
-        self._trouble = ""
+        self._close_deadline: float | None = None  # set by `close`
+        self._checked_at = 0.0
+        self._connection_error = ""
 
     @property
-    def stats(self) -> Stats:
-        """Counters, for the curious."""
-        return self._flights.stats
+    def stats(self) -> SenderStats:
+        return self._in_flight.stats
 
     def send(
         self, topic: str, message: Message, partition: int | None, timeout: float
     ) -> Promise[Receipt]:
-        """Puts a message in and returns the future of its receipt. Raises as
-        `Outbox.put` does.
+        """Send a message and return the future of its receipt. Raises as
+        `Accumulator.append`.
         """
-        future = self._outbox.put(topic, message, partition, timeout)
+        future = self._accumulator.append(topic, message, partition, timeout)
         if self._thread is None:
-            self._begin()
+            self._start()
         return future
 
-    def submit(
+    def request(
         self,
         opcode: int,
         payload: Payload = b"",
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Outbox.carry
+        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
         rebuild: Callable[[], bytes] | None = None,
         timeout: float | None = None,
     ) -> Future[T]:
-        """Sends a request of any kind behind what is there, for the future of its
-        reply: see `Outbox.carry`.
+        """Send a request of another kind after all messages so far, and return the
+        future of its reply.
 
-        It is made again after a lost connection, so it must be one that does no harm
-        twice: a decision, an ack, a group. Groups and decisions share frames with
-        others.
+        It is repeated after a lost connection, so a repetition must do no harm.
+        Bundles and decisions share frames. See `Accumulator.append_request`.
         """
-        future = self._outbox.carry(opcode, payload, decode, rebuild, timeout)
+        future = self._accumulator.append_request(opcode, payload, decode, rebuild, timeout)
         if self._thread is None:
-            self._begin()
+            self._start()
         return future
 
     def flush(self, timeout: float) -> bool:
-        """Waits until everything put in so far, and since, has its answer; whether it
-        has.
+        """Wait until every request has its answer, later ones included. Return False
+        after `timeout` seconds.
         """
-        return self._outbox.flush(timeout)
+        return self._accumulator.flush(timeout)
 
     def close(self, timeout: float) -> None:
-        """Takes nothing more in, lets what is there go out for up to `timeout` seconds,
-        fails the rest.
+        """Refuse new messages, send pending ones for up to `timeout` seconds, and fail
+        the rest.
         """
-        self._outbox.close()
-        self._ends = time.monotonic() + timeout
+        self._accumulator.close()
+        self._close_deadline = time.monotonic() + timeout
         self._wake()
-        with self._start:
+        with self._start_lock:
             thread = self._thread
         if thread is not None and thread.ident != get_ident():
-            thread.join(timeout + DIAL_S + 1)
+            thread.join(timeout + CONNECT_S + 1)
         elif thread is None:
             self._close_wakers()
 
-    def abandon(self) -> None:
-        """In the child of a fork: the thread is not here, and the sockets are the
-        parent's.
+    def discard_after_fork(self) -> None:
+        """Drop everything in the child of a fork, which has the parent's sockets and no
+        thread.
         """
-        self._line.stream = None
+        self._caller_io.connection = None
         self._close_wakers()
 
-    def _begin(self) -> None:
-        with self._start:
+    def _start(self) -> None:
+        with self._start_lock:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="txmq-pipeline", daemon=True)
                 self._thread.start()
 
-    def _rouse(self) -> None:
-        """Called by the outbox: the thread sleeps, and there is something to send."""
-        # Not where the thread might sleep for long: it has to see to what is under way.
-        if not ((self._outbox.expectant or not self._line.listening) and self._line.send()):
+    def _on_ready(self) -> None:
+        """Send on the caller's thread, which has just completed a frame, or wake the
+        sender's thread.
+        """
+        # That thread must not sleep for long: it handles time-outs of what is in
+        # flight.
+        if not (
+            (self._accumulator.lingering or not self._caller_io.thread_reads)
+            and self._caller_io.send()
+        ):
             self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # full: it is awake; closed: nothing is left to do
+        with suppress(OSError):  # full: the thread is awake; closed: nothing is left to do
             self._waker.send(b"\0")
 
     def _run(self) -> None:
-        self._outbox.reader = get_ident()
-        trouble = ClientClosed("the client was closed before the broker answered")
+        self._accumulator.draining_thread = get_ident()
+        cause = ClientClosed("the client was closed before the broker answered")
         try:
             while not self._done():
                 self._await_work()
-                if stream := self._connect():
-                    with stream, self._line.turn:
-                        self._converse(stream)
+                if connection := self._connect():
+                    with connection, self._caller_io.io_lock:
+                        self._converse(connection)
         except BaseException:
             log.exception("pipeline.failed")
-            trouble = ClientClosed(
-                "the client's pipeline failed", hint="the log says why; make a new client"
+            cause = ClientClosed(
+                "the client's sender failed", hint="see the log, and make a new client"
             )
             raise
         finally:
-            self._outbox.close()
-            self._flights.give_up(trouble)
+            self._accumulator.close()
+            self._in_flight.fail_all(cause)
             self._close_wakers()
 
     def _done(self) -> bool:
-        return self._ends is not None and (self._outbox.empty or time.monotonic() >= self._ends)
+        return self._close_deadline is not None and (
+            self._accumulator.empty or time.monotonic() >= self._close_deadline
+        )
 
     def _await_work(self) -> None:
-        """Without a connection, nothing is done until something is to be sent."""
-        while self._outbox.empty and self._ends is None and self._outbox.sleep(messages_too=True):
-            self._naps.select()
-            self._hear_wakes()
+        """Sleep without a connection until there is something to send."""
+        while (
+            self._accumulator.empty
+            and self._close_deadline is None
+            and self._accumulator.sleep_if_idle(can_send=True)
+        ):
+            self._wakes_only.select()
+            self._drain_wakes()
 
-    def _connect(self) -> Stream | None:
-        """A connection, or None after a while without one; what has waited too long
-        fails meanwhile.
+    def _connect(self) -> NonBlockingConnection | None:
+        """Return a connection, or None after a second without one. What has waited too
+        long fails meanwhile.
         """
         try:
-            stream = Stream(self._dial(time.monotonic() + DIAL_S))
+            connection = NonBlockingConnection(self._open(time.monotonic() + CONNECT_S))
         except TxmqError as error:
             if not error.retriable:
-                self._flights.give_up(error)
-            self._trouble = error.message
-            self._flights.expire(time.monotonic() - self._patience, self._trouble)
+                self._in_flight.fail_all(error)
+            self._connection_error = error.message
+            self._expire(time.monotonic())
             return None
-        self._trouble, self._line.trouble = "", None
+        self._connection_error, self._caller_io.error = "", None
         self.stats.connections += 1
-        return stream
+        return connection
 
-    def _converse(self, stream: Stream) -> None:
-        """Sends and receives until the connection is lost, or all is done after
+    def _converse(self, connection: NonBlockingConnection) -> None:
+        """Send and receive until the connection is lost, or all is done after
         `close`.
         """
         try:
             with selectors.DefaultSelector() as selector:
-                selector.register(stream.socket, selectors.EVENT_READ)
+                selector.register(connection.socket, selectors.EVENT_READ)
                 selector.register(self._wakes, selectors.EVENT_READ)
-                self._line.heard = self._looked = time.monotonic()
+                self._caller_io.last_received = self._checked_at = time.monotonic()
                 while not self._done():
-                    self._send(stream)
-                    self._wait(selector, stream)
-                    self._look()
+                    self._send(connection)
+                    self._wait(selector, connection)
+                    self._check_timeouts()
         except (ConnectionLost, ProtocolError) as error:
             log.warning("pipeline.connection_lost", error=error.message)
         finally:
-            self._flights.lost()
-            self._outbox.expect_no_more()
+            self._in_flight.connection_lost()
+            self._accumulator.stop_lingering()
 
-    def _send(self, stream: Stream) -> None:
-        if stream.unsent:
-            stream.write()
+    def _send(self, connection: NonBlockingConnection) -> None:
+        if connection.unsent:
+            connection.write()
             return
-        if self._flights.stale:
-            self._refresh()
-        self._line.write(stream)
+        if self._in_flight.stale_topics:
+            self._refresh_topics()
+        self._caller_io.write(connection)
 
-    def _wait(self, selector: selectors.BaseSelector, stream: Stream) -> None:
-        """Until there is something to read, or to write and room for it; then reads.
-        Not while others receive.
+    def _wait(self, selector: selectors.BaseSelector, connection: NonBlockingConnection) -> None:
+        """Wait until the connection is readable, or writable with bytes left, and read.
+
+        While callers read, only wait.
         """
-        listen = self._line.listen()
-        wanted = selectors.EVENT_READ * listen | selectors.EVENT_WRITE * stream.unsent
-        if wanted and selector.get_key(stream.socket).events != wanted:
-            selector.modify(stream.socket, wanted)
-        longest = self._longest_wait(stream)
-        if not listen:
-            longest = NAP_S if longest is None else min(longest, NAP_S)
-        ready = self._select(selector if wanted else self._naps, stream, longest)
-        if not ready and not self._flights.awaits_replies:
-            self._outbox.expect_no_more()
-        if self._line.trouble is not None:
-            raise self._line.trouble
-        if self._flights.left:
-            self._flights.received(())
-        for key, events in ready:
+        may_read = self._caller_io.claim_reads()
+        events = selectors.EVENT_READ * may_read | selectors.EVENT_WRITE * bool(connection.unsent)
+        if events and selector.get_key(connection.socket).events != events:
+            selector.modify(connection.socket, events)
+        timeout = self._wait_timeout(connection)
+        if not may_read:
+            timeout = SLEEP_S if timeout is None else min(timeout, SLEEP_S)
+        ready = self._select(selector if events else self._wakes_only, connection, timeout)
+        if not ready and not self._in_flight.awaits_replies:
+            self._accumulator.stop_lingering()
+        if self._caller_io.error is not None:
+            raise self._caller_io.error
+        if self._in_flight.deferred_replies:
+            self._in_flight.receive(())
+        for key, mask in ready:
             if key.fileobj is self._wakes:
-                self._hear_wakes()
-            elif events & selectors.EVENT_READ:
-                self._line.heard = time.monotonic()
-                self._flights.received(stream.read())
+                self._drain_wakes()
+            elif mask & selectors.EVENT_READ:
+                self._caller_io.last_received = time.monotonic()
+                self._in_flight.receive(connection.read())
 
     def _select(
-        self, selector: selectors.BaseSelector, stream: Stream, longest: float | None
+        self,
+        selector: selectors.BaseSelector,
+        connection: NonBlockingConnection,
+        timeout: float | None,
     ) -> list[tuple[selectors.SelectorKey, int]]:
-        if longest == 0:
+        if timeout == 0:
             return selector.select(0)
-        line = self._line
-        line.stream = stream
-        line.turn.release()
+        caller_io = self._caller_io
+        caller_io.connection = connection
+        caller_io.io_lock.release()
         try:
-            return selector.select(longest)
+            return selector.select(timeout)
         finally:
-            line.turn.acquire()
-            line.stream = None
+            caller_io.io_lock.acquire()
+            caller_io.connection = None
 
-    def _longest_wait(self, stream: Stream) -> float | None:
-        flights = self._flights
-        if stream.unsent:
-            return LOOK_EVERY_S
-        if flights.has_more or not self._outbox.sleep(messages_too=flights.can_send):
+    def _wait_timeout(self, connection: NonBlockingConnection) -> float | None:
+        in_flight = self._in_flight
+        if connection.unsent:
+            return CHECK_EVERY_S
+        if in_flight.has_more or not self._accumulator.sleep_if_idle(can_send=in_flight.can_send):
             return 0
-        if self._outbox.expectant and not flights.awaits_replies:
-            return EXPECT_S
-        pause = flights.paused_until - time.monotonic()
+        if self._accumulator.lingering and not in_flight.awaits_replies:
+            return LINGER_S
+        pause = in_flight.paused_until - time.monotonic()
         if pause > 0:
-            return min(pause, LOOK_EVERY_S)
-        return (
-            LOOK_EVERY_S
-            if flights.awaits_replies or flights.stale or self._ends is not None
-            else None
-        )
+            return min(pause, CHECK_EVERY_S)
+        if in_flight.awaits_replies or in_flight.stale_topics or self._close_deadline is not None:
+            return CHECK_EVERY_S
+        return None
 
-    def _look(self) -> None:
-        """Now and then, looks for a peer that has gone silent and for what has waited
-        too long.
-        """
+    def _check_timeouts(self) -> None:
+        """At intervals, detect a silent broker, and fail what has waited too long."""
         now = time.monotonic()
-        if now - self._looked < LOOK_EVERY_S:
+        if now - self._checked_at < CHECK_EVERY_S:
             return
-        self._looked = now
-        if self._flights.awaits_replies and now - self._line.heard > self._timeout:
+        self._checked_at = now
+        if self._in_flight.awaits_replies and now - self._caller_io.last_received > self._timeout:
             raise ConnectionLost(f"the broker has not answered for {self._timeout} s")
-        self._flights.expire(now - self._patience, self._trouble)
+        self._expire(now)
 
-    def _refresh(self) -> None:
-        """Topics have grown. Asked for on this thread, because nothing of theirs may go
-        out before it is known.
+    def _expire(self, now: float) -> None:
+        self._in_flight.expire(now - self._delivery_timeout, self._connection_error)
+
+    def _refresh_topics(self) -> None:
+        """Refresh stale topics. Blocks this thread, because none of their messages may
+        go out before.
         """
-        for topic in sorted(self._flights.stale):
+        for topic in sorted(self._in_flight.stale_topics):
             try:
                 self._topics.refresh(topic)
             except UnknownTopic:
                 self._topics.forget(topic)
             except TxmqError as error:
-                self._trouble = error.message
-                self._flights.pause()
+                self._connection_error = error.message
+                self._in_flight.pause()
                 return
-            self._flights.stale.discard(topic)
+            self._in_flight.stale_topics.discard(topic)
 
-    def _hear_wakes(self) -> None:
+    def _drain_wakes(self) -> None:
         with suppress(BlockingIOError):
-            self._wakes.recv(4096)  # what is left, if ever, wakes again
+            self._wakes.recv(4096)  # bytes that are left wake the thread again
 
     def _close_wakers(self) -> None:
-        self._naps.close()
+        self._wakes_only.close()
         self._wakes.close()
         self._waker.close()

@@ -1,3 +1,1 @@
-"""Messages and other work as one decision: the broker's own, a database's, a checker's,
-XA's, another manager's.
-"""
+"""Transactions of the blocking client, one module for each kind of decider."""

@@ -1,10 +1,9 @@
-"""Check-backs: answering the broker's question what became of a transaction whose
-producer did not tell.
+"""Check-backs: the broker asks whether an undecided transaction's local work was done.
 
-Any process of a service that has registered the checker may be asked. One thread with a
-connection of its own waits for questions; nothing but COMMIT, ROLLBACK or UNKNOWN is an
-answer. Whatever else comes of a checker is told as UNKNOWN with the reason, for the
-operator to see, and the broker asks again later.
+The broker may ask any process of the service that has registered the checker. One
+thread with a connection of its own waits for questions. An answer is COMMIT, ROLLBACK
+or UNKNOWN. Exceptions and other values of a checker become UNKNOWN with a reason, which
+operators can see, and the broker asks again later.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from uuid import UUID
 
 from txmq.batch import BatchView
 from txmq.client.blocking.connections.connection import Connection
-from txmq.client.blocking.core import Core
+from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
+from txmq.client.protocol.transaction.half_message import no_service
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     ClientClosed,
-    ConfigError,
     LocalProtocolError,
     RemoteProtocolError,
     RequestRejected,
@@ -32,16 +31,16 @@ from txmq.errors import (
 )
 from txmq.model.message import UNKNOWN, Decision, check_name
 
-WAIT_MS = 20_000  # of a long poll: the broker answers then at the latest
-AT_ONCE = 16  # questions brought by one poll, answered one after the other
+WAIT_MS = 20_000  # of a long poll
+MAX_QUESTIONS = 16  # of one poll; they are answered one after the other
 ANSWER_S = 5.0
-REASON = 400  # characters
+REASON_LIMIT = 400  # characters
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # after an error
 log = get_logger()
 
 
-class HalfMessage(NamedTuple):
-    """A message that waits for the decision."""
+class CheckedMessage(NamedTuple):
+    """A message of an undecided transaction, as a checker sees it."""
 
     topic: str
     message_id: str
@@ -51,20 +50,19 @@ class HalfMessage(NamedTuple):
     body: bytes
 
 
-class Answer(NamedTuple):
-    """What the broker is told; `reason` is of an UNKNOWN."""
+class CheckAnswer(NamedTuple):
+    """An answer to the broker; an UNKNOWN has a `reason`."""
 
     decision: Decision
     reason: str = ""
 
 
 class Half(NamedTuple):
-    """What a checker is asked about: whether the local work of this transaction has
-    been done.
+    """The question to a checker, if the local work of a transaction has been done.
 
     `token` is that of `client.transaction(checker=...)`, `service` the one that stored
-    it, `tries` how often it was asked about before, `stored_at` microseconds since the
-    epoch by the broker's clock.
+    it. `tries` counts the earlier questions. `stored_at` is in microseconds since the
+    epoch, by the broker's clock.
     """
 
     token: UUID
@@ -72,16 +70,16 @@ class Half(NamedTuple):
     service: str
     tries: int
     stored_at: int
-    messages: tuple[HalfMessage, ...]
+    messages: tuple[CheckedMessage, ...]
 
 
 Checker = Callable[[Half], Decision]
 
 
 class Checkers:
-    """The checkers registered in this process. `close` ends their thread."""
+    """The checkers registered in this process, and their thread."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: BlockingCore) -> None:
         self._core = core
         self._lock = Lock()
         self._functions: dict[str, Checker] = {}
@@ -89,31 +87,32 @@ class Checkers:
         self._pid = os.getpid()
         self._stopped = Event()
         self._connection: Connection | None = None
-        self._polling = False  # whether the thread only waits for questions now
+        self._polling = False  # the thread only waits for questions
 
     def register(self, name: str, function: Checker) -> None:
-        """Answers for transactions of that checker from now on. Raises ConfigError
-        where the client has no service.
+        """Answer questions of that checker from now on.
+
+        Raises ConfigError if the client has no service, or LocalProtocolError.
         """
         if not self._core.settings.service:
-            hint = "give the client one: txmq.connect(url, service=...)"
-            raise ConfigError("service", "check-backs go to a service", hint=hint)
+            raise no_service()
         if not callable(function):
             raise LocalProtocolError(
-                f"checker {name} cannot be called", hint="give a function of the half message"
+                f"Checker {name!r} is of type {type(function).__name__}",
+                hint="give a function that takes a Half and returns a Decision",
             )
         with self._lock:
             new = name not in self._functions
             self._functions[check_name(name, "checker")] = function
             if new and self._polling and self._connection is not None:
-                self._connection.abort()  # the broker was told of the others only
+                self._connection.abort()  # the running poll names the other checkers only
             if self._thread is None or self._pid != os.getpid():
                 self._pid = os.getpid()
                 self._thread = Thread(target=self._run, name="txmq-checkers", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """Ends the wait for questions; an answer under way is finished."""
+        """Stop waiting for questions, and finish the answer that is being given."""
         self._stopped.set()
         with self._lock:
             thread, connection = self._thread, self._connection
@@ -142,7 +141,7 @@ class Checkers:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _connect(self) -> Connection:
-        connection = self._core.dial(monotonic() + self._core.settings.timeout)
+        connection = self._core.open_connection(monotonic() + self._core.settings.timeout)
         with self._lock:
             self._connection = connection
         return connection
@@ -154,7 +153,7 @@ class Checkers:
             args = {
                 "service": self._core.settings.service,
                 "checkers": checkers,
-                "max": AT_ONCE,
+                "max": MAX_QUESTIONS,
                 "wait_ms": WAIT_MS,
             }
             reply = connection.call("checks.wait", args, timeout=WAIT_MS / 1_000 + ANSWER_S)
@@ -162,32 +161,32 @@ class Checkers:
             with self._lock:
                 self._polling = False
         for half in _halves(reply):
-            answer = self._ask(half)
+            answer = self._run_checker(half)
             if answer is not None:
-                told = {
+                entry = {
                     "token": half.token.hex,
                     "answer": answer.decision.name,
                     "reason": answer.reason,
                 }
                 crashpoint("checker.before_answer")
                 try:
-                    connection.call("checks.answer", told, timeout=ANSWER_S)
+                    connection.call("checks.answer", entry, timeout=ANSWER_S)
                     crashpoint("checker.after_answer")
-                except (
-                    RequestRejected
-                ) as refused:  # decided meanwhile, perhaps otherwise: the broker has recorded it
+                except RequestRejected as refused:
+                    # The transaction was decided meanwhile; the broker records a
+                    # conflict.
                     log.warning(
                         "checkers.answer_refused", token=str(half.token), error=refused.message
                     )
 
-    def _ask(self, half: Half) -> Answer | None:
-        """The checker's answer, None where it is not of this process."""
+    def _run_checker(self, half: Half) -> CheckAnswer | None:
+        """Return the checker's answer; None = another process has registered it."""
         function = self._functions.get(half.checker)
-        if function is None:  # another process of the service has it
+        if function is None:
             return None
         try:
             decision = function(half)
-        except Exception as error:  # the user's code: whatever it raises, it is no answer
+        except Exception as error:  # noqa: BLE001  # the user's code may raise anything
             log.warning(
                 "checkers.failed",
                 checker=half.checker,
@@ -201,17 +200,17 @@ class Checkers:
                 "checkers.no_answer", checker=half.checker, token=str(half.token), answer=given
             )
             return _unknown(
-                f"checker {half.checker} gave a value of type {given}, which is no answer"
+                f"checker {half.checker} returned a value of type {given}, not a Decision"
             )
         return (
-            _unknown(f"checker {half.checker} says UNKNOWN")
+            _unknown(f"checker {half.checker} returned UNKNOWN")
             if decision is UNKNOWN
-            else Answer(decision)
+            else CheckAnswer(decision)
         )
 
 
-def _unknown(reason: str) -> Answer:
-    return Answer(UNKNOWN, reason.encode(errors="replace").decode()[:REASON])
+def _unknown(reason: str) -> CheckAnswer:
+    return CheckAnswer(UNKNOWN, reason.encode(errors="replace").decode()[:REASON_LIMIT])
 
 
 def _halves(reply: dict[str, Any]) -> Iterator[Half]:
@@ -221,11 +220,11 @@ def _halves(reply: dict[str, Any]) -> Iterator[Half]:
             token, numbers = UUID(check["token"]), (int(check["tries"]), int(check["stored_at"]))
             yield Half(token, str(check["checker"]), str(check["service"]), *numbers, messages)
     except (KeyError, TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"a question that is none: {error!r:.200}") from error
+        raise RemoteProtocolError(f"The broker sent an invalid question: {error!r:.200}") from error
 
 
-def _messages(batch: dict[str, Any]) -> Iterator[HalfMessage]:
+def _messages(batch: dict[str, Any]) -> Iterator[CheckedMessage]:
     view = BatchView(b64decode(batch["batch"]))
     columns = (view.message_ids, view.keys, view.tags, view.headers, view.bodies)
     for fields in zip(*columns, strict=True):
-        yield HalfMessage(str(batch["topic"]), *fields)
+        yield CheckedMessage(str(batch["topic"]), *fields)

@@ -1,4 +1,4 @@
-"""Deciding a stored group, and finding out how it was decided."""
+"""Decide a stored bundle, and find out how it was decided."""
 
 from __future__ import annotations
 
@@ -6,52 +6,46 @@ import time
 from concurrent.futures import Future
 from uuid import UUID
 
-from txmq.client.blocking.core import Core
-from txmq.client.blocking.transaction.bundles import EPOCH
-from txmq.client.blocking.transaction.decision_pipeline import Told
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.decision_pipeline import PendingDecision
+from txmq.client.protocol.transaction.decision import decide_request
 from txmq.errors import TxmqError, UnknownTransaction
-from txmq.model.bundle import GroupState
+from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.message import Decision
-from txmq.wire.headers import Decide, DecideReceipt, Opcode, pack_decide, unpack_decide_receipt
+from txmq.wire.data_requests import Opcode, unpack_decide_receipt
 
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.005, 0.2  # between looks at a transaction
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between polls of a bundle's state
 
 
 def decide(
-    core: Core, token: UUID, outcome: Decision, *, timeout: float | None = None
+    core: BlockingCore, token: UUID, outcome: Decision, *, timeout: float | None = None
 ) -> DecideReceipt:
-    """Decides a group and waits for the answer. Raises Conflict where it has the other
-    outcome, and as a call does.
+    """Decide a bundle and wait for the receipt.
+
+    Raises Conflict if the bundle has the other outcome, and as a call does.
     """
-    payload = pack_decide(Decide(outcome, token.bytes, EPOCH, by(core)))
+    payload = decide_request(token, outcome, core.settings.service)
     return unpack_decide_receipt(core.request(Opcode.DECIDE, payload, timeout=timeout, repeat=True))
 
 
-def submit(core: Core, token: UUID, outcome: Decision) -> Future[bytes]:
-    """Decides a group without waiting; the future gets the receipt."""
-    return core.pipeline.submit(
-        Opcode.DECIDE, pack_decide(Decide(outcome, token.bytes, EPOCH, by(core)))
-    )
+def submit_decision(core: BlockingCore, token: UUID, outcome: Decision) -> Future[bytes]:
+    """Decide a bundle without waiting; return the future of the receipt."""
+    return core.sender.request(Opcode.DECIDE, decide_request(token, outcome, core.settings.service))
 
 
-def tell(core: Core, token: UUID, outcome: Decision) -> Told:
-    """As `submit`, at less cost where a connection is at hand."""
-    return core.teller.tell(
-        token, outcome, pack_decide(Decide(outcome, token.bytes, EPOCH, by(core)))
-    )
+def send_decision(core: BlockingCore, token: UUID, outcome: Decision) -> PendingDecision:
+    """Decide a bundle without waiting, at less cost than `submit_decision`.
 
-
-def by(core: Core) -> str:
-    """In whose name a client decides: it stands in the broker's journal."""
-    return f"producer {core.settings.service}" if core.settings.service else "producer"
-
-
-def state_of(core: Core, token: UUID, timeout: float) -> GroupState | None:
-    """Where a group stands; None where the broker knows none such. Raises as a call
-    does.
+    The answer is read by a later request on the same connection.
     """
+    request = decide_request(token, outcome, core.settings.service)
+    return core.decision_pipeline.send(token, outcome, request)
+
+
+def state_of(core: BlockingCore, token: UUID, timeout: float) -> BundleState | None:
+    """Return the state of a bundle; None = the broker has no bundle of that token."""
     try:
-        return GroupState[
+        return BundleState[
             core.call("tx.show", {"token": token.hex}, timeout=timeout, repeat=True)["state"]
         ]
     except UnknownTransaction:
@@ -59,24 +53,23 @@ def state_of(core: Core, token: UUID, timeout: float) -> GroupState | None:
 
 
 def await_state(
-    core: Core, token: UUID, least: GroupState, deadline: float, *, ask: bool = False
-) -> GroupState | None:
-    """Looks until a group has come so far or is rolled back; gives how far it is then,
-    or at the deadline.
+    core: BlockingCore, token: UUID, target: BundleState, deadline: float, *, check: bool = False
+) -> BundleState | None:
+    """Poll a bundle until it reaches `target` or is rolled back, or until `deadline`.
 
-    `ask`: whoever decides it is asked, again and again. A broker that does not answer
-    is asked again as well.
+    Returns its last known state. `check` makes the broker ask the decider before each
+    poll. Errors of calls are retried.
     """
-    pause, state = FIRST_LOOK_S, None
+    pause, state = FIRST_PAUSE_S, None
     while True:
-        left = max(deadline - time.monotonic(), FIRST_LOOK_S)
+        left = max(deadline - time.monotonic(), FIRST_PAUSE_S)
         try:
-            if ask:
+            if check:
                 core.call("tx.check", {"token": token.hex}, timeout=left)
             state = state_of(core, token, left)
         except TxmqError:
-            pause = LONGEST_LOOK_S
-        if (state is not None and state >= least) or time.monotonic() + pause >= deadline:
+            pause = LONGEST_PAUSE_S
+        if (state is not None and state >= target) or time.monotonic() + pause >= deadline:
             return state
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_LOOK_S)
+        pause = min(2 * pause, LONGEST_PAUSE_S)

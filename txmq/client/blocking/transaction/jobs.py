@@ -1,8 +1,8 @@
-"""Jobs: groups stored apart, by tasks that may be tried twice, and one decision that
-names the winners.
+"""Jobs: bundles stored by the tasks of a job, and one decision that names the winners.
 
-Repeating the decision changes nothing, and groups of a decided job are dropped: a job
-run again never sends twice.
+A task may run twice, and each attempt stores a bundle. The decision publishes one
+bundle of each task and drops the others. Repeating the decision changes nothing, and
+bundles of a decided job are dropped: a job that runs again never sends twice.
 """
 
 from __future__ import annotations
@@ -13,23 +13,33 @@ from hashlib import sha256
 from typing import NamedTuple, Unpack
 from uuid import UUID
 
-from txmq.client.blocking.core import Core
-from txmq.client.blocking.sender.producer import Fields, checked_messages, micros_now
-from txmq.client.blocking.transaction.bundles import EPOCH, PART_BYTES, Storing, chunks_of
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.transaction.bundle_upload import BundleUpload
 from txmq.client.blocking.transaction.decisions import await_state
-from txmq.client.protocol.sender.rows import ROW_BYTES, columns, weight
+from txmq.client.protocol.sender.rows import (
+    ROW_OVERHEAD,
+    Fields,
+    checked_messages,
+    column_rows,
+    estimated_size,
+    micros_now,
+)
 from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.parts import EPOCH, PART_BYTES, cut_batches
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, RemoteProtocolError
 from txmq.model import limits
-from txmq.model.bundle import GroupState
+from txmq.model.bundle import BundleState
+from txmq.model.decider import ByJob
 from txmq.model.message import COMMIT, ROLLBACK, Decision, Message
-from txmq.wire.group import NO_DIGEST, Description, Part, PartBatch, pack_part
+from txmq.model.units import SECOND
+from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, PartBatch, pack_part
 
 
 class JobOutcome(NamedTuple):
-    """How a job is decided; `repeated`: it had been before this call, perhaps otherwise
-    than was asked.
+    """The outcome of a job; `repeated` = it was decided before this call.
+
+    A repeated outcome may be another one than asked for.
     """
 
     outcome: Decision
@@ -37,71 +47,66 @@ class JobOutcome(NamedTuple):
 
 
 class Job:
-    """A job at the broker, named by a token that every process of it knows. Made by
-    `client.job`.
+    """A job at the broker. Made by `client.job`.
 
-    A job whose driver never decides is rolled back `expire_after` seconds after a group
-    of it was stored, 0 = never.
+    All processes of the job share its token. A job that nobody decides is rolled back
+    `expire_after` seconds after one of its bundles was stored; 0 = never.
     """
 
-    def __init__(self, core: Core, token: UUID, *, expire_after: float) -> None:
+    def __init__(self, core: BlockingCore, token: UUID, *, expire_after: float) -> None:
         self._core = core
         self._expire_after = expire_after
         self.token = token
 
-    def group(self) -> JobGroup:
-        """A new group, for one attempt of one task."""
-        description = Description(
-            ("job", self.token.bytes),
+    def group(self) -> JobBundle:
+        """Return a new bundle, for one attempt of one task."""
+        description = BundleDescription(
+            ByJob(self.token.bytes),
             self._core.settings.service or "",
             (),
-            int(self._expire_after * 1_000_000),
+            int(self._expire_after * SECOND),
         )
-        return JobGroup(self._core, description)
+        return JobBundle(self._core, description)
 
     def store(
         self, topic: str, messages: Iterable[Message], *, partition: int | None = None
     ) -> UUID:
-        """Stores a group of these messages and returns its token, to be named among the
-        winners.
-        """
+        """Store a bundle of these messages; return its token, for `decide`."""
         group = self.group()
         for message in checked_messages(messages):
             group.add(topic, message, partition)
         return group.store()
 
     def decide(self, winners: Sequence[UUID]) -> JobOutcome:
-        """Publishes the groups with these tokens, in this order, and drops all others
-        of the job.
+        """Publish the bundles with these tokens, in this order; drop all others.
 
-        Raises UnknownTransaction where one of them is not stored: nothing is decided
-        then.
+        Raises UnknownTransaction if one of them is not stored; nothing is decided then.
         """
-        return self._decided(COMMIT, winners)
+        return self._decide(COMMIT, winners)
 
     def wait_published(self, winners: Iterable[UUID], timeout: float = 5.0) -> bool:
-        """Waits until consumers can see these groups of a committed job; whether they
-        can.
+        """Wait until consumers can see these bundles of a committed job; False = not
+        yet.
 
-        A large group takes a moment, and one with a key of an undecided transaction
-        waits for that.
+        A large bundle takes a moment. A bundle with a key of an undecided transaction
+        waits for that transaction.
         """
         deadline = time.monotonic() + timeout
         return all(
-            await_state(self._core, one, GroupState.PUBLISHED, deadline) is GroupState.PUBLISHED
+            await_state(self._core, one, BundleState.PUBLISHED, deadline) is BundleState.PUBLISHED
             for one in winners
         )
 
     def abort(self) -> JobOutcome:
-        """Drops all groups of the job, and those to come."""
-        return self._decided(ROLLBACK, ())
+        """Drop all bundles of the job, also those that arrive later."""
+        return self._decide(ROLLBACK, ())
 
     def outcome(self) -> Decision | None:
-        """How the job is decided, None if it is not."""
+        """Return the outcome of the job; None = it is undecided."""
         outcome = self._core.call("job.show", {"token": self.token.hex}, repeat=True).get("outcome")
         return None if outcome is None else _decision(outcome)
 
-    def _decided(self, outcome: Decision, winners: Sequence[UUID]) -> JobOutcome:
+    def _decide(self, outcome: Decision, winners: Sequence[UUID]) -> JobOutcome:
         args = {
             "token": self.token.hex,
             "outcome": outcome.name,
@@ -111,17 +116,16 @@ class Job:
         return JobOutcome(_decision(reply.get("outcome")), bool(reply.get("repeated")))
 
 
-class JobGroup:
-    """Messages of one attempt of one task. They are stored in parts as they come, so
-    they may be more than fits here.
+class JobBundle:
+    """The bundle of one attempt of one task. For one thread.
 
-    For one thread. After an error the group is of no use; the task is to be tried again
-    with another one.
+    It is stored in parts as messages come, so it may exceed this process's memory.
+    After an error try the task again with another one.
     """
 
-    def __init__(self, core: Core, description: Description) -> None:
+    def __init__(self, core: BlockingCore, description: BundleDescription) -> None:
         self._core = core
-        self._description: Description | None = description
+        self._description: BundleDescription | None = description
         self._buffer = Buffer(core.topics)
         self._weight = self._parts = self._messages = 0
         self._digest = sha256()
@@ -131,16 +135,14 @@ class JobGroup:
     def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
     ) -> None:
-        """Adds a message. Raises what `client.send` raises where a part that is full
-        cannot be stored.
-        """
+        """Add a message; store a part that is full. Raises as `client.send`."""
         self.add(topic, Message(body, **fields), partition)
 
     def add(self, topic: str, message: Message, partition: int | None = None) -> None:
-        """As `send`."""
+        """Add a message, as `send` does."""
         self._require_open()
         self._buffer.add(topic, message, micros_now(), partition)
-        self._grown(weight(message))
+        self._add_weight(estimated_size(message))
 
     def send_many(
         self,
@@ -151,40 +153,39 @@ class JobGroup:
         *,
         partition: int | None = None,
     ) -> None:
-        """Adds messages given as columns. Raises as `send` does."""
+        """Add messages given as columns. Raises as `send` does."""
         self._require_open()
-        self._buffer.add_columns(topic, columns(bodies, keys, tags, micros_now()), partition)
-        self._grown(sum(map(len, bodies)) + ROW_BYTES * len(bodies))
+        self._buffer.add_columns(topic, column_rows(bodies, keys, tags, micros_now()), partition)
+        self._add_weight(sum(map(len, bodies)) + ROW_OVERHEAD * len(bodies))
 
     def store(self) -> UUID:
-        """Completes the group and returns its token."""
+        """Complete the bundle and return its token."""
         self._require_open()
         self._sealed = True
-        *full, last = self._chunks()
-        for chunk in full:
-            self._store(self._part(chunk))
+        *full, last = self._cut()
+        for batches in full:
+            self._store(self._part(batches))
         part = self._part(last)
         self._store(part._replace(sealed=True, digest=self._digest.digest()))
         return self.token
 
-    def _grown(self, size: int) -> None:
+    def _add_weight(self, size: int) -> None:
         self._weight += size
         if self._weight >= PART_BYTES:
-            for chunk in self._chunks():
-                self._store(self._part(chunk))
+            for batches in self._cut():
+                self._store(self._part(batches))
 
-    def _chunks(self) -> list[tuple[PartBatch, ...]]:
-        built = self._buffer.build(
-            self.token, self._messages, limits.PART_ROWS
-        )  # no keys are taken before the decision
-        self._messages += sum(map(len, built.places))
+    def _cut(self) -> list[tuple[PartBatch, ...]]:
+        # no keys are taken before the decision
+        built = self._buffer.build(self.token, self._messages, limits.PART_ROWS)
+        self._messages += sum(map(len, built.message_indexes))
         self._buffer.clear()
         self._weight = 0
-        return chunks_of(built.batches, PART_BYTES, limits.PART_ROWS)
+        return cut_batches(built.batches, PART_BYTES, limits.PART_ROWS)
 
-    def _part(self, batches: tuple[PartBatch, ...]) -> Part:
-        """The next part, taken into the digest: that is over all but its header."""
-        part = Part(
+    def _part(self, batches: tuple[PartBatch, ...]) -> BundlePart:
+        """Return the next part, and update the digest with all of it but its header."""
+        part = BundlePart(
             self.token.bytes,
             self._parts,
             EPOCH,
@@ -198,17 +199,17 @@ class JobGroup:
             self._digest.update(piece)
         return part
 
-    def _store(self, part: Part) -> None:
-        storing = Storing(self._core, [part], time.monotonic() + self._core.settings.timeout)
-        storing.send()
-        storing.receipt()
+    def _store(self, part: BundlePart) -> None:
+        upload = BundleUpload(self._core, [part], time.monotonic() + self._core.settings.timeout)
+        upload.send()
+        upload.await_receipt()
         self._parts += 1
         self._description = None  # only the first part has it
 
     def _require_open(self) -> None:
         if self._sealed:
             raise ClientClosed(
-                f"group {self.token} is complete", hint="begin another one with job.group()"
+                f"Group {self.token} is complete", hint="begin another one with job.group()"
             )
 
 
@@ -216,4 +217,6 @@ def _decision(name: object) -> Decision:
     try:
         return Decision[str(name)]
     except KeyError as error:
-        raise RemoteProtocolError(f"{name!r:.80} is no outcome of a job") from error
+        raise RemoteProtocolError(
+            f"The broker sent {name!r:.80} as the outcome of a job"
+        ) from error

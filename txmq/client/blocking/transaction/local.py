@@ -1,15 +1,14 @@
-"""Transactions that the broker decides as it stores them: many messages, topics and
-acks at once.
-"""
+"""Transactions that their broker decides as it stores them."""
 
 from __future__ import annotations
 
 import time
 
-from txmq.client.blocking.transaction.broker_part import Share
-from txmq.client.blocking.transaction.bundles import PART_BYTES
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.blocking.transaction.decisions import await_state, decide
 from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.client.protocol.transaction.parts import PART_BYTES
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     Conflict,
@@ -19,69 +18,74 @@ from txmq.errors import (
     TransactionAborted,
     TxmqError,
 )
-from txmq.model.bundle import GroupState
+from txmq.model.bundle import BundleState
+from txmq.model.decider import ByBroker
 from txmq.model.message import ROLLBACK
-from txmq.wire.group import Part
+from txmq.wire.bundle import BundlePart
 
-HINT = "txmq tx show tells, once the broker answers"
+SHOW_HINT = "see `txmq tx show` once the broker answers"
 
 
-class LocalShare(Share):
-    """A group that is decided with its seal."""
+class LocalBundle(BrokerBundle):
+    """A bundle whose seal decides it."""
 
-    def _parts(self, most: int = PART_BYTES) -> list[Part]:
-        *parts, last = super()._parts(most)
+    def _parts(self, max_bytes: int = PART_BYTES) -> list[BundlePart]:
+        *parts, last = super()._parts(max_bytes)
         return [*parts, last._replace(commit=True)]
 
 
 class LocalTransaction(Transaction):
-    """Everything in the block is stored at its end and visible at once; if the block
-    raises, nothing is.
+    """Messages and acks that become visible together at the end of the block.
+
+    If the block raises, nothing is stored.
     """
 
-    _share_type = LocalShare
-    _one_broker = "its broker decides it alone; a database decides for several: client.transaction(connection)"
+    _bundle_type = LocalBundle
+    _one_broker_hint = (
+        "its broker decides it alone: let a database decide, with client.transaction(connection)"
+    )
 
     def _commit(self) -> None:
-        share = self._share
-        if share.empty:
+        bundle = self._only_bundle
+        if bundle is None:
             return
-        share.prepare(self._description(share, ("local",)), time.monotonic() + self._timeout)
+        bundle.build(self._description(bundle, ByBroker()), time.monotonic() + self._timeout)
         try:
-            share.send()
+            bundle.send()
             crashpoint("local.after_send")
-            state = GroupState(share.receipt().state)
+            state = BundleState(bundle.await_receipt().state)
             crashpoint("local.after_group")
         except (ConnectionLost, RequestTimeout) as lost:
-            state = self._find_out(lost)
+            state = self._resolve_doubt(bundle.core, lost)
         except TxmqError:
-            share.tell(ROLLBACK)  # parts of it may be there, and hold keys until their time is up
+            # Parts that have arrived would hold their keys until they time out.
+            bundle.send_decision(ROLLBACK)
             raise
-        if state is GroupState.ROLLED_BACK:
-            raise TransactionAborted(f"transaction {self.token} was rolled back")
-        share.published = state is GroupState.PUBLISHED
+        if state is BundleState.ROLLED_BACK:
+            raise TransactionAborted(f"Transaction {self.token} was rolled back")
+        bundle.published = state is BundleState.PUBLISHED
 
-    def _find_out(self, lost: ConnectionLost | RequestTimeout) -> GroupState:
-        """What became of it; one of which parts are missing is given up."""
+    def _resolve_doubt(
+        self, core: BlockingCore, lost: ConnectionLost | RequestTimeout
+    ) -> BundleState:
+        """Ask the broker for the bundle's state; roll it back if parts are missing."""
         state = await_state(
-            self._core, self.token, GroupState.COMMITTED, time.monotonic() + self._timeout
+            core, self.token, BundleState.COMMITTED, time.monotonic() + self._timeout
         )
         try:
-            if state is GroupState.OPEN:
-                return GroupState(
-                    decide(self._core, self.token, ROLLBACK, timeout=self._timeout).state
-                )
+            if state is BundleState.OPEN:
+                return BundleState(decide(core, self.token, ROLLBACK, timeout=self._timeout).state)
         except Conflict:
-            return GroupState.COMMITTED
+            return BundleState.COMMITTED
         except TxmqError as error:
             raise InDoubt(
-                f"not rolled back: {error.message}", token=str(self.token), hint=HINT
+                f"The rollback failed: {error.message}", token=str(self.token), hint=SHOW_HINT
             ) from lost
-        if state is None:  # it may still arrive
+        if state is None:  # the bundle may still arrive
             raise InDoubt(
-                f"no answer came: {lost.message}", token=str(self.token), hint=HINT
+                f"The broker did not answer: {lost.message}", token=str(self.token), hint=SHOW_HINT
             ) from lost
         return state
 
     def _abort(self) -> None:
-        """Nothing was sent."""
+        """Do nothing: nothing was sent."""

@@ -1,12 +1,10 @@
-"""Transactions that Postgres decides: rows and messages become one decision (PROTOCOLS
-2).
+"""Transactions that PostgreSQL decides by its COMMIT (docs/PROTOCOL.md 2).
 
-The group is sent as the last step, while the row locks are held, so that the order of
-the messages of a key is that of its rows. While the broker brings it to disk, the
-token's row is written: the proof of the commit. Whatever happens to this process, the
-broker's resolver finds out by that row. With several brokers each has a group and a row
-of its own; the rows are written together, so that one COMMIT decides all groups, each
-of which is then published by itself.
+The bundle goes out at the end of the block, while the row locks are held: the messages
+of a key thus have the order of its rows. While the broker syncs the bundle, the
+transaction writes the token row, which proves its commit. If this process dies, the
+broker's resolver reads that row. With several brokers each has a bundle and a token
+row. The rows are written together, so that one COMMIT decides all bundles.
 """
 
 from __future__ import annotations
@@ -16,12 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from txmq.client.blocking.core import Core
-from txmq.client.blocking.transaction.broker_part import Share
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.blocking.transaction.decisions import await_state
-from txmq.client.blocking.transaction.fallback import Fallback
-from txmq.client.blocking.transaction.transaction import Stage, Transaction
+from txmq.client.blocking.transaction.outbox_fallback import OutboxFallback
+from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.log import get_logger
+from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
@@ -31,7 +30,8 @@ from txmq.errors import (
     TransactionAborted,
     TxmqError,
 )
-from txmq.model.bundle import GroupState
+from txmq.model.bundle import BundleState
+from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.postgres.caller import begin, is_idle, require_healthy, roll_back, savepoint
 from txmq.tx.postgres.commit import guarded_commit
@@ -43,17 +43,16 @@ log = get_logger()
 
 
 class PostgresTransaction(Transaction):
-    """The rows written on `connection` in the block and the messages sent in it exist
-    together, or not at all.
+    """Rows written on `connection` and messages sent in the block, both or neither.
 
-    The block returns after COMMIT. It raises TransactionAborted, DatabaseConflict or
-    DatabaseUnavailable where neither exists, and InDoubt with the token where that
-    could not be found out in time: the broker's resolver will.
+    The block returns after COMMIT. After TransactionAborted, DatabaseConflict or
+    DatabaseUnavailable neither exists. InDoubt, with the token, says that the outcome
+    could not be found out in time; the broker's resolver will find it.
     """
 
     def __init__(
         self,
-        core: Core,
+        core: BlockingCore,
         connection: Connection,
         *,
         timeout: float,
@@ -62,7 +61,7 @@ class PostgresTransaction(Transaction):
         outbox: bool = False,
     ) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
-        self._fallback = Fallback(connection, outbox)
+        self._fallback = OutboxFallback(connection, outbox)
         self._connection = connection
         self._allow_weak_commit = allow_weak_commit
 
@@ -72,100 +71,105 @@ class PostgresTransaction(Transaction):
         return super().__enter__()
 
     def _commit(self) -> None:
-        shares = self._taking_part()
-        if not shares:
+        bundles = self._nonempty_bundles()
+        if not bundles:
             self._commit_alone()
             return
-        self._store_groups(shares)
-        sent = self._fallback.sent(shares)
+        self._store_bundles(bundles)
+        sent = self._fallback.sent_directly(bundles)
         self._commit_rows(sent)
         crashpoint("tx.after_commit")
-        self._tell(sent, COMMIT)
+        self._send_decisions(sent, COMMIT)
         crashpoint("tx.after_decide")
 
     def _abort(self) -> None:
         roll_back(self._connection)
 
-    def _store_groups(self, shares: list[Share]) -> None:
-        """The groups and the token's rows, all before COMMIT. Where it raises, none of
-        them counts any more.
+    def _store_bundles(self, bundles: list[BrokerBundle]) -> None:
+        """Store the bundles and write the token rows.
+
+        After an error none of them counts any more.
         """
         try:
             require_healthy(self._connection)
-            self._fallback.look(shares)
-            self._send_groups(shares)
+            self._fallback.check_queues(bundles)
+            self._send_bundles(bundles)
             crashpoint("tx.after_group")
-            logs = [share.core.log_id for share in shares]
+            logs = [bundle.core.log_id for bundle in bundles]
             insert_token(
                 self._connection, self.token, logs, allow_weak_commit=self._allow_weak_commit
             )
             crashpoint("tx.after_token")
-            self._await_groups(shares)
+            self._await_bundles(bundles)
             crashpoint("tx.before_commit")
         except BaseException as error:
             roll_back(self._connection)
-            self._take_back(shares)
+            self._withdraw(bundles)
             if isinstance(error, ConnectionLost | RequestTimeout):
-                text = f"a broker did not confirm the messages: {error.message}; the transaction was rolled back"
-                raise BrokerUnavailable(text, hint="run the transaction again") from error
+                raise BrokerUnavailable(
+                    f"A broker did not confirm the messages: {error.message}; "
+                    "the transaction was rolled back",
+                    hint="run the transaction again",
+                ) from error
             raise
 
-    def _send_groups(self, shares: list[Share]) -> None:
-        decider = ("postgres", *_identity(self._connection), None)
+    def _send_bundles(self, bundles: list[BrokerBundle]) -> None:
+        decider = ByPostgres(*_identity(self._connection), xid=None)
         deadline = time.monotonic() + self._timeout
-        for share in self._fallback.sent(shares):
-            with self._fallback.reaching(share):
-                share.prepare(self._description(share, decider), deadline)
+        for bundle in self._fallback.sent_directly(bundles):
+            with self._fallback.covering(bundle):
+                bundle.build(self._description(bundle, decider), deadline)
         crashpoint("tx.before_group")
-        for n, share in enumerate(self._fallback.sent(shares)):
+        for n, bundle in enumerate(self._fallback.sent_directly(bundles)):
             if n:
                 crashpoint("tx.between_groups")
-            with self._fallback.reaching(share):
-                share.send()
+            with self._fallback.covering(bundle):
+                bundle.send()
 
-    def _await_groups(self, shares: list[Share]) -> None:
-        for share in self._fallback.sent(shares):
-            with self._fallback.reaching(share):
-                share.receipt()
-        self._fallback.write()
-        if len(shares) == 1:
-            self.token = shares[0].token  # the outbox may have needed another one
+    def _await_bundles(self, bundles: list[BrokerBundle]) -> None:
+        for bundle in self._fallback.sent_directly(bundles):
+            with self._fallback.covering(bundle):
+                bundle.await_receipt()
+        self._fallback.write_rows()
+        if len(bundles) == 1:
+            self.token = bundles[0].token  # a row of the outbox may have a new one
 
-    def _take_back(self, shares: list[Share]) -> None:
-        for share in shares:
-            share.give_up()
-        self._tell([share for share in shares if share.sent], ROLLBACK)
+    def _withdraw(self, bundles: list[BrokerBundle]) -> None:
+        for bundle in bundles:
+            bundle.abandon()
+        self._send_decisions([bundle for bundle in bundles if bundle.sent], ROLLBACK)
 
-    def _commit_rows(self, shares: list[Share]) -> None:
+    def _commit_rows(self, bundles: list[BrokerBundle]) -> None:
         try:
             outcome = guarded_commit(self._connection, self.token)
         except InDoubt as doubt:
-            self._find_out(shares, doubt)
+            self._resolve_doubt(bundles, doubt)
             return
         except TxmqError:
             roll_back(self._connection)
-            self._tell(shares, ROLLBACK)
+            self._send_decisions(bundles, ROLLBACK)
             raise
         if not outcome.replicated:
             log.warning("transaction.not_replicated", token=str(self.token))
 
-    def _find_out(self, shares: list[Share], doubt: InDoubt) -> None:
-        """COMMIT was not answered: a broker is asked, whose resolver asks the database.
-        Raises `doubt` at last.
+    def _resolve_doubt(self, bundles: list[BrokerBundle], doubt: InDoubt) -> None:
+        """Find out by the brokers' resolvers whether an unanswered COMMIT succeeded.
 
-        One broker's answer is that of all: their token rows were written together, and
-        a fence against one of them stops the whole transaction.
+        One broker's answer is enough: the token rows were written together, and a fence
+        against one of them stops the whole transaction. Raises `doubt` in the end.
         """
         deadline = time.monotonic() + self._core.settings.timeout
-        for n, share in enumerate(shares):
+        for n, bundle in enumerate(bundles):
             now = time.monotonic()
-            ends = now + (deadline - now) / (len(shares) - n)
-            state = await_state(share.core, self.token, GroupState.COMMITTED, ends, ask=True)
-            if state is GroupState.ROLLED_BACK:
+            poll_until = now + (deadline - now) / (len(bundles) - n)
+            state = await_state(
+                bundle.core, self.token, BundleState.COMMITTED, poll_until, check=True
+            )
+            if state is BundleState.ROLLED_BACK:
                 raise TransactionAborted(
-                    f"{doubt.message}; the database says that it rolled back"
+                    f"{doubt.message}; the database has rolled the transaction back"
                 ) from doubt
-            if state is not None and state >= GroupState.COMMITTED:
+            if state is not None and state >= BundleState.COMMITTED:
                 log.warning(
                     "transaction.found_committed", token=str(self.token), after=doubt.message
                 )
@@ -173,25 +177,23 @@ class PostgresTransaction(Transaction):
         raise doubt
 
     def _commit_alone(self) -> None:
-        """No messages: an ordinary commit, but one that is believed only for good
-        reason.
-        """
+        """Commit a transaction without messages, and verify that it did commit."""
         if is_idle(self._connection):
             return
         try:
             guarded_commit(self._connection, self.token)
         except InDoubt as doubt:
-            hint = "there were no messages, so only its rows can tell"
+            hint = "look for the transaction's rows: without messages nothing else can tell"
             raise InDoubt(doubt.message, token=str(self.token), hint=hint) from doubt
 
-    def _tell(self, shares: list[Share], outcome: Decision) -> None:
-        for n, share in enumerate(shares):
+    def _send_decisions(self, bundles: list[BrokerBundle], outcome: Decision) -> None:
+        for n, bundle in enumerate(bundles):
             if n:
                 crashpoint("tx.between_decides")
-            share.tell(outcome)
+            bundle.send_decision(outcome)
 
     @contextmanager
-    def _nested(self) -> Iterator[None]:
+    def _database_savepoint(self) -> Iterator[None]:
         with savepoint(self._connection):
             yield
 

@@ -1,9 +1,9 @@
-"""Transactions: messages, and whatever else, as one decision. Sends are kept until the
-end of the block.
+"""Transactions: messages and other work that take effect together, by one decision.
 
-Which kind it is depends on who decides: a Postgres transaction (`postgres`), the broker
-alone (`local`), or the service that answers for it (`half`). Where the database
-decides, messages may go to several brokers: `at`.
+Sends and acks are buffered until the end of the block. The decider makes the kind of
+transaction: a database (`postgres`), the broker alone (`local`), a service that answers
+check-backs (`half`), or a home broker for several databases (`xa`). Where a database or
+a home broker decides, messages may go to several brokers: see `Transaction.at`.
 """
 
 from __future__ import annotations
@@ -12,52 +12,41 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self, Unpack
+from typing import ClassVar, Self, Unpack
 from uuid import UUID
 
-from txmq.client.blocking.core import Core
-from txmq.client.blocking.sender.producer import Fields, micros_now
-from txmq.client.blocking.transaction.broker_part import NOTHING, Share
-from txmq.client.protocol.sender.rows import columns
+from txmq.client.blocking.core import BlockingCore, HasCore, core_of
+from txmq.client.blocking.transaction.broker_bundle import BUNDLE_START, BrokerBundle
+from txmq.client.blocking.transaction.unrouted_bundle import UnroutedBundle
+from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.sender.rows import Fields, column_rows, micros_now
 from txmq.client.protocol.transaction.buffer import Action
+from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ClientClosed, LocalProtocolError, TransactionAborted, TxmqError
+from txmq.errors import LocalProtocolError, TransactionAborted, TxmqError
+from txmq.model.decider import Decider, Participant
 from txmq.model.message import Message, Receipt
-from txmq.wire.group import Description, Participant
-
-if TYPE_CHECKING:
-    from txmq.client.blocking.client import Client
-
-MICROSECONDS = 1_000_000
+from txmq.model.units import SECOND
+from txmq.wire.bundle import BundleDescription
 
 
-class Stage(Enum):
-    """Where a transaction is in its life."""
+class TransactionOperations(ABC):
+    """Sends and acks at one broker that take effect with a transaction."""
 
-    NEW = "has not begun"
-    OPEN = "is open"
-    STORED = "is stored"  # of a half message whose local work goes on
-    OVER = "is over"
-
-
-class Face(ABC):
-    """What a block can do at one broker, and all of it takes effect with the
-    transaction.
-    """
-
-    def __init__(self, share: Share) -> None:
-        self._share = share
+    def __init__(self, bundle: BrokerBundle) -> None:
+        self._bundle = bundle
 
     def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
     ) -> None:
-        """Sends a message if the transaction commits. Raises LocalProtocolError or
-        MessageTooLarge.
+        """Send a message if the transaction commits.
+
+        Raises LocalProtocolError or MessageTooLarge.
         """
         self._require(Stage.OPEN)
-        self._share.buffer.add(topic, Message(body, **fields), micros_now(), partition)
+        born_at = time.time_ns() // 1_000
+        self._bundle.buffer.add(topic, Message(body, **fields), born_at, partition)
 
     def send_many(
         self,
@@ -68,123 +57,131 @@ class Face(ABC):
         *,
         partition: int | None = None,
     ) -> None:
-        """Sends messages given as columns, the fast path for volumes; nobody may change
-        them before the end.
+        """Send messages given as columns, which is faster for many messages.
+
+        The columns must not be changed before the end of the block.
         """
         self._require(Stage.OPEN)
-        self._share.buffer.add_columns(topic, columns(bodies, keys, tags, micros_now()), partition)
+        self._bundle.buffer.add_columns(
+            topic, column_rows(bodies, keys, tags, micros_now()), partition
+        )
 
     def ack(self, delivered: object) -> None:
-        """Acks a message, or a batch, of one of this process's consumers if the
-        transaction commits.
+        """Ack a message or a batch of one of this process's consumers with the commit.
 
-        Raises LocalProtocolError where it is none of this broker's, NotLeased where it
-        is not in hand any more.
+        Raises LocalProtocolError for a message of another broker, NotLeased if the
+        consumer does not hold the message any more.
         """
         self._require(Stage.OPEN)
-        self._share.ack(delivered)
+        self._bundle.ack(delivered)
 
     def act(self, action: Action) -> None:
-        """Lets an action take effect with the decision: an ack or a replay as
-        docs/FORMATS.md has it.
-        """
+        """Add an action that takes effect with the decision (docs/FORMATS.md 2.1)."""
         self._require(Stage.OPEN)
-        self._share.buffer.actions.append(action)
+        self._bundle.buffer.actions.append(action)
 
     def receipts(self) -> list[Receipt]:
-        """The receipts of the messages sent here, in the order of their sends; offsets
-        are None until it is published. There are none for what went through the outbox.
+        """Return the receipts of the messages sent here, in the order of the sends.
+
+        Offsets are None until the messages are published. Messages that went through
+        the outbox have no receipts.
         """
-        return self._share.receipts()
+        return self._bundle.receipts()
 
     @abstractmethod
     def _require(self, stage: Stage) -> None:
-        """Raises ClientClosed or LocalProtocolError where the transaction is not
-        there.
-        """
+        """Raise ClientClosed or LocalProtocolError unless the transaction is there."""
 
 
-class Elsewhere(Face):
-    """A transaction at another broker than its own client's."""
+class TransactionAtBroker(TransactionOperations):
+    """A transaction at another broker than that of its own client."""
 
-    def __init__(self, transaction: Transaction, share: Share) -> None:
-        super().__init__(share)
+    def __init__(self, transaction: Transaction, bundle: BrokerBundle) -> None:
+        super().__init__(bundle)
         self._transaction = transaction
 
     def _require(self, stage: Stage) -> None:
-        self._transaction._require(stage)  # its other face
+        self._transaction._require(stage)  # noqa: SLF001
 
 
-class Transaction(Face):
-    """A `with` block whose sends and acks take effect together, or not at all. For one
-    thread, and for one use.
+class Transaction(TransactionOperations):
+    """A `with` block whose sends and acks take effect together, or not at all.
 
-    `token` names it everywhere: in the database, at the brokers, in errors.
+    For one thread and one use. `token` names the transaction in the database, at the
+    brokers and in errors.
     """
 
-    _share_type: ClassVar[type[Share]] = Share
-    _one_broker: ClassVar[str] = (
-        ""  # why there is no second one, with what to do instead; empty: there may be more
-    )
+    _bundle_type: ClassVar[type[BrokerBundle]] = BrokerBundle
+    # The hint of the error where a kind of transaction allows one broker only.
+    _one_broker_hint: ClassVar[str] = ""
 
-    def __init__(self, core: Core, *, timeout: float, check_after: float = 0.0) -> None:
+    def __init__(self, core: BlockingCore, *, timeout: float, check_after: float = 0.0) -> None:
         self.token: UUID = new_token()
-        super().__init__(self._share_type(core, self.token))
-        self._shares = [self._share]
+        super().__init__(self._bundle_type(core, self.token))
+        self._bundles = [self._bundle]
+        self._home = self._bundle  # the client's own, which decides an XA transaction
+        self._unrouted: UnroutedBundle | None = None  # of a transaction over a cluster
         self._core = core
         self._timeout = timeout
-        self._check_after = int(check_after * MICROSECONDS)
+        self._check_after = int(check_after * SECOND)
         self._stage = Stage.NEW
         self._committed = False
-        self._rollback_only = ""  # why, if so
+        self._rollback_only = ""  # the reason, if it may only roll back
+
+    def _spread(self, cores: Sequence[BlockingCore], routing: Routing) -> UnroutedBundle:
+        """Let each message go to its broker of a cluster. Called before the block."""
+        unrouted = UnroutedBundle(cores, routing, self.token, self._bundle_of)
+        self._bundle, self._bundles, self._unrouted = unrouted, [unrouted], unrouted
+        return unrouted
+
+    def _route(self) -> None:
+        """Give the messages to the brokers of a cluster, before anything is stored."""
+        if self._unrouted is not None:
+            self._unrouted.place(self._bundles)
 
     def set_rollback_only(self, reason: str = "") -> None:
-        """Lets nothing of it be committed, whatever the rest of the block does: its end
-        raises TransactionAborted.
-        """
+        """Let the end of the block roll back and raise TransactionAborted."""
         if self._stage is not Stage.STORED:
             self._require(Stage.OPEN)
         self._rollback_only = self._rollback_only or reason or "no reason was given"
 
-    def at(self, client: Client) -> Face:
-        """The same transaction at another client's broker: what is sent and acked there
-        is part of it.
+    def at(self, client: HasCore) -> TransactionOperations:
+        """Return the same transaction at another client's broker, to send and ack
+        there.
 
-        Asks the brokers which logs they have where that is not known yet. Raises as a
-        call does, and LocalProtocolError for a kind of transaction that has one broker.
+        Asks the brokers for the ids of their logs if need be. Raises as a call does,
+        and LocalProtocolError for a kind of transaction that allows one broker only.
         """
         self._require(Stage.OPEN)
-        return Elsewhere(self, self._share_of(client.core))
+        return TransactionAtBroker(self, self._bundle_of(core_of(client)))
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A block whose sends and acks are taken back where it raises; the error goes
-        on.
-        """
+        """Open a block whose sends and acks are withdrawn if it raises."""
         self._require(Stage.OPEN)
-        marks = {share: share.mark() for share in self._shares}
+        positions = {bundle: bundle.position() for bundle in self._bundles}
         try:
-            with self._nested():
+            with self._database_savepoint():
                 yield
         except BaseException:
-            for share in self._shares:
-                share.back_to(marks.get(share, NOTHING))
+            for bundle in self._bundles:
+                bundle.truncate(positions.get(bundle, BUNDLE_START))
             raise
 
     def wait_published(self, timeout: float = 5.0) -> None:
-        """Returns once consumers can see the messages: all earlier transactions on
-        their keys are decided.
+        """Wait until consumers can see the messages.
 
-        Raises RequestTimeout where that takes longer, TransactionAborted where somebody
-        rolled it back.
+        That takes until all earlier transactions on their keys are decided. Raises
+        RequestTimeout, or TransactionAborted if the transaction was rolled back.
         """
         if not self._committed:
             raise LocalProtocolError(
-                f"transaction {self.token} was not committed here", hint="wait behind its block"
+                f"Transaction {self.token} has not been committed",
+                hint="call wait_published after the block",
             )
         deadline = time.monotonic() + timeout
-        for share in self._shares:
-            share.wait_published(deadline)
+        for bundle in self._bundles:
+            bundle.wait_published(deadline)
 
     def __enter__(self) -> Self:
         self._require(Stage.NEW)
@@ -197,71 +194,85 @@ class Transaction(Face):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        known: bool | None = None
+        committed: bool | None = None  # None = unknown
         try:
             if error is None and not self._rollback_only:
+                try:
+                    self._route()
+                except BaseException:
+                    self._abort()
+                    raise
                 self._commit()
-                known = self._committed = True
+                committed = self._committed = True
             else:
-                known = False
+                committed = False
                 self._abort()
             if error is None and self._rollback_only:
-                raise TransactionAborted(f"it was marked to be rolled back: {self._rollback_only}")
+                raise TransactionAborted(
+                    f"The transaction was marked to be rolled back: {self._rollback_only}"
+                )
         except TxmqError as failure:
-            known = None if failure.outcome == "unknown" else False
+            committed = None if failure.outcome == "unknown" else False
+            if self._unrouted is not None:
+                self._unrouted.avoid_after(failure)
             raise
         finally:
             self._stage = Stage.OVER
-            for share in self._shares:
-                share.over(committed=known)
+            for bundle in self._bundles:
+                bundle.finish(committed=committed)
 
     @abstractmethod
     def _commit(self) -> None:
-        """Called at the end of the block; returns only if the transaction is
-        committed.
-        """
+        """Commit at the end of the block; return only if it is committed."""
 
     @abstractmethod
     def _abort(self) -> None:
-        """Called when the block has raised."""
+        """Roll back what has been done so far."""
 
     @contextmanager
-    def _nested(self) -> Iterator[None]:
-        """Around the block of a savepoint."""
+    def _database_savepoint(self) -> Iterator[None]:
+        """Wrap the block of a savepoint in one of the database."""
         yield
 
-    def _taking_part(self) -> list[Share]:
-        """The shares of the brokers that something is sent to or acked at."""
-        return [share for share in self._shares if not share.empty]
+    def _nonempty_bundles(self) -> list[BrokerBundle]:
+        """Return the bundles of the brokers at which something is sent or acked."""
+        return [bundle for bundle in self._bundles if not bundle.buffer.empty]
+
+    @property
+    def _only_bundle(self) -> BrokerBundle | None:
+        """The bundle, where there is one broker; None = nothing is in it."""
+        bundles = self._nonempty_bundles()
+        return bundles[0] if bundles else None
 
     def _description(
-        self, share: Share, decider: tuple[object, ...], participants: tuple[Participant, ...] = ()
-    ) -> Description:
-        service = share.core.settings.service or ""
-        return Description(
-            decider, service, tuple(share.buffer.actions), self._check_after, participants
+        self,
+        bundle: BrokerBundle,
+        decider: Decider,
+        participants: tuple[Participant, ...] = (),
+    ) -> BundleDescription:
+        service = bundle.core.settings.service or ""
+        return BundleDescription(
+            decider, service, tuple(bundle.buffer.actions), self._check_after, participants
         )
 
-    def _share_of(self, core: Core) -> Share:
-        """Two clients of one broker are one participant."""
-        for share in self._shares:
-            if share.core is core or share.core.log_id == core.log_id:
-                return share
-        if self._one_broker:
+    def _bundle_of(self, core: BlockingCore) -> BrokerBundle:
+        """Return the bundle at a broker: one for all clients of that broker."""
+        routed = [bundle for bundle in self._bundles if bundle is not self._unrouted]
+        for bundle in routed:
+            if bundle.core is core:
+                return bundle
+        if self._unrouted is None or core not in self._unrouted.cores:
+            for bundle in routed:
+                if bundle.core.log_id == core.log_id:
+                    return bundle
+        if self._one_broker_hint and routed:
             raise LocalProtocolError(
-                f"transaction {self.token} has one broker", hint=self._one_broker
+                f"Transaction {self.token} cannot have a second broker",
+                hint=self._one_broker_hint,
             )
-        self._shares.append(self._share_type(core, self.token))
-        return self._shares[-1]
+        self._bundles.append(self._bundle_type(core, self.token))
+        return self._bundles[-1]
 
     def _require(self, stage: Stage) -> None:
-        if self._stage is stage:
-            return
-        if self._stage is Stage.OVER:
-            raise ClientClosed(
-                f"transaction {self.token} is over",
-                hint="begin another one with client.transaction",
-            )
-        raise LocalProtocolError(
-            f"transaction {self.token} {self._stage.value}", hint="use it inside its `with` block"
-        )
+        if self._stage is not stage:
+            raise wrong_stage(self.token, self._stage)

@@ -1,12 +1,11 @@
-"""Two-phase commit over several Postgres databases and the brokers, decided in the home
-broker's log (PROTOCOLS 3).
+"""Two-phase commit over several PostgreSQL databases and brokers (docs/PROTOCOL.md 3).
 
-The home broker is that of the client. At the end of the block the groups are sent, and
-while the brokers bring them to disk, every branch that wrote is prepared. All yes: the
-home broker is asked to decide COMMIT, and its durable answer is the commit; else it is
-asked for ROLLBACK. The branches follow, all at once. Whatever happens to this process,
-recovery finds the prepared branches by their gids, asks the home broker and ends them
-the same way.
+The log of the home broker, which is the client's, has the decision. At the end of the
+block the bundles go out, and every branch that wrote is prepared while the brokers
+sync. If all votes are yes, the home broker is asked for COMMIT, else for ROLLBACK. Its
+durable answer is the decision, and all branches follow it. If this process dies,
+recovery finds the prepared branches by their gids and ends them as the home broker has
+decided.
 """
 
 from __future__ import annotations
@@ -17,14 +16,21 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Self
 
-from txmq.client.blocking.concurrently import together
-from txmq.client.blocking.core import Core
-from txmq.client.blocking.transaction.branch import LentBranch
-from txmq.client.blocking.transaction.broker_part import Share
-from txmq.client.blocking.transaction.home import Verdict, ask, note_mixed
-from txmq.client.blocking.transaction.permits import Wanted, permits
-from txmq.client.blocking.transaction.transaction import Stage, Transaction
+from txmq.client.blocking.concurrently import run_concurrently
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
+from txmq.client.blocking.transaction.database_branch import DatabaseBranch
+from txmq.client.blocking.transaction.home_broker import (
+    HomeDecision,
+    record_mixed,
+    request_decision,
+)
+from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
+from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.client.blocking.transaction.unrouted_bundle import UnroutedBundle
 from txmq.client.log import get_logger
+from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
@@ -37,33 +43,33 @@ from txmq.errors import (
     TwoPhaseFull,
     TxmqError,
 )
+from txmq.model.decider import BrokerBranch, ByHome, Participant
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Decision
-from txmq.tx.coordinator import HOME, Coordinator, Stored, Vote, needs_two_phases
+from txmq.tx.coordinator import HOME, BundleStatus, Coordinator, Vote, needs_two_phases
 from txmq.tx.postgres.session import Connection
 from txmq.tx.xid import branches
 
-RECOVERED = "recovery ends the branches as the home broker decides: txmq xa recover"
+RECOVERY_HINT = "recovery ends the branches as the home broker decides: see `txmq xa recover`"
 log = get_logger()
 
 
 class XaTransaction(Transaction):
-    """The rows written on the connections in the block and the messages sent in it
-    exist together, or not at all.
+    """Rows on several connections and messages sent in the block, all or none.
 
-    The block returns once everything is committed; `unfinished` names branches, by
-    their gids, whose database was out of reach for that: they are committed by
-    recovery, their rows stay locked until then. It raises InDoubt where the home broker
-    did not answer, HeuristicMixed where somebody had ended a branch otherwise by hand,
-    and else what it was rolled back for.
+    The block returns once the transaction is committed. `unfinished` has the gids of
+    branches whose database could not be reached: recovery commits them, and their rows
+    stay locked until then. The block raises InDoubt if the home broker did not answer,
+    HeuristicMixed if an operator had ended a branch otherwise, and else the reason of
+    the rollback.
 
     For one database prefer `client.transaction(connection)`: half the cost, and nothing
-    that could be left prepared. A single branch that wrote, without any message, is
-    simply committed, and branches that only read end with the votes.
+    is left prepared. A single branch that wrote, without any message, is committed in
+    one phase. Branches that only read end with the votes.
     """
 
     def __init__(
         self,
-        core: Core,
+        core: BlockingCore,
         connections: Sequence[Connection],
         *,
         node: str,
@@ -72,21 +78,26 @@ class XaTransaction(Transaction):
     ) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
         if not connections or len(set(map(id, connections))) < len(connections):
-            hint = "client.xa(connection_a, connection_b)"
             raise LocalProtocolError(
-                "an XA transaction has connections, each of them once", hint=hint
+                f"An XA transaction got {len(connections)} connections, none or one twice",
+                hint="give different connections: client.xa(connection_a, connection_b)",
             )
         self._node = node
         self._connections = connections
-        self._branches: list[LentBranch] = []
+        self._branches: list[DatabaseBranch] = []
         self.unfinished: tuple[str, ...] = ()
+
+    def _spread(self, cores: Sequence[BlockingCore], routing: Routing) -> UnroutedBundle:
+        unrouted = super()._spread(cores, routing)
+        self._bundles.append(self._home)  # it takes part even without messages
+        return unrouted
 
     def __enter__(self) -> Self:
         self._require(Stage.NEW)
         names = branches(self._node, self._core.log_id, self.token, len(self._connections))
         try:
             for connection, name in zip(self._connections, names, strict=True):
-                branch = LentBranch(connection, name)
+                branch = DatabaseBranch(connection, name)
                 branch.begin()
                 self._branches.append(branch)
         except BaseException:
@@ -97,12 +108,12 @@ class XaTransaction(Transaction):
     def _commit(self) -> None:
         try:
             for branch in self._branches:
-                branch.look()
+                branch.inspect()
         except BaseException:
             self._abort()
             raise
         writing = sum(branch.wrote for branch in self._branches)
-        if needs_two_phases(writing, speaking=bool(self._taking_part())):
+        if needs_two_phases(writing, speaking=bool(self._nonempty_bundles())):
             self._commit_in_two_phases()
         else:
             self._commit_in_one_phase()
@@ -112,15 +123,16 @@ class XaTransaction(Transaction):
             branch.roll_back()
 
     @contextmanager
-    def _nested(self) -> Iterator[None]:
+    def _database_savepoint(self) -> Iterator[None]:
         with ExitStack() as stack:
             for branch in self._branches:
                 stack.enter_context(branch.savepoint())
             yield
 
     def _commit_in_one_phase(self) -> None:
-        """Nothing is lost with a branch that only read, so the one that wrote is the
-        last.
+        """Commit each branch, the one that wrote at last.
+
+        The others have no work to lose if a commit fails.
         """
         try:
             for branch in sorted(self._branches, key=lambda branch: branch.wrote):
@@ -130,122 +142,126 @@ class XaTransaction(Transaction):
             raise
 
     def _commit_in_two_phases(self) -> None:
-        others = [share for share in self._taking_part() if share is not self._share]
-        shares = [self._share, *others]
+        others = [bundle for bundle in self._nonempty_bundles() if bundle is not self._home]
+        bundles = [self._home, *others]
         with ExitStack() as stack:
             try:
                 stack.enter_context(
-                    permits().held(self._places(), time.monotonic() + self._timeout)
+                    prepared_slots().reserve(self._slot_demand(), time.monotonic() + self._timeout)
                 )
             except TwoPhaseFull:
                 self._abort()
                 raise
-            self._coordinate(shares)
+            self._coordinate(bundles)
 
-    def _places(self) -> dict[int, Wanted]:
-        """How many branches are prepared at each server."""
-        rooms = [branch.room for branch in self._branches if branch.wrote]
+    def _slot_demand(self) -> dict[int, SlotDemand]:
+        """Return the number of branches to prepare at each server."""
+        limits = [branch.prepared_limit for branch in self._branches if branch.wrote]
         return {
-            server: Wanted(sum(other == server for other, _ in rooms), room)
-            for server, room in rooms
+            server: SlotDemand(sum(other == server for other, _ in limits), limit)
+            for server, limit in limits
         }
 
-    def _coordinate(self, shares: list[Share]) -> None:
-        coordinator = Coordinator(tuple(range(len(self._branches))), len(shares))
-        verdict: Verdict | None = None
+    def _coordinate(self, bundles: list[BrokerBundle]) -> None:
+        coordinator = Coordinator(tuple(range(len(self._branches))), len(bundles))
+        answer: HomeDecision | None = None
         try:
-            failure = self._collect(coordinator, shares)
-            verdict = self._ask(coordinator, shares)
-            self._carry_out(coordinator, shares)
+            failure = self._collect_votes(coordinator, bundles)
+            answer = self._request_decision(coordinator, bundles)
+            self._finish_participants(coordinator, bundles)
         finally:
             self.unfinished = self._gids(coordinator.result.unfinished)
-        self._conclude(coordinator, failure, verdict)
+        self._raise_unless_committed(coordinator, failure, answer)
 
-    def _collect(self, coordinator: Coordinator, shares: list[Share]) -> TxmqError | None:
-        """Gets all votes and groups, or why there is one that will not do."""
+    def _collect_votes(
+        self, coordinator: Coordinator, bundles: list[BrokerBundle]
+    ) -> TxmqError | None:
+        """Store the bundles, prepare the branches; return the first failure."""
         try:
-            self._send_groups(coordinator, shares)
+            self._send_bundles(coordinator, bundles)
             crashpoint("xa.before_prepare")
             failure = self._prepare(coordinator)
             crashpoint("xa.after_prepares")
             if failure is None:
-                self._await_groups(coordinator, shares)
+                self._await_bundles(coordinator, bundles)
         except TxmqError as error:
             failure = error
         except BaseException:
             coordinator.veto()
-            self._ask(coordinator, shares)
-            self._carry_out(coordinator, shares)
+            self._request_decision(coordinator, bundles)
+            self._finish_participants(coordinator, bundles)
             raise
         finally:
-            for share in shares:
-                share.give_up()
+            for bundle in bundles:
+                bundle.abandon()
         return failure
 
-    def _send_groups(self, coordinator: Coordinator, shares: list[Share]) -> None:
+    def _send_bundles(self, coordinator: Coordinator, bundles: list[BrokerBundle]) -> None:
         deadline = time.monotonic() + self._timeout
-        decider = ("home", self._core.log_id.bytes, self.token.bytes)
-        for n, share in enumerate(shares):
-            participants = self._participants(shares) if n == HOME else ()
-            share.prepare(self._description(share, decider, participants), deadline)
+        decider = ByHome(self._core.log_id.bytes, self.token.bytes)
+        for n, bundle in enumerate(bundles):
+            participants = self._participants(bundles) if n == HOME else ()
+            bundle.build(self._description(bundle, decider, participants), deadline)
         crashpoint("xa.before_group")
-        for n, share in enumerate(shares):
-            share.send()
-            coordinator.grouped(n, Stored.UNCLEAR)
+        for n, bundle in enumerate(bundles):
+            bundle.send()
+            coordinator.note_bundle(n, BundleStatus.UNCLEAR)
 
     def _prepare(self, coordinator: Coordinator) -> TxmqError | None:
         for n, branch in enumerate(self._branches):
             if branch.wrote:
-                coordinator.voted(n, Vote.UNCLEAR)
-        ballots = together([branch.vote for branch in self._branches])
-        for n, ballot in enumerate(ballots):
-            coordinator.voted(n, ballot.vote)
-        return next((ballot.error for ballot in ballots if ballot.error is not None), None)
+                coordinator.note_vote(n, Vote.UNCLEAR)
+        votes = run_concurrently([branch.vote for branch in self._branches])
+        for n, vote in enumerate(votes):
+            coordinator.note_vote(n, vote.vote)
+        return next((vote.error for vote in votes if vote.error is not None), None)
 
-    def _await_groups(self, coordinator: Coordinator, shares: list[Share]) -> None:
-        deadline = (
-            time.monotonic() + self._timeout
-        )  # once more: the branches may have taken all of the first
-        for n, share in enumerate(shares):
-            share.extend(deadline)
-            share.receipt()
-            coordinator.grouped(n, Stored.YES)
+    def _await_bundles(self, coordinator: Coordinator, bundles: list[BrokerBundle]) -> None:
+        # A time-out of their own: the branches may have used up the first one.
+        deadline = time.monotonic() + self._timeout
+        for n, bundle in enumerate(bundles):
+            bundle.extend_deadline(deadline)
+            bundle.await_receipt()
+            coordinator.note_bundle(n, BundleStatus.YES)
         crashpoint("xa.after_group")
 
-    def _participants(self, shares: list[Share]) -> tuple[tuple[object, ...], ...]:
+    def _participants(self, bundles: list[BrokerBundle]) -> tuple[Participant, ...]:
         databases = [branch.participant for branch in self._branches if branch.wrote]
-        return (*databases, *(("broker", share.core.log_id.bytes) for share in shares[1:]))
+        return (*databases, *(BrokerBranch(bundle.core.log_id.bytes) for bundle in bundles[1:]))
 
-    def _ask(self, coordinator: Coordinator, shares: list[Share]) -> Verdict | None:
-        """Lets the home broker decide, where that is needed. What is not prepared lets
-        go of its locks meanwhile.
+    def _request_decision(
+        self, coordinator: Coordinator, bundles: list[BrokerBundle]
+    ) -> HomeDecision | None:
+        """Ask the home broker for the decision, if one is needed.
+
+        Unprepared branches are rolled back before, which releases their locks.
         """
-        question = coordinator.question
-        if question is not COMMIT:
+        proposal = coordinator.proposal
+        if proposal is not COMMIT:
             self._abort()
-        if question is None:
+        if proposal is None:
             return None
         crashpoint("xa.before_decision")
         deadline = time.monotonic() + self._core.settings.timeout
-        verdict = ask(self._core, self.token, question, deadline)
-        coordinator.decided(verdict.decision)
-        shares[HOME].published = verdict.published
+        answer = request_decision(self._core, self.token, proposal, deadline)
+        coordinator.note_decision(answer.decision)
+        bundles[HOME].published = answer.published
         crashpoint("xa.after_decision")
-        return verdict
+        return answer
 
-    def _carry_out(self, coordinator: Coordinator, shares: list[Share]) -> None:
-        for n in coordinator.to_tell:
-            shares[n].tell(coordinator.decision)
-        numbers = coordinator.to_end
-        ends = [partial(self._branches[n].end, coordinator.decision) for n in numbers]
-        for n, agrees in zip(numbers, together(ends), strict=True):
-            coordinator.ended(n, agrees)
+    def _finish_participants(self, coordinator: Coordinator, bundles: list[BrokerBundle]) -> None:
+        for n in coordinator.brokers_to_notify:
+            bundles[n].send_decision(coordinator.decision)
+        numbers = coordinator.branches_to_end
+        ends = [partial(self._branches[n].finish, coordinator.decision) for n in numbers]
+        for n, agrees in zip(numbers, run_concurrently(ends), strict=True):
+            coordinator.note_end(n, agrees)
         crashpoint("xa.after_commits")
 
-    def _conclude(
-        self, coordinator: Coordinator, failure: TxmqError | None, verdict: Verdict | None
+    def _raise_unless_committed(
+        self, coordinator: Coordinator, failure: TxmqError | None, answer: HomeDecision | None
     ) -> None:
-        """Returns only if it is committed, everywhere."""
+        """Return only if every participant has committed or will by recovery."""
         decision, unfinished, mixed = coordinator.result
         if unfinished:
             log.warning(
@@ -256,21 +272,23 @@ class XaTransaction(Transaction):
             )
         if mixed:
             self._raise_mixed(decision, self._gids(mixed), failure)
-        why = verdict.why if verdict is not None else ""
+        why = answer.why if answer is not None else ""
         if decision is UNKNOWN:
-            text = f"the home broker did not answer: {why}"
-            raise InDoubt(text, token=str(self.token), hint=RECOVERED) from failure
+            text = f"The home broker did not answer: {why}"
+            raise InDoubt(text, token=str(self.token), hint=RECOVERY_HINT) from failure
         if decision is ROLLBACK:
             raise self._refusal(failure, why) from failure
 
     def _refusal(self, failure: TxmqError | None, why: str) -> TxmqError:
         if failure is None:
-            hint = "its time ran out, or recovery or an operator was faster: txmq tx show"
-            return TransactionAborted(f"the home broker had rolled it back: {why}", hint=hint)
+            return TransactionAborted(
+                f"The home broker had rolled transaction {self.token} back: {why}",
+                hint="it took too long, or recovery or an operator was first: see `txmq tx show`",
+            )
         text = f"{failure.message}; the transaction was rolled back"
         if isinstance(failure, ConnectionLost | RequestTimeout):
             return BrokerUnavailable(
-                f"a broker did not confirm the messages: {text}", hint="run the transaction again"
+                f"A broker did not confirm the messages: {text}", hint="run the transaction again"
             )
         return failure if failure.outcome == "not done" else TransactionAborted(text)
 
@@ -278,11 +296,14 @@ class XaTransaction(Transaction):
         self, decision: Decision, gids: tuple[str, ...], failure: TxmqError | None
     ) -> None:
         for gid in gids:
-            note_mixed(self._core, self.token, gid, decision)
-        text = f"{len(gids)} branches of transaction {self.token} ended otherwise than decided, which was {decision.name}"
-        hint = "compare the databases, put it right, then: txmq xa forget"
+            record_mixed(self._core, self.token, gid, decision)
         raise HeuristicMixed(
-            text, token=str(self.token), decision=decision.name, branches=gids, hint=hint
+            f"{len(gids)} branches of transaction {self.token} contradict the decision "
+            f"{decision.name}",
+            token=str(self.token),
+            decision=decision.name,
+            branches=gids,
+            hint="compare the databases and correct them, then run `txmq xa forget`",
         ) from failure
 
     def _gids(self, numbers: Sequence[int]) -> tuple[str, ...]:

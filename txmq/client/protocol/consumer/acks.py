@@ -1,6 +1,4 @@
-"""Acks on their way: collected, joined to ranges, and kept until the broker has
-confirmed them.
-"""
+"""Acks until the broker has confirmed them: collected, and joined to ranges."""
 
 from __future__ import annotations
 
@@ -9,22 +7,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from txmq.wire.headers import Acked
+from txmq.wire.data_requests import AckedRange
 
-RANGES_AT_ONCE = 10_000
-REMEMBERED = 64  # answers that refused something, for those who wait for an ack
+RANGES_PER_REQUEST = 10_000
+REMEMBERED = 64  # replies with refused ranges, for callers that wait for an ack
 
 
-class _Refused(NamedTuple):
-    """What an answer to acks with numbers above `first`, up to `last`, refused."""
+class _RefusedRanges(NamedTuple):
+    """The ranges refused in the reply to acks with numbers above `first`, up to
+    `last`.
+    """
 
     first: int
     last: int
-    ranges: Sequence[Acked]
+    ranges: Sequence[AckedRange]
 
 
 @dataclass(slots=True)
-class _Run:
+class _Range:
     """Offsets that were acked one after the other."""
 
     topic: str
@@ -33,39 +33,41 @@ class _Run:
     end: int
 
     @property
-    def acked(self) -> Acked:
-        return Acked(self.topic, self.partition, self.start, self.end)
+    def acked(self) -> AckedRange:
+        return AckedRange(self.topic, self.partition, self.start, self.end)
 
 
-class AckBook:
-    """What is acked here and not yet confirmed. One request is under way at a time;
-    what comes meanwhile waits.
+class PendingAcks:
+    """Acks that the broker has not confirmed.
+
+    One request is in flight at a time; acks that are added meanwhile wait for its
+    reply. `since` is when the oldest waiting ack was added. `needs_wakeup`: set with
+    `since`, and cleared by the thread that wakes the sender.
     """
 
     def __init__(self) -> None:
-        self._pending: list[_Run] = []
-        self._under_way: tuple[Acked, ...] = ()
+        self._pending: list[_Range] = []
+        self._in_flight: tuple[AckedRange, ...] = ()
         self._number = 1  # of what is pending
-        self._confirmed = self._covers = (
-            0  # up to which number all is confirmed; will be, by what is under way
-        )
-        self._last = 0  # the last number of what is under way
-        self._refused: deque[_Refused] = deque(maxlen=REMEMBERED)
-        self.since: float | None = None  # when the oldest pending one came
-        self.news = False  # since then nobody has looked when to send; for those who look to reset
+        self._confirmed = 0  # all acks up to this number are confirmed
+        self._covered = 0  # and up to this one, once the request in flight is
+        self._last = 0  # the last number in the request in flight
+        self._refused: deque[_RefusedRanges] = deque(maxlen=REMEMBERED)
+        self.since: float | None = None
+        self.needs_wakeup = False
 
     @property
     def empty(self) -> bool:
-        """Whether everything is confirmed."""
-        return not self._pending and not self._under_way
+        """True if everything is confirmed."""
+        return not self._pending and not self._in_flight
 
     @property
-    def due(self) -> bool:
-        """Whether a request could go out now."""
-        return bool(self._pending) and not self._under_way
+    def can_send(self) -> bool:
+        """True if acks wait and no request is in flight."""
+        return bool(self._pending) and not self._in_flight
 
     def add(self, topic: str, partition: int, start: int, end: int, now: float) -> int:
-        """Takes the ack of a range in. Returns a number for `confirmed`."""
+        """Add the ack of a range. Return its number, for `is_confirmed`."""
         last = self._pending[-1] if self._pending else None
         if (
             last is not None
@@ -75,74 +77,70 @@ class AckBook:
         ):
             last.end = end
         else:
-            self._pending.append(_Run(topic, partition, start, end))
+            self._pending.append(_Range(topic, partition, start, end))
         if self.since is None:
-            self.since, self.news = now, True
+            self.since, self.needs_wakeup = now, True
         return self._number
 
-    def take(self) -> tuple[Acked, ...]:
-        """What goes into the next request."""
-        joined = join(run.acked for run in self._pending)
-        self._under_way = tuple(joined[:RANGES_AT_ONCE])
-        self._pending = [_Run(*rest) for rest in joined[RANGES_AT_ONCE:]]
-        self._covers, self._last = self._confirmed, self._number
+    def begin_request(self) -> tuple[AckedRange, ...]:
+        """Return the ranges of the next request, which is in flight from now on."""
+        joined = join(each.acked for each in self._pending)
+        self._in_flight = tuple(joined[:RANGES_PER_REQUEST])
+        self._pending = [_Range(*rest) for rest in joined[RANGES_PER_REQUEST:]]
+        self._covered, self._last = self._confirmed, self._number
         if not self._pending:
             self.since = None
-            self._covers = self._number
+            self._covered = self._number
             self._number += 1
-        return self._under_way
+        return self._in_flight
 
-    def confirm(self, refused: tuple[Acked, ...] = ()) -> None:
-        """The broker has what was under way, except for what it `refused`: that comes
-        again, to whomever.
-        """
-        self._under_way = ()
+    def confirm(self, refused: tuple[AckedRange, ...] = ()) -> None:
+        """End the request in flight. The broker delivers again what it `refused`."""
+        self._in_flight = ()
         if refused:
-            self._refused.append(_Refused(self._confirmed, self._last, refused))
-        self._confirmed = self._covers
+            self._refused.append(_RefusedRanges(self._confirmed, self._last, refused))
+        self._confirmed = self._covered
 
-    def put_back(self, now: float) -> None:
-        """What was under way may or may not have arrived: it goes out again."""
-        self._pending[:0] = [_Run(*acked) for acked in self._under_way]
-        self._under_way = ()
+    def resend(self, now: float) -> None:
+        """Send the request in flight again: it may or may not have arrived."""
+        self._pending[:0] = [_Range(*acked) for acked in self._in_flight]
+        self._in_flight = ()
         if self._pending and self.since is None:
             self.since = now
 
-    def confirmed(self, number: int) -> bool:
-        """Whether the ack with this number has reached the broker's log."""
+    def is_confirmed(self, number: int) -> bool:
+        """Return whether the ack with this number has been answered."""
         return number <= self._confirmed
 
-    def refused(self, number: int, place: Acked) -> bool:
-        """Whether anything there, acked with this number and confirmed a moment ago,
-        came too late.
+    def was_refused(self, number: int, place: AckedRange) -> bool:
+        """Return whether the broker refused any of this range, acked with this number
+        and answered a moment ago.
         """
         topic, partition, start, end = place
-        answers = (
-            answer.ranges for answer in self._refused if answer.first < number <= answer.last
-        )
+        replies = (reply.ranges for reply in self._refused if reply.first < number <= reply.last)
         return any(
             one.topic == topic
             and one.partition == partition
             and one.start < end
             and start < one.end
-            for ranges in answers
+            for ranges in replies
             for one in ranges
         )
 
-    def ranges(self) -> list[Acked]:
-        """All that is not confirmed."""
-        return [*self._under_way, *(run.acked for run in self._pending)]
+    def unconfirmed(self) -> list[AckedRange]:
+        """Return all ranges that are not confirmed."""
+        return [*self._in_flight, *(each.acked for each in self._pending)]
 
 
-def join(ranges: Iterable[Acked]) -> list[Acked]:
-    """The same offsets in as few ranges as possible."""
-    joined: list[Acked] = []
+def join(ranges: Iterable[AckedRange]) -> list[AckedRange]:
+    """Return the same offsets in as few ranges as possible."""
+    joined: list[AckedRange] = []
     for topic, partition, start, end in sorted(ranges):
         if joined:
             last = joined[-1]
             if last.end >= start and last.partition == partition and last.topic == topic:
                 if end > last.end:
-                    joined[-1] = Acked(topic, partition, last.start, end)
+                    joined[-1] = AckedRange(topic, partition, last.start, end)
                 continue
-        joined.append(Acked(topic, partition, start, end))
+        joined.append(AckedRange(topic, partition, start, end))
     return joined

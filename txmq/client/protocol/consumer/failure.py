@@ -1,4 +1,4 @@
-"""Why a message failed, in a form that the broker keeps with it and groups by."""
+"""The failure of a message, in the form in which the broker stores and groups it."""
 
 from __future__ import annotations
 
@@ -8,41 +8,45 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import NamedTuple
 
-TYPE, TEXT = 256, 4_096  # bytes that the broker keeps
-FRAMES = 3  # the innermost ones tell where it failed; line numbers would change with every edit
-NORMALISED = 200
-BASES = 16  # of its class that are told
+MAX_TYPE, MAX_TEXT = 256, 4_096  # bytes that the broker stores
+FINGERPRINT_FRAMES = 3  # innermost stack frames in the fingerprint; without line numbers, which edits change
+FINGERPRINT_TEXT = 200  # characters of the text in the fingerprint
+MAX_BASES = 16  # base classes that are sent
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 _SPACE = re.compile(r"\s+")
 
 
-class Failure(NamedTuple):
-    """`type` and `text` of an exception, and a `fingerprint` that the same failure of
-    other messages has too.
+class FailureReport(NamedTuple):
+    """`type` and `text` of an exception.
+
+    Messages that fail in the same way have the same `fingerprint`. `bases` are the
+    names of the base classes: a retry policy may refer to them.
     """
 
     type: str = ""
     text: str = ""
     fingerprint: str = ""
-    bases: tuple[str, ...] = ()  # names of its class's bases: a retry policy may mean them
+    bases: tuple[str, ...] = ()
 
 
-def failure_of(error: BaseException | str | None) -> Failure:
-    """The failure that an exception, or a text, describes."""
+def describe_failure(error: BaseException | str | None) -> FailureReport:
+    """Return the report of an exception or a text."""
     if error is None:
-        return Failure()
+        return FailureReport()
     if isinstance(error, str):
-        return Failure("", _sendable(error), _hash("", error))
+        return FailureReport("", _sendable(error), _hash("", error))
     name = _name(type(error))
-    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    frames = traceback.extract_tb(error.__traceback__)[-FINGERPRINT_FRAMES:]
     places = [f"{PurePath(frame.filename).name}:{frame.name}" for frame in frames]
     text = "".join(traceback.format_exception(error))
     bases = tuple(
-        _name(base)[:TYPE]
+        _name(base)[:MAX_TYPE]
         for base in type(error).__mro__[1:]
         if base not in (BaseException, object)
     )
-    return Failure(name[:TYPE], _sendable(text), _hash(name, str(error), *places), bases[:BASES])
+    return FailureReport(
+        name[:MAX_TYPE], _sendable(text), _hash(name, str(error), *places), bases[:MAX_BASES]
+    )
 
 
 def _name(kind: type) -> str:
@@ -54,13 +58,11 @@ def _name(kind: type) -> str:
 
 
 def _sendable(text: str) -> str:
-    """As much of a text as is kept; of a long one its end, where a traceback says what
-    happened.
-    """
-    return text.encode(errors="replace")[-TEXT:].decode(errors="ignore")
+    """Return the end of a text that is too long: a traceback ends with the error."""
+    return text.encode(errors="replace")[-MAX_TEXT:].decode(errors="ignore")
 
 
 def _hash(name: str, text: str, *places: str) -> str:
-    normal = _SPACE.sub(" ", _VARIABLE.sub("#", text)).strip().lower()[:NORMALISED]
+    normal = _SPACE.sub(" ", _VARIABLE.sub("#", text)).strip().lower()[:FINGERPRINT_TEXT]
     joined = "\n".join((name, normal, *places))
     return blake2b(joined.encode(errors="replace"), digest_size=8).hexdigest()

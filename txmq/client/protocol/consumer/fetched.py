@@ -1,4 +1,4 @@
-"""What a fetch brought, and the messages in it as users see them."""
+"""Batches as a fetch brings them, and the messages in them as users see them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, TypeVar
 
 from txmq.batch import BatchView, RunView, read_header
 from txmq.model.message import ReceivedMessage
-from txmq.wire.chunks import MOVED, Chunk
-from txmq.wire.headers import Acked
+from txmq.wire.chunks import REDELIVERY, Chunk
+from txmq.wire.data_requests import AckedRange
 
-# What became of a row: nobody has taken it; it is in the user's hands; nacked, which
-# the broker has still to confirm; acked by a transaction that is not over; done with;
-# any of these three in another parcel, of an earlier delivery.
-READY, STARTED, NACKED, LENT, DONE, TWIN = range(6)
-MANY, FEW = (
-    64,
-    8,
-)  # messages that are begun together, where they are taken one after the other, and where not
+# The state of a message of a fetched batch. READY: waits to be received. OUTSTANDING:
+# received by the user, neither acked nor nacked. NACKED: the broker has still to
+# confirm the nack. IN_TRANSACTION: acked by a transaction that is not over. SETTLED:
+# done with. DUPLICATE: an earlier delivery of it, in another batch, is one of the three
+# before.
+READY, OUTSTANDING, NACKED, IN_TRANSACTION, SETTLED, DUPLICATE = range(6)
+# Messages that are decoded together: where they are received in a row, and elsewhere.
+DECODED_IN_A_ROW, DECODED_FIRST = 64, 8
 T = TypeVar("T")
 
 
-def view_of(chunk: Chunk) -> BatchView | RunView:
-    """The rows of a chunk's batches. Raises RemoteProtocolError."""
+def decode_chunk(chunk: Chunk) -> BatchView | RunView:
+    """Return the rows of a chunk's batches. Raises RemoteProtocolError."""
     if not chunk.further:
         return BatchView(chunk.batch)
     lengths, rows, times = zip(*chunk.further, strict=True)
@@ -34,92 +34,70 @@ def view_of(chunk: Chunk) -> BatchView | RunView:
     )
 
 
-class Parcel:
-    """The rows of one chunk, and what became of each. `owner` is the consumer that its
-    messages are acked to.
+class FetchedBatch:
+    """The messages of one chunk with the state of each.
 
-    `stored_at` is the first batch's. `epoch` is the group's when it came; `touched_at`
-    when a row was last taken or settled, in the clock's seconds; `since` when rows in
-    hand were first seen to be. `whole`: taken as one batch.
+    `owner` is the member of this process that settles them. `lease` and `attempt` are
+    the delivery's; `epoch` is the group's when it came. `ready` and `unsettled` count
+    messages. `stored_at` is the first batch's. `touched_at` is when a message was last
+    received or settled, in the clock's seconds. `timed_from` has the start of the
+    consume timeout for each outstanding message. `received_whole`: as one batch.
     """
 
     __slots__ = (
-        *(
-            "_made_to",
-            "_messages",
-            "_next",
-            "_view",
-            "attempt",
-            "base",
-            "end",
-            "epoch",
-            "lease",
-            "left",
-            "moved",
-        ),
-        *(
-            "owner",
-            "partition",
-            "ready",
-            "since",
-            "size",
-            "spot",
-            "start",
-            "states",
-            "stored_at",
-            "topic",
-        ),
-        *("touched_at", "whole"),
+        *("_decoded_to", "_messages", "_next", "_view", "attempt", "base", "end", "epoch"),
+        *("lease", "moved", "owner", "partition", "partition_name", "ready", "received_whole"),
+        *("size", "start", "states", "stored_at", "timed_from", "topic", "touched_at"),
+        "unsettled",
     )
 
     def __init__(self, chunk: Chunk, *, owner: object, epoch: int, now: float) -> None:
         self.topic, self.partition, self.base = chunk.topic, chunk.partition, chunk.base_offset
-        self.spot = (chunk.topic, chunk.partition)
+        self.partition_name = (chunk.topic, chunk.partition)
         self.start = chunk.base_offset + chunk.first_row
         self.end = self.start + chunk.rows
         self.lease, self.attempt, self.stored_at = chunk.lease_id, chunk.attempt, chunk.stored_at
-        self.moved = bool(chunk.flags & MOVED)
+        self.moved = bool(chunk.flags & REDELIVERY)
         self.size = len(chunk.batch)
-        self._view: BatchView | RunView | None = view_of(chunk)
+        self._view: BatchView | RunView | None = decode_chunk(chunk)
         self.owner, self.epoch, self.touched_at = owner, epoch, now
         self.states = bytearray(chunk.rows)
-        self.ready = self.left = chunk.rows
-        self.since: dict[int, float] = {}
-        self.whole = False
+        self.ready = self.unsettled = chunk.rows
+        self.timed_from: dict[int, float] = {}
+        self.received_whole = False
         self._messages: Iterator[DeliveredMessage] = iter(())
-        self._next = (
-            self._made_to
-        ) = -1  # the offset of the next of these, and the one behind their last
+        self._next = self._decoded_to = -1  # offsets of the next of `_messages`, and of their end
 
     @property
     def view(self) -> BatchView | RunView:
         """The batch, until `release`."""
-        assert self._view is not None, "released only when no row is left to take"
+        assert self._view is not None, "released only when no message is ready"
         return self._view
 
     def release(self) -> None:
-        """Lets go of the batch: every row was taken, and whoever keeps a message need
-        not keep its neighbours.
+        """Drop the bytes of the batch: no message is ready any more.
+
+        A user who keeps a message need not keep its neighbours in memory.
         """
         self._view = None
-        self._messages, self._next, self._made_to = iter(()), -1, -1
+        self._messages, self._next, self._decoded_to = iter(()), -1, -1
 
     def key(self, offset: int) -> str | None:
-        """The key of a message; None after `release`."""
+        """Return the key of a message; None after `release`."""
         return None if self._view is None else self._view.keys[offset - self.base]
 
     def hashes(self) -> Sequence[int | None]:
-        """The hash of each row's key."""
+        """Return the hash of each message's key."""
         first = self.start - self.base
-        return self.view.hashes()[first : first + len(self.states)]
+        return self.view.key_hashes()[first : first + len(self.states)]
 
     def state(self, offset: int) -> int:
-        """What became of the message at that offset."""
+        """Return the state of the message at that offset."""
         return self.states[offset - self.start]
 
     def change(self, start: int, end: int, old: int, new: int) -> int:
-        """Rows of these offsets that are in state `old` go to `new`; returns how many
-        they are.
+        """Change messages of these offsets from state `old` to `new`; return their
+        number.
         """
         low, high = max(start, self.start) - self.start, min(end, self.end) - self.start
         if low >= high:
@@ -128,139 +106,144 @@ class Parcel:
         if count:
             self.states[low:high] = self.states[low:high].replace(bytes((old,)), bytes((new,)))
             self.ready -= count if old == READY else 0
-            self.left -= count if new == DONE else 0
+            self.unsettled -= count if new == SETTLED else 0
         return count
 
-    def take(self, offset: int, now: float) -> DeliveredMessage:
-        """The message at that offset, which was READY, goes to the user."""
-        if offset != self._next or offset == self._made_to:
-            self._made_to = min(self.end, offset + (MANY if offset == self._next else FEW))
-            self._messages = delivered_messages(self, self.view, offset, self._made_to)
+    def deliver(self, offset: int, now: float) -> DeliveredMessage:
+        """Return the message at that offset, which was READY and is OUTSTANDING now."""
+        if offset != self._next or offset == self._decoded_to:
+            ahead = DECODED_IN_A_ROW if offset == self._next else DECODED_FIRST
+            self._decoded_to = min(self.end, offset + ahead)
+            self._messages = build_messages(self, self.view, offset, self._decoded_to)
         message = next(self._messages)
-        message.parcel = self
+        message.fetched = self
         self._next = offset + 1
-        self.states[offset - self.start] = STARTED
+        self.states[offset - self.start] = OUTSTANDING
         self.ready -= 1
         self.touched_at = now
         return message
 
-    def finish(self, offset: int, now: float) -> bool:
-        """The message at that offset is done with, if it was in the user's hands;
-        whether it was.
-        """
+    def settle(self, offset: int, now: float) -> bool:
+        """Settle the message at that offset; return whether it was outstanding."""
         row = offset - self.start
-        if self.states[row] != STARTED:
+        if self.states[row] != OUTSTANDING:
             return False
-        self.states[row] = DONE
-        self.left -= 1
+        self.states[row] = SETTLED
+        self.unsettled -= 1
         self.touched_at = now
         return True
 
-    def runs(self, state: int) -> Iterator[Acked]:
-        """The ranges of offsets in that state."""
+    def ranges(self, state: int) -> Iterator[AckedRange]:
+        """Return the ranges of offsets in that state."""
         at, own = 0, bytes((state,))
         while (low := self.states.find(state, at)) >= 0:
             at = len(self.states) - len(self.states[low:].lstrip(own))
-            yield Acked(self.topic, self.partition, self.start + low, self.start + at)
+            yield AckedRange(self.topic, self.partition, self.start + low, self.start + at)
 
     def offsets(self, state: int) -> Sequence[int]:
-        """The offsets in that state."""
+        """Return the offsets in that state."""
         if self.states.count(state) == len(self.states):
             return range(self.start, self.end)
-        return [self.start + row for row, found in enumerate(self.states) if found == state]
+        return [self.start + row for row, present in enumerate(self.states) if present == state]
 
 
 class DeliveredMessage(ReceivedMessage):
-    """A message that knows which delivery it came with."""
+    """A message with the batch that it was fetched in."""
 
-    parcel: Parcel
+    fetched: FetchedBatch
 
     @property
     def in_hand(self) -> bool:
-        """Whether it is in the user's hands, neither acked nor nacked. For any thread:
-        this is one look at one byte.
+        """True if the message is outstanding: neither acked nor nacked.
+
+        Any thread may ask: this reads one byte.
         """
-        return self.parcel.state(self.offset) == STARTED
+        return self.fetched.state(self.offset) == OUTSTANDING
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process is the message alone: the delivery belongs to the
-        consumer in this one.
+        """Pickle the message alone: its delivery belongs to the consumer in this
+        process.
         """
         return ReceivedMessage, tuple(self._replace(headers=dict(self.headers)))
 
 
 class ReceivedBatch:
-    """Messages that came together, as columns: sequences with an element for each,
-    decoded at first use.
+    """Messages that were delivered together, as columns.
 
-    They may have been stored one by one; `stored_at` is when the first of them was.
+    Each column is a sequence with an element for each message, decoded at first use.
+    The messages may have been stored one by one; `stored_at` is the first one's.
     """
 
-    def __init__(self, parcel: Parcel, offsets: Sequence[int]) -> None:
-        self._view = parcel.view
-        self.parcel = parcel
+    def __init__(self, fetched: FetchedBatch, offsets: Sequence[int]) -> None:
+        self._view = fetched.view
+        self.fetched = fetched  # for the consumer's own use
         self.offsets = offsets
-        self.topic, self.partition = parcel.topic, parcel.partition
-        self.attempt, self.stored_at = parcel.attempt, parcel.stored_at
+        self.topic, self.partition = fetched.topic, fetched.partition
+        self.attempt, self.stored_at = fetched.attempt, fetched.stored_at
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     @cached_property
     def bodies(self) -> Sequence[bytes]:
-        return self._pick(self._view.bodies)
+        return self._selected(self._view.bodies)
 
     @cached_property
     def keys(self) -> Sequence[str | None]:
-        return self._pick(self._view.keys)
+        return self._selected(self._view.keys)
 
     @cached_property
     def tags(self) -> Sequence[str | None]:
-        return self._pick(self._view.tags)
+        return self._selected(self._view.tags)
 
     @cached_property
     def headers(self) -> Sequence[Mapping[str, str]]:
-        return self._pick(self._view.headers)
+        return self._selected(self._view.headers)
 
     @cached_property
     def message_ids(self) -> Sequence[str]:
-        return self._pick(self._view.message_ids)
+        return self._selected(self._view.message_ids)
 
     @cached_property
     def born_at(self) -> Sequence[int]:
-        return self._pick(self._view.born_at)
+        return self._selected(self._view.born_at)
 
     def messages(self) -> list[ReceivedMessage]:
-        """The same one by one; each can be acked and nacked alone."""
+        """Return the messages one by one; each can be acked and nacked alone."""
         first, last = self.offsets[0], self.offsets[-1]
-        messages = list(delivered_messages(self.parcel, self._view, first, last + 1))
+        messages = list(build_messages(self.fetched, self._view, first, last + 1))
         for message in messages:
-            message.parcel = self.parcel
+            message.fetched = self.fetched
         if isinstance(self.offsets, range):
             return [*messages]
         return [messages[offset - first] for offset in self.offsets]
 
-    def _pick(self, column: list[T]) -> Sequence[T]:
-        base, offsets = self.parcel.base, self.offsets
+    def _selected(self, column: list[T]) -> Sequence[T]:
+        base, offsets = self.fetched.base, self.offsets
         if isinstance(offsets, range):
             return column[offsets.start - base : offsets.stop - base]
         return [column[offset - base] for offset in offsets]
 
 
-def delivered_messages(
-    parcel: Parcel, view: BatchView | RunView, start: int, end: int
-) -> Iterator[DeliveredMessage]:
-    """The messages of these offsets, each made when it is asked for, and yet without
-    its parcel.
+def owner_of(delivered: object) -> object | None:
+    """Return the member that a message or batch was delivered to; None for others."""
+    return getattr(getattr(delivered, "fetched", None), "owner", None)
 
-    Only the tuple itself is made for each: most consumers take one message after the
-    other, and all of them.
+
+def build_messages(
+    fetched: FetchedBatch, view: BatchView | RunView, start: int, end: int
+) -> Iterator[DeliveredMessage]:
+    """Return the messages of these offsets, each made on demand, and yet without
+    `fetched`.
+
+    Only the tuple itself is made for each message: most consumers receive one message
+    after the other, and all of them.
     """
-    low, high = start - parcel.base, end - parcel.base
+    low, high = start - fetched.base, end - fetched.base
     rows = zip(
         *(
-            repeat(parcel.topic),
-            repeat(parcel.partition),
+            repeat(fetched.topic),
+            repeat(fetched.partition),
             range(start, end),
             view.keys[low:high],
             view.tags[low:high],
@@ -269,11 +252,11 @@ def delivered_messages(
             view.headers[low:high],
             view.bodies[low:high],
             view.message_ids[low:high],
-            repeat(parcel.attempt),
+            repeat(fetched.attempt),
         ),
         *(
             view.born_at[low:high],
-            view.stored_at[low:high] if isinstance(view, RunView) else repeat(parcel.stored_at),
+            view.stored_at[low:high] if isinstance(view, RunView) else repeat(fetched.stored_at),
         ),
         strict=False,
     )

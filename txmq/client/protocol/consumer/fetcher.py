@@ -1,4 +1,4 @@
-"""What a member fetches: how much at a time, and which topics it leaves out for now."""
+"""The fetch requests of a member: their size, and the topics that they leave out."""
 
 from __future__ import annotations
 
@@ -6,94 +6,100 @@ from collections.abc import Callable, Collection
 from functools import partial
 from itertools import count
 
-from txmq.client.protocol.consumer.fetched import Parcel
-from txmq.client.protocol.consumer.local_queue import Holdings
-from txmq.client.protocol.consumer.requests import Refusal, Request, Seat, fetch
-from txmq.client.protocol.consumer.settings import Settings
+from txmq.client.protocol.consumer.fetched import FetchedBatch
+from txmq.client.protocol.consumer.local_queue import LocalQueue
+from txmq.client.protocol.consumer.membership import Membership
+from txmq.client.protocol.consumer.requests import OnRefusal, Request, fetch_request
+from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.errors import LocalProtocolError
 from txmq.model.keys import tag_filter
 
 FETCH_WAIT_S = 20.0
 
 
-class Intake:
-    """The fetches under way, one at a time; a second one, of other topics, makes the
-    broker end the first.
+class Fetcher:
+    """The fetches in flight, one at a time.
+
+    A second one that leaves out other topics makes the broker end the first.
     """
 
-    def __init__(self, settings: Settings, holdings: Holdings) -> None:
-        self._settings, self._holdings = settings, holdings
-        self._is_paused = False
-        self._left_out = frozenset[str]()
-        self._under_way: dict[int, frozenset[str]] = {}  # what each leaves out
+    def __init__(self, settings: ConsumerSettings, queue: LocalQueue) -> None:
+        self._settings, self._queue = settings, queue
+        self._all_paused = False
+        self._paused_topics = frozenset[str]()
+        self._in_flight: dict[int, frozenset[str]] = {}  # the topics that each leaves out
         self._numbers = count()
 
     @property
     def paused(self) -> frozenset[str]:
-        """The topics of which nothing is handed out."""
-        return frozenset(self._settings.topics) if self._is_paused else self._left_out
+        """The paused topics, of which nothing is delivered."""
+        return frozenset(self._settings.topics) if self._all_paused else self._paused_topics
 
     def pause(self, topics: Collection[str], *, paused: bool) -> None:
-        """Leaves these topics out, or everything where none is named, or no longer.
+        """Pause or resume these topics, or all where none is named.
 
-        Raises LocalProtocolError where the member does not read one of them.
+        Raises LocalProtocolError where the consumer does not read one of them.
         """
         for topic in topics:
             if topic not in self._settings.topics:
-                hint = f"one of those that it reads: {', '.join(self._settings.topics)}"
                 raise LocalProtocolError(
-                    f"a consumer of {self._settings.group!r} does not read {topic!r}", hint=hint
+                    f"a consumer of {self._settings.group!r} does not read {topic!r}",
+                    hint=f"use one of its topics: {', '.join(self._settings.topics)}",
                 )
         if not topics:
-            self._is_paused = paused
+            self._all_paused = paused
         elif paused:
-            self._left_out = self._left_out.union(topics)
+            self._paused_topics = self._paused_topics.union(topics)
         else:
-            self._left_out = self._left_out.difference(topics)
+            self._paused_topics = self._paused_topics.difference(topics)
 
-    def leaves_out(self, parcel: Parcel) -> bool:
-        """Whether a parcel is of a paused topic."""
-        return parcel.topic in self.paused
+    def is_paused(self, batch: FetchedBatch) -> bool:
+        """Return whether a batch is of a paused topic."""
+        return batch.topic in self.paused
 
     @property
-    def under_way(self) -> bool:
-        """Whether a fetch has not been answered."""
-        return bool(self._under_way)
+    def in_flight(self) -> bool:
+        """True if a fetch has not been answered."""
+        return bool(self._in_flight)
 
-    def lost(self) -> None:
-        """What is under way will not be answered, or need not be waited for."""
-        self._under_way.clear()
-
-    def wanted(self) -> bool:
-        """Whether half of what may wait here could be filled, and nobody is about
-        to.
+    def forget(self) -> None:
+        """Forget the fetches in flight: their answers will not come, or do not
+        matter.
         """
-        holdings, settings = self._holdings, self._settings
+        self._in_flight.clear()
+
+    def is_due(self) -> bool:
+        """Return whether half of the local queue is free and no fetch will fill it."""
+        queue, settings = self._queue, self._settings
         if (
-            holdings.ready > settings.prefetch_messages // 2
-            or holdings.ready_bytes > settings.prefetch_bytes // 2
+            queue.ready > settings.prefetch_messages // 2
+            or queue.ready_bytes > settings.prefetch_bytes // 2
         ):
             return False
-        if len(self._under_way) > 1 or self._left_out in self._under_way.values():
+        if len(self._in_flight) > 1 or self._paused_topics in self._in_flight.values():
             return False
         return len(self.paused) < len(settings.topics)
 
     def fetch(
-        self, seat: Seat, fetched: Callable[[bytes, float], None], refused: Refusal
+        self,
+        membership: Membership,
+        fetched: Callable[[bytes, float], None],
+        refused: OnRefusal,
     ) -> Request:
-        """The next request."""
+        """Return the next fetch."""
         number, settings = next(self._numbers), self._settings
-        self._under_way[number] = self._left_out
-        room = (
-            settings.prefetch_messages - self._holdings.ready,
-            settings.prefetch_bytes - self._holdings.ready_bytes,
-        )
-        tags = tag_filter(settings.tags or ())
-        answers = partial(self._answered, number, fetched), partial(self._answered, number, refused)
-        return fetch(
-            seat, FETCH_WAIT_S, *room, *answers, tags=tags, without=tuple(sorted(self._left_out))
+        self._in_flight[number] = self._paused_topics
+        return fetch_request(
+            membership,
+            FETCH_WAIT_S,
+            settings.prefetch_messages - self._queue.ready,
+            settings.prefetch_bytes - self._queue.ready_bytes,
+            partial(self._answered, number, fetched),
+            partial(self._answered, number, refused),
+            tags=tag_filter(settings.tags or ()),
+            without=tuple(sorted(self._paused_topics)),
         )
 
     def _answered(self, number: int, then: Callable[..., None], answer: object, now: float) -> None:
-        self._under_way.pop(number, None)
+        self._in_flight.pop(number, None)
         then(answer, now)

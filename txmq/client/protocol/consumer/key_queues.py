@@ -1,265 +1,260 @@
-"""In which order messages that wait here are handed out.
+"""The order in which messages of the local queue are delivered.
 
-Concurrent and broadcast groups: as they arrived. Ordered groups: a message waits until
-the one of its key before it is done with (`KeyLanes`), or, where whole batches are
-taken, until the batch of its partition before it is (`SpotLanes`).
+Concurrent and broadcast groups: in the order of arrival (`ArrivalQueue`). Ordered
+groups: a message waits until the one of its key before it is settled (`KeyQueues`).
+Where whole batches are received, a batch waits for the one of its partition before it
+(`PartitionQueues`).
 
-Rows may stop being READY behind a queue's back, when they are given back or delivered
-anew: queues skip them.
+A message may stop being READY while it is in a queue, because it was returned or
+delivered anew. Queues skip such messages.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from txmq.client.protocol.consumer.fetched import READY, Parcel
-from txmq.wire.headers import Acked
+from txmq.client.protocol.consumer.fetched import READY, FetchedBatch
+from txmq.model.topic_partition import PartitionName
+from txmq.wire.data_requests import AckedRange
 
-Taken = tuple[Parcel, int]  # and an offset in it
-Spot = tuple[str, int]
-Key = tuple[str, str | None]  # a topic's
+Entry: TypeAlias = tuple[FetchedBatch, int]  # a message: its batch and its offset
+TopicKey: TypeAlias = tuple[str, str | None]  # a topic and a key
 
 
-class Line(Protocol):
-    """A queue of single messages. Whoever takes one marks it STARTED."""
+class DeliveryOrder(Protocol):
+    """Reactions to what is put in and settled."""
 
-    def put(self, parcel: Parcel) -> None:
-        """Its READY rows wait from now on."""
+    def put(self, batch: FetchedBatch) -> None:
+        """Add the READY messages of a batch."""
 
-    def take(self, most: int) -> list[Taken]:
-        """At most so many that may be handed out together, in the order in which they
-        are to be processed.
+    def on_settled(self, settled: AckedRange, count: int) -> None:
+        """Note that `count` outstanding messages of this range are settled."""
+
+    def on_one_settled(self, topic: str, partition: int, offset: int) -> None:
+        """Note that one message is settled; cheaper than `on_settled`."""
+
+
+class MessageOrder(DeliveryOrder, Protocol):
+    """An order of single messages. The caller marks what it gets as OUTSTANDING."""
+
+    def pop_many(self, most: int) -> list[Entry]:
+        """Return at most so many messages that may be delivered together, in the order
+        in which they are to be processed.
         """
 
-    def take_one(self) -> Taken | None:
-        """As `take`, for the one case that is hot."""
-
-    def settled(self, done: Acked, count: int) -> None:
-        """`count` messages of this range were taken and are done with."""
-
-    def settled_one(self, topic: str, partition: int, offset: int) -> None:
-        """As `settled`, for the one case that is hot."""
+    def pop(self) -> Entry | None:
+        """Return the next message; cheaper than `pop_many`."""
 
 
-class BatchLine(Protocol):
-    """A queue of parcels. Whoever takes one marks its READY rows STARTED."""
+class BatchOrder(DeliveryOrder, Protocol):
+    """An order of batches. The caller marks the READY messages as OUTSTANDING."""
 
-    def put(self, parcel: Parcel) -> None:
-        """Its READY rows wait from now on."""
-
-    def take_parcel(self) -> Parcel | None:
-        """One whose READY rows may be handed out."""
-
-    def settled(self, done: Acked, count: int) -> None:
-        """`count` messages of this range were taken and are done with."""
-
-    def settled_one(self, topic: str, partition: int, offset: int) -> None:
-        """As `settled`, for the one case that is hot."""
+    def pop_batch(self) -> FetchedBatch | None:
+        """Return a batch whose READY messages may be delivered."""
 
 
-class Arrivals:
-    """As they arrived; both a Line and a BatchLine."""
+class ArrivalQueue:
+    """Messages in the order of arrival; both a MessageOrder and a BatchOrder."""
 
     def __init__(self) -> None:
-        self._parcels: deque[Parcel] = deque()
-        self._row = 0  # rows of the first parcel before this one are not READY
+        self._batches: deque[FetchedBatch] = deque()
+        self._row = 0  # rows of the first batch before this one are not READY
 
-    def put(self, parcel: Parcel) -> None:
-        self._parcels.append(parcel)
+    def put(self, batch: FetchedBatch) -> None:
+        self._batches.append(batch)
 
-    def take(self, most: int) -> list[Taken]:
-        taken: list[Taken] = []
-        while len(taken) < most and (found := self.take_one()) is not None:
-            taken.append(found)
-        return taken
+    def pop_many(self, most: int) -> list[Entry]:
+        entries: list[Entry] = []
+        while len(entries) < most and (entry := self.pop()) is not None:
+            entries.append(entry)
+        return entries
 
-    def take_one(self) -> Taken | None:
-        parcels = self._parcels
-        while parcels:
-            parcel = parcels[0]
-            row = parcel.states.find(READY, self._row)
+    def pop(self) -> Entry | None:
+        batches = self._batches
+        while batches:
+            batch = batches[0]
+            row = batch.states.find(READY, self._row)
             if row >= 0:
                 self._row = row + 1
-                return parcel, parcel.start + row
-            parcels.popleft()
+                return batch, batch.start + row
+            batches.popleft()
             self._row = 0
         return None
 
-    def take_parcel(self) -> Parcel | None:
-        parcels = self._parcels
-        while parcels:
-            if parcels[0].states.find(READY, self._row) >= 0:
-                return parcels[0]
-            parcels.popleft()
+    def pop_batch(self) -> FetchedBatch | None:
+        batches = self._batches
+        while batches:
+            if batches[0].states.find(READY, self._row) >= 0:
+                return batches[0]
+            batches.popleft()
             self._row = 0
         return None
 
-    def settled(self, done: Acked, count: int) -> None:
-        """What is done with makes no difference to the others."""
+    def on_settled(self, settled: AckedRange, count: int) -> None:
+        """Nothing waits for what is settled."""
 
-    def settled_one(self, topic: str, partition: int, offset: int) -> None:
-        """What is done with makes no difference to the others."""
+    def on_one_settled(self, topic: str, partition: int, offset: int) -> None:
+        """Nothing waits for what is settled."""
 
 
-class _Lane:
-    """The messages of one key that wait for each other, and how many of them are in the
-    user's hands.
+class _KeyQueue:
+    """The messages of one key that wait for each other, and the number of those that
+    are outstanding.
     """
 
-    __slots__ = ("busy", "key", "waiting")
+    __slots__ = ("key", "outstanding", "waiting")
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: TopicKey) -> None:
         self.key = key
-        self.waiting: deque[Taken] = deque()
-        self.busy = 0
+        self.waiting: deque[Entry] = deque()
+        self.outstanding = 0
 
-    def next(self) -> Taken | None:
-        """Takes its first message that is still READY."""
+    def pop(self) -> Entry | None:
+        """Return the first message that is still READY."""
         while self.waiting:
-            parcel, offset = self.waiting.popleft()
-            if parcel.states[offset - parcel.start] == READY:
-                return parcel, offset
+            batch, offset = self.waiting.popleft()
+            if batch.states[offset - batch.start] == READY:
+                return batch, offset
         return None
 
 
-class KeyLanes:
-    """Keys side by side, the messages of one key one after the other. Those without a
-    key wait for nobody.
+class KeyQueues:
+    """Keys side by side, the messages of one key one after the other.
 
-    Single messages go as they arrived, but for those that are passed over until their
-    key is free; only these make a lane. Who takes several gets the messages of a key in
-    a row, and leaves the other keys to the others: for that all that has arrived is
-    lined up.
+    Messages without a key wait for nothing. `pop` takes messages as they arrived and
+    makes a queue only for a key that is outstanding. `pop_many` gives the caller the
+    messages of a key in a row, and leaves other keys to other callers: for that it
+    sorts all that has arrived into queues.
     """
 
     def __init__(self) -> None:
-        self._arrivals = Arrivals()
-        self._lanes: dict[
-            Key, _Lane | None
-        ] = {}  # of keys in hand, or that wait; None: one in hand, and none waits
-        self._free: deque[_Lane] = deque()  # all that have nothing in hand, but messages that wait
-        self._in_hand: dict[tuple[str, int, int], Key] = {}
+        self._arrivals = ArrivalQueue()
+        # Keys with outstanding or waiting messages. None: one outstanding, none waits.
+        self._queues: dict[TopicKey, _KeyQueue | None] = {}
+        self._free: deque[_KeyQueue] = deque()  # waiting messages, and none outstanding
+        self._outstanding: dict[tuple[str, int, int], TopicKey] = {}
 
-    def put(self, parcel: Parcel) -> None:
-        self._arrivals.put(parcel)
+    def put(self, batch: FetchedBatch) -> None:
+        self._arrivals.put(batch)
 
-    def take(self, most: int) -> list[Taken]:
-        self._line_up()
-        taken: list[Taken] = []
-        while self._free and len(taken) < most:
-            lane = self._free.popleft()
-            while len(taken) < most and (found := lane.next()) is not None:
-                taken.append(self._hold(found, lane))
-            if not lane.busy:
-                self._lanes.pop(lane.key, None)
-        return taken
+    def pop_many(self, most: int) -> list[Entry]:
+        self._sort_arrivals()
+        entries: list[Entry] = []
+        while self._free and len(entries) < most:
+            queue = self._free.popleft()
+            while len(entries) < most and (entry := queue.pop()) is not None:
+                entries.append(self._mark_outstanding(entry, queue))
+            if not queue.outstanding:
+                self._queues.pop(queue.key, None)
+        return entries
 
-    def take_one(self) -> Taken | None:
+    def pop(self) -> Entry | None:
         while self._free:
-            lane = self._free.popleft()
-            if (found := lane.next()) is not None:
-                return self._hold(found, lane)
-            self._lanes.pop(lane.key, None)
-        while (found := self._arrivals.take_one()) is not None:
-            parcel, offset = found
-            key = (parcel.topic, parcel.view.keys[offset - parcel.base])
+            queue = self._free.popleft()
+            if (entry := queue.pop()) is not None:
+                return self._mark_outstanding(entry, queue)
+            self._queues.pop(queue.key, None)
+        while (entry := self._arrivals.pop()) is not None:
+            batch, offset = entry
+            key = (batch.topic, batch.view.keys[offset - batch.base])
             if key[1] is None:
-                return found
-            if key not in self._lanes:
-                self._lanes[key] = None
-                self._in_hand[parcel.topic, parcel.partition, offset] = key
-                return found
-            self._lane(key).waiting.append(found)
+                return entry
+            if key not in self._queues:
+                self._queues[key] = None
+                self._outstanding[batch.topic, batch.partition, offset] = key
+                return entry
+            self._queue_of(key).waiting.append(entry)
         return None
 
-    def settled(self, done: Acked, count: int) -> None:
-        for offset in _offsets(done, count, self._in_hand):
-            self.settled_one(done.topic, done.partition, offset)
+    def on_settled(self, settled: AckedRange, count: int) -> None:
+        for offset in _offsets(settled, count, self._outstanding):
+            self.on_one_settled(settled.topic, settled.partition, offset)
 
-    def settled_one(self, topic: str, partition: int, offset: int) -> None:
-        key = self._in_hand.pop((topic, partition, offset), None)
+    def on_one_settled(self, topic: str, partition: int, offset: int) -> None:
+        key = self._outstanding.pop((topic, partition, offset), None)
         if key is None:
             return
-        lane = self._lanes[key]
-        if lane is None:
-            del self._lanes[key]
+        queue = self._queues[key]
+        if queue is None:
+            del self._queues[key]
             return
-        lane.busy -= 1
-        if lane.busy:
+        queue.outstanding -= 1
+        if queue.outstanding:
             return
-        if lane.waiting:
-            self._free.append(lane)
+        if queue.waiting:
+            self._free.append(queue)
         else:
-            del self._lanes[key]
+            del self._queues[key]
 
-    def _line_up(self) -> None:
-        while (found := self._arrivals.take_one()) is not None:
-            parcel, offset = found
-            lane = self._lane((parcel.topic, parcel.view.keys[offset - parcel.base]))
-            if not (lane.busy or lane.waiting):
-                self._free.append(lane)
-            lane.waiting.append(found)
+    def _sort_arrivals(self) -> None:
+        while (entry := self._arrivals.pop()) is not None:
+            batch, offset = entry
+            queue = self._queue_of((batch.topic, batch.view.keys[offset - batch.base]))
+            if not (queue.outstanding or queue.waiting):
+                self._free.append(queue)
+            queue.waiting.append(entry)
 
-    def _lane(self, key: Key) -> _Lane:
-        """The key's lane, which is made where there is none; where it has none, one of
-        the message's own.
-        """
+    def _queue_of(self, key: TopicKey) -> _KeyQueue:
+        """Return the queue of a key, made if need be; without a key, a new one."""
         if key[1] is None:
-            return _Lane(key)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = _Lane(key)
-            lane.busy = int(key in self._lanes)
-            self._lanes[key] = lane
-        return lane
+            return _KeyQueue(key)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = _KeyQueue(key)
+            queue.outstanding = int(key in self._queues)
+            self._queues[key] = queue
+        return queue
 
-    def _hold(self, found: Taken, lane: _Lane) -> Taken:
-        parcel, offset = found
-        lane.busy += 1
-        if lane.key[1] is not None:
-            self._in_hand[parcel.topic, parcel.partition, offset] = lane.key
-        return found
+    def _mark_outstanding(self, entry: Entry, queue: _KeyQueue) -> Entry:
+        batch, offset = entry
+        queue.outstanding += 1
+        if queue.key[1] is not None:
+            self._outstanding[batch.topic, batch.partition, offset] = queue.key
+        return entry
 
 
-class SpotLanes:
-    """Partitions side by side, the parcels of one partition one after the other."""
+class PartitionQueues:
+    """Partitions side by side, the batches of one partition one after the other."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Spot, deque[Parcel]] = {}
-        self._busy: Counter[Spot] = Counter()
+        self._waiting: dict[PartitionName, deque[FetchedBatch]] = {}
+        self._outstanding: Counter[PartitionName] = Counter()
 
-    def put(self, parcel: Parcel) -> None:
-        self._waiting.setdefault(parcel.spot, deque()).append(parcel)
+    def put(self, batch: FetchedBatch) -> None:
+        self._waiting.setdefault(batch.partition_name, deque()).append(batch)
 
-    def take_parcel(self) -> Parcel | None:
-        for spot, parcels in self._waiting.items():
-            while parcels and not parcels[0].ready:
-                parcels.popleft()
-            if parcels and self._busy[spot] <= 0:
-                parcel = parcels.popleft()
-                self._waiting[spot] = self._waiting.pop(spot)  # the others first, next time
-                self._busy[spot] += parcel.ready
-                return parcel
+    def pop_batch(self) -> FetchedBatch | None:
+        for name, batches in self._waiting.items():
+            while batches and not batches[0].ready:
+                batches.popleft()
+            if batches and self._outstanding[name] <= 0:
+                batch = batches.popleft()
+                self._waiting[name] = self._waiting.pop(name)  # other partitions first, next time
+                self._outstanding[name] += batch.ready
+                return batch
         return None
 
-    def settled(self, done: Acked, count: int) -> None:
-        self._busy[done.topic, done.partition] -= count
+    def on_settled(self, settled: AckedRange, count: int) -> None:
+        self._outstanding[settled.topic, settled.partition] -= count
 
-    def settled_one(self, topic: str, partition: int, offset: int) -> None:
-        self._busy[topic, partition] -= 1
+    def on_one_settled(self, topic: str, partition: int, offset: int) -> None:
+        self._outstanding[topic, partition] -= 1
 
 
-def _offsets(done: Acked, count: int, in_hand: dict[tuple[str, int, int], Key]) -> Iterable[int]:
-    """The offsets of the range that may be in hand; a wide range is not gone through
-    one by one.
+def _offsets(
+    settled: AckedRange, count: int, outstanding: dict[tuple[str, int, int], TopicKey]
+) -> Iterable[int]:
+    """Return the offsets of the range that may be outstanding.
+
+    A range much wider than `count` is not gone through one by one.
     """
-    if done.end - done.start <= max(count, 1) * 4:
-        return range(done.start, done.end)
-    spot = done[:2]
+    if settled.end - settled.start <= max(count, 1) * 4:
+        return range(settled.start, settled.end)
+    name = settled[:2]
     return [
         offset
-        for *place, offset in in_hand
-        if tuple(place) == spot and done.start <= offset < done.end
+        for *place, offset in outstanding
+        if tuple(place) == name and settled.start <= offset < settled.end
     ]

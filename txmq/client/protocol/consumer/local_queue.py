@@ -1,327 +1,344 @@
-"""What a member has fetched and not yet settled: what waits here, and what is in the
-user's hands.
+"""The messages that a member has fetched and that are not settled.
 
-A message may come again while it is here: its lease ran out, or the broker lost it with
-the power. One that was not taken yet is then taken from the newer delivery. One in the
-user's hands stays what it is, the newer delivery's row is its TWIN and is settled with
-it.
+A message may be delivered again while it is here: its lease ran out, or the broker lost
+the record of it in a power cut. A message that was not received yet is then received
+from the newer delivery. One that is outstanding stays so; the newer delivery's message
+is its DUPLICATE and is settled with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from txmq.batch import rows_tagged
+from txmq.batch import rows_with_tag
 from txmq.client.protocol.consumer.fetched import (
-    DONE,
-    LENT,
+    DUPLICATE,
+    IN_TRANSACTION,
     NACKED,
+    OUTSTANDING,
     READY,
-    STARTED,
-    TWIN,
+    SETTLED,
     DeliveredMessage,
-    Parcel,
+    FetchedBatch,
     ReceivedBatch,
 )
 from txmq.client.protocol.consumer.key_queues import (
-    Arrivals,
-    BatchLine,
-    KeyLanes,
-    Line,
-    Spot,
-    SpotLanes,
+    ArrivalQueue,
+    BatchOrder,
+    KeyQueues,
+    MessageOrder,
+    PartitionQueues,
 )
 from txmq.errors import LocalProtocolError
 from txmq.model.keys import key_hash
+from txmq.model.topic_partition import PartitionName
 from txmq.selector import Selector
-from txmq.wire.headers import Acked
+from txmq.wire.data_requests import AckedRange
 
-IN_HAND = (STARTED, NACKED, LENT)
+UNSETTLED = (OUTSTANDING, NACKED, IN_TRANSACTION)
 
 
-class _Shelf:
-    """The parcels of one partition with anything left in them. `top`: nothing here is
-    at or above this offset.
+class _PartitionBatches:
+    """The batches of one partition with unsettled messages.
+
+    All offsets are below `top`. `overlapping`: one offset may be in several batches.
     """
 
-    __slots__ = ("overlapping", "parcels", "top")
+    __slots__ = ("batches", "overlapping", "top")
 
     def __init__(self) -> None:
-        self.parcels: dict[Parcel, None] = {}
+        self.batches: dict[FetchedBatch, None] = {}
         self.top = 0
-        self.overlapping = False  # whether one offset may be in several of them
+        self.overlapping = False
 
 
-class Holdings:
-    """The state of all messages here. Not thread-safe."""
+class LocalQueue:
+    """The state of all fetched messages. Not thread-safe.
+
+    `ready` and `ready_bytes`: what waits to be received.
+    """
 
     def __init__(
         self, *, ordered: bool, tags: frozenset[str] | None = None, selector: Selector | None = None
     ) -> None:
         self._ordered, self._tags, self._selector = ordered, tags, selector
-        self._shelves: dict[Spot, _Shelf] = {}
-        self._new: list[
-            Parcel
-        ] = []  # not in a line yet: how they line up is known when the first is taken
-        self._line: Line | None = None
-        self._batches: BatchLine | None = None
-        self.ready = self.ready_bytes = 0  # what waits to be taken
+        self._partitions: dict[PartitionName, _PartitionBatches] = {}
+        # Not in an order yet: the first receive decides between messages and batches.
+        self._new: list[FetchedBatch] = []
+        self._messages: MessageOrder | None = None
+        self._batches: BatchOrder | None = None
+        self.ready = self.ready_bytes = 0
 
-    def add(self, parcel: Parcel) -> list[Acked]:
-        """Takes in what was fetched. Returns what nobody here wants, by tags and
-        selector.
-        """
-        shelf = self._shelves.setdefault(parcel.spot, _Shelf())
-        self.ready += parcel.ready
-        self.ready_bytes += parcel.size
-        if parcel.start < shelf.top:
-            self._overlap(shelf, parcel)
-        shelf.parcels[parcel] = None
-        shelf.top = max(shelf.top, parcel.end)
-        unwanted = list(self._unwanted(parcel))
+    def add(self, batch: FetchedBatch) -> list[AckedRange]:
+        """Add a fetched batch. Return what tags and selector leave out of it."""
+        partition = self._partitions.setdefault(batch.partition_name, _PartitionBatches())
+        self.ready += batch.ready
+        self.ready_bytes += batch.size
+        if batch.start < partition.top:
+            self._merge_overlap(partition, batch)
+        partition.batches[batch] = None
+        partition.top = max(partition.top, batch.end)
+        unwanted = list(self._unwanted(batch))
         for _topic, _partition, start, end in unwanted:
-            self._leave(parcel, start, end, DONE)
-        if parcel.ready:
-            self._new.append(parcel)
+            self._change_ready(batch, start, end, SETTLED)
+        if batch.ready:
+            self._new.append(batch)
         else:
-            self._tidy(parcel)
+            self._remove_if_settled(batch)
         return unwanted
 
-    def _unwanted(self, parcel: Parcel) -> Iterator[Acked]:
+    def _unwanted(self, batch: FetchedBatch) -> Iterator[AckedRange]:
         if self._tags is None and self._selector is None:
             return
-        at = parcel.start
-        for offset in self._wanted(parcel):
+        at = batch.start
+        for offset in self._wanted(batch):
             if at < offset:
-                yield Acked(*parcel.spot, at, offset)
+                yield AckedRange(*batch.partition_name, at, offset)
             at = offset + 1
-        if at < parcel.end:
-            yield Acked(*parcel.spot, at, parcel.end)
+        if at < batch.end:
+            yield AckedRange(*batch.partition_name, at, batch.end)
 
-    def _wanted(self, parcel: Parcel) -> Iterator[int]:
-        view, base = parcel.view, parcel.base
-        rows = range(parcel.start - base, parcel.end - base)
+    def _wanted(self, batch: FetchedBatch) -> Iterator[int]:
+        view, base = batch.view, batch.base
+        rows = range(batch.start - base, batch.end - base)
         tagged = (
             rows
             if self._tags is None
-            else (row for row in rows_tagged(view, self._tags) if row in rows)
+            else (row for row in rows_with_tag(view, self._tags) if row in rows)
         )
         for row in tagged:
             key, tag = view.keys[row], view.tags[row]
             if self._selector is None or self._selector.matches(
-                view.headers[row], key=key, tag=tag, topic=parcel.topic
+                view.headers[row], key=key, tag=tag, topic=batch.topic
             ):
                 yield base + row
 
-    def _overlap(self, shelf: _Shelf, parcel: Parcel) -> None:
-        for other in list(shelf.parcels):
-            if other.start >= parcel.end or other.end <= parcel.start:
+    def _merge_overlap(self, partition: _PartitionBatches, batch: FetchedBatch) -> None:
+        for other in list(partition.batches):
+            if other.start >= batch.end or other.end <= batch.start:
                 continue
-            shelf.overlapping = True
-            self._leave(other, parcel.start, parcel.end, DONE)
-            for state in (*IN_HAND, TWIN):
-                for _topic, _partition, start, end in list(other.runs(state)):
-                    self._leave(parcel, start, end, TWIN)
-            self._tidy(other)
+            partition.overlapping = True
+            self._change_ready(other, batch.start, batch.end, SETTLED)
+            for state in (*UNSETTLED, DUPLICATE):
+                for _topic, _partition, start, end in list(other.ranges(state)):
+                    self._change_ready(batch, start, end, DUPLICATE)
+            self._remove_if_settled(other)
 
-    def take(self, most: int = 1, *, now: float) -> list[DeliveredMessage]:
-        """At most so many messages; more than one of a key only for whoever processes
-        them in this order.
+    def pop_many(self, most: int = 1, *, now: float) -> list[DeliveredMessage]:
+        """Return at most so many messages, to be processed in their order.
+
+        Several may be of one key.
         """
-        line = self._line if self._line is not None and not self._new else self._single_line()
-        return [self._taken(parcel, offset, now) for parcel, offset in line.take(most)]
+        order = (
+            self._messages
+            if self._messages is not None and not self._new
+            else self._message_order()
+        )
+        return [self._deliver(batch, offset, now) for batch, offset in order.pop_many(most)]
 
-    def take_one(self, *, now: float) -> DeliveredMessage | None:
-        """As `take`, for the one case that is hot."""
-        line = self._line if self._line is not None and not self._new else self._single_line()
-        found = line.take_one()
-        if found is None:
+    def pop(self, *, now: float) -> DeliveredMessage | None:
+        """Return the next message; the hot path of `pop_many`."""
+        order = (
+            self._messages
+            if self._messages is not None and not self._new
+            else self._message_order()
+        )
+        entry = order.pop()
+        if entry is None:
             return None
-        parcel, offset = found
-        return self._taken(parcel, offset, now)
+        batch, offset = entry
+        return self._deliver(batch, offset, now)
 
-    def _taken(self, parcel: Parcel, offset: int, now: float) -> DeliveredMessage:
-        message = parcel.take(offset, now)
+    def _deliver(self, batch: FetchedBatch, offset: int, now: float) -> DeliveredMessage:
+        message = batch.deliver(offset, now)
         self.ready -= 1
-        if not parcel.ready:
-            self._exhausted(parcel)
+        if not batch.ready:
+            self._on_none_ready(batch)
         return message
 
-    def take_batch(self, *, now: float) -> ReceivedBatch | None:
-        """The messages of one delivery that wait here."""
-        parcel = self._batch_line().take_parcel()
-        if parcel is None:
+    def pop_batch(self, *, now: float) -> ReceivedBatch | None:
+        """Return the READY messages of one delivery."""
+        batch = self._batch_order().pop_batch()
+        if batch is None:
             return None
-        batch = ReceivedBatch(parcel, parcel.offsets(READY))
-        parcel.touched_at, parcel.whole = now, True
-        self._leave(parcel, parcel.start, parcel.end, STARTED)
-        return batch
+        received = ReceivedBatch(batch, batch.offsets(READY))
+        batch.touched_at, batch.received_whole = now, True
+        self._change_ready(batch, batch.start, batch.end, OUTSTANDING)
+        return received
 
-    def _single_line(self) -> Line:
-        if self._line is None:
+    def _message_order(self) -> MessageOrder:
+        if self._messages is None:
             if self._batches is not None:
                 raise _mixed()
             if self._ordered:
-                self._line = KeyLanes()
+                self._messages = KeyQueues()
             else:
-                self._line = self._batches = Arrivals()
-        self._line_up(self._line)
-        return self._line
+                self._messages = self._batches = ArrivalQueue()
+        self._put_new(self._messages)
+        return self._messages
 
-    def _batch_line(self) -> BatchLine:
+    def _batch_order(self) -> BatchOrder:
         if self._batches is None:
-            if self._line is not None:
+            if self._messages is not None:
                 raise _mixed()
             if self._ordered:
-                self._batches = SpotLanes()
+                self._batches = PartitionQueues()
             else:
-                self._line = self._batches = Arrivals()
-        self._line_up(self._batches)
+                self._messages = self._batches = ArrivalQueue()
+        self._put_new(self._batches)
         return self._batches
 
-    def _line_up(self, line: Line | BatchLine) -> None:
+    def _put_new(self, order: MessageOrder | BatchOrder) -> None:
         if self._new:
-            for parcel in self._new:
-                if parcel.ready:
-                    line.put(parcel)
+            for batch in self._new:
+                if batch.ready:
+                    order.put(batch)
             self._new.clear()
 
     def settle_one(self, message: DeliveredMessage, *, now: float) -> bool:
-        """The message is done with; whether it was in the user's hands.
-
-        As `settle`, for the one case that is hot.
+        """Settle a message; return whether it was outstanding. The hot path of
+        `settle`.
         """
-        parcel, offset = message.parcel, message[2]
-        if self._shelves[parcel.spot].overlapping:
-            return self.settle(Acked(*parcel.spot, offset, offset + 1), now=now) > 0
-        if not parcel.finish(offset, now):
+        batch, offset = message.fetched, message[2]
+        if self._partitions[batch.partition_name].overlapping:
+            return self.settle(AckedRange(*batch.partition_name, offset, offset + 1), now=now) > 0
+        if not batch.settle(offset, now):
             return False
-        if not parcel.left:
-            self._tidy(parcel)
+        if not batch.unsettled:
+            self._remove_if_settled(batch)
         if self._ordered:
-            self._taken_from().settled_one(parcel.topic, parcel.partition, offset)
+            self._order().on_one_settled(batch.topic, batch.partition, offset)
         return True
 
     def settle(
-        self, done: Acked, parcel: Parcel | None = None, *, now: float, old: int = STARTED
+        self, done: AckedRange, batch: FetchedBatch | None = None, *, now: float, old: int = OUTSTANDING
     ) -> int:
-        """These messages are done with; returns how many of them were in state `old`.
-        `parcel`: where they are.
+        """Settle the messages of a range that are in state `old`; return their number.
+
+        `batch`: where they are, if the caller knows.
         """
-        shelf = self._shelves.get(done[:2])
-        if shelf is None:
+        partition = self._partitions.get(done[:2])
+        if partition is None:
             return 0
-        count = 0
+        count, overlapping = 0, partition.overlapping
         for one in (
-            [parcel] if parcel is not None and not shelf.overlapping else list(shelf.parcels)
+            [batch] if batch is not None and not overlapping else list(partition.batches)
         ):
-            settled = one.change(done.start, done.end, old, DONE)
-            twins = one.change(done.start, done.end, TWIN, DONE)
-            if settled or twins:
+            settled = one.change(done.start, done.end, old, SETTLED)
+            duplicates = overlapping and one.change(done.start, done.end, DUPLICATE, SETTLED)
+            if settled or duplicates:
                 one.touched_at = now
                 count += settled
-                self._tidy(one)
+                self._remove_if_settled(one)
         if count:
-            self._taken_from().settled(done, count)
+            self._order().on_settled(done, count)
         return count
 
-    def _taken_from(self) -> Line | BatchLine:
-        line = self._line or self._batches
-        assert line is not None, "what was in hand was taken from it"
-        return line
+    def _order(self) -> MessageOrder | BatchOrder:
+        order = self._messages or self._batches
+        assert order is not None, "what is outstanding was received from it"
+        return order
 
-    def change(self, what: Acked, old: int, new: int) -> int:
-        """Messages in hand go from one state to another; returns how many they are.
-        `settle` is for those done with.
+    def change(self, messages: AckedRange, old: int, new: int) -> int:
+        """Change the messages of a range from one unsettled state to another; return
+        their number.
         """
-        shelf = self._shelves.get(what[:2])
-        parcels = shelf.parcels if shelf is not None else ()
-        return sum(parcel.change(what.start, what.end, old, new) for parcel in parcels)
+        partition = self._partitions.get(messages[:2])
+        batches = partition.batches if partition is not None else ()
+        return sum(batch.change(messages.start, messages.end, old, new) for batch in batches)
 
-    def in_hand(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether the user has this message, neither acked nor nacked."""
-        shelf = self._shelves.get((topic, partition))
-        return shelf is not None and any(
-            parcel.start <= offset < parcel.end and parcel.state(offset) == STARTED
-            for parcel in shelf.parcels
-        )
+    def is_outstanding(self, topic: str, partition: int, offset: int) -> bool:
+        """Return whether the user has received this message and not settled it."""
+        return self._outstanding_in(topic, partition, offset) is not None
 
-    def taken(self) -> list[Acked]:
-        """What was taken and is not done with."""
-        return [run for parcel in self.parcels() for state in IN_HAND for run in parcel.runs(state)]
+    def _outstanding_in(self, topic: str, partition: int, offset: int) -> FetchedBatch | None:
+        found = self._partitions.get((topic, partition))
+        for batch in found.batches if found is not None else ():
+            if batch.start <= offset < batch.end and batch.state(offset) == OUTSTANDING:
+                return batch
+        return None
 
-    def drop_ready(self, which: Callable[[Parcel], bool] | None = None) -> list[Acked]:
-        """Forgets what waits here, all or of these parcels. Returns what it was, to be
-        given back.
-        """
-        dropped: list[Acked] = []
-        for parcel in [
-            parcel for parcel in self.parcels() if parcel.ready and (which is None or which(parcel))
+    def unsettled(self) -> list[AckedRange]:
+        """Return what was received and is not settled."""
+        return [
+            found
+            for batch in self.batches()
+            for state in UNSETTLED
+            for found in batch.ranges(state)
+        ]
+
+    def drop_ready(self, which: Callable[[FetchedBatch], bool] | None = None) -> list[AckedRange]:
+        """Drop what waits, of all batches or of these. Return it, for the broker."""
+        dropped: list[AckedRange] = []
+        for batch in [
+            batch for batch in self.batches() if batch.ready and (which is None or which(batch))
         ]:
-            dropped += parcel.runs(READY)
-            self._leave(parcel, parcel.start, parcel.end, DONE)
-            self._tidy(parcel)
+            dropped += batch.ranges(READY)
+            self._change_ready(batch, batch.start, batch.end, SETTLED)
+            self._remove_if_settled(batch)
         return dropped
 
-    def drop_key(self, topic: str, key: str, lease: int) -> list[Acked]:
-        """Forgets what waits here of a key, if its lease is below this number; returns
-        what it was.
-        """
+    def drop_key(self, topic: str, key: str, lease: int) -> list[AckedRange]:
+        """Drop what waits of a key under leases below this number. Return it."""
+        dropped: list[AckedRange] = []
+        older = [
+            batch
+            for batch in self.batches()
+            if batch.ready and batch.topic == topic and batch.lease < lease
+        ]
+        if not older:
+            return dropped
         wanted = key_hash(key)
-        dropped = []
-        for parcel in [
-            parcel for parcel in self.parcels() if parcel.topic == topic and parcel.ready
-        ]:
-            if parcel.lease < lease:
-                hashes = parcel.hashes()
-                for offset in parcel.offsets(READY):
-                    if hashes[offset - parcel.start] == wanted:
-                        dropped.append(Acked(*parcel.spot, offset, offset + 1))
-                        self._leave(parcel, offset, offset + 1, DONE)
-                self._tidy(parcel)
+        for batch in older:
+            hashes = batch.hashes()
+            for offset in batch.offsets(READY):
+                if hashes[offset - batch.start] == wanted:
+                    dropped.append(AckedRange(*batch.partition_name, offset, offset + 1))
+                    self._change_ready(batch, offset, offset + 1, SETTLED)
+            self._remove_if_settled(batch)
         return dropped
 
     def leases(self) -> set[int]:
-        """Leases that something is left of."""
-        return {parcel.lease for parcel in self.parcels()}
+        """Return the leases of all unsettled messages."""
+        return {batch.lease for batch in self.batches()}
 
-    def prolong(self, topic: str, partition: int, offset: int, since: float) -> bool:
-        """A message in hand counts as taken at that time; whether it is in hand."""
-        shelf = self._shelves.get((topic, partition))
-        for parcel in shelf.parcels if shelf is not None else ():
-            if parcel.start <= offset < parcel.end and parcel.state(offset) == STARTED:
-                parcel.since[offset] = since
-                return True
-        return False
+    def restart_timeout(self, topic: str, partition: int, offset: int, start: float) -> bool:
+        """Count the consume timeout of a message from that time; return whether it is
+        outstanding.
+        """
+        batch = self._outstanding_in(topic, partition, offset)
+        if batch is None:
+            return False
+        batch.timed_from[offset] = start
+        return True
 
-    def parcels(self) -> list[Parcel]:
-        """All with anything left in them."""
-        return [parcel for shelf in self._shelves.values() for parcel in shelf.parcels]
+    def batches(self) -> list[FetchedBatch]:
+        """Return all batches with unsettled messages."""
+        return [batch for partition in self._partitions.values() for batch in partition.batches]
 
-    def _leave(self, parcel: Parcel, start: int, end: int, state: int) -> None:
-        """Rows of these offsets no longer wait to be taken."""
-        if parcel.ready:
-            self.ready -= parcel.change(start, end, READY, state)
-            if not parcel.ready:
-                self._exhausted(parcel)
+    def _change_ready(self, batch: FetchedBatch, start: int, end: int, state: int) -> None:
+        """Change READY messages of these offsets to another state."""
+        if batch.ready:
+            self.ready -= batch.change(start, end, READY, state)
+            if not batch.ready:
+                self._on_none_ready(batch)
 
-    def _exhausted(self, parcel: Parcel) -> None:
-        """Nothing of the parcel waits to be taken any more."""
-        self.ready_bytes -= parcel.size
-        if not self._ordered:  # else the key is needed where a handler gives up
-            parcel.release()
+    def _on_none_ready(self, batch: FetchedBatch) -> None:
+        self.ready_bytes -= batch.size
+        if not self._ordered:  # else the key is needed when a handler gives up
+            batch.release()
 
-    def _tidy(self, parcel: Parcel) -> None:
-        shelf = self._shelves[parcel.spot]
-        if not parcel.left:
-            shelf.parcels.pop(parcel, None)
-            parcel.release()
-        if not shelf.parcels:
-            shelf.top, shelf.overlapping = 0, False
+    def _remove_if_settled(self, batch: FetchedBatch) -> None:
+        partition = self._partitions[batch.partition_name]
+        if not batch.unsettled:
+            partition.batches.pop(batch, None)
+            batch.release()
+        if not partition.batches:
+            partition.top, partition.overlapping = 0, False
 
 
 def _mixed() -> LocalProtocolError:
     return LocalProtocolError(
-        "messages and batches of one ordered consumer",
-        hint="take either: their order is kept in different ways",
+        "an ordered consumer receives single messages or batches, not both",
+        hint="take either: receive() and iteration, or receive_batch() and batches()",
     )

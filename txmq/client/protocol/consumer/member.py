@@ -1,32 +1,42 @@
 """A member of a consumer group, without I/O: requests out, answers in, time as an
 argument.
 
-    AWAY ──connected──► JOINING ──► SERVING ──close──► GONE
+    AWAY ──connected──► JOINING ──► SERVING ──leave──► GONE
       ▲                                │
-      └──────── lost, refused ─────────┘        what waited here is forgotten, what is in hand is claimed by the rejoin
+      └──── disconnected, refused ─────┘
 
-A driver holds the connection: it calls `connected`, sends what `requests` gives, hands
-answers to the requests' own callbacks, calls `lost` when the connection ends, and ends
-it where `wants_reconnect` says so. `wake_at` is when to ask for requests again.
-Everything is called by one thread at a time.
+On a lost connection, what waits in the local queue is dropped. The rejoin claims what
+is outstanding.
+
+A driver holds the connection. It calls `connected`, sends `requests`, passes answers to
+the requests' own callbacks, and calls `disconnected` when the connection ends. It ends
+the connection where `needs_reconnect` says so, and asks for requests again at
+`wake_at`. All calls come from one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from enum import Enum, auto
 from itertools import chain
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.acks import RANGES_AT_ONCE, join
-from txmq.client.protocol.consumer.fetched import Parcel
-from txmq.client.protocol.consumer.fetcher import Intake
-from txmq.client.protocol.consumer.local_queue import Holdings
-from txmq.client.protocol.consumer.overdue import Overdue
-from txmq.client.protocol.consumer.replies import Beat, Joined
-from txmq.client.protocol.consumer.requests import Request, Seat, call, member_args
-from txmq.client.protocol.consumer.settings import Settings
-from txmq.client.protocol.consumer.settling import Settling, Stats
+from txmq.client.protocol.consumer.acks import RANGES_PER_REQUEST, join
+from txmq.client.protocol.consumer.consume_timeout import ConsumeTimeouts
+from txmq.client.protocol.consumer.fetched import FetchedBatch
+from txmq.client.protocol.consumer.fetcher import Fetcher
+from txmq.client.protocol.consumer.local_queue import LocalQueue
+from txmq.client.protocol.consumer.membership import Membership
+from txmq.client.protocol.consumer.requests import (
+    HeartbeatReply,
+    JoinReply,
+    Request,
+    call_request,
+    member_call,
+)
+from txmq.client.protocol.consumer.settings import ConsumerSettings
+from txmq.client.protocol.consumer.settlement import Settlement
+from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import (
     BrokerFailed,
     RequestRejected,
@@ -36,15 +46,16 @@ from txmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
+from txmq.model.topic_partition import PartitionName
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.json import parse_as
 
-PAUSE_S = 0.2  # where the broker asks for one
+BACK_OFF_S = 0.2  # after a refusal that may pass
 log = get_logger()
 
 
-class Phase(Enum):
-    """Where a member is in its life."""
+class MemberPhase(Enum):
+    """The phase of a member's life."""
 
     AWAY = auto()
     JOINING = auto()
@@ -53,154 +64,182 @@ class Phase(Enum):
 
 
 class Member:
-    """See the module's docstring. `instance` tells this process from others with the
-    same member name.
+    """The state machine of a member.
+
+    `instance` tells this process from others with the same member name. `owner` is
+    stored in each fetched batch. `failure` is the error that ended the member.
     """
 
-    def __init__(self, settings: Settings, instance: str, *, owner: object = None) -> None:
+    def __init__(self, settings: ConsumerSettings, instance: str, *, owner: object = None) -> None:
         self.settings = settings
-        self.stats = Stats()
-        self.holdings = Holdings(
+        self.stats = ConsumerStats()
+        self.queue = LocalQueue(
             ordered=settings.ordered, tags=settings.tags, selector=settings.selector
         )
-        self.intake = Intake(settings, self.holdings)
-        self.settling = Settling(self.holdings, self.stats, self._refused, ordered=settings.ordered)
-        self.phase = Phase.AWAY
-        self.seat: Seat | None = None
-        self.failure: TxmqError | None = None  # why it cannot go on
-        self.wants_reconnect = False
+        self.fetcher = Fetcher(settings, self.queue)
+        self.settlement = Settlement(
+            self.queue, self.stats, self._refused, ordered=settings.ordered
+        )
+        self.phase = MemberPhase.AWAY
+        self.membership: Membership | None = None
+        self.failure: TxmqError | None = None
+        self.needs_reconnect = False
+        self.closing = False  # nothing more is delivered
         self._instance, self._owner = instance, owner
-        self._closing = self._leaving = self._said_goodbye = False
-        self._beating = self._stale = False
-        self._paused_until = self._beat_at = 0.0
-        self._overdue = Overdue(self.holdings)
-        self._leases: dict[int, float] = {}  # since when, or extended when
-        self._asked_for_topics = False
-        self._queue: list[Request] = []  # to be sent before all else
-
-    def connected(self, now: float) -> None:
-        """There is a connection."""
-        self.phase, self.wants_reconnect = Phase.JOINING, False
-        self._beat_at = self._paused_until = now
-        self._queue = [self._first_request()]
-
-    def lost(self, now: float) -> None:
-        """The connection is gone, and with it what was under way."""
-        if self.phase is Phase.GONE:
-            return
-        self.phase = Phase.AWAY
-        self._beating = self._stale = self._said_goodbye = False
-        self._queue.clear()
-        self.intake.lost()
-        self.settling.lost(now)
-        self.holdings.drop_ready()
+        self._leaving = self._leave_sent = False
+        self._heartbeat_in_flight = self._stale = False
+        self._backed_off_until = self._next_heartbeat = 0.0
+        self._timeouts = ConsumeTimeouts(self.queue)
+        self._leases: dict[int, float] = {}  # when each was granted or last extended
+        self._topics_described = False
+        self._first: list[Request] = []  # to be sent before all others
 
     @property
-    def closing(self) -> bool:
-        """Whether it hands out nothing more."""
-        return self._closing
+    def group(self) -> str:
+        """The name of the group: for a broadcast member its own, `group@member`."""
+        return self.settings.group if self.membership is None else self.membership.group
+
+    @property
+    def name(self) -> str:
+        """The name of the member, given or made by the broker."""
+        return self.settings.member or "" if self.membership is None else self.membership.member
+
+    @property
+    def epoch(self) -> int:
+        """The number of resets of the group that reprocess messages."""
+        return 0 if self.membership is None else self.membership.epoch
+
+    @property
+    def assignment(self) -> frozenset[PartitionName]:
+        """The partitions assigned to this member, as the broker last reported them."""
+        return frozenset() if self.membership is None else self.membership.assignment
+
+    def connected(self, now: float) -> None:
+        """Begin on a new connection."""
+        self.phase, self.needs_reconnect = MemberPhase.JOINING, False
+        self._next_heartbeat = self._backed_off_until = now
+        self._first = [self._first_request()]
+
+    def disconnected(self, now: float) -> None:
+        """End with the connection. Answers to what is in flight will not come."""
+        if self.phase is MemberPhase.GONE:
+            return
+        self.phase = MemberPhase.AWAY
+        self._heartbeat_in_flight = self._stale = self._leave_sent = False
+        self._first.clear()
+        self.fetcher.forget()
+        self.settlement.disconnected(now)
+        self.queue.drop_ready()
 
     def close(self) -> None:
-        """Hands out nothing more, and gives back what waits here."""
-        self._closing = True
-        self.settling.give_back(self.holdings.drop_ready())
+        """Deliver nothing more, and return what waits in the local queue."""
+        self.closing = True
+        self.settlement.return_unprocessed(self.queue.drop_ready())
 
     def pause(self, topics: Collection[str] = (), *, paused: bool) -> None:
-        """Hands out nothing for a while, of these topics or at all, and gives back what
-        waits here of it; or goes on.
+        """Pause these topics, or all; return what waits of them. Or resume them.
 
-        The broker is told at once. Raises LocalProtocolError for a topic that it does
-        not read.
+        The broker is notified at once. Raises LocalProtocolError for a topic that the
+        consumer does not read.
         """
-        self.intake.pause(topics, paused=paused)
-        self._give_back_paused()
-        self._beat_at = 0.0
+        self.fetcher.pause(topics, paused=paused)
+        self._return_paused()
+        self._next_heartbeat = 0.0
 
-    def _give_back_paused(self) -> None:
-        self.settling.give_back(self.holdings.drop_ready(self.intake.leaves_out))
+    def _return_paused(self) -> None:
+        self.settlement.return_unprocessed(self.queue.drop_ready(self.fetcher.is_paused))
 
     def leave(self) -> None:
-        """Goes, once the broker has confirmed everything. What is still in hand is
-        delivered to others.
+        """Leave the group once the broker has confirmed everything.
+
+        Messages that are still outstanding are delivered to other members.
         """
         self.close()
         self._leaving = True
 
-    def requests(self, now: float) -> Iterator[Request]:
-        """What is to be sent now."""
-        queue, self._queue = self._queue, []
-        yield from queue
-        if self.phase is not Phase.SERVING or self.seat is None or self.wants_reconnect:
-            return
-        if now >= self._beat_at and not self._beating:
-            yield from self._beat(self.seat, now)
-        if now < self._paused_until:
-            return
-        self.settling.give_up(
-            self._overdue.look(now, self.seat.consume_timeout_s), self.seat.consume_timeout_s
-        )
-        yield from self.settling.requests(self.seat, now, at_once=self._closing)
+    def requests(self, now: float) -> list[Request]:
+        """Return the requests to send now."""
+        requests, self._first = self._first, []
+        membership = self.membership
+        if self.phase is not MemberPhase.SERVING or membership is None or self.needs_reconnect:
+            return requests
+        if now >= self._next_heartbeat and not self._heartbeat_in_flight:
+            requests += self._heartbeat(membership, now)
+        if now < self._backed_off_until:
+            return requests
+        if now >= self._timeouts.next_check:
+            timeout_s = membership.consume_timeout_s
+            self.settlement.nack_expired(self._timeouts.check(now, timeout_s), timeout_s)
+        requests += self.settlement.requests(membership, now, at_once=self.closing)
         if self._leaving:
-            yield from self._goodbye(self.seat)
+            requests += self._leave(membership)
         elif self.may_fetch():
-            yield self.intake.fetch(self.seat, self._fetched, self._refused)
+            requests.append(self.fetcher.fetch(membership, self._fetched, self._refused))
+        return requests
 
     def wake_at(self) -> float | None:
-        """When to ask for requests without another reason; None = there is no such
-        time.
+        """Return when the driver is to ask for requests, if nothing else happens
+        before; None: at no time.
         """
-        if self.phase is not Phase.SERVING or self.wants_reconnect:
-            return 0.0 if self._queue else None
-        due = self.settling.due_at()
+        if self.phase is not MemberPhase.SERVING or self.needs_reconnect:
+            return 0.0 if self._first else None
+        due = self.settlement.due_at()
         if due is None and self.may_fetch():
             due = 0.0
-        look_at = self._overdue.look_at
-        times = [max(look_at if due is None else min(due, look_at), self._paused_until)]
-        return min(times if self._beating else [*times, self._beat_at], default=None)
+        check = self._timeouts.next_check
+        times = [max(check if due is None else min(due, check), self._backed_off_until)]
+        return min(
+            times if self._heartbeat_in_flight else [*times, self._next_heartbeat], default=None
+        )
 
     def _first_request(self) -> Request:
-        """A rejoin; but a broadcast member without a name of its own may have been
-        forgotten, name and all.
+        """Return a join. A broadcast member without a name of its own first asks
+        whether the broker still has its group, and the name that the broker gave it.
         """
-        seat = self.seat
-        if seat is None or self.settings.mode != "broadcast" or self.settings.member is not None:
+        membership = self.membership
+        if (
+            membership is None
+            or self.settings.mode != "broadcast"
+            or self.settings.member is not None
+        ):
             return self._join()
 
         def forgotten(error: RequestRejected, now: float) -> None:
             del error, now
-            self.seat = None
-            self._queue.append(self._join())
+            self.membership = None
+            self._first.append(self._join())
 
-        return call(
+        return member_call(
             "consumer.heartbeat",
-            member_args(seat),
-            lambda _payload, _now: self._queue.append(self._join()),
+            membership,
+            {},
+            lambda _payload, _now: self._first.append(self._join()),
             forgotten,
         )
 
     def _join(self, *, claim: bool = True) -> Request:
-        """`claim`: what is in hand stays leased."""
+        """Return a join. `claim`: what is outstanding stays leased to the member."""
         args = self.settings.join_args(self._instance) | {
             "member": self.settings.member,
             "held": None,
         }
-        if self.seat is not None:
-            args |= {"member": self.seat.member, "held": self._held() if claim else []}
-        return call("consumer.join", args, self._joined, self._join_refused)
+        if self.membership is not None:
+            args |= {"member": self.membership.member, "held": self._claims() if claim else []}
+        return call_request("consumer.join", args, self._joined, self._join_refused)
 
-    def _held(self) -> list[tuple[str, int, int, int]] | None:
-        """What is in hand; None, which claims everything, where that is too much to
-        name.
+    def _claims(self) -> list[tuple[str, int, int, int]] | None:
+        """Return what is unsettled; None, which claims everything, where the ranges are
+        too many.
         """
-        held = join(chain(self.holdings.taken(), self.settling.acks.ranges()))
-        return list(map(tuple, held)) if len(held) <= RANGES_AT_ONCE else None  # type: ignore[arg-type]
+        claims = join(chain(self.queue.unsettled(), self.settlement.acks.unconfirmed()))
+        return list(map(tuple, claims)) if len(claims) <= RANGES_PER_REQUEST else None  # type: ignore[arg-type]
 
     def _joined(self, payload: bytes, now: float) -> None:
-        reply = parse_as(Joined, payload)
-        self.stats.rejoined += self.seat is not None
-        self.seat = reply.seat(self._instance)
-        self.phase = Phase.SERVING
-        self._beat_at = now if self.intake.paused else now + self.seat.beat_s
+        reply = parse_as(JoinReply, payload)
+        self.stats.rejoined += self.membership is not None
+        self.membership = reply.membership(self._instance)
+        self.phase = MemberPhase.SERVING
+        self._next_heartbeat = now if self.fetcher.paused else now + self.membership.heartbeat_s
         log.info(
             "consumer.joined",
             group=reply.group,
@@ -209,127 +248,138 @@ class Member:
         )
 
     def _join_refused(self, error: RequestRejected, now: float) -> None:
-        if isinstance(error, UnknownTopic) and not self._asked_for_topics:
-            self._asked_for_topics = True  # the broker may make topics at first use
+        if isinstance(error, UnknownTopic) and not self._topics_described:
+            self._topics_described = True  # the broker may create topics at first use
             args = {"names": list(self.settings.topics), "create": True}
-            self._queue.append(
-                call(
+            self._first.append(
+                call_request(
                     "topic.describe",
                     args,
-                    lambda _payload, _now: self._queue.append(self._join()),
+                    lambda _payload, _now: self._first.append(self._join()),
                     self._join_refused,
                 )
             )
             return
         self._refused(error, now)
-        self.wants_reconnect = True
+        self.needs_reconnect = True
 
     def _refused(self, error: RequestRejected, now: float) -> None:
-        """A refusal that concerns the member as a whole."""
+        """React to a refusal that concerns the member as a whole."""
         if isinstance(error, StaleGeneration):
-            self._stale, self._beat_at = True, now
+            self._stale, self._next_heartbeat = True, now
         elif error.detail.get("replaced"):  # by another process with the name of this member
             self.failure = error
         elif isinstance(error, UnknownMember | UnknownGroup):
             log.warning("consumer.forgotten", group=self.settings.group, error=error.message)
-            self.wants_reconnect = True
+            self.needs_reconnect = True
         elif error.retriable or isinstance(error, BrokerFailed):
             log.warning("consumer.paused", group=self.settings.group, error=error.message)
-            self._paused_until = now + PAUSE_S
+            self._backed_off_until = now + BACK_OFF_S
         else:
             self.failure = error
 
-    def _beat(self, seat: Seat, now: float) -> Iterator[Request]:
-        self._beating = True
-        self._beat_at = now + seat.beat_s
-        args = member_args(seat) | {"paused": sorted(self.intake.paused)}
-        yield call("consumer.heartbeat", args, self._beaten, self._beat_refused)
-        alive = self.holdings.leases()
-        self._leases = {lease: since for lease, since in self._leases.items() if lease in alive}
-        old = [lease for lease, since in self._leases.items() if now - since > seat.lease_s / 2]
+    def _heartbeat(self, membership: Membership, now: float) -> list[Request]:
+        self._heartbeat_in_flight = True
+        self._next_heartbeat = now + membership.heartbeat_s
+        paused = {"paused": sorted(self.fetcher.paused)}
+        answered, refused = self._heartbeat_answered, self._heartbeat_refused
+        requests = [member_call("consumer.heartbeat", membership, paused, answered, refused)]
+        live = self.queue.leases()
+        self._leases = {lease: since for lease, since in self._leases.items() if lease in live}
+        old = [
+            lease for lease, since in self._leases.items() if now - since > membership.lease_s / 2
+        ]
         if old:
             self._leases |= dict.fromkeys(old, now)
-            args = member_args(seat) | {"leases": old[:RANGES_AT_ONCE]}
-            yield call("consumer.extend", args, lambda _payload, _now: None, self._refused)
+            leases = {"leases": old[:RANGES_PER_REQUEST]}
+            requests.append(
+                member_call(
+                    "consumer.extend", membership, leases, lambda _payload, _now: None, self._refused
+                )
+            )
+        return requests
 
-    def _beat_refused(self, error: RequestRejected, now: float) -> None:
-        self._beating = False
+    def _heartbeat_refused(self, error: RequestRejected, now: float) -> None:
+        self._heartbeat_in_flight = False
         self._refused(error, now)
 
-    def _beaten(self, payload: bytes, now: float) -> None:
-        self._beating = self._stale = False
-        reply, seat = parse_as(Beat, payload), self.seat
-        if seat is None:
+    def _heartbeat_answered(self, payload: bytes, now: float) -> None:
+        del now
+        self._heartbeat_in_flight = self._stale = False
+        before = self.membership
+        if before is None:
             return
-        before, self.seat = seat, reply.seat(seat)
-        seat = self.seat
-        if seat.epoch != before.epoch:  # what waits here counts by the old one
-            self.settling.give_back(self.holdings.drop_ready())
-        elif seat.generation != before.generation:
+        self.membership = after = parse_as(HeartbeatReply, payload).updated(before)
+        if after.epoch != before.epoch:  # what waits in the queue is of the old epoch
+            self.settlement.return_unprocessed(self.queue.drop_ready())
+        elif after.generation != before.generation:
             log.info(
                 "consumer.rebalanced",
-                group=seat.group,
-                generation=seat.generation,
-                partitions=len(seat.assignment),
+                group=after.group,
+                generation=after.generation,
+                partitions=len(after.assignment),
             )
-            self.settling.give_back(self.holdings.drop_ready(self._not_mine))
+            self.settlement.return_unprocessed(self.queue.drop_ready(self._is_of_another_member))
 
-    def _not_mine(self, parcel: Parcel) -> bool:
-        """Whether another member should have it: a single retry may stay, unless it has
-        to keep its order.
+    def _is_of_another_member(self, batch: FetchedBatch) -> bool:
+        """Return whether a batch is of a partition assigned to another member.
+
+        A retry may stay here, unless the group keeps an order.
         """
-        assert self.seat is not None, "only members have heartbeats"
-        return parcel.spot not in self.seat.assignment and (
-            self.settings.ordered or not parcel.moved
+        return batch.partition_name not in self.assignment and (
+            self.settings.ordered or not batch.moved
         )
 
     def may_fetch(self) -> bool:
-        """Whether there is room for more, and nothing against it."""
-        return not (self._closing or self._stale) and self.intake.wanted()
+        """Return whether a fetch is due and allowed."""
+        return not (self.closing or self._stale) and self.fetcher.is_due()
 
     def _fetched(self, payload: bytes, now: float) -> None:
         for chunk in unpack_chunks(payload).chunks:
-            self._take_in(chunk, now)
-        if self._closing:
-            self.settling.give_back(self.holdings.drop_ready())
-        elif self.intake.paused:
-            self._give_back_paused()
+            self._add(chunk, now)
+        if self.closing:
+            self.settlement.return_unprocessed(self.queue.drop_ready())
+        elif self.fetcher.paused:
+            self._return_paused()
 
-    def _take_in(self, chunk: Chunk, now: float) -> None:
-        assert self.seat is not None, "only members fetch"
+    def _add(self, chunk: Chunk, now: float) -> None:
+        assert self.membership is not None, "only members fetch"
         self._leases.setdefault(chunk.lease_id, now)
-        parcel = Parcel(chunk, owner=self._owner, epoch=self.seat.epoch, now=now)
-        for unwanted in self.holdings.add(parcel):
-            self.settling.acks.add(*unwanted, now)
+        batch = FetchedBatch(chunk, owner=self._owner, epoch=self.membership.epoch, now=now)
+        for unwanted in self.queue.add(batch):
+            self.settlement.acks.add(*unwanted, now)
             self.stats.filtered += unwanted.end - unwanted.start
 
-    def _goodbye(self, seat: Seat) -> Iterator[Request]:
-        """Once all is confirmed, the end. Before it, if a fetch is under way, a rejoin
-        gives back what that brings.
+    def _leave(self, membership: Membership) -> list[Request]:
+        """Return the requests that end the membership, once all is confirmed.
 
-        A static member does not leave: a rejoin gives back all that is leased to it,
-        and it is only away.
+        With a fetch in flight, a rejoin comes first: it returns what that fetch brings.
+        A static member does not leave: a rejoin without claims returns its messages,
+        and the member is only away.
         """
-        if not self.settling.idle or self._said_goodbye:
-            return
-        self._said_goodbye = True
-        if self.intake.under_way:
-            yield self._join()._replace(
-                reply=self._parted, refused=lambda _error, now: self._parted(b"", now)
+        if not self.settlement.idle or self._leave_sent:
+            return []
+        self._leave_sent = True
+        if self.fetcher.in_flight:
+            rejoin = self._join()._replace(
+                reply=self._fetch_ended, refused=lambda _error, now: self._fetch_ended(b"", now)
             )
-            return
+            return [rejoin]
         if self.settings.static:
-            yield self._join(claim=False)._replace(reply=self._left, refused=self._left)
-            return
-        args = {"group": seat.group, "member": seat.member, "instance": self._instance}
-        yield call("consumer.leave", args, self._left, self._left)
+            return [self._join(claim=False)._replace(reply=self._left, refused=self._left)]
+        args = {
+            "group": membership.group,
+            "member": membership.member,
+            "instance": self._instance,
+        }
+        return [call_request("consumer.leave", args, self._left, self._left)]
 
-    def _parted(self, payload: bytes, now: float) -> None:
+    def _fetch_ended(self, payload: bytes, now: float) -> None:
         del payload, now
-        self.intake.lost()
-        self._said_goodbye = False
+        self.fetcher.forget()
+        self._leave_sent = False
 
     def _left(self, answer: object, now: float) -> None:
         del answer, now
-        self.phase = Phase.GONE
+        self.phase = MemberPhase.GONE
         log.info("consumer.left", group=self.settings.group)

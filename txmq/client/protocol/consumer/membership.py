@@ -1,38 +1,30 @@
-"""What a consumer of either face tells of its place in the group."""
+"""A member's place in its consumer group."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from txmq.client.protocol.consumer.member import Member
-    from txmq.client.protocol.consumer.settings import Settings
+from txmq.model.topic_partition import PartitionName
 
 
-class Seated:
-    """A consumer, before and after its broker has given it a seat."""
+class Membership(NamedTuple):
+    """A member's place in its group, as the broker last reported it.
 
-    settings: Settings
-    _member: Member
+    `group` is the name to use in requests: in broadcast mode the member's own,
+    `group@member`. `instance` tells this process from others with the same member name.
+    """
 
-    @property
-    def group(self) -> str:
-        """The group as the broker knows it: of a broadcast member its own,
-        `group@member`.
-        """
-        seat = self._member.seat
-        return self.settings.group if seat is None else seat.group
-
-    @property
-    def member(self) -> str:
-        """The name of the member, given or made by the broker."""
-        seat = self._member.seat
-        return (self.settings.member or "") if seat is None else seat.member
+    group: str
+    member: str
+    instance: str
+    generation: int
+    epoch: int
+    assignment: frozenset[PartitionName]
+    session_s: float
+    lease_s: float
+    consume_timeout_s: float
 
     @property
-    def epoch(self) -> int:
-        """How many times the group was told to process messages once more: the inbox
-        counts by it.
-        """
-        seat = self._member.seat
-        return 0 if seat is None else seat.epoch
+    def heartbeat_s(self) -> float:
+        """Seconds between two heartbeats."""
+        return min(self.session_s, self.lease_s) / 3

@@ -1,4 +1,4 @@
-"""What users do with messages, the same for both faces of the client."""
+"""The operations of users on messages, for both faces of the client."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.failure import Failure, failure_of
+from txmq.client.protocol.consumer.failure import FailureReport, describe_failure
 from txmq.client.protocol.consumer.fetched import (
-    LENT,
+    IN_TRANSACTION,
     NACKED,
-    STARTED,
+    OUTSTANDING,
     DeliveredMessage,
     ReceivedBatch,
 )
 from txmq.client.protocol.consumer.member import Member
-from txmq.client.protocol.consumer.settling import ANY_LEASE, Nack, name_of
+from txmq.client.protocol.consumer.settlement import ANY_LEASE, PendingNack, place_name
 from txmq.errors import LocalProtocolError, NotLeased
 from txmq.model.message import ReceivedMessage
-from txmq.wire.headers import Acked
+from txmq.wire.data_requests import AckedRange
 
-LONGEST_DELAY_S = 12 * 3_600
-NO_ACK = 0  # a number that counts as confirmed
+MAX_DELAY_S = 12 * 3_600
+NO_ACK = 0  # the number of an ack that changed nothing; it counts as confirmed
+SETTLED_BEFORE = "it was acked, nacked or given back before"
 log = get_logger()
 
 
 Delivered = ReceivedMessage | ReceivedBatch
 
 
-class AckAction(NamedTuple):
-    """What makes an ack a part of a transaction (docs/FORMATS.md)."""
+class TransactionAck(NamedTuple):
+    """The action of a transaction that acks a range (docs/FORMATS.md)."""
 
     action: str
     group: str
@@ -41,96 +42,91 @@ class AckAction(NamedTuple):
     end: int
 
 
-class Hands:
-    """Takes messages from a member and settles them. Not thread-safe."""
+class Operations:
+    """Receive and settle messages of a member. Not thread-safe.
+
+    Operations that receive raise the failure of the member.
+    """
 
     def __init__(self, member: Member) -> None:
         self._member = member
 
-    def take(self, most: int, now: float) -> list[DeliveredMessage]:
-        """At most so many messages. Raises why the member cannot go on."""
+    def receive_many(self, most: int, now: float) -> list[DeliveredMessage]:
+        """Return at most so many messages."""
         member = self._member
         if member.failure is not None:
             raise member.failure
-        if not member.holdings.ready:
+        if not member.queue.ready:
             return []
-        messages = member.holdings.take(most, now=now)
+        messages = member.queue.pop_many(most, now=now)
         member.stats.delivered += len(messages)
         return messages
 
-    def take_one(self, now: float) -> DeliveredMessage | None:
-        """The next message. Raises why the member cannot go on."""
+    def receive(self, now: float) -> DeliveredMessage | None:
+        """Return the next message."""
         member = self._member
         if member.failure is not None:
             raise member.failure
-        if not member.holdings.ready:
+        if not member.queue.ready:
             return None
-        message = member.holdings.take_one(now=now)
+        message = member.queue.pop(now=now)
         member.stats.delivered += message is not None
         return message
 
-    def take_batch(self, now: float) -> ReceivedBatch | None:
-        """The messages of one delivery. Raises why the member cannot go on."""
+    def receive_batch(self, now: float) -> ReceivedBatch | None:
+        """Return the messages of one delivery."""
         member = self._member
         if member.failure is not None:
             raise member.failure
-        batch = member.holdings.take_batch(now=now)
+        batch = member.queue.pop_batch(now=now)
         member.stats.delivered += 0 if batch is None else len(batch)
         return batch
 
     def ack(self, message: ReceivedMessage, now: float) -> int:
-        """The message is processed. Returns the number of its ack; `NO_ACK` where it is
-        in nobody's hands any more.
+        """Ack a message. Return the number of the ack; `NO_ACK` where the message is
+        not outstanding.
         """
         member, (topic, partition, offset) = self._member, message[:3]
         if not isinstance(message, DeliveredMessage):
-            count = member.holdings.settle(_place_of(message), now=now)
-        elif member.holdings.settle_one(
-            message, now=now
-        ):  # without a further call, for the one case that is hot
+            count = member.queue.settle(_place(message), now=now)
+        elif member.queue.settle_one(message, now=now):  # the hot path, without a further call
             member.stats.acked += 1
-            return member.settling.acks.add(topic, partition, offset, offset + 1, now)
+            return member.settlement.acks.add(topic, partition, offset, offset + 1, now)
         else:
             count = 0
-        return self._acked(topic, partition, offset, offset + 1, count, now)
+        return self._add_ack(topic, partition, offset, offset + 1, count, now)
 
     def ack_batch(self, batch: ReceivedBatch, now: float) -> int:
-        """All messages of the batch are processed, but for those that were acked or
-        nacked alone.
-        """
-        number, parcel = NO_ACK, batch.parcel
-        for run in list(parcel.runs(STARTED)):
-            number = self._acked(*run, self._member.holdings.settle(run, parcel, now=now), now)
+        """Ack the messages of a batch that are outstanding."""
+        number, fetched = NO_ACK, batch.fetched
+        for each in list(fetched.ranges(OUTSTANDING)):
+            number = self._add_ack(*each, self._member.queue.settle(each, fetched, now=now), now)
         return number
 
     def ack_many(self, messages: Iterable[ReceivedMessage], now: float) -> None:
-        """All of the messages are processed; those that are in nobody's hands any more
-        are passed over.
-        """
+        """Ack the messages that are outstanding."""
         for message in messages:
             self.ack(message, now)
 
-    def refused(self, number: int, delivered: Delivered) -> bool:
-        """Whether the broker did not take the ack of that number, or not of all,
-        because it came too late.
+    def ack_refused(self, number: int, delivered: Delivered) -> bool:
+        """Return whether the broker refused any of the ack of that number as too
+        late.
         """
-        place = (
-            _place_of(delivered) if isinstance(delivered, ReceivedMessage) else _all_of(delivered)
-        )
-        return self._member.settling.acks.refused(number, place)
+        place = _place(delivered) if isinstance(delivered, ReceivedMessage) else _whole(delivered)
+        return self._member.settlement.acks.was_refused(number, place)
 
-    def _acked(
+    def _add_ack(
         self, topic: str, partition: int, start: int, end: int, count: int, now: float
     ) -> int:
         if count:
             self._member.stats.acked += count
-            return self._member.settling.acks.add(topic, partition, start, end, now)
-        done = Acked(topic, partition, start, end)
-        if done in self._member.settling.given_up:
+            return self._member.settlement.acks.add(topic, partition, start, end, now)
+        place = AckedRange(topic, partition, start, end)
+        if place in self._member.settlement.timed_out:
             log.warning(
                 "message.ack_late",
-                place=name_of(done),
-                hint="it was given up, and is delivered again",
+                place=place_name(place),
+                hint="it exceeded the consume timeout, and is delivered again",
             )
         return NO_ACK
 
@@ -142,16 +138,15 @@ class Hands:
         *,
         dead: bool = False,
     ) -> None:
-        """The message failed. `delay` is seconds until it comes again. Raises NotLeased
-        where it is not in hand.
+        """Nack a failed message. `delay`: seconds until it is delivered again.
+
+        Raises NotLeased where the message is not outstanding.
         """
-        failure = failure_of(error)
+        failure = describe_failure(error)
         if dead and not failure.type:
-            failure = Failure("dead-lettered", failure.text, failure.fingerprint)
-        self._put_off(
-            message,
-            Nack(*_what(message), None if delay is None else _milliseconds(delay), failure, dead),
-        )
+            failure = FailureReport("dead-lettered", failure.text, failure.fingerprint)
+        delay_ms = None if delay is None else _milliseconds(delay)
+        self._nack(message, PendingNack(_place(message), message.key, delay_ms, failure, dead))
 
     def nack_many(
         self,
@@ -159,119 +154,126 @@ class Hands:
         delay: float | None,
         error: BaseException | str | None,
     ) -> None:
-        """All of the messages failed, in this order; those that are not in hand any
-        more are passed over.
-        """
-        for message in filter(self.holds, messages):
+        """Nack the messages that are outstanding, in this order."""
+        for message in filter(self.is_outstanding, messages):
             self.nack(message, delay, error)
 
     def postpone(self, message: ReceivedMessage, delay: float | None) -> None:
-        """The message is to come again in `delay` seconds, as if it had not been
-        delivered. Raises as `nack` does.
+        """Have the message delivered again in `delay` seconds, as if this delivery had
+        not been. Raises as `nack` does.
         """
         delay_ms = None if delay is None else _milliseconds(delay)
-        self._put_off(message, Nack(*_what(message), delay_ms, Failure(), postpone=True))
+        nack = PendingNack(_place(message), message.key, delay_ms, FailureReport(), postpone=True)
+        self._nack(message, nack)
 
-    def _put_off(self, message: ReceivedMessage, nack: Nack) -> None:
-        if not self._member.holdings.change(nack.place, STARTED, NACKED):
-            raise _not_in_hand(message)
-        self._member.settling.nack(nack)
+    def _nack(self, message: ReceivedMessage, nack: PendingNack) -> None:
+        if not self._member.queue.change(nack.place, OUTSTANDING, NACKED):
+            raise _not_outstanding(message)
+        self._member.settlement.nack(nack)
 
     def extend(self, message: ReceivedMessage, seconds: float | None, now: float) -> None:
-        """The message may be in hand for so long from now on, None = for its whole
-        time. Raises as `nack` does.
+        """Give the handler of a message so many seconds from now on, None: its whole
+        timeout. Raises as `nack` does.
         """
-        seat = self._member.seat
-        since = now if seconds is None or seat is None else now + seconds - seat.consume_timeout_s
-        if not self._member.holdings.prolong(*message[:3], since):
-            raise _not_in_hand(message)
+        membership = self._member.membership
+        start = now
+        if seconds is not None and membership is not None:
+            start = now + seconds - membership.consume_timeout_s
+        if not self._member.queue.restart_timeout(*message[:3], start):
+            raise _not_outstanding(message)
 
     def give_back(self, message: ReceivedMessage, now: float) -> None:
-        """Hands a message back as if it had not been taken. In an ordered group only
-        behind a nack, or at the end.
+        """Return a message to the group as if it had not been delivered.
+
+        In an ordered group only behind a nack of its key, or at the end. Raises as
+        `nack` does.
         """
-        self._require_in_hand(message)
+        if not self.is_outstanding(message):
+            raise _not_outstanding(message)
         member = self._member
         if member.settings.ordered and message.key:
-            member.settling.give_back(
-                member.holdings.drop_key(message.topic, message.key, ANY_LEASE)
+            member.settlement.return_unprocessed(
+                member.queue.drop_key(message.topic, message.key, ANY_LEASE)
             )
-        member.settling.give_back([_place_of(message)])
-        member.holdings.settle(_place_of(message), now=now)
+        member.settlement.return_unprocessed([_place(message)])
+        member.queue.settle(_place(message), now=now)
 
-    def lend(self, delivered: Delivered) -> list[AckAction]:
-        """Hands over to a transaction what is in hand of this. Returns the actions that
-        ack it.
+    def add_to_transaction(self, delivered: Delivered) -> list[TransactionAck]:
+        """Leave the outstanding messages to a transaction. Return the actions that ack
+        them in it.
         """
-        seat, holdings = self._member.seat, self._member.holdings
-        places = _places_of(delivered, STARTED)
-        if seat is None or not sum(holdings.change(place, STARTED, LENT) for place in places):
-            raise _not_in_hand(delivered)
-        return [
-            AckAction("ack", seat.group, seat.member, seat.generation, *place) for place in places
-        ]
+        membership, queue = self._member.membership, self._member.queue
+        places = _places(delivered, OUTSTANDING)
+        if membership is None or not sum(
+            queue.change(place, OUTSTANDING, IN_TRANSACTION) for place in places
+        ):
+            raise _not_outstanding(delivered)
+        group, member, generation = membership.group, membership.member, membership.generation
+        return [TransactionAck("ack", group, member, generation, *place) for place in places]
 
-    def lent(self, delivered: Delivered, now: float, *, committed: bool | None) -> None:
-        """The transaction is over; True or None: the broker settles what it has got,
-        False: all is in hand again.
+    def transaction_ended(
+        self, delivered: Delivered, now: float, *, committed: bool | None
+    ) -> None:
+        """Settle the messages, or make them outstanding again where `committed` is
+        False.
+
+        None: the outcome is unknown, and the broker delivers them again if need be.
         """
-        holdings = self._member.holdings
-        for place in _places_of(delivered, LENT):
+        queue = self._member.queue
+        for place in _places(delivered, IN_TRANSACTION):
             if committed is False:
-                holdings.change(place, LENT, STARTED)
+                queue.change(place, IN_TRANSACTION, OUTSTANDING)
             else:
-                self._member.stats.acked += holdings.settle(place, now=now, old=LENT)
+                self._member.stats.acked += queue.settle(place, now=now, old=IN_TRANSACTION)
 
-    def holds(self, message: ReceivedMessage) -> bool:
-        """Whether the message is in hand, neither acked nor nacked."""
+    def is_outstanding(self, message: ReceivedMessage) -> bool:
+        """Return whether the message is neither acked nor nacked."""
         if isinstance(message, DeliveredMessage):
             return message.in_hand
-        return self._member.holdings.in_hand(*message[:3])
-
-    def _require_in_hand(self, message: ReceivedMessage) -> None:
-        if not self.holds(message):
-            raise _not_in_hand(message)
+        return self._member.queue.is_outstanding(*message[:3])
 
 
-def came_too_late() -> NotLeased:
-    """The error for an ack that the broker did not take."""
-    return NotLeased(
-        "the ack came too late",
-        hint="the lease had run out: the message comes again, or is another member's",
+def ack_error(operations: Operations, number: int, delivered: Delivered) -> NotLeased | None:
+    """Return the error of an answered ack for a caller that waited for it, or None."""
+    if number == NO_ACK:
+        return _not_outstanding(delivered)
+    if operations.ack_refused(number, delivered):
+        return NotLeased(
+            f"the ack of {_name(delivered)} came too late",
+            hint="the lease had run out, and the message is delivered again",
+        )
+    return None
+
+
+def _not_outstanding(delivered: Delivered) -> NotLeased:
+    return NotLeased(f"message {_name(delivered)} is not outstanding", hint=SETTLED_BEFORE)
+
+
+def _name(delivered: Delivered) -> str:
+    return place_name(
+        _place(delivered) if isinstance(delivered, ReceivedMessage) else _whole(delivered)
     )
 
 
-def _not_in_hand(delivered: Delivered) -> NotLeased:
-    where = delivered.offset if isinstance(delivered, ReceivedMessage) else delivered.offsets[0]
-    place = f"{delivered.topic}/{delivered.partition}/{where}"
-    return NotLeased(
-        f"message {place} is not in hand", hint="it was acked or nacked before, or given back"
-    )
-
-
-def _place_of(message: ReceivedMessage) -> Acked:
+def _place(message: ReceivedMessage) -> AckedRange:
     topic, partition, offset = message[:3]
-    return Acked(topic, partition, offset, offset + 1)
+    return AckedRange(topic, partition, offset, offset + 1)
 
 
-def _what(message: ReceivedMessage) -> tuple[Acked, str | None]:
-    return _place_of(message), message.key
+def _whole(batch: ReceivedBatch) -> AckedRange:
+    return AckedRange(batch.topic, batch.partition, batch.fetched.start, batch.fetched.end)
 
 
-def _all_of(batch: ReceivedBatch) -> Acked:
-    return Acked(batch.topic, batch.partition, batch.parcel.start, batch.parcel.end)
-
-
-def _places_of(delivered: Delivered, state: int) -> list[Acked]:
-    """A message, or the messages of a batch that are in this state."""
+def _places(delivered: Delivered, state: int) -> list[AckedRange]:
+    """Return a message, or the messages of a batch that are in this state."""
     if isinstance(delivered, ReceivedMessage):
-        return [_place_of(delivered)]
-    return list(delivered.parcel.runs(state))
+        return [_place(delivered)]
+    return list(delivered.fetched.ranges(state))
 
 
 def _milliseconds(seconds: float) -> int:
-    if not 0 <= seconds <= LONGEST_DELAY_S:
+    if not 0 <= seconds <= MAX_DELAY_S:
         raise LocalProtocolError(
-            f"a delay of {seconds!r} s", hint=f"0 to {LONGEST_DELAY_S} are possible"
+            f"invalid delay of {seconds!r} s", hint=f"use 0 to {MAX_DELAY_S} seconds"
         )
     return round(seconds * 1_000)

@@ -1,94 +1,166 @@
-"""What a member asks of the broker, and who is told the answer."""
+"""The requests of a member, and the replies to them (docs/FORMATS.md 2.3)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from txmq.client.protocol.consumer.membership import Membership
 from txmq.errors import RequestRejected
-from txmq.wire.calls import encode_call
-from txmq.wire.headers import Ack, Acked, Fetch, Opcode, pack_ack, pack_fetch
+from txmq.model.topic_partition import PartitionName
+from txmq.wire.calls.registry import encode_call
+from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
-Reply = Callable[[bytes, float], None]
-Refusal = Callable[[RequestRejected, float], None]
-RUN = 1_000  # messages that were stored one by one, and come as one batch
-MOST = (1 << 32) - 1  # of messages, and of bytes, that a fetch can ask for
-REPLY_S = 15.0  # within which an answer is due that waits for nothing but the disk
-
-
-class Seat(NamedTuple):
-    """A member's place in its group, as last heard. `group` is the name to use, which
-    is its own in broadcast mode.
-    """
-
-    group: str
-    member: str
-    instance: str
-    generation: int
-    epoch: int
-    assignment: frozenset[tuple[str, int]]
-    session_s: float
-    lease_s: float
-    consume_timeout_s: float
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two heartbeats."""
-        return min(self.session_s, self.lease_s) / 3
+OnReply = Callable[[bytes, float], None]
+OnRefusal = Callable[[RequestRejected, float], None]
+RUN = 1_000  # messages stored one by one that the broker may send as one chunk
+LIMIT = (1 << 32) - 1  # of messages, and of bytes, in one fetch: both are 32-bit fields
+REPLY_S = 15.0  # for a reply that waits for nothing but the disk
 
 
 class Request(NamedTuple):
-    """A request to send. Its answer goes to `reply` or `refused`, with the time; none
-    where the connection is lost.
+    """A request to send, with the callbacks for its answer and the time of the answer.
 
-    An answer that is not there after `patience_s` seconds means that the connection is
-    lost.
+    Neither callback is called if the connection is lost. An answer that is missing
+    after `timeout_s` seconds means that the connection is lost.
     """
 
     opcode: int
     payload: bytes
-    reply: Reply
-    refused: Refusal
-    patience_s: float = REPLY_S
+    reply: OnReply
+    refused: OnRefusal
+    timeout_s: float = REPLY_S
 
 
-def call(name: str, args: dict[str, Any], reply: Reply, refused: Refusal) -> Request:
-    """A control call."""
+def call_request(name: str, args: dict[str, Any], reply: OnReply, refused: OnRefusal) -> Request:
+    """Return the request of a control call."""
     return Request(Opcode.CALL, encode_call(name, args), reply, refused)
 
 
-def member_args(seat: Seat) -> dict[str, Any]:
-    """The arguments that every call of a member has."""
-    return {
-        "group": seat.group,
-        "member": seat.member,
-        "generation": seat.generation,
-        "instance": seat.instance,
+def member_call(
+    name: str,
+    membership: Membership,
+    args: dict[str, Any],
+    reply: OnReply,
+    refused: OnRefusal,
+) -> Request:
+    """Return the request of a member's call; it also carries the membership."""
+    member = {
+        "group": membership.group,
+        "member": membership.member,
+        "generation": membership.generation,
+        "instance": membership.instance,
     }
+    return call_request(name, member | args, reply, refused)
 
 
-def fetch(  # all that a fetch says
-    seat: Seat,
+def fetch_request(
+    membership: Membership,
     wait_s: float,
     messages: int,
     size: int,
-    reply: Reply,
-    refused: Refusal,
+    reply: OnReply,
+    refused: OnRefusal,
     *,
     tags: int = 0,
     without: tuple[str, ...] = (),
 ) -> Request:
-    """A request for at most so many messages and bytes of batches, of those whose tag
-    filter has a bit of `tags`; nothing of the topics `without`.
+    """Return a request for at most so many messages and so many bytes of batches.
+
+    The broker leaves out batches whose tag filter has no bit of `tags`, and the topics
+    in `without`.
     """
-    room = min(size, MOST), min(messages, MOST)
-    wanted = Fetch(
-        seat.generation, round(wait_s * 1_000), *room, seat.group, seat.member, tags, RUN, without
+    room = min(size, LIMIT), min(messages, LIMIT)
+    header = Fetch(
+        membership.generation,
+        round(wait_s * 1_000),
+        *room,
+        membership.group,
+        membership.member,
+        tags,
+        RUN,
+        without,
     )
-    return Request(Opcode.FETCH, pack_fetch(wanted), reply, refused, wait_s + REPLY_S)
+    return Request(Opcode.FETCH, pack_fetch(header), reply, refused, wait_s + REPLY_S)
 
 
-def ack(seat: Seat, ranges: Iterable[Acked], reply: Reply, refused: Refusal) -> Request:
-    """Messages that are done with."""
-    payload = pack_ack(Ack(seat.generation, seat.group, seat.member, tuple(ranges)))
+def ack_request(
+    membership: Membership, ranges: Iterable[AckedRange], reply: OnReply, refused: OnRefusal
+) -> Request:
+    """Return the request that acks these ranges."""
+    payload = pack_ack(
+        Ack(membership.generation, membership.group, membership.member, tuple(ranges))
+    )
     return Request(Opcode.ACK, payload, reply, refused)
+
+
+class MemberReply(BaseModel):
+    """A reply. Fields that a newer broker adds are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class JoinReply(MemberReply):
+    """A member's place in its group. `group` is the name to use from now on."""
+
+    group: str
+    member: str
+    generation: int
+    epoch: int = 0
+    assignment: tuple[PartitionName, ...]
+    session_ms: Annotated[int, Field(gt=0)]
+    lease_ms: Annotated[int, Field(gt=0)]
+    consume_timeout_ms: Annotated[int, Field(gt=0)] = 900_000
+
+    def membership(self, instance: str) -> Membership:
+        """Return the membership that begins with this reply."""
+        return Membership(
+            group=self.group,
+            member=self.member,
+            instance=instance,
+            generation=self.generation,
+            epoch=self.epoch,
+            assignment=frozenset(self.assignment),
+            session_s=self.session_ms / 1_000,
+            lease_s=self.lease_ms / 1_000,
+            consume_timeout_s=self.consume_timeout_ms / 1_000,
+        )
+
+
+class HeartbeatReply(MemberReply):
+    """The present generation and the member's assignment in it.
+
+    `epoch` and `consume_timeout_ms` are None where the broker does not report them.
+    """
+
+    generation: int
+    assignment: tuple[PartitionName, ...]
+    epoch: int | None = None
+    consume_timeout_ms: Annotated[int, Field(gt=0)] | None = None
+
+    def updated(self, membership: Membership) -> Membership:
+        """Return the membership as it is from now on."""
+        timeout_ms = self.consume_timeout_ms
+        return membership._replace(
+            generation=self.generation,
+            epoch=membership.epoch if self.epoch is None else self.epoch,
+            assignment=frozenset(self.assignment),
+            consume_timeout_s=(
+                membership.consume_timeout_s if timeout_ms is None else timeout_ms / 1_000
+            ),
+        )
+
+
+class NackReply(MemberReply):
+    """The state of a failed message after a nack.
+
+    The member returns messages of the same key under leases below `fence_lease`. Where
+    the circuit breaker of the group is open (`guarded`), it returns all that waits.
+    """
+
+    moved: str
+    attempt: int
+    fence_lease: int = 0
+    guarded: bool = False

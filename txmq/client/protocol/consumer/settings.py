@@ -1,15 +1,15 @@
-"""What a consumer is made with, checked before anything is sent."""
+"""The settings of a consumer, checked before anything is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
 from typing import Any, Literal, TypedDict, Unpack
 
 from txmq.errors import LocalProtocolError
-from txmq.model.message import check_name, micros
+from txmq.model.message import check_name, to_micros
 from txmq.model.retry import RetryPolicy
 from txmq.selector import Selector, parse
 
@@ -22,34 +22,40 @@ STRATEGIES, STARTS = ("average", "circular", "consistent", "sticky"), ("first", 
 MIB = 1 << 20
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments of `client.consumer`; what is left out is as the group has
-    it, or by default.
+class ConsumerOptions(TypedDict, total=False):
+    """The keyword arguments of `client.consumer`.
 
-    `mode`: "concurrent", "ordered" (one key strictly in order) or "broadcast" (every
-    member gets everything; where it is, is remembered by the name of the `member`).
-    `tags`: only messages with one of them. `selector`: only messages for which this
-    condition over their headers is true, after SQL-92 (see `txmq.selector`); what a
-    member does not want is done with for its whole group, so that all members should
-    want the same. `start`: where a topic new to the group begins: "first", "last", a
-    time, or a timedelta ago; by default "first", and "last" for a broadcast member
-    without a name. `on_exhausted`: what becomes of a message that failed for good, in
-    an ordered group of its key: "park", "block" or "skip". `max_parked`: how many
-    messages may wait behind a failed one of their key, 10,000; with more of the key to
-    come its partition stands still, and an alarm says so. `flood_keys`: with so many
-    keys failing alike, 20, and fewer successes, the group is guarded: one message at a
-    time is a probe, no failure counts, and all goes on by itself once a probe succeeds;
-    0 = never. `on_failure`: "broker", the only policy yet: the broker keeps what
-    failed. `static`: the named `member` keeps its partitions while it is away, for as
-    long as its session: neither `close` nor a restart within that time moves anything.
-    `lease_s`: how long a message stays with a consumer that gives no sign of life, 60
-    s; `session_s`: how long a member may be silent, 30 s. `prefetch_messages` and
-    `prefetch_bytes` wait here at most, but what was sent as one batch comes with all
-    its bytes. `span`: of a partition at most so many messages go out, from the first
-    that is not done with on; 0 = any. `consume_timeout_s`: a handler that holds one
-    message for longer, 900 s, has failed: the message is retried as the policy has it,
-    and what the handler says of it later has no effect. `extend` gives it more time;
-    that of a batch begins anew with every message of it that is done with.
+    What is left out is as the group has it, or the default.
+
+    `mode`: "concurrent"; "ordered", each key strictly in order; or "broadcast", every
+    member gets everything, and its position is stored by the name of the `member`.
+    `tags`: only messages with one of them. `selector`: only messages whose headers
+    satisfy this condition, in SQL-92's syntax (see `txmq.selector`). A message that one
+    member does not want is settled for the whole group, so that all members should want
+    the same. `start`: where a topic new to the group begins: "first", "last", a time,
+    or a timedelta ago. The default is "first", and "last" for a broadcast member
+    without a name.
+
+    `on_exhausted`: "park", "block" or "skip", what becomes of a message that failed for
+    good; in an ordered group, of its key. `max_parked`: how many messages may wait
+    behind a failed one of their key, 10,000. When more arrive the partition stalls, and
+    an alarm reports it. `flood_keys`: when so many keys fail alike, 20, and fewer
+    succeed, the circuit breaker of the group opens. Then one message at a time is
+    delivered as a probe, no failure counts, and delivery goes on once a probe succeeds;
+    0 = never. `on_failure`: "broker", the only policy yet: the broker stores failed
+    messages. `retry`: the delays and attempts of failed messages.
+
+    `static`: the named `member` keeps its partitions while it is away, for as long as
+    its session. Within that time neither `close` nor a restart causes a rebalance.
+    `strategy`: how partitions are assigned. `lease_s`: how long a message stays with a
+    consumer that gives no sign of life, 60 s. `session_s`: how long a member may be
+    silent, 30 s. `prefetch_messages` and `prefetch_bytes`: limits of the local queue; a
+    batch is fetched whole, with all its bytes. `span`: how many messages of a partition
+    may be delivered beyond the first unsettled one; 0 = any number.
+    `consume_timeout_s`: a handler that holds one message for longer, 900 s, has failed.
+    The message is retried by the policy, and later acks and nacks of it have no effect.
+    `extend` gives the handler more time. The time of a batch begins anew with every
+    message of it that is settled.
     """
 
     mode: Mode
@@ -73,8 +79,8 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The checked settings of one consumer; `Options` tells what they mean. A `start`
+class ConsumerSettings:
+    """The checked settings of one consumer, explained in `ConsumerOptions`. A `start`
     that is a time is in µs.
     """
 
@@ -100,11 +106,11 @@ class Settings:
 
     @property
     def ordered(self) -> bool:
-        """Whether messages of one key come strictly one after the other."""
+        """True if messages of one key are delivered strictly one after the other."""
         return self.mode == "ordered"
 
     def join_args(self, instance: str) -> dict[str, Any]:
-        """The arguments of `consumer.join`, without those that only a rejoin has."""
+        """Return the arguments of `consumer.join`, without those of a rejoin."""
         return {
             "group": self.group,
             "instance": instance,
@@ -124,57 +130,68 @@ class Settings:
         }
 
 
-def checked(group: str, topics: Sequence[str], **options: Unpack[Options]) -> Settings:
-    """The settings that these arguments make. Raises LocalProtocolError for what cannot
-    be meant.
+def consumer_settings(
+    group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+) -> ConsumerSettings:
+    """Return the settings that these arguments make. Raises LocalProtocolError for
+    invalid ones.
     """
-    if unknown := options.keys() - Options.__optional_keys__:
+    if unknown := options.keys() - ConsumerOptions.__optional_keys__:
         raise LocalProtocolError(
-            f"there is no option {min(unknown)!r}",
-            hint="see txmq.client.protocol.consumer.settings.Options",
+            f"a consumer has no option {min(unknown)!r}",
+            hint="see txmq.client.protocol.consumer.settings.ConsumerOptions",
         )
     check_name(group, "consumer group")
-    if isinstance(topics, str) or not topics:
-        raise LocalProtocolError(
-            f"{topics!r} are no topics", hint='a sequence of names: topics=["orders"]'
-        )
-    names = tuple(dict.fromkeys(check_name(topic, "topic") for topic in topics))
+    names = checked_topics(topics)
     if options.get("member") is not None:
         check_name(str(options["member"]), "member")
     if options.get("static") and (
         options.get("member") is None or options.get("mode") == "broadcast"
     ):
         raise LocalProtocolError(
-            "a static member needs a name, and a share of the partitions", hint='member="billing-1"'
+            "a static member needs a name, and a mode other than broadcast",
+            hint='give it a name: member="billing-1"',
         )
-    _one_of("mode", options.get("mode", "concurrent"), MODES)
-    _one_of("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
-    _one_of("strategy", options.get("strategy"), (None, *STRATEGIES))
-    _one_of("on_failure", options.pop("on_failure", "broker"), ("broker",))
+    _check_choice("mode", options.get("mode", "concurrent"), MODES)
+    _check_choice("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
+    _check_choice("strategy", options.get("strategy"), (None, *STRATEGIES))
+    _check_choice("on_failure", options.pop("on_failure", "broker"), ("broker",))
     for name in ("consume_timeout_s", "lease_s", "session_s"):
-        _number(name, options.get(name), "a number of seconds above 0 is needed", above=0)
+        _check_number(name, options.get(name), "use a number of seconds above 0", above=0)
     for name in ("prefetch_messages", "prefetch_bytes"):
-        _number(name, options.get(name), "a whole number above 0 is needed", above=0, kind=int)
+        _check_number(name, options.get(name), "use a whole number above 0", above=0, kind=int)
     for name in ("max_parked", "flood_keys", "span"):
-        _number(name, options.get(name), "a whole number from 0 is needed", above=-1, kind=int)
+        _check_number(name, options.get(name), "use a whole number from 0 up", above=-1, kind=int)
     fields: dict[str, Any] = dict(options)
     fields["tags"] = _tags(fields.get("tags"))
     fields["selector"] = _selector(fields.get("selector"))
     fields["start"] = _start(fields.get("start"))
-    return Settings(group, names, **fields)
+    return ConsumerSettings(group, names, **fields)
 
 
-def _number(name: str, value: object, rule: str, *, above: int, kind: type[float] = float) -> None:
-    """Nothing, None, is left to the group or the default."""
+def checked_topics(topics: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of topics, each once. Raises LocalProtocolError."""
+    names = () if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+    if not names:
+        raise LocalProtocolError(
+            f"topics is {topics!r}", hint='give a sequence of names: topics=["orders"]'
+        )
+    return tuple(check_name(name, "topic") for name in names)
+
+
+def _check_number(
+    name: str, value: object, rule: str, *, above: int, kind: type[float] = float
+) -> None:
+    """Check a number; None leaves it to the group or the default."""
     fits = isinstance(value, int | kind) and not isinstance(value, bool) and above < value < inf
     if not fits and value is not None:
         raise LocalProtocolError(f"{name} is {value!r}", hint=rule)
 
 
-def _one_of(name: str, value: object, known: Sequence[object]) -> None:
-    if value not in known:
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
         raise LocalProtocolError(
-            f"{name} is {value!r}", hint=f"one of {', '.join(map(repr, known))}"
+            f"{name} is {value!r}", hint=f"use one of {', '.join(map(repr, choices))}"
         )
 
 
@@ -183,7 +200,7 @@ def _tags(tags: Collection[str] | None) -> frozenset[str] | None:
         return None
     if isinstance(tags, str) or not tags or not all(isinstance(tag, str) and tag for tag in tags):
         raise LocalProtocolError(
-            f"{tags!r} are no tags", hint='a collection of texts: tags={"paid", "shipped"}'
+            f"tags is {tags!r}", hint='give a collection of texts: tags={"paid", "shipped"}'
         )
     return frozenset(tags)
 
@@ -193,28 +210,34 @@ def _selector(text: str | None) -> Selector | None:
         return None
     if not isinstance(text, str):
         raise LocalProtocolError(
-            f"{text!r:.80} is no selector", hint="selector=\"region = 'eu' AND price > 10\""
+            f"selector is {text!r:.80}",
+            hint="give a text: selector=\"region = 'eu' AND price > 10\"",
         )
     return parse(text)
 
 
 def _start(start: Start | datetime | timedelta | int | None) -> Start | int | None:
     if isinstance(start, timedelta):
-        return -microseconds_ago(start)
+        return -span_in_microseconds(start)
     if start is None or isinstance(start, int | datetime):
-        return None if start is None else micros(start)
+        return None if start is None else to_micros(start)
     if start not in STARTS:
-        hint = '"first", "last", a datetime with a time zone, or how long ago: timedelta(hours=2)'
-        raise LocalProtocolError(f"start is {start!r}", hint=hint)
+        raise LocalProtocolError(
+            f"start is {start!r}",
+            hint='use "first", "last", a datetime with a time zone, or timedelta(hours=2) for'
+            " two hours ago",
+        )
     return start
 
 
-def microseconds_ago(start: timedelta) -> int:
-    """How long ago a start is. Raises LocalProtocolError for a span that cannot be
-    meant.
+def span_in_microseconds(start: timedelta) -> int:
+    """Return how many microseconds ago a start is. Raises LocalProtocolError for a span
+    that is not in the past, or over a hundred years.
     """
     if not timedelta(0) < start < timedelta(days=36_500):
-        raise LocalProtocolError(f"start is {start!r}", hint="how long ago: timedelta(hours=2)")
+        raise LocalProtocolError(
+            f"start is {start!r}", hint="use a span above zero: timedelta(hours=2)"
+        )
     return start // timedelta(microseconds=1)
 
 

@@ -1,1 +1,1 @@
-"""Sending without I/O: accumulator, batches, frames in flight, routing."""
+"""Sending without I/O: accumulator, batches, requests in flight, routing."""

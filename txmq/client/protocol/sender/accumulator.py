@@ -1,8 +1,7 @@
-"""Where messages pile up, per partition, until the pipeline takes them: as many as came
-during its previous write.
+"""Messages and other requests that wait to be sent, with the futures of their replies.
 
-Bounded: who puts in more than the window holds waits until receipts have come for some
-of it.
+Messages gather in one batch for each partition, until the sender drains all of them.
+The accumulator is bounded: a caller waits while the window is full.
 """
 
 from __future__ import annotations
@@ -12,130 +11,188 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Lock, RLock, get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from txmq.client.blocking.connections.pool import closed
-from txmq.client.protocol.conversation import Payload
-from txmq.client.protocol.sender.promise import Guard, Promise, fail, promises, resolve
-from txmq.client.protocol.sender.rows import taken, weight
-from txmq.client.protocol.sender.side_requests import TOGETHER, Bundle, Errand
-from txmq.client.protocol.sender.topics import Topics
+from txmq.client.protocol.conversation import Payload, client_closed
+from txmq.client.protocol.sender.promise import (
+    Promise,
+    PromiseContext,
+    fail_promises,
+    promise_class,
+    resolve_promises,
+)
+from txmq.client.protocol.sender.rows import estimated_size, frozen_with_size
+from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import Throttled, TxmqError
 from txmq.model.message import Message, Receipt
-
-if TYPE_CHECKING:
-    from txmq.client.protocol.sender.multi_send import Convoy
+from txmq.wire.data_requests import Opcode
 
 T = TypeVar("T")
-MOST_RIPE = 256  # messages that are worth a frame, whatever else may come
-IN_TURN = -1  # stands for the partition of messages without a key until they go out
+MAX_THRESHOLD = 256  # messages that are always worth a frame
+IN_TURN = -1  # the partition of messages without a key, until they are sent
+# Requests that share a frame, and the opcodes of that frame, in the order of sending.
+COMBINED_OPCODES = {Opcode.GROUP: Opcode.GROUPS, Opcode.DECIDE: Opcode.DECISIONS}
 
 
-class Place(NamedTuple):
-    """Where messages shall go, chosen by the topic's shape of that epoch; `asked` = the
-    caller named the partition.
+class Destination(NamedTuple):
+    """The partition of a batch, chosen with the topic's metadata of that epoch.
+
+    `explicit`: the caller named the partition.
     """
 
     topic: str
     partition: int
     epoch: int
-    asked: bool
+    explicit: bool
 
 
 @dataclass(slots=True)
 class PendingBatch:
-    """Messages for one place, in order; with each its time of birth, when it was put
-    in, and its future.
+    """Messages for one destination, in order.
+
+    Each has the time of its birth, the time at which it was appended, and its future.
     """
 
-    place: Place
+    destination: Destination
     messages: list[Message] = field(default_factory=list)
     births: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
+    append_times: list[float] = field(default_factory=list)
     futures: list[Promise[Receipt]] = field(default_factory=list)
-    weight: int = 0
-    settled: bool = False
+    size: int = 0
+    released: bool = False
 
     def slice_rows(self, start: int, end: int) -> PendingBatch:
-        """The messages from `start` up to, not including, `end`."""
+        """Return the messages from `start` to before `end`."""
         messages = self.messages[start:end]
-        columns = (self.births[start:end], self.times[start:end], self.futures[start:end])
-        return PendingBatch(self.place, messages, *columns, weight=sum(map(weight, messages)))
+        return PendingBatch(
+            self.destination,
+            messages,
+            self.births[start:end],
+            self.append_times[start:end],
+            self.futures[start:end],
+            sum(map(estimated_size, messages)),
+        )
 
-    def pick(self, place: Place, places: Sequence[int]) -> PendingBatch:
-        """The messages at these places, to go to `place`."""
+    def select_rows(self, destination: Destination, places: Sequence[int]) -> PendingBatch:
+        """Return the messages at these places, for another destination."""
         messages = [self.messages[at] for at in places]
-        births, times = [self.births[at] for at in places], [self.times[at] for at in places]
-        futures = [self.futures[at] for at in places]
-        return PendingBatch(place, messages, births, times, futures, sum(map(weight, messages)))
+        return PendingBatch(
+            destination,
+            messages,
+            [self.births[at] for at in places],
+            [self.append_times[at] for at in places],
+            [self.futures[at] for at in places],
+            sum(map(estimated_size, messages)),
+        )
+
+
+@dataclass(slots=True)
+class SideRequest:
+    """A request of another kind, which may be repeated.
+
+    `decode` makes the future's result of the reply's payload, or raises. `rebuild`
+    encodes the payload again once the metadata of a topic has changed.
+    """
+
+    opcode: int
+    payload: Payload
+    appended_at: float
+    future: Promise[Any]
+    decode: Callable[[bytes], Any] = bytes
+    rebuild: Callable[[], bytes] | None = None
+    size: int = 0  # bytes that the request occupies in the window
+    released: bool = False
+
+    @property
+    def futures(self) -> list[Promise[Any]]:
+        return [self.future]
+
+    @property
+    def needs_rebuild(self) -> bool:
+        """True while the payload waits to be encoded again."""
+        return not self.payload and self.rebuild is not None
+
+    def answers(self, payload: bytes) -> list[Any]:
+        """Return the result of its future."""
+        return [self.decode(payload)]
+
+
+class Accepted(Protocol):
+    """Anything drained that occupies the window until it is released."""
+
+    released: bool
+
+    @property
+    def futures(self) -> list[Promise[Any]]: ...
+    @property
+    def size(self) -> int: ...
 
 
 class Accumulator:
-    """Between the callers' threads and the pipeline's. `wake` is called when something
-    comes while that one sleeps.
+    """The link between the callers' threads and the thread that drains it.
+
+    `wake` is called for a new entry while that thread sleeps.
     """
 
     def __init__(
-        self, topics: Topics, *, messages: int, size: int, wake: Callable[[], None]
+        self, topics: TopicCache, *, messages: int, size: int, wake: Callable[[], None]
     ) -> None:
         self._topics = topics
-        self._most_messages, self._most_bytes = messages, size
+        self._max_messages, self._max_bytes = messages, size
         self._wake = wake
         self._lock = Lock()
-        self._changed = Condition(
-            self._lock
-        )  # a lock of its own would cost each message half a microsecond
-        self.guard = Guard(RLock(), self.hurry)  # of all promises
-        self._promise = promises(self.guard)
-        self._piles: dict[tuple[str, int, int, bool], PendingBatch] = {}  # by their places
-        self._errands: list[Errand] = []
-        self._shared: list[Errand] = []  # of those that share frames
-        self._messages = self._bytes = self._waiting = 0
-        self._piled, self._ripe = (
-            0,
-            1,
-        )  # in piles and to be shared, and how many of them are worth a frame
+        # A lock of its own would cost each message half a microsecond.
+        self._changed = Condition(self._lock)
+        self.promises = PromiseContext(RLock(), self.expedite)
+        self._promise = promise_class(self.promises)
+        self._batches: dict[tuple[str, int, int, bool], PendingBatch] = {}  # by destination
+        self._requests: list[SideRequest] = []
+        self._combinable: list[SideRequest] = []  # those that share frames
+        self._messages = self._bytes = 0  # in the window
+        self._waiting = 0  # callers that wait for room or for a flush
+        self._pending = 0  # messages in batches, and combinable requests
+        self._threshold = 1  # the number of pending entries that is worth a frame
         self._asleep = False
         self._closed: TxmqError | None = None
-        self.reader = 0  # the thread that takes: it must not wait for itself
+        self.draining_thread = 0  # it must not wait for room that only it can make
 
-    def put(
+    def append(
         self, topic: str, message: Message, partition: int | None, timeout: float
     ) -> Promise[Receipt]:
-        """Takes a message in; its future gets the receipt.
+        """Append a message and return the future of its receipt.
 
         Raises Throttled where the window stays full for `timeout` seconds,
-        ClientClosed, and what a send raises for a message that cannot be.
+        ClientClosed, and the errors of a send for an invalid message.
         """
-        message, size = taken(message)
-        place = self._place(topic, message[1], partition)
+        message, size = frozen_with_size(message)
+        destination = self._destination(topic, message[1], partition)
         born_at, now = time.time_ns() // 1_000, time.monotonic()
         future: Promise[Receipt] = self._promise()
         with self._lock:
             if (
-                self._messages >= self._most_messages
-                or self._bytes >= self._most_bytes
+                self._messages >= self._max_messages
+                or self._bytes >= self._max_bytes
                 or self._closed
             ):
                 self._wait_for_room(now + timeout)
-            pile = self._piles.get(place)
-            if pile is None:
-                pile = self._piles[place] = PendingBatch(Place(*place))
-            pile.messages.append(message)
-            pile.births.append(born_at)
-            pile.times.append(now)
-            pile.futures.append(future)
-            pile.weight += size
+            batch = self._batches.get(destination)
+            if batch is None:
+                batch = self._batches[destination] = PendingBatch(Destination(*destination))
+            batch.messages.append(message)
+            batch.births.append(born_at)
+            batch.append_times.append(now)
+            batch.futures.append(future)
+            batch.size += size
             self._messages += 1
             self._bytes += size
-            self._piled += 1
-            if wake := self._asleep and self._piled >= self._ripe:
+            self._pending += 1
+            if wake := self._asleep and self._pending >= self._threshold:
                 self._asleep = False
         if wake:
             self._wake()
         return future
 
-    def carry(
+    def append_request(
         self,
         opcode: int,
         payload: Payload,
@@ -143,196 +200,207 @@ class Accumulator:
         rebuild: Callable[[], bytes] | None = None,
         timeout: float | None = None,
     ) -> Future[T]:
-        """Takes a request of another kind along; it is made again after a lost
-        connection, so it must bear that.
+        """Append a request of another kind and return the future of its decoded reply.
 
-        Its future gets what `decode` makes of the reply. With a `timeout` it takes room
-        as a message does, and raises as `put`; `rebuild` gives its payload anew where a
-        topic has grown.
+        It is repeated after a lost connection, so a repetition must do no harm. With a
+        `timeout` it occupies the window as a message does, and raises as `append`. See
+        SideRequest for `decode` and `rebuild`.
         """
         now = time.monotonic()
         size = 0 if timeout is None else len(payload)
-        errand = Errand(opcode, payload, now, self._promise(), decode, rebuild, size)
+        request = SideRequest(opcode, payload, now, self._promise(), decode, rebuild, size)
         with self._lock:
             if timeout is not None and (
-                self._messages >= self._most_messages or self._bytes >= self._most_bytes
+                self._messages >= self._max_messages or self._bytes >= self._max_bytes
             ):
                 self._wait_for_room(now + timeout)
             if self._closed:
                 raise self._closed
             self._messages += 1
             self._bytes += size
-            if opcode in TOGETHER:
-                self._shared.append(errand)
-                self._piled += 1
-                wake = self._asleep and self._piled >= self._ripe
+            if opcode in COMBINED_OPCODES:
+                self._combinable.append(request)
+                self._pending += 1
+                wake = self._asleep and self._pending >= self._threshold
             else:
-                self._errands.append(errand)
+                self._requests.append(request)
                 wake = self._asleep
             if wake:
                 self._asleep = False
         if wake:
             self._wake()
-        return errand.future
+        return request.future
 
-    def take_piles(self, *, ripe: bool = False) -> list[PendingBatch]:
-        """Every message that is there; callers begin new piles. `ripe`: to be sent now,
-        unless they are too few.
+    def drain(self, *, ready_only: bool = False) -> list[PendingBatch]:
+        """Return all batches; callers begin new ones.
+
+        With `ready_only`, return none while too few messages are pending.
         """
         with self._lock:
-            if ripe and self._piled < self._ripe:
+            if ready_only and self._pending < self._threshold:
                 return []
-            piles, self._piles, self._piled = list(self._piles.values()), {}, len(self._shared)
-            self._ripe = self._next_ripe() if ripe else 1
-        return piles
+            batches, self._batches = list(self._batches.values()), {}
+            self._pending = len(self._combinable)
+            self._threshold = self._next_threshold() if ready_only else 1
+        return batches
 
-    def _next_ripe(self) -> int:
-        """How many are worth the next frame: half of what has no answer, but not where
-        more is waited for.
+    def _next_threshold(self) -> int:
+        """Return how many messages are worth the next frame.
+
+        That is half of those without a receipt, so that two frames are in flight. It
+        falls by at most a quarter, because many receipts may just have come. It is 1
+        while a caller waits for room.
         """
         if self._waiting or self._closed:
             return 1
-        return min(
-            max(1, self._messages // 2, self._ripe * 3 // 4), MOST_RIPE
-        )  # many may just have been answered
+        return min(max(1, self._messages // 2, self._threshold * 3 // 4), MAX_THRESHOLD)
 
-    def hurry(self) -> None:
-        """Somebody waits: what is there shall go out, however little."""
-        if self._piled:
-            self.expect_no_more()
+    def expedite(self) -> None:
+        """Have pending messages sent now, however few, because a caller waits."""
+        if self._pending:
+            self.stop_lingering()
 
-    def ripen(self) -> None:
-        """As `hurry`, by who will see to it himself."""
-        if self._piled:
-            self._ripe = 1
+    def expedite_silently(self) -> None:
+        """Do the same without waking the sender: the caller sends them itself."""
+        if self._pending:
+            self._threshold = 1
 
-    def expect_no_more(self) -> None:
-        """What is there shall go out, and so shall the next message, at once.
+    def stop_lingering(self) -> None:
+        """Have pending messages sent now, and the next message as soon as it comes.
 
-        Without the lock, because promises are looked at anywhere, even by a handler of
-        signals. In the worst case the pipeline does not notice, and calls this itself a
-        moment later.
+        This takes no lock, because promises are observed anywhere, even by a signal
+        handler. At worst the sender does not notice, and calls this itself a moment
+        later.
         """
-        self._ripe = 1
-        if self._piled and self._asleep:
+        self._threshold = 1
+        if self._pending and self._asleep:
             self._asleep = False
             self._wake()
 
     @property
-    def expectant(self) -> bool:
-        """Whether more is waited for before anything goes out."""
-        return self._ripe > 1
+    def lingering(self) -> bool:
+        """True while messages wait for others to share a frame with."""
+        return self._threshold > 1
 
-    def take_errands(self, *, ripe: bool = False) -> list[Errand]:
-        """Every other request that is there; `ripe`: without those that may share a
-        frame, while they are too few.
+    def drain_requests(self, *, ready_only: bool = False) -> list[SideRequest]:
+        """Return all side requests.
+
+        With `ready_only`, leave out combinable ones while too few entries are pending.
         """
-        if not (
-            self._errands or self._shared
-        ):  # without the lock: whoever puts one in looks whether to wake
+        # Without the lock: a caller wakes the sender after appending to either list.
+        if not (self._requests or self._combinable):
             return []
         with self._lock:
-            errands, self._errands = self._errands, []
-            if self._shared and not (ripe and self._piled < self._ripe):
-                errands += self._shared
-                self._piled -= len(self._shared)
-                self._shared = []
-                self._ripe = (
-                    1 if self._piled or not ripe else self._next_ripe()
-                )  # piles that were ripe go now, too
-        return errands
+            requests, self._requests = self._requests, []
+            if self._combinable and not (ready_only and self._pending < self._threshold):
+                requests += self._combinable
+                self._pending -= len(self._combinable)
+                self._combinable = []
+                # Messages that were ready go out with this frame.
+                self._threshold = 1 if self._pending or not ready_only else self._next_threshold()
+        return requests
 
     def has_older(self, before: float) -> bool:
-        """Whether something was put in before that moment."""
+        """Return whether anything was appended before that moment."""
         with self._lock:
-            piles = any(pile.times[0] < before for pile in self._piles.values())
-            return piles or any(errand.time < before for errand in (*self._errands, *self._shared))
+            return any(batch.append_times[0] < before for batch in self._batches.values()) or any(
+                request.appended_at < before for request in (*self._requests, *self._combinable)
+            )
 
-    def sleep(self, *, messages_too: bool) -> bool:
-        """Whether there is nothing to take, of what can be sent now; then the next
-        thing put in calls `wake`.
+    def sleep_if_idle(self, *, can_send: bool) -> bool:
+        """Let the sender sleep if there is nothing to send, and return whether it may.
+
+        The next entry then calls `wake`. `can_send`: batches could go out now.
         """
         with self._lock:
-            ripe = self._piled >= self._ripe and (messages_too or bool(self._shared))
-            self._asleep = not (self._errands or ripe)
+            ready = self._pending >= self._threshold and (can_send or bool(self._combinable))
+            self._asleep = not (self._requests or ready)
         return self._asleep
 
-    def answered(
-        self, what: PendingBatch | Convoy | Errand | Bundle, answers: Sequence[Any], *, alone: bool
+    def complete(
+        self, entry: Accepted, answers: Sequence[Any], *, unobserved_only: bool = False
     ) -> bool:
-        """The answers to what was taken are there; `alone` as for `resolve`. Whether
-        all is done.
+        """Give the futures of an entry their answers, and return whether that is done.
+
+        See `resolve_promises` for `unobserved_only`.
         """
-        if not alone:  # first of all there is room, for callbacks to send more
-            self._settle(what)
-        done = resolve(self.guard, what.futures, answers, alone=alone)
+        if not unobserved_only:  # before the callbacks, which may append messages
+            self._release(entry)
+        done = resolve_promises(
+            self.promises, entry.futures, answers, unobserved_only=unobserved_only
+        )
         if done:
-            self._settle(what)
+            self._release(entry)
         return done
 
-    def failed(self, what: PendingBatch | Convoy | Errand | Bundle, error: TxmqError) -> None:
-        """There will be no answers."""
-        self._settle(what)
-        fail(self.guard, what.futures, error)
+    def fail(self, entry: Accepted, error: TxmqError) -> None:
+        """Fail the futures of an entry."""
+        self._release(entry)
+        fail_promises(self.promises, entry.futures, error)
 
-    def _settle(self, what: PendingBatch | Convoy | Errand | Bundle) -> None:
-        """It takes no more room. Not twice: an interrupt may make somebody else begin
-        anew.
-        """
-        count, size = len(what.futures), what.weight
+    def _release(self, entry: Accepted) -> None:
+        """Free an entry's room, once: it comes here again after an interrupt."""
+        count, size = len(entry.futures), entry.size
         with self._lock:
-            if what.settled:
+            if entry.released:
                 return
-            what.settled = True
+            entry.released = True
             self._messages -= count
             self._bytes -= size
             if self._waiting:
                 self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Waits until everything is done with; whether it is."""
+        """Wait until every entry has its answer. Return False after `timeout`
+        seconds.
+        """
         with self._lock:
             self._waiting += 1
-            self.hurry()
+            self.expedite()
             try:
                 return self._changed.wait_for(lambda: not self._messages, timeout)
             finally:
                 self._waiting -= 1
 
     def close(self) -> None:
-        """Takes nothing more in."""
+        """Refuse new entries, and have the pending ones sent."""
         with self._lock:
-            self._closed = closed()
-            self.hurry()
+            self._closed = client_closed()
+            self.expedite()
             self._changed.notify_all()
 
     @property
     def empty(self) -> bool:
-        """Whether everything is done with."""
+        """True where every entry has its answer."""
         return not self._messages
 
-    def _place(
+    def _destination(
         self, topic: str, key: str | None, partition: int | None
     ) -> tuple[str, int, int, bool]:
-        """What a Place is made of: most messages find their pile there already."""
+        """Return the fields of a Destination; most messages find their batch with
+        them.
+        """
         topics = self._topics
-        shape = topics.shape(topic)
-        if partition is None and not key and not topics.asks_user:
-            return topic, IN_TURN, shape.epoch, False
-        return topic, topics.choose(shape, key, partition), shape.epoch, partition is not None
+        metadata = topics.get(topic)
+        if partition is None and not key and not topics.has_partitioner:
+            return topic, IN_TURN, metadata.epoch, False
+        chosen = topics.choose_partition(metadata, key, partition)
+        return topic, chosen, metadata.epoch, partition is not None
 
     def _wait_for_room(self, deadline: float) -> None:
-        if get_ident() == self.reader:  # a future's callback: only its return makes room
+        if get_ident() == self.draining_thread:  # in a callback of a future
             return
         self._waiting += 1
-        self.hurry()
+        self.expedite()
         try:
             while not self._closed and (
-                self._messages >= self._most_messages or self._bytes >= self._most_bytes
+                self._messages >= self._max_messages or self._bytes >= self._max_bytes
             ):
                 if not self._changed.wait(deadline - time.monotonic()):
-                    hint = "wait for receipts before sending on, or raise `window`"
-                    raise Throttled(f"{self._messages} messages wait for their receipts", hint=hint)
+                    raise Throttled(
+                        f"{self._messages} messages wait for their receipts",
+                        hint="wait for receipts before sending on, or raise `window`",
+                    )
         finally:
             self._waiting -= 1
         if self._closed:

@@ -1,5 +1,5 @@
-"""Sends made of piles: cut to size, sent to their partition, numbered within one
-producing session.
+"""Batches ready to send: split to size, routed to a partition, numbered within one
+producer session.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from txmq.batch.cells import too_large
-from txmq.client.protocol.sender.accumulator import IN_TURN, PendingBatch, Place
+from txmq.client.protocol.sender.accumulator import IN_TURN, Destination, PendingBatch
 from txmq.client.protocol.sender.promise import Promise
 from txmq.client.protocol.sender.rows import (
-    PIECE_BYTES,
-    PIECE_ROWS,
-    Messages,
-    at_most,
-    cuts,
-    weight,
+    BATCH_BYTES,
+    BATCH_ROWS,
+    MessageRows,
+    batch_bounds,
+    estimated_size,
+    row_limit,
 )
-from txmq.client.protocol.sender.topics import Shape, Topics
+from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.errors import LocalProtocolError, TxmqError
+from txmq.model import limits
 from txmq.model.message import Receipt
-from txmq.wire.headers import send_header
-from txmq.wire.hello import Limits
+from txmq.wire.data_requests import send_header
+from txmq.wire.hello import BrokerLimits
 
 
 @dataclass(slots=True)
-class Flight:
-    """A send with the messages of a pile. `doubtful`: an earlier attempt may have been
-    stored.
+class SequencedBatch:
+    """A batch with its sequence and payload. `doubtful`: an earlier attempt may have
+    been stored.
     """
 
-    pile: PendingBatch
+    pending: PendingBatch
     prefix: str  # of the message ids
     sequence: int
     payload: tuple[bytes, bytes]  # header and batch
@@ -42,102 +42,105 @@ class Flight:
 
     @property
     def futures(self) -> list[Promise[Receipt]]:
-        """Of its messages."""
-        return self.pile.futures
+        return self.pending.futures
 
     @property
-    def time(self) -> float:
-        """When the youngest of its messages was put in."""
-        return self.pile.times[-1]
+    def appended_at(self) -> float:
+        """The time at which the last of its messages was appended."""
+        return self.pending.append_times[-1]
 
 
-class Loader:
-    """Piles in the order in which they shall go out. `fail` is told of those that
-    cannot.
+class Batcher:
+    """Pending batches in the order of sending. `fail` is called for those that cannot
+    be sent.
     """
 
-    def __init__(self, topics: Topics, fail: Callable[[PendingBatch, TxmqError], None]) -> None:
+    def __init__(self, topics: TopicCache, fail: Callable[[PendingBatch, TxmqError], None]) -> None:
         self._topics, self._fail = topics, fail
         self.queue: deque[PendingBatch] = deque()
-        self.renew()
+        self.renew_session()
 
-    def renew(self) -> None:
-        """Begins a new producing session, for everything from here on."""
+    def renew_session(self) -> None:
+        """Begin a new producer session, for all batches from here on."""
         self._producer_id = uuid4().bytes
         self._prefix = f"{self._producer_id.hex()}-"
         self._sequence = 0
 
-    def put_back(self, piles: Iterable[PendingBatch]) -> None:
-        """These go before all others, in their order."""
-        self.queue.extendleft(reversed(list(piles)))
+    def requeue(self, batches: Iterable[PendingBatch]) -> None:
+        """Put batches before all others, in their order."""
+        self.queue.extendleft(reversed(list(batches)))
 
-    def next(self, limits: Limits) -> Flight | None:
-        """The next send, None when there is nothing to make one of."""
+    def next(self, broker_limits: BrokerLimits) -> SequencedBatch | None:
+        """Return the next batch to send, or None without one."""
         while self.queue:
-            pile = self._cut(self.queue.popleft())
-            if pile is not None:
-                self.queue.appendleft(pile)  # an interrupt must not lose it
-                flight = self._encode(pile, limits.message)
+            pending = self._split(self.queue.popleft())
+            if pending is not None:
+                self.queue.appendleft(pending)  # an interrupt must not lose it
+                batch = self._encode(pending, broker_limits.message)
                 self.queue.popleft()
-                if flight is not None:
-                    return flight
+                if batch is not None:
+                    return batch
         return None
 
-    def _cut(self, pile: PendingBatch) -> PendingBatch | None:
-        """The first part of a pile that fits in a frame and goes to one partition; the
-        rest goes back.
+    def _split(self, batch: PendingBatch) -> PendingBatch | None:
+        """Return the first part that fits in a frame, for one partition. The rest goes
+        back to the queue.
         """
-        place, shape = pile.place, self._topics.known(pile.place.topic)
-        if (
-            place.partition == IN_TURN
-        ):  # without a shape the topic is gone, which the broker shall tell
-            chosen = self._topics.turn(shape) if shape else 0
-            pile.place = Place(
-                place.topic, chosen, shape.epoch if shape else place.epoch, asked=False
-            )
-        elif shape and place.epoch != shape.epoch:
-            self._reroute(pile, shape)
+        destination, topic = batch.destination, self._topics.cached(batch.destination.topic)
+        if destination.partition == IN_TURN:
+            # Without metadata the topic is gone: the broker will refuse the batch.
+            partition = self._topics.next_partition(topic) if topic else 0
+            epoch = topic.epoch if topic else destination.epoch
+            batch.destination = Destination(destination.topic, partition, epoch, explicit=False)
+        elif topic and destination.epoch != topic.epoch:
+            self._reroute(batch, topic)
             return None
-        most = at_most(pile.messages, PIECE_ROWS)
-        if pile.weight <= PIECE_BYTES and len(pile.messages) <= most:
-            return pile
-        first, *rest = (pile.slice_rows(*ends) for ends in cuts(list(map(weight, pile.messages)), most))
-        self.put_back(rest)
+        max_rows = row_limit(batch.messages, BATCH_ROWS)
+        if batch.size <= BATCH_BYTES and len(batch.messages) <= max_rows:
+            return batch
+        sizes = list(map(estimated_size, batch.messages))
+        first, *rest = (batch.slice_rows(*ends) for ends in batch_bounds(sizes, max_rows))
+        self.requeue(rest)
         return first
 
-    def _reroute(self, pile: PendingBatch, shape: Shape) -> None:
-        """The topic has grown since: keys may belong to other partitions now."""
-        place, places = pile.place, dict[int, list[int]]()
-        for at, message in enumerate(pile.messages):
+    def _reroute(self, batch: PendingBatch, topic: TopicMetadata) -> None:
+        """Split a batch by the topic's new partitions: keys may have moved."""
+        old, places = batch.destination, dict[int, list[int]]()
+        for at, message in enumerate(batch.messages):
             try:
                 partition = (
-                    place.partition if place.asked else self._topics.choose(shape, message.key)
+                    old.partition
+                    if old.explicit
+                    else self._topics.choose_partition(topic, message.key)
                 )
-            except Exception as error:  # a partitioner is the user's code
-                hint = "it is called with topic, key and the number of partitions, and answers one of them"
-                refused = LocalProtocolError(
+            except Exception as error:  # noqa: BLE001  # a partitioner is the user's code
+                hint = (
+                    "it is called with topic, key and the number of partitions,"
+                    " and returns one of them"
+                )
+                refusal = LocalProtocolError(
                     f"the partitioner raised {type(error).__name__}", hint=hint
                 )
-                self._fail(pile.slice_rows(at, at + 1), refused)
+                self._fail(batch.slice_rows(at, at + 1), refusal)
             else:
                 places.setdefault(partition, []).append(at)
-        self.put_back(
-            pile.pick(Place(place.topic, partition, shape.epoch, place.asked), chosen)
+        self.requeue(
+            batch.select_rows(Destination(old.topic, partition, topic.epoch, old.explicit), chosen)
             for partition, chosen in places.items()
         )
 
-    def _encode(self, pile: PendingBatch, most: int) -> Flight | None:
+    def _encode(self, batch: PendingBatch, max_body: int) -> SequencedBatch | None:
+        rows = MessageRows(batch.messages, batch.births)
+        compression = self._topics.compression
+        if batch.size <= max_body:  # then no body exceeds it
+            max_body = limits.MESSAGE
         try:
-            rows = Messages(pile.messages, pile.births)
-            if pile.weight > most and (largest := rows.largest()) > most:
-                raise too_large("message", largest, most)
-            batch = rows.encode(self._producer_id, self._sequence, self._topics.compression)
+            encoded = rows.encode(self._producer_id, self._sequence, compression, max_body)
         except TxmqError as error:
-            self._fail(pile, error)
+            self._fail(batch, error)
             return None
-        topic, partition, epoch, _asked = pile.place
-        flight = Flight(
-            pile, self._prefix, self._sequence, (send_header(topic, partition, epoch), batch)
-        )
-        self._sequence += len(pile.messages)
-        return flight
+        topic, partition, epoch, _explicit = batch.destination
+        payload = (send_header(topic, partition, epoch), encoded)
+        sequenced = SequencedBatch(batch, self._prefix, self._sequence, payload)
+        self._sequence += len(batch.messages)
+        return sequenced

@@ -1,11 +1,12 @@
-"""What a pipeline has under way: frames, each kept until its reply is there.
+"""Requests in flight: sent, and kept until their replies are there.
 
-The sequences of a producing session have no gaps, so that a refused send takes all
-behind it along. Then all replies are awaited, and what was refused goes out again in
-order:
+The sequences of a producer session have no gaps. A broker that refuses a batch
+therefore refuses all later ones, too. The sender then awaits all replies, and sends the
+refused batches again in order:
 
-- as it was, where an earlier attempt may have stored the first of it: its sequence will tell the broker so;
-- else under a new session, because then certainly nothing of it is stored.
+- unchanged, where an earlier attempt may have stored the first of them: its sequence
+  shows the broker the repetition;
+- under a new session otherwise, because then none of them is stored.
 """
 
 from __future__ import annotations
@@ -16,14 +17,27 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from txmq.client.blocking.sender.delivery import DEFINITE, FIRST_PAUSE_S, LONGEST_PAUSE_S
-from txmq.client.protocol.conversation import Conversation, result
-from txmq.client.protocol.sender.accumulator import IN_TURN, Accumulator, PendingBatch
-from txmq.client.protocol.sender.batcher import Flight, Loader
-from txmq.client.protocol.sender.multi_send import Convoy, Dispatch, receipts_of
-from txmq.client.protocol.sender.side_requests import Bundle, Errand, Errands
-from txmq.client.protocol.sender.stats import Stats
-from txmq.client.protocol.sender.topics import Topics
+from txmq.client.protocol.conversation import Conversation, reply_payload
+from txmq.client.protocol.sender.accumulator import (
+    IN_TURN,
+    Accumulator,
+    PendingBatch,
+    SideRequest,
+)
+from txmq.client.protocol.sender.batcher import Batcher, SequencedBatch
+from txmq.client.protocol.sender.batches import (
+    DEFINITELY_NOT_STORED,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+)
+from txmq.client.protocol.sender.multi_send import (
+    SenderStats,
+    SendQueue,
+    SendRequest,
+    batch_receipts,
+)
+from txmq.client.protocol.sender.side_requests import CombinedRequest, SideRequestQueue
+from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
@@ -37,289 +51,314 @@ from txmq.errors import (
 )
 from txmq.wire.frames import Frame
 
-FRAMES_AHEAD = 256  # sends under way: of so many the broker remembers the receipts
-WRITE_BYTES = 1 << 20  # handed to the kernel at once; meanwhile the next frames fill up
-Cargo = Convoy | Errand | Bundle
+MAX_BATCHES_IN_FLIGHT = 256  # the broker remembers the receipts of so many
+WRITE_BYTES = 1 << 20  # of one write; the next frames fill up meanwhile
+InFlightRequest = SendRequest | SideRequest | CombinedRequest
 
 
-class Flights:
-    """The pipeline's side of an outbox. For one thread at a time."""
+class InFlightRequests:
+    """The sender's protocol: requests from an accumulator out, replies in.
 
-    def __init__(self, topics: Topics, outbox: Accumulator) -> None:
-        self._topics, self._outbox = topics, outbox
-        self.stats = Stats()
-        self.stale: set[str] = set()  # topics to be asked about before anything more is sent
+    For one thread at a time.
+    """
+
+    def __init__(self, topics: TopicCache, accumulator: Accumulator) -> None:
+        self._topics, self._accumulator = topics, accumulator
+        self.stats = SenderStats()
+        self.stale_topics: set[str] = set()  # to be refreshed before anything more is sent
         self.paused_until = 0.0  # the broker asked for a pause
         self._pause = FIRST_PAUSE_S
-        self._loader = Loader(topics, self._fail)
-        self._errands = Errands(outbox, self.stale)
-        self._dispatch = Dispatch(self._loader, outbox, self.stats)
-        self._under_way: dict[int, Cargo] = {}
-        self._sends = 0
-        self._refused: list[Flight] = []
-        self.left: list[Frame] = []  # replies that the pipeline's thread has to see to
+        self._batcher = Batcher(topics, self._fail)
+        self._side_requests = SideRequestQueue(accumulator, self.stale_topics)
+        self._send_queue = SendQueue(self._batcher, accumulator, self.stats)
+        self._requests: dict[int, InFlightRequest] = {}  # by correlation
+        self._batches = 0  # in them
+        self._refused: list[SequencedBatch] = []
+        self.deferred_replies: list[Frame] = []  # left to the sender's own thread
 
     @property
     def awaits_replies(self) -> bool:
-        """Whether anything is under way."""
-        return bool(self._under_way)
+        """True while any request is in flight."""
+        return bool(self._requests)
 
     @property
     def can_send(self) -> bool:
-        """Whether more sends may go out now."""
+        """True where more batches may be sent now."""
         return (
-            not (self._refused or self.stale)
-            and self._sends < FRAMES_AHEAD
+            not (self._refused or self.stale_topics)
+            and self._batches < MAX_BATCHES_IN_FLIGHT
             and time.monotonic() >= self.paused_until
         )
 
     @property
     def has_more(self) -> bool:
-        """Whether something taken already may go out now."""
-        return self.can_send and not self._dispatch.empty
+        """True where a drained batch may be sent now."""
+        return self.can_send and not self._send_queue.empty
 
     def pause(self) -> None:
-        """Sends nothing for a while, longer each time until a receipt comes."""
+        """Send nothing for a while, longer each time until a receipt comes."""
         self.paused_until = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
-    def fill(self, conversation: Conversation) -> list[bytes]:
-        """What to write next: about as much as one write takes."""
-        pieces: list[bytes] = []
-        for errand in self._errands.take(conversation.welcome):
-            self._launch(conversation, errand, pieces)
+    def next_writes(self, conversation: Conversation) -> list[bytes]:
+        """Return the bytes to write next, about as many as one write takes."""
+        writes: list[bytes] = []
+        for side in self._side_requests.drain(conversation.welcome):
+            self._add(conversation, side, writes)
         size = 0
-        while size < WRITE_BYTES and self.can_send and (convoy := self._next(conversation)):
-            self._launch(conversation, convoy, pieces)
-            size += convoy.weight
-        return pieces
+        while (
+            size < WRITE_BYTES
+            and self.can_send
+            and (
+                request := self._send_queue.next(
+                    conversation, MAX_BATCHES_IN_FLIGHT - self._batches
+                )
+            )
+        ):
+            self._add(conversation, request, writes)
+            size += request.size
+        return writes
 
-    def _next(self, conversation: Conversation) -> Convoy | None:
-        return self._dispatch.next(conversation, FRAMES_AHEAD - self._sends)
-
-    def _launch(self, conversation: Conversation, cargo: Cargo, pieces: list[bytes]) -> None:
+    def _add(
+        self, conversation: Conversation, request: InFlightRequest, writes: list[bytes]
+    ) -> None:
         try:
-            correlation, own = conversation.request(cargo.opcode, cargo.payload)
-        except TxmqError as error:  # an errand too large for a frame; for sends that was seen to
-            self._fail(cargo, error)
+            correlation, own = conversation.request(request.opcode, request.payload)
+        except TxmqError as error:  # a side request too large for a frame; batches are split
+            self._fail(request, error)
             return
         except BaseException:
-            if isinstance(cargo, Convoy):  # an interrupt must not lose it
-                self._dispatch.back(cargo.flights)
+            if isinstance(request, SendRequest):  # an interrupt must not lose it
+                self._send_queue.requeue(request.batches)
             raise
-        self._under_way[correlation] = cargo
-        if isinstance(cargo, Convoy):
-            self._sends += len(cargo.flights)
-        elif isinstance(cargo, Bundle):
+        self._requests[correlation] = request
+        if isinstance(request, SendRequest):
+            self._batches += len(request.batches)
+        elif isinstance(request, CombinedRequest):
             self.stats.bundles += 1
-            self.stats.requests += len(cargo.errands)
-        pieces += own
+            self.stats.requests += len(request.requests)
+        writes += own
 
-    def received(self, replies: Iterable[Frame]) -> None:
-        """Replies have come, behind those that were left."""
-        left, self.left = self.left, []
-        for reply in (*left, *replies):
-            self._land(reply, alone=False)
-        if self._refused and not self._sends:
-            self._regroup()
+    def receive(self, replies: Iterable[Frame]) -> None:
+        """Handle the deferred replies, and then these."""
+        deferred, self.deferred_replies = self.deferred_replies, []
+        for reply in (*deferred, *replies):
+            self._handle_reply(reply)
+        if self._refused and not self._batches:
+            self._retry_refused()
 
-    def received_alone(self, replies: Iterable[Frame]) -> bool:
-        """As `received`, on the thread of somebody who waits; whether that was all.
+    def receive_for_caller(self, replies: Iterable[Frame]) -> bool:
+        """Handle replies on the thread of a caller that waits, and return whether all
+        are done.
 
-        From the first reply on that is a refusal, or that somebody else looks at, they
-        are left for `received`.
+        The first refusal, or an observed promise, defers the remaining replies to
+        `receive`.
         """
         for reply in replies:
-            if self.left or not self._land(reply, alone=True):
-                self.left.append(reply)
-        return not self.left
+            if self.deferred_replies or not self._handle_reply(reply, for_caller=True):
+                self.deferred_replies.append(reply)
+        return not self.deferred_replies
 
-    def _land(self, reply: Frame, *, alone: bool) -> bool:
-        cargo = self._under_way.get(reply.correlation)
-        if cargo is None:  # given up meanwhile
+    def _handle_reply(self, reply: Frame, *, for_caller: bool = False) -> bool:
+        """Complete a request. With `for_caller`, return False where that has to be
+        deferred.
+        """
+        request = self._requests.get(reply.correlation)
+        if request is None:  # it has failed meanwhile
             return True
         try:
-            payload = result(reply)
-            answers: list[Any] | None = cargo.answers(payload)
+            payload = reply_payload(reply)
+            answers: list[Any] | None = request.answers(payload)
         except TxmqError as error:
-            if not alone:
-                self._take_off(reply.correlation)
-                self._said_no(cargo, error)
-            return not alone
+            if not for_caller:
+                self._remove(reply.correlation)
+                self._refuse_request(request, error)
+            return not for_caller
         if answers is None:
-            if not alone:
-                self._sort_out(self._take_off(reply.correlation), payload)
-            return not alone
-        if not alone:
-            self._stored(self._take_off(reply.correlation))
-        done = self._outbox.answered(cargo, answers, alone=alone)
-        if alone and done:  # not before: after an interrupt, what is not done is still under way
-            self._stored(self._take_off(reply.correlation))
+            if not for_caller:
+                self._complete_each(self._remove(reply.correlation), payload)
+            return not for_caller
+        if not for_caller:
+            self._count_stored(self._remove(reply.correlation))
+        done = self._accumulator.complete(request, answers, unobserved_only=for_caller)
+        # Not earlier: after an interrupt, an incomplete request is still in flight.
+        if for_caller and done:
+            self._count_stored(self._remove(reply.correlation))
         return done
 
-    def _take_off(self, correlation: int) -> Cargo:
-        cargo = self._under_way.pop(correlation)
-        self._sends -= len(cargo.flights) if isinstance(cargo, Convoy) else 0
-        return cargo
+    def _remove(self, correlation: int) -> InFlightRequest:
+        request = self._requests.pop(correlation)
+        self._batches -= len(request.batches) if isinstance(request, SendRequest) else 0
+        return request
 
-    def _stored(self, cargo: Cargo | Flight) -> None:
-        if isinstance(cargo, Convoy | Flight):
-            self.stats.messages += len(cargo.futures)
+    def _count_stored(self, stored: InFlightRequest | SequencedBatch) -> None:
+        if isinstance(stored, SendRequest | SequencedBatch):
+            self.stats.messages += len(stored.futures)
             self._pause = FIRST_PAUSE_S
 
-    def _sort_out(self, cargo: Cargo, payload: bytes) -> None:
-        """Some of those in a frame are refused: each gets its own answer."""
-        if isinstance(cargo, Bundle):
-            self._errands.sort_out(cargo, payload)
-        elif isinstance(cargo, Convoy):
-            for flight, answer in cargo.each(payload):
+    def _complete_each(self, request: InFlightRequest, payload: bytes) -> None:
+        """Complete or refuse each part of a frame by its own answer."""
+        if isinstance(request, CombinedRequest):
+            self._side_requests.complete_each(request, payload)
+        elif isinstance(request, SendRequest):
+            for batch, answer in request.batch_answers(payload):
                 try:
-                    receipts = receipts_of(flight, answer)
+                    receipts = batch_receipts(batch, answer)
                 except TxmqError as error:
-                    self._refuse(flight, error)
+                    self._refuse(batch, error)
                 else:
-                    self._stored(flight)
-                    self._outbox.answered(flight.pile, receipts, alone=False)
+                    self._count_stored(batch)
+                    self._accumulator.complete(batch.pending, receipts)
 
-    def _said_no(self, cargo: Cargo, error: TxmqError) -> None:
-        if isinstance(cargo, Convoy):
-            for flight in cargo.flights:
-                self._refuse(flight, error)
+    def _refuse_request(self, request: InFlightRequest, error: TxmqError) -> None:
+        if isinstance(request, SendRequest):
+            for batch in request.batches:
+                self._refuse(batch, error)
         else:
-            self._errands.refused(cargo, error)
+            self._side_requests.handle_refusal(request, error)
 
-    def _refuse(self, flight: Flight, error: TxmqError) -> None:
-        flight.refusal = error
-        self._refused.append(flight)
+    def _refuse(self, batch: SequencedBatch, error: TxmqError) -> None:
+        batch.refusal = error
+        self._refused.append(batch)
         self.stats.refused += 1
 
-    def _regroup(self) -> None:
-        """All replies are there: what was refused goes out again, or fails."""
-        refused, self._refused = sorted(self._refused, key=lambda flight: flight.sequence), []
+    def _retry_refused(self) -> None:
+        """Send refused batches again, or fail them, once all replies are there."""
+        refused, self._refused = sorted(self._refused, key=lambda batch: batch.sequence), []
         first = refused[0]
-        certain = not first.doubtful or isinstance(first.refusal, DEFINITE)
-        kept = [flight for flight in refused if self._goes_again(flight, certain=certain)]
-        if certain:
-            self._loader.renew()
-            self._loader.put_back(flight.pile for flight in (*kept, *self._dispatch.again))
-            self._dispatch.again.clear()
+        not_stored = not first.doubtful or isinstance(first.refusal, DEFINITELY_NOT_STORED)
+        retries = [batch for batch in refused if self._prepare_retry(batch, not_stored=not_stored)]
+        if not_stored:
+            self._batcher.renew_session()
+            self._batcher.requeue(batch.pending for batch in (*retries, *self._send_queue.retries))
+            self._send_queue.retries.clear()
         else:
-            self._dispatch.back(kept)
+            self._send_queue.requeue(retries)
 
-    def _goes_again(self, flight: Flight, *, certain: bool) -> bool:
-        """Whether it is worth another attempt; what that takes is prepared. If not, its
-        futures fail.
-        """
-        match flight.refusal:
+    def _prepare_retry(self, batch: SequencedBatch, *, not_stored: bool) -> bool:
+        """Prepare another attempt where it can succeed, or else fail the batch."""
+        match batch.refusal:
             case StaleTopic():
-                self.stale.add(flight.pile.place.topic)
+                self.stale_topics.add(batch.pending.destination.topic)
                 return True
             case SequenceGap() | ConnectionLost():
                 return True
-            case UnknownProducer() if not flight.doubtful:
+            case UnknownProducer() if not batch.doubtful:
                 return True
             case Throttled():
                 self.pause()
                 return True
             case UnknownTopic():
-                self._topics.forget(flight.pile.place.topic)
-        error = flight.refusal or ConnectionLost("given up")
-        if flight.doubtful and not certain:
+                self._topics.forget(batch.pending.destination.topic)
+        error = batch.refusal or ConnectionLost("given up")
+        if batch.doubtful and not not_stored:
             error.outcome = "unknown"
-        self._fail(flight, error)
+        self._fail(batch, error)
         return False
 
-    def lost(self) -> None:
-        """The connection is gone: what was under way goes out again, under the same
-        sequences.
-        """
-        lost, self._under_way, self._sends = list(self._under_way.values()), {}, 0
-        self.left.clear()  # they will come again
-        self._errands.back(cargo for cargo in lost if not isinstance(cargo, Convoy))
-        sends = [flight for cargo in lost if isinstance(cargo, Convoy) for flight in cargo.flights]
-        for flight in sends:
-            flight.doubtful = True
-        if self._refused:
-            for flight in sends:
-                flight.refusal = ConnectionLost("the connection was lost")
-            self._refused += sends
-            self._regroup()
-        else:
-            self._dispatch.back(sends)
-
-    def expire(self, before: float, trouble: str) -> None:
-        """Fails what was put in before that moment and has no answer; `trouble` is why
-        there is no connection.
-        """
-        for correlation, cargo in list(self._under_way.items()):
-            if cargo.time < before:
-                self._fail(self._take_off(correlation), _too_late(trouble))
-        for late in [flight for flight in self._dispatch.again if flight.time < before]:
-            self._dispatch.again.remove(late)
-            self._fail(late, _too_late(trouble))
-        for errand in self._errands.take_late(before):
-            self._fail(errand, _too_late(trouble))
-        if self._outbox.has_older(before):
-            self._loader.queue.extend(self._outbox.take_piles())
-        young = [pile for old in self._loader.queue if (pile := self._young(old, before, trouble))]
-        self._loader.queue = deque(young)
-
-    def give_back(self, before: float) -> None:
-        """Fails what was put in before that moment, was never sent, and could go to any
-        broker as well.
-        """
-        if self._outbox.has_older(before):
-            self._loader.queue.extend(self._outbox.take_piles())
-        queue, self._loader.queue = self._loader.queue, deque()
-        for pile in queue:
-            left = (
-                self._young(pile, before, "no connection")
-                if pile.place.partition == IN_TURN
-                else pile
-            )
-            if left is not None:
-                self._loader.queue.append(left)
-
-    def _young(self, pile: PendingBatch, before: float, trouble: str) -> PendingBatch | None:
-        """The part of a pile that may still wait; the rest fails, and was never
-        sent.
-        """
-        end = bisect(pile.times, before)
-        if not end:
-            return pile
-        self._fail(
-            pile.slice_rows(0, end),
-            BrokerUnavailable(f"not sent in time: {trouble or 'the broker takes no more'}"),
+    def connection_lost(self) -> None:
+        """Send all requests in flight again, with the same sequences."""
+        lost, self._requests, self._batches = list(self._requests.values()), {}, 0
+        self.deferred_replies.clear()  # they will come again
+        self._side_requests.requeue(
+            request for request in lost if not isinstance(request, SendRequest)
         )
-        return pile.slice_rows(end, len(pile.times)) if end < len(pile.times) else None
+        batches = [
+            batch
+            for request in lost
+            if isinstance(request, SendRequest)
+            for batch in request.batches
+        ]
+        for batch in batches:
+            batch.doubtful = True
+        if self._refused:
+            for batch in batches:
+                batch.refusal = ConnectionLost("the connection was lost")
+            self._refused += batches
+            self._retry_refused()
+        else:
+            self._send_queue.requeue(batches)
 
-    def give_up(self, trouble: TxmqError) -> None:
-        """Fails everything: what may have been carried out with an unknown outcome, the
-        rest with `trouble`.
+    def expire(self, before: float, connection_error: str) -> None:
+        """Fail all unanswered requests that were appended before that moment.
+
+        `connection_error` explains the lack of a connection, if there is none.
         """
-        self._loader.queue.extend(self._outbox.take_piles())
-        doubtful = [*self._under_way.values(), *self._dispatch.again]
-        self._under_way, self._sends = {}, 0
-        for cargo in doubtful:
-            self._fail(cargo, ConnectionLost(f"no receipt came: {trouble.message}"))
-        rest: list[Flight | PendingBatch | Errand] = [
+        for correlation, request in list(self._requests.items()):
+            if request.appended_at < before:
+                self._fail(self._remove(correlation), _expired(connection_error))
+        retries = self._send_queue.retries
+        for batch in [batch for batch in retries if batch.appended_at < before]:
+            retries.remove(batch)
+            self._fail(batch, _expired(connection_error))
+        for side in self._side_requests.drain_older(before):
+            self._fail(side, _expired(connection_error))
+        self._drain_older(before)
+        self._batcher.queue = deque(
+            younger
+            for pending in self._batcher.queue
+            if (younger := self._expire_unsent(pending, before, connection_error))
+        )
+
+    def fail_unsent(self, before: float) -> None:
+        """Fail messages that were appended before that moment and never sent, and that
+        could go to another broker.
+        """
+        self._drain_older(before)
+        queue, self._batcher.queue = self._batcher.queue, deque()
+        for pending in queue:
+            younger = (
+                self._expire_unsent(pending, before, "no connection")
+                if pending.destination.partition == IN_TURN
+                else pending
+            )
+            if younger is not None:
+                self._batcher.queue.append(younger)
+
+    def _drain_older(self, before: float) -> None:
+        if self._accumulator.has_older(before):
+            self._batcher.queue.extend(self._accumulator.drain())
+
+    def _expire_unsent(
+        self, pending: PendingBatch, before: float, connection_error: str
+    ) -> PendingBatch | None:
+        """Fail the older messages of a batch that was never sent; return the rest."""
+        end = bisect(pending.append_times, before)
+        if not end:
+            return pending
+        reason = connection_error or "the broker accepts no more"
+        self._fail(pending.slice_rows(0, end), BrokerUnavailable(f"not sent in time: {reason}"))
+        count = len(pending.append_times)
+        return pending.slice_rows(end, count) if end < count else None
+
+    def fail_all(self, cause: TxmqError) -> None:
+        """Fail everything with `cause`; what may be stored, with an unknown outcome."""
+        self._batcher.queue.extend(self._accumulator.drain())
+        doubtful = [*self._requests.values(), *self._send_queue.retries]
+        self._requests, self._batches = {}, 0
+        for request in doubtful:
+            self._fail(request, ConnectionLost(f"no receipt came: {cause.message}"))
+        rest: list[SequencedBatch | PendingBatch | SideRequest] = [
             *self._refused,
-            *self._loader.queue,
-            *self._errands.take_all(),
+            *self._batcher.queue,
+            *self._side_requests.drain_all(),
         ]
         for waiting in rest:
-            self._fail(waiting, trouble)
-        for done in (self._dispatch.again, self._refused, self._loader.queue):
+            self._fail(waiting, cause)
+        for done in (self._send_queue.retries, self._refused, self._batcher.queue):
             done.clear()
 
-    def _fail(self, what: Cargo | Flight | PendingBatch, error: TxmqError) -> None:
-        waiting = what.pile if isinstance(what, Flight) else what
-        if isinstance(waiting, Convoy | PendingBatch):
-            self.stats.failed += len(waiting.futures)
-        self._outbox.failed(waiting, error)
+    def _fail(
+        self, failed: InFlightRequest | SequencedBatch | PendingBatch, error: TxmqError
+    ) -> None:
+        entry = failed.pending if isinstance(failed, SequencedBatch) else failed
+        if isinstance(entry, SendRequest | PendingBatch):
+            self.stats.failed += len(entry.futures)
+        self._accumulator.fail(entry, error)
 
 
-def _too_late(trouble: str) -> RequestTimeout:
+def _expired(connection_error: str) -> RequestTimeout:
+    reason = f": {connection_error}" if connection_error else ""
     return RequestTimeout(
-        "no answer came in time" + (f": {trouble}" if trouble else ""), hint="it may be carried out"
+        f"no answer came in time{reason}", hint="the request may have been carried out"
     )

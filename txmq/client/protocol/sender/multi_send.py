@@ -1,9 +1,8 @@
-"""Sends that share a frame: which go out together, and what the broker's reply says of
-each.
+"""Send requests: one or several batches in one frame, and the receipts in its reply.
 
-The sends of many partitions are small ones, and a frame, a record and a reply for each
-would cost more than they do. Each keeps its own sequence and its own answer, so that
-after a lost connection, or a refusal, it may find itself in other company.
+Batches for many partitions are small. A frame, a record and a reply for each would cost
+more than the batches themselves. Each batch keeps its own sequence and its own answer,
+so that after a refusal or a lost connection it may share its frame with others.
 """
 
 from __future__ import annotations
@@ -12,161 +11,173 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from txmq.client.blocking.sender.delivery import receipt_of, receipts_from
-from txmq.client.protocol.conversation import Conversation, Payload, result
+from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
 from txmq.client.protocol.sender.accumulator import Accumulator
-from txmq.client.protocol.sender.batcher import Flight, Loader
+from txmq.client.protocol.sender.batcher import Batcher, SequencedBatch
+from txmq.client.protocol.sender.batches import make_receipts, parse_receipt
 from txmq.client.protocol.sender.promise import Promise
-from txmq.client.protocol.sender.stats import Stats
 from txmq.errors import RemoteProtocolError
 from txmq.model.message import Receipt
-from txmq.wire.headers import Opcode
-from txmq.wire.hello import Limits, Welcome
+from txmq.wire.batched import SENDS, BatchedReply, pack_requests, unpack_replies
+from txmq.wire.data_requests import Opcode
+from txmq.wire.hello import BrokerLimits, Welcome
 from txmq.wire.status import OK
-from txmq.wire.together import SENDS, Answer, pack_requests, unpack_answers
 
-MOST = 128  # in one frame: half of those that may be under way
-ENOUGH_BYTES = 64 << 10  # for one frame: of more, several are under way at once
-
-
-def takes_convoys(welcome: Welcome | None) -> bool:
-    """Whether the broker takes several sends in a frame."""
-    return welcome is not None and SENDS in welcome.features
+MAX_BATCHES = 128  # in one frame: half of those that may be in flight
+TARGET_BYTES = 64 << 10  # of one frame: more is sent as several frames, in flight at once
 
 
 @dataclass(slots=True)
-class Convoy:
-    """Flights in one frame, in the order of their sequences; one alone goes out as it
-    is.
+class SenderStats:
+    """Counters of a sender."""
 
-    `futures` are those of all messages, in order, `weight` is that of all.
+    messages: int = 0  # stored
+    frames: int = 0  # sent, repetitions not counted
+    coalesced: int = 0  # messages that shared their frame with others
+    resent: int = 0  # batches sent again
+    refused: int = 0  # batches refused, those behind another refused one included
+    connections: int = 0
+    failed: int = 0  # messages without a receipt
+    bundles: int = 0  # frames of several bundles, or of several decisions
+    requests: int = 0  # bundles and decisions in those frames
+
+
+@dataclass(slots=True)
+class SendRequest:
+    """Batches in one frame, in the order of their sequences.
+
+    `futures` are those of all messages, in order; `size` is that of all batches.
     """
 
-    flights: list[Flight]
+    batches: list[SequencedBatch]
     futures: list[Promise[Receipt]] = field(init=False)
-    weight: int = field(init=False)
+    size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if len(self.flights) == 1:
-            pile = self.flights[0].pile
-            self.futures, self.weight = pile.futures, pile.weight
+        if len(self.batches) == 1:
+            pending = self.batches[0].pending
+            self.futures, self.size = pending.futures, pending.size
         else:
-            self.futures = [future for flight in self.flights for future in flight.pile.futures]
-            self.weight = sum([flight.pile.weight for flight in self.flights])
+            self.futures = [future for batch in self.batches for future in batch.pending.futures]
+            self.size = sum([batch.pending.size for batch in self.batches])
 
     @property
     def opcode(self) -> int:
-        """Of the frame."""
-        return Opcode.SENDS if len(self.flights) > 1 else Opcode.SEND
+        return Opcode.SENDS if len(self.batches) > 1 else Opcode.SEND
 
     @property
     def payload(self) -> Payload:
-        """Of the frame."""
-        if len(self.flights) == 1:
-            return self.flights[0].payload
-        return b"".join(pack_requests([b"".join(flight.payload) for flight in self.flights]))
+        if len(self.batches) == 1:
+            return self.batches[0].payload
+        return b"".join(pack_requests([b"".join(batch.payload) for batch in self.batches]))
 
     @property
-    def time(self) -> float:
-        """When the youngest of its messages was put in."""
-        return max([flight.time for flight in self.flights])
+    def appended_at(self) -> float:
+        """The time at which the last of its messages was appended."""
+        return max([batch.appended_at for batch in self.batches])
 
     @property
-    def settled(self) -> bool:
-        """Whether its messages take no more room. Their piles know it, all or none:
-        they may part.
+    def released(self) -> bool:
+        """True once its messages occupy the window no more.
+
+        The batches keep this, all or none of them: later frames may combine them
+        otherwise.
         """
-        return self.flights[-1].pile.settled
+        return self.batches[-1].pending.released
 
-    @settled.setter
-    def settled(self, settled: bool) -> None:
-        for flight in self.flights:
-            flight.pile.settled = settled
+    @released.setter
+    def released(self, released: bool) -> None:
+        for batch in self.batches:
+            batch.pending.released = released
 
     def answers(self, payload: bytes) -> list[Receipt] | None:
-        """What its futures get; None where some are refused. Raises RemoteProtocolError
-        for a reply that is none.
+        """Return the results of the futures, or None where any batch is refused.
+
+        Raises RemoteProtocolError for an invalid reply.
         """
-        if len(self.flights) == 1:
-            return receipts_in(self.flights[0], payload)
-        found: list[Receipt] = []
-        for flight, (status, own) in self.each(payload):
+        if len(self.batches) == 1:
+            return _parse_receipts(self.batches[0], payload)
+        receipts: list[Receipt] = []
+        for batch, (status, own) in self.batch_answers(payload):
             if status != OK:
                 return None
-            found += receipts_in(flight, own)
-        return found
+            receipts += _parse_receipts(batch, own)
+        return receipts
 
-    def each(self, payload: bytes) -> Iterator[tuple[Flight, Answer]]:
-        """The flights, each with its own answer. Raises as `answers` does."""
+    def batch_answers(self, payload: bytes) -> Iterator[tuple[SequencedBatch, BatchedReply]]:
+        """Return each batch with its own answer. Raises as `answers`."""
         try:
-            answers = unpack_answers(payload, len(self.flights))
+            answers = unpack_replies(payload, len(self.batches))
         except RemoteProtocolError as error:
-            error.outcome = "unknown"  # they may have been carried out
+            error.outcome = "unknown"  # the batches may be stored
             raise
-        return zip(self.flights, answers, strict=True)
+        return zip(self.batches, answers, strict=True)
 
 
-class Dispatch:
-    """What is to go out next: before all that is new, the sends in `again`, as they
-    were.
-    """
+class SendQueue:
+    """Batches to send next: first those in `retries`, unchanged, then new ones."""
 
-    def __init__(self, loader: Loader, outbox: Accumulator, stats: Stats) -> None:
-        self._loader, self._outbox, self._stats = loader, outbox, stats
-        self.again: deque[Flight] = deque()
+    def __init__(self, batcher: Batcher, accumulator: Accumulator, stats: SenderStats) -> None:
+        self._batcher, self._accumulator, self._stats = batcher, accumulator, stats
+        self.retries: deque[SequencedBatch] = deque()
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is there that was taken out of the outbox."""
-        return not (self.again or self._loader.queue)
+        """True where no drained batch waits."""
+        return not (self.retries or self._batcher.queue)
 
-    def next(self, conversation: Conversation, room: int) -> Convoy | None:
-        """The next frame: of up to `room` sends, while they are small and the broker
-        takes them so.
+    def next(self, conversation: Conversation, room: int) -> SendRequest | None:
+        """Return the next request, of up to `room` batches.
+
+        It has several batches while they are small, and the broker supports that.
         """
-        most = min(MOST, room) if takes_convoys(conversation.welcome) else 1
-        flights: list[Flight] = []
-        size = fresh = 0
+        max_batches = min(MAX_BATCHES, room) if supports_multi_send(conversation.welcome) else 1
+        batches: list[SequencedBatch] = []
+        size = new_messages = 0
         try:
-            while size < ENOUGH_BYTES and len(flights) < most and not (flights and self.empty):
-                known = len(self.again)
-                flight = self._next(conversation.limits)
-                if flight is None:
+            while (
+                size < TARGET_BYTES and len(batches) < max_batches and not (batches and self.empty)
+            ):
+                repeated = len(self.retries)
+                batch = self._next(conversation.limits)
+                if batch is None:
                     break
-                flights.append(flight)
-                size += flight.pile.weight
-                fresh += 0 if known else len(flight.pile.messages)
+                batches.append(batch)
+                size += batch.pending.size
+                new_messages += 0 if repeated else len(batch.pending.messages)
         except BaseException:  # an interrupt must not lose them
-            self.back(flights)
+            self.requeue(batches)
             raise
-        self._stats.frames += fresh > 0
-        self._stats.coalesced += fresh if len(flights) > 1 or fresh > 1 else 0
-        return Convoy(flights) if flights else None
+        self._stats.frames += new_messages > 0
+        self._stats.coalesced += new_messages if len(batches) > 1 or new_messages > 1 else 0
+        return SendRequest(batches) if batches else None
 
-    def _next(self, limits: Limits) -> Flight | None:
-        if self.again:
+    def _next(self, limits: BrokerLimits) -> SequencedBatch | None:
+        if self.retries:
             self._stats.resent += 1
-            return self.again.popleft()
-        if not self._loader.queue:  # not earlier: until they are taken, piles grow
-            self._loader.queue.extend(self._outbox.take_piles(ripe=True))
-        return self._loader.next(limits)
+            return self.retries.popleft()
+        if not self._batcher.queue:  # not earlier: batches grow until they are drained
+            self._batcher.queue.extend(self._accumulator.drain(ready_only=True))
+        return self._batcher.next(limits)
 
-    def back(self, flights: Sequence[Flight]) -> None:
-        """These go out again, before all others."""
-        self.again.extendleft(reversed(flights))
-
-
-def receipts_of(flight: Flight, answer: Answer) -> list[Receipt]:
-    """Those of a flight's messages. Raises the error that it was refused with, if it
-    was.
-    """
-    return receipts_in(flight, result(answer))
+    def requeue(self, batches: Sequence[SequencedBatch]) -> None:
+        """Send batches again, before all others."""
+        self.retries.extendleft(reversed(batches))
 
 
-def receipts_in(flight: Flight, payload: bytes) -> list[Receipt]:
-    """Those of a flight's messages, out of the payload of its own reply."""
-    receipt, pile = receipt_of(payload), flight.pile
-    topic, partition, _epoch, _asked = pile.place
-    return receipts_from(
-        flight.prefix, flight.sequence, topic, partition, len(pile.futures), receipt
+def supports_multi_send(welcome: Welcome | None) -> bool:
+    """Return whether the broker accepts several batches in a frame."""
+    return welcome is not None and SENDS in welcome.features
+
+
+def batch_receipts(batch: SequencedBatch, answer: BatchedReply) -> list[Receipt]:
+    """Return the receipts of a batch's messages. Raises the error of a refusal."""
+    return _parse_receipts(batch, reply_payload(answer))
+
+
+def _parse_receipts(batch: SequencedBatch, payload: bytes) -> list[Receipt]:
+    receipt, pending = parse_receipt(payload), batch.pending
+    topic, partition, _epoch, _explicit = pending.destination
+    return make_receipts(
+        batch.prefix, batch.sequence, topic, partition, len(pending.futures), receipt
     )

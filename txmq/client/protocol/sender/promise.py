@@ -1,11 +1,10 @@
-"""Futures as cheap as most of them are used: kept for a while, and read once the answer
-is there.
+"""Futures that cost little until a caller inspects them.
 
-A `concurrent.futures.Future` begins with a lock, a condition and two lists, and takes
-the lock again to be resolved and once more to be read: a third of what a small message
-costs its sender. A Promise has none of these until somebody waits for it, asks it
-something before its time, or wants to be called. And who waits for one alone may help
-to keep it.
+A `concurrent.futures.Future` begins with a lock, a condition and two lists. It takes
+the lock again to be resolved and to be read. That is a third of what a small message
+costs its sender. A Promise has none of these parts until a caller observes it: waits
+for it, asks for its state, or adds a callback. A thread that waits for an unobserved
+promise may do the sender's work meanwhile.
 """
 
 from __future__ import annotations
@@ -20,126 +19,134 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 CONDITION = "_condition"
-_PARTS = frozenset(vars(Future[Any]()))  # what a future of this Python is made of
+_PARTS = frozenset(vars(Future[Any]()))  # the attributes of a future in this Python
 
 
-def _no_help(promise: Promise[Any], timeout: float | None) -> None:
-    """The waiter just waits."""
+def _no_assistance(promise: Promise[Any], timeout: float | None) -> None:
+    """Let the waiting thread just wait."""
 
 
 @dataclass(slots=True)
-class Guard:
-    """What the promises of one sender share. `looked_at` is called when somebody looks
-    at one for the first time.
+class PromiseContext:
+    """State and callbacks that all promises of one sender share.
 
-    `help` is called by who waits for a result that nobody has looked at: it may do what
-    there is to do for it, for up to that many seconds, and returns when the promise is
-    kept or the rest is better left to others.
+    `on_observed` is called when a caller observes a promise for the first time.
+    `assist` is called by a thread that waits for an unobserved promise. It may do the
+    sender's work for up to that many seconds. It returns once the promise is resolved,
+    or once other threads have to do the rest.
     """
 
     lock: RLock
-    looked_at: Callable[[], None]
-    help: Callable[[Promise[Any], float | None], None] = _no_help
-    watched: int = 0  # promises that somebody looks at and that are not kept
+    on_observed: Callable[[], None]
+    assist: Callable[[Promise[Any], float | None], None] = _no_assistance
+    observed: int = 0  # promises that are observed and not resolved
 
 
 class Promise(Future[T]):
-    """An answer to come. What is under way cannot be taken back, so `cancel` does
+    """The future of a reply. A request in flight cannot be cancelled, so `cancel` does
     nothing.
 
-    Somebody looks at it: then it changes as every future does, under its own condition.
-    Nobody has looked yet: then under the lock that it shares with others (see
-    `resolve`), and that the parts needed to look are made under. So it never changes
-    the one way while it is looked at in the other.
+    An observed promise changes as every future does, under its own condition. An
+    unobserved one changes under the lock of its context (see `resolve_promises`). The
+    parts that make it observed are created under that lock too, so that both ways
+    exclude each other.
     """
 
     _state = PENDING
     _result: T | None = None
     _exception: BaseException | None = None
-    watched = False  # whether its parts are made
+    observed = False  # True once its parts exist
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard  # and no more: `__getattr__` makes the rest when it is needed
+    def __init__(self, context: PromiseContext) -> None:
+        self._context = context  # and no more: `__getattr__` creates the rest on demand
 
     @property
-    def kept(self) -> bool:
-        """Whether the answer is there. Unlike `done`, it is no look."""
+    def resolved(self) -> bool:
+        """True once there is a result or an error. Unlike `done`, does not observe."""
         return self._state == FINISHED
 
     def cancel(self) -> bool:
         return False
 
     def result(self, timeout: float | None = None) -> T:
-        if self._state != FINISHED and not self.watched:
+        if self._state != FINISHED and not self.observed:
             began = monotonic()
-            self._guard.help(self, timeout)
+            self._context.assist(self, timeout)
             if timeout is not None:
                 timeout = max(0.0, timeout - (monotonic() - began))
         if self._state == FINISHED and self._exception is None:
             return self._result  # type: ignore[return-value] # of a T that may be None
         return super().result(timeout)
 
-    def __getattr__(self, name: str) -> Any:  # whatever a future has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any attribute of a future
         if name not in _PARTS:
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
-        with self._guard.lock:
-            if not self.watched:
-                self.watched = True
-                self._guard.watched += self._state != FINISHED
+        with self._context.lock:
+            if not self.observed:
+                self.observed = True
+                self._context.observed += self._state != FINISHED
                 parts = vars(Future())
-                # Last of all the condition: who has that one needs the lock no more,
-                # and finds everything else made.
+                # The condition comes last: a thread that has it needs the lock no more,
+                # and finds all other parts in place.
                 for part in sorted(parts, key=CONDITION.__eq__):
                     self.__dict__.setdefault(part, parts[part])
-        self._guard.looked_at()
+        self._context.on_observed()
         return self.__dict__[name]
 
 
-def promises(guard: Guard) -> Callable[[], Promise[Any]]:
-    """The promises of a guard, as a class: to make one, and give it its guard, would
-    take three times as long.
+def promise_class(context: PromiseContext) -> Callable[[], Promise[Any]]:
+    """Return a class of promises that belong to `context`.
+
+    To create a promise and then set its context takes three times as long.
     """
-    return type("Promise", (Promise,), {"_guard": guard, "__init__": object.__init__})
+    return type("Promise", (Promise,), {"_context": context, "__init__": object.__init__})
 
 
-def resolve(
-    guard: Guard, promises: Iterable[Promise[T]], results: Iterable[T], *, alone: bool = False
+def resolve_promises(
+    context: PromiseContext,
+    promises: Iterable[Promise[T]],
+    results: Iterable[T],
+    *,
+    unobserved_only: bool = False,
 ) -> bool:
-    """Gives each promise its result; all are of that guard. Again is fine.
+    """Give each promise of the context its result. A repetition does no harm.
 
-    `alone`: not where somebody looks at any promise of the guard, whose callbacks
-    belong to another thread. Then nothing is done, and False returned.
+    With `unobserved_only`, do nothing and return False while any promise of the context
+    is observed: its callbacks must run on the sender's own thread.
     """
-    watched: list[tuple[Promise[T], T]] = []
-    with guard.lock:
-        if alone and guard.watched:
+    observed: list[tuple[Promise[T], T]] = []
+    with context.lock:
+        if unobserved_only and context.observed:
             return False
         for promise, result in zip(promises, results, strict=True):
-            if promise.watched:
-                watched.append((promise, result))
-            else:  # not by a method: this is done for every message
-                promise._result = result
-                promise._state = FINISHED  # after the result: `result` looks without the lock
-    for promise, result in watched:  # without the lock: callbacks may do anything
-        if _no_longer_watched(guard, promise):
+            if promise.observed:
+                observed.append((promise, result))
+            else:  # not in a method: this runs for every message
+                promise._result = result  # noqa: SLF001  # Promise is of this module
+                # After the result: the method `result` reads both without the lock.
+                promise._state = FINISHED  # noqa: SLF001
+    for promise, result in observed:  # without the lock: callbacks may do anything
+        if _count_resolved(context, promise):
             promise.set_result(result)
     return True
 
 
-def fail(guard: Guard, promises: Iterable[Promise[Any]], error: BaseException) -> None:
-    """Breaks promises; all are of that guard."""
+def fail_promises(
+    context: PromiseContext, promises: Iterable[Promise[Any]], error: BaseException
+) -> None:
+    """Fail promises, all of that context."""
     for promise in promises:
-        with guard.lock:
-            if not promise.watched:
-                promise._exception = error
-                promise._state = FINISHED
+        with context.lock:
+            if not promise.observed:
+                promise._exception = error  # noqa: SLF001
+                promise._state = FINISHED  # noqa: SLF001
                 continue
-        if _no_longer_watched(guard, promise):
+        if _count_resolved(context, promise):
             promise.set_exception(error)
 
 
-def _no_longer_watched(guard: Guard, promise: Promise[Any]) -> bool:
-    """Counts a promise that is about to be kept; False where it is."""
-    with guard.lock:
-        guard.watched -= not promise.kept
-        return not promise.kept
+def _count_resolved(context: PromiseContext, promise: Promise[Any]) -> bool:
+    """Count an observed promise as resolved. Return False if it is resolved already."""
+    with context.lock:
+        context.observed -= not promise.resolved
+        return not promise.resolved

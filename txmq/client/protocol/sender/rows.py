@@ -1,33 +1,47 @@
-"""Messages on their way to be encoded: as messages, or as columns for volumes.
+"""Rows to send: messages one by one, or columns for volumes.
 
-Both are cut into pieces small enough for a frame. The estimate of a piece's size is
-generous: characters count as four bytes, which UTF-8 never exceeds, so that no piece
-turns out too large when it is encoded.
+Both are split into batches that fit in a frame. The estimate of a batch's size is
+generous: each character counts as four bytes, the most that UTF-8 needs. So no batch
+is too large once it is encoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import accumulate, chain
 from operator import itemgetter
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypedDict, TypeVar
 
-from txmq.batch import PLAIN, Compression, encode, encode_columns, encode_one
-from txmq.batch.cells import body_cell, header_cell, text_cell
+from txmq.batch import NO_COMPRESSION, Compression, encode, encode_columns, encode_one
+from txmq.batch.cells import body_cell, header_cell, text_cell, too_large
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
 from txmq.model.keys import partition_of
 from txmq.model.message import Message, time_or_span
 
-PIECE_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
-PIECE_ROWS = 1 << 16
-# of a part of a group: to take so many keys holds a broker up for 1 to 2 ms; it would
-# take 4,096
+BATCH_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
+BATCH_ROWS = 1 << 16
+# Rows of a part of a bundle. Their keys hold a broker up for 1 to 2 ms; it would accept
+# 4,096.
 PART_ROWS = 512
-ROW_BYTES = 64  # offsets and times of a row
-BODY_ALONE = Message(b"")[1:]
+ROW_OVERHEAD = 64  # bytes of offsets and times
+BODY_ONLY = Message(b"")[1:]
 T = TypeVar("T")
+
+
+class Fields(TypedDict, total=False):
+    """The fields of txmq.Message besides the body."""
+
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str] | None
+    deliver_at: int | datetime | None
+    expire_at: int | datetime | None
+    delay: float | timedelta | None
+    ttl: float | timedelta | None
 
 
 class Rows(Protocol):
@@ -35,25 +49,33 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def encode(self, producer_id: bytes, sequence: int, compression: Compression = PLAIN) -> bytes:
-        """The batch of them all."""
+    def encode(
+        self,
+        producer_id: bytes,
+        sequence: int,
+        compression: Compression = NO_COMPRESSION,
+        max_body: int = limits.MESSAGE,
+    ) -> bytes:
+        """Return the batch of all rows. Raises MessageTooLarge for a body over the
+        limit.
+        """
 
-    def pieces(self, most: int = PIECE_ROWS) -> Iterator[Self]:
-        """The same messages in pieces that fit in a frame, of at most so many."""
+    def split(self, max_rows: int = BATCH_ROWS) -> Iterator[Self]:
+        """Yield the same rows in batches that fit in a frame."""
 
-    def keys_of(self) -> Sequence[str | None] | None:
-        """The key of each, None where none has one."""
+    def row_keys(self) -> Sequence[str | None] | None:
+        """Return the key of each row, or None where no row has one."""
 
-    def largest(self) -> int:
-        """The size of the largest body."""
+    def largest_body(self) -> int:
+        """Return the size of the largest body."""
 
-    def pick(self, places: Sequence[int]) -> Self:
-        """Those at these places."""
+    def select(self, places: Sequence[int]) -> Self:
+        """Return the rows at these places."""
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
-    """Messages one by one, and when each was born, in microseconds."""
+class MessageRows:
+    """Messages, and the time at which each was born, in microseconds."""
 
     messages: Sequence[Message]
     births: Sequence[int]
@@ -61,11 +83,19 @@ class Messages:
     def __len__(self) -> int:
         return len(self.messages)
 
-    def encode(self, producer_id: bytes, sequence: int, compression: Compression = PLAIN) -> bytes:
-        packed = compression.codec and compression.of(
+    def encode(
+        self,
+        producer_id: bytes,
+        sequence: int,
+        compression: Compression = NO_COMPRESSION,
+        max_body: int = limits.MESSAGE,
+    ) -> bytes:
+        if max_body < limits.MESSAGE:
+            _check_largest(self, max_body)
+        codec = compression.codec and compression.codec_for(
             sum(len(message.body) for message in self.messages)
         )
-        if len(self.messages) == 1 and not packed:
+        if len(self.messages) == 1 and not codec:
             born_at = self.births[0]
             return encode_one(
                 self.messages[0],
@@ -80,28 +110,27 @@ class Messages:
             epoch=0,
             sequence=sequence,
             born_at=self.births,
-            codec=packed,
+            codec=codec,
         )
 
-    def pieces(self, most: int = PIECE_ROWS) -> Iterator[Messages]:
-        for start, end in cuts(list(map(weight, self.messages)), at_most(self.messages, most)):
-            yield Messages(self.messages[start:end], self.births[start:end])
+    def split(self, max_rows: int = BATCH_ROWS) -> Iterator[MessageRows]:
+        sizes = list(map(estimated_size, self.messages))
+        for start, end in batch_bounds(sizes, row_limit(self.messages, max_rows)):
+            yield MessageRows(self.messages[start:end], self.births[start:end])
 
-    def keys_of(self) -> Sequence[str | None] | None:
+    def row_keys(self) -> Sequence[str | None] | None:
         return [message.key for message in self.messages]
 
-    def largest(self) -> int:
+    def largest_body(self) -> int:
         return max(len(message.body) for message in self.messages)
 
-    def pick(self, places: Sequence[int]) -> Messages:
-        return Messages(_picked(self.messages, places), _picked(self.births, places))
+    def select(self, places: Sequence[int]) -> MessageRows:
+        return MessageRows(_select(self.messages, places), _select(self.births, places))
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Bodies, and a key and a tag for each where there are any; all born at the same
-    time.
-    """
+class ColumnRows:
+    """Bodies, and optional columns of keys and tags. All rows are born at one time."""
 
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None
@@ -111,61 +140,67 @@ class Columns:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def encode(self, producer_id: bytes, sequence: int, compression: Compression = PLAIN) -> bytes:
+    def encode(
+        self,
+        producer_id: bytes,
+        sequence: int,
+        compression: Compression = NO_COMPRESSION,
+        max_body: int = limits.MESSAGE,
+    ) -> bytes:
+        if max_body < limits.MESSAGE:
+            _check_largest(self, max_body)
         return encode_columns(
             *(self.bodies, self.keys, self.tags),
             producer_id=producer_id,
             epoch=0,
             sequence=sequence,
             born_at=self.born_at,
-            codec=compression.codec and compression.of(sum(map(len, self.bodies))),
+            codec=compression.codec and compression.codec_for(sum(map(len, self.bodies))),
         )
 
-    def pieces(self, most: int = PIECE_ROWS) -> Iterator[Columns]:
-        weights = _weights(self.bodies)
+    def split(self, max_rows: int = BATCH_ROWS) -> Iterator[ColumnRows]:
+        sizes = _body_sizes(self.bodies)
         for column in (self.keys, self.tags):
             if column is not None:
-                weights = _heavier(weights, column)
-        for start, end in cuts(weights, most):
-            yield Columns(
+                sizes = _add_text_sizes(sizes, column)
+        for start, end in batch_bounds(sizes, max_rows):
+            yield ColumnRows(
                 self.bodies[start:end],
                 None if self.keys is None else self.keys[start:end],
                 None if self.tags is None else self.tags[start:end],
                 self.born_at,
             )
 
-    def keys_of(self) -> Sequence[str | None] | None:
+    def row_keys(self) -> Sequence[str | None] | None:
         return self.keys
 
-    def largest(self) -> int:
+    def largest_body(self) -> int:
         return max(map(len, self.bodies))
 
-    def pick(self, places: Sequence[int]) -> Columns:
-        return Columns(
-            _picked(self.bodies, places),
-            None if self.keys is None else _picked(self.keys, places),
-            None if self.tags is None else _picked(self.tags, places),
+    def select(self, places: Sequence[int]) -> ColumnRows:
+        return ColumnRows(
+            _select(self.bodies, places),
+            None if self.keys is None else _select(self.keys, places),
+            None if self.tags is None else _select(self.tags, places),
             self.born_at,
         )
 
 
-def columns(
+def column_rows(
     bodies: Sequence[bytes],
     keys: Sequence[str | None] | None,
     tags: Sequence[str | None] | None,
     born_at: int,
-) -> Columns:
-    """The columns, if there is a key and a tag for each body. Raises
-    LocalProtocolError.
-    """
+) -> ColumnRows:
+    """Return the columns as rows. Raises as `check_columns`."""
     check_columns(bodies, keys, tags)
-    return Columns(bodies, keys, tags, born_at)
+    return ColumnRows(bodies, keys, tags, born_at)
 
 
 def check_columns(
     bodies: Sequence[bytes], keys: Sequence[str | None] | None, tags: Sequence[str | None] | None
 ) -> None:
-    """Raises LocalProtocolError where there is not a key and a tag for each body."""
+    """Raise LocalProtocolError where columns differ in length."""
     for name, column in (("keys", keys), ("tags", tags)):
         if column is not None and len(column) != len(bodies):
             raise LocalProtocolError(
@@ -173,10 +208,25 @@ def check_columns(
             )
 
 
-def weight(message: Message) -> int:
-    """At most so many bytes of a batch go to this message."""
+def checked_messages(messages: Iterable[Message]) -> list[Message]:
+    """Return the messages as a list. Raises LocalProtocolError for other objects."""
+    listed = list(messages)
+    if not all(isinstance(message, Message) for message in listed):
+        raise LocalProtocolError(
+            "not a sequence of messages", hint="make them with txmq.Message(body, ...)"
+        )
+    return listed
+
+
+def micros_now() -> int:
+    """Return this machine's time in microseconds, at which a message is born."""
+    return time.time_ns() // 1_000
+
+
+def estimated_size(message: Message) -> int:
+    """Return an upper bound of a message's bytes in a batch."""
     body, key, tag, headers, *_times = message
-    size = len(body) + ROW_BYTES
+    size = len(body) + ROW_OVERHEAD
     if key or tag:
         size += 4 * (len(key or "") + len(tag or ""))
     if headers:
@@ -184,22 +234,24 @@ def weight(message: Message) -> int:
     return size
 
 
-def at_most(messages: Sequence[Message], most: int) -> int:
-    """How many of so many may share a batch: where one is delayed, the broker takes it
-    apart.
+def row_limit(messages: Sequence[Message], max_rows: int) -> int:
+    """Return the most rows of a batch of these messages, at most `max_rows`.
+
+    A batch with a delayed message is smaller, because the broker splits it into rows.
     """
-    if most <= limits.DELAYED_ROWS or len(messages) <= limits.DELAYED_ROWS:
-        return most
+    if max_rows <= limits.DELAYED_ROWS or len(messages) <= limits.DELAYED_ROWS:
+        return max_rows
     delayed = any(message.deliver_at or message.delay for message in messages)
-    return limits.DELAYED_ROWS if delayed else most
+    return limits.DELAYED_ROWS if delayed else max_rows
 
 
-def kept(message: Message) -> Message:
-    """The message, so that nobody can change it. Raises what encoding it would: then,
-    it would take others along.
+def frozen(message: Message) -> Message:
+    """Return the message in a form that its sender cannot change.
+
+    Raises the errors of encoding: later, an error would concern the whole batch.
     """
     body, key, tag, headers, deliver_at, expire_at, delay, ttl = message
-    data = body_cell(body)
+    data = body if type(body) is bytes and len(body) <= limits.MESSAGE else body_cell(body)
     if key:
         text_cell(key, "key", limits.KEY)
     if tag:
@@ -213,64 +265,74 @@ def kept(message: Message) -> Message:
     return message if data is body else message._replace(body=data)
 
 
-def taken(message: Message) -> tuple[Message, int]:
-    """The message as `kept` gives it, and its weight: in a short way where it has
-    nothing but a body.
+def frozen_with_size(message: Message) -> tuple[Message, int]:
+    """Return the frozen message and its estimated size, fast where it is only a
+    body.
     """
     body = message[0]
-    if message[1:] == BODY_ALONE and type(body) is bytes and len(body) <= limits.MESSAGE:
-        return message, len(body) + ROW_BYTES
-    message = kept(message)
-    return message, weight(message)
+    if message[1:] == BODY_ONLY and type(body) is bytes and len(body) <= limits.MESSAGE:
+        return message, len(body) + ROW_OVERHEAD
+    message = frozen(message)
+    return message, estimated_size(message)
 
 
-def by_partition(keys: Sequence[str | None], partitions: int, keyless: int) -> dict[int, list[int]]:
-    """The places of the messages for each partition; those without a key go to
-    partition `keyless`.
+def places_by_partition(
+    keys: Sequence[str | None], partitions: int, keyless: int
+) -> dict[int, list[int]]:
+    """Return the places of the rows of each partition; rows without a key go to
+    `keyless`.
     """
     try:
-        known = {key: partition_of(key, partitions) if key else keyless for key in set(keys)}
+        partition_by_key = {
+            key: partition_of(key, partitions) if key else keyless for key in set(keys)
+        }
     except (TypeError, UnicodeEncodeError) as error:
         raise LocalProtocolError(
-            f"a key of another kind: {error}", hint="it is text that UTF-8 can hold"
+            f"a key of another type: {error}", hint="use text that UTF-8 can encode"
         ) from error
     places: dict[int, list[int]] = {}
-    for place, partition in enumerate(map(known.__getitem__, keys)):
+    for place, partition in enumerate(map(partition_by_key.__getitem__, keys)):
         places.setdefault(partition, []).append(place)
     return places
 
 
-def _heavier(weights: list[int], column: Sequence[str | None]) -> list[int]:
-    try:
-        return [size + 4 * len(text or "") for size, text in zip(weights, column, strict=True)]
-    except TypeError as error:
-        raise LocalProtocolError(
-            f"a key or tag of another kind: {error}", hint="it is text or None"
-        ) from error
+def batch_bounds(sizes: list[int], max_rows: int = BATCH_ROWS) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each batch of rows with these sizes.
 
-
-def _weights(bodies: Sequence[bytes]) -> list[int]:
-    try:
-        return [len(body) + ROW_BYTES for body in bodies]
-    except TypeError as error:
-        raise LocalProtocolError(f"a body of another kind: {error}", hint="it is bytes") from error
-
-
-def cuts(weights: list[int], most: int = PIECE_ROWS) -> Iterator[tuple[int, int]]:
-    """Where to cut messages of these weights: no piece has more than `most`, or is over
-    the size unless a single message is.
+    A batch is within both limits, unless it is a single row.
     """
-    count = len(weights)
-    if count <= most and sum(weights) <= PIECE_BYTES:
+    count = len(sizes)
+    if count <= max_rows and sum(sizes) <= BATCH_BYTES:
         yield from ((0, count),) if count else ()
         return
-    start, begun = 0, 0
-    for end, total in enumerate(accumulate(weights)):
-        if end > start and (total - begun > PIECE_BYTES or end - start >= most):
+    start, before = 0, 0
+    for end, total in enumerate(accumulate(sizes)):
+        if end > start and (total - before > BATCH_BYTES or end - start >= max_rows):
             yield start, end
-            start, begun = end, total - weights[end]
+            start, before = end, total - sizes[end]
     yield start, count
 
 
-def _picked(column: Sequence[T], places: Sequence[int]) -> Sequence[T]:
+def _check_largest(rows: Rows, max_body: int) -> None:
+    if (largest := rows.largest_body()) > max_body:
+        raise too_large("message", largest, max_body)
+
+
+def _add_text_sizes(sizes: list[int], column: Sequence[str | None]) -> list[int]:
+    try:
+        return [size + 4 * len(text or "") for size, text in zip(sizes, column, strict=True)]
+    except TypeError as error:
+        raise LocalProtocolError(
+            f"a key or tag of another type: {error}", hint="use text or None"
+        ) from error
+
+
+def _body_sizes(bodies: Sequence[bytes]) -> list[int]:
+    try:
+        return [len(body) + ROW_OVERHEAD for body in bodies]
+    except TypeError as error:
+        raise LocalProtocolError(f"a body of another type: {error}", hint="use bytes") from error
+
+
+def _select(column: Sequence[T], places: Sequence[int]) -> Sequence[T]:
     return itemgetter(*places)(column) if len(places) > 1 else [column[places[0]]]

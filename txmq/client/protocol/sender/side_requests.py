@@ -1,208 +1,175 @@
-"""Requests of other kinds that travel along with sends: groups and decisions, which
-share frames, and the rest, alone.
+"""Requests of other kinds in the sender's stream: bundles and decisions, which share
+frames, and the rest, one in each frame.
 
-What shares a frame keeps its own answer. An errand may be made twice, so after a lost
-connection all of them go out again, in whatever frames they then find themselves.
+Each request keeps its own answer. All of them may be repeated. After a lost connection
+they are sent again, possibly in other frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from txmq.client.protocol.conversation import Payload, result
+from txmq.client.protocol.conversation import Payload, reply_payload
+from txmq.client.protocol.sender.accumulator import COMBINED_OPCODES, Accumulator, SideRequest
 from txmq.client.protocol.sender.promise import Promise
 from txmq.errors import StaleTopic, TxmqError
-from txmq.wire.headers import Opcode
+from txmq.wire.batched import FEATURE, pack_requests, unpack_replies
+from txmq.wire.data_requests import Opcode
 from txmq.wire.hello import Welcome
-from txmq.wire.together import FEATURE, pack_requests, unpack_answers
 
-if TYPE_CHECKING:
-    from txmq.client.protocol.sender.accumulator import Accumulator
-
-TOGETHER = {
-    Opcode.GROUP: Opcode.GROUPS,
-    Opcode.DECIDE: Opcode.DECISIONS,
-}  # in their order of going out
-MOST = 256  # in one frame
-MOST_BYTES = 1 << 20  # and so many bytes; what is larger goes alone
+MAX_REQUESTS = 256  # in one frame
+MAX_BYTES = 1 << 20  # of one frame; a larger request goes alone
 
 
 @dataclass(slots=True)
-class Errand:
-    """A request; it may be made twice. `rebuild` makes its payload anew once a topic is
-    known to have grown.
-    """
+class CombinedRequest:
+    """Several side requests in one frame."""
 
     opcode: int
-    payload: Payload
-    time: float
-    future: Promise[Any]
-    decode: Callable[[bytes], Any] = bytes  # of the reply's payload, for the future; may refuse it
-    rebuild: Callable[[], bytes] | None = None
-    weight: int = 0  # of the room for messages
-    settled: bool = False
+    requests: list[SideRequest]
+    released: bool = False
 
     @property
     def futures(self) -> list[Promise[Any]]:
-        """Its only one."""
-        return [self.future]
-
-    @property
-    def unmade(self) -> bool:
-        """Whether its payload is yet to be made anew."""
-        return not self.payload and self.rebuild is not None
-
-    def answers(self, payload: bytes) -> list[Any]:
-        """What its future gets."""
-        return [self.decode(payload)]
-
-
-@dataclass(slots=True)
-class Bundle:
-    """Errands in one frame."""
-
-    opcode: int
-    errands: list[Errand]
-    settled: bool = False
-
-    @property
-    def futures(self) -> list[Promise[Any]]:
-        """Theirs, in order."""
-        return [errand.future for errand in self.errands]
+        return [request.future for request in self.requests]
 
     @property
     def payload(self) -> Payload:
-        """Of the frame."""
-        return pack_requests([_whole(errand) for errand in self.errands])
+        return pack_requests([_joined(request) for request in self.requests])
 
     @property
-    def weight(self) -> int:
-        """Of all."""
-        return sum(errand.weight for errand in self.errands)
+    def size(self) -> int:
+        return sum(request.size for request in self.requests)
 
     @property
-    def time(self) -> float:
-        """When the youngest was put in."""
-        return max(errand.time for errand in self.errands)
+    def appended_at(self) -> float:
+        """The time at which the last of them was appended."""
+        return max(request.appended_at for request in self.requests)
 
     def answers(self, payload: bytes) -> list[Any] | None:
-        """What their futures get; None where some are refused."""
-        answers = unpack_answers(payload, len(self.errands))
+        """Return the results of the futures, or None where any request is refused."""
+        answers = unpack_replies(payload, len(self.requests))
         try:
             return [
-                errand.decode(result(answer))
-                for errand, answer in zip(self.errands, answers, strict=True)
+                request.decode(reply_payload(answer))
+                for request, answer in zip(self.requests, answers, strict=True)
             ]
         except TxmqError:
             return None
 
 
-class Errands:
-    """Those of an outbox that have been taken and are not under way. `stale` are topics
-    to be asked about first.
+class SideRequestQueue:
+    """Side requests that were drained and are not in flight.
+
+    `stale_topics` have to be refreshed before a request is encoded again.
     """
 
-    def __init__(self, outbox: Accumulator, stale: set[str]) -> None:
-        self._outbox, self._stale = outbox, stale
-        self._waiting: list[Errand] = []
+    def __init__(self, accumulator: Accumulator, stale_topics: set[str]) -> None:
+        self._accumulator, self._stale_topics = accumulator, stale_topics
+        self._waiting: list[SideRequest] = []
 
-    def take(self, welcome: Welcome | None) -> list[Errand | Bundle]:
-        """What may go out now, in frames as this broker takes them."""
-        found, self._waiting = [*self._waiting, *self._outbox.take_errands(ripe=True)], []
-        if not found:
+    def drain(self, welcome: Welcome | None) -> list[SideRequest | CombinedRequest]:
+        """Return what may be sent now, in frames that this broker accepts."""
+        drained = [*self._waiting, *self._accumulator.drain_requests(ready_only=True)]
+        self._waiting = []
+        if not drained:
             return []
-        ready: list[Errand] = []
-        for errand in found:
-            if not errand.unmade or (not self._stale and self._made(errand)):
-                ready.append(errand)
-            elif not errand.settled:
-                self._waiting.append(errand)
-        return _frames(ready, together=welcome is not None and FEATURE in welcome.features)
+        ready: list[SideRequest] = []
+        for request in drained:
+            if not request.needs_rebuild or (not self._stale_topics and self._rebuild(request)):
+                ready.append(request)
+            elif not request.released:
+                self._waiting.append(request)
+        return _frames(ready, combine=welcome is not None and FEATURE in welcome.features)
 
-    def _made(self, errand: Errand) -> bool:
-        """Makes the payload anew; one that cannot be fails."""
-        assert errand.rebuild is not None, "unmade, so it can be made"
+    def _rebuild(self, request: SideRequest) -> bool:
+        """Encode the payload again. Fail the request where that is impossible."""
+        assert request.rebuild is not None, "a request that needs a rebuild can be rebuilt"
         try:
-            errand.payload = errand.rebuild()
+            request.payload = request.rebuild()
         except TxmqError as error:
-            self._outbox.failed(errand, error)
-        return not errand.unmade
+            self._accumulator.fail(request, error)
+        return not request.needs_rebuild
 
-    def back(self, lost: Iterable[Errand | Bundle]) -> None:
-        """The connection was lost: they go out again."""
-        for errand in lost:
-            self._waiting += errand.errands if isinstance(errand, Bundle) else [errand]
+    def requeue(self, requests: Iterable[SideRequest | CombinedRequest]) -> None:
+        """Send requests again after a lost connection."""
+        for request in requests:
+            self._waiting += request.requests if isinstance(request, CombinedRequest) else [request]
 
-    def sort_out(self, bundle: Bundle, payload: bytes) -> None:
-        """Some of a bundle are refused: each gets its own answer."""
-        for errand, answer in zip(bundle.errands, unpack_answers(payload), strict=True):
+    def complete_each(self, combined: CombinedRequest, payload: bytes) -> None:
+        """Complete or refuse each request by its own answer."""
+        for request, answer in zip(combined.requests, unpack_replies(payload), strict=True):
             try:
-                decoded = errand.decode(result(answer))
+                decoded = request.decode(reply_payload(answer))
             except TxmqError as error:
-                self.refused(errand, error)
+                self.handle_refusal(request, error)
             else:
-                self._outbox.answered(errand, [decoded], alone=False)
+                self._accumulator.complete(request, [decoded])
 
-    def refused(self, errand: Errand | Bundle, error: TxmqError) -> None:
-        """Fails it; or has it made anew, if that is all it takes: a group that was
-        refused is not there.
+    def handle_refusal(self, request: SideRequest | CombinedRequest, error: TxmqError) -> None:
+        """Fail the request, or encode and send it again where the topic's metadata was
+        stale: a refused bundle is not stored.
         """
         if (
-            isinstance(errand, Errand)
+            isinstance(request, SideRequest)
             and isinstance(error, StaleTopic)
-            and errand.rebuild is not None
+            and request.rebuild is not None
         ):
-            self._stale.add(str(error.detail.get("topic", "")))
-            errand.payload = b""
-            self._waiting.append(errand)
+            self._stale_topics.add(str(error.detail.get("topic", "")))
+            request.payload = b""
+            self._waiting.append(request)
         else:
-            self._outbox.failed(errand, error)
+            self._accumulator.fail(request, error)
 
-    def take_late(self, before: float) -> list[Errand]:
-        """Those that were put in before that moment."""
-        if self._outbox.has_older(before):
-            self._waiting += self._outbox.take_errands()
-        late = [errand for errand in self._waiting if errand.time < before]
-        self._waiting = [errand for errand in self._waiting if errand.time >= before]
-        return late
+    def drain_older(self, before: float) -> list[SideRequest]:
+        """Return the requests that were appended before that moment."""
+        if self._accumulator.has_older(before):
+            self._waiting += self._accumulator.drain_requests()
+        older = [request for request in self._waiting if request.appended_at < before]
+        self._waiting = [request for request in self._waiting if request.appended_at >= before]
+        return older
 
-    def take_all(self) -> list[Errand]:
-        """Every one that is not under way."""
-        found, self._waiting = [*self._waiting, *self._outbox.take_errands()], []
-        return found
+    def drain_all(self) -> list[SideRequest]:
+        """Return all requests that are not in flight."""
+        drained = [*self._waiting, *self._accumulator.drain_requests()]
+        self._waiting = []
+        return drained
 
 
-def _whole(errand: Errand) -> bytes:
-    payload = errand.payload
+def _joined(request: SideRequest) -> bytes:
+    payload = request.payload
     return payload if isinstance(payload, bytes) else b"".join(payload)
 
 
-def _frames(errands: Sequence[Errand], *, together: bool) -> list[Errand | Bundle]:
-    """Those that may share frames do, as far as they are small enough; groups go before
+def _frames(
+    requests: Sequence[SideRequest], *, combine: bool
+) -> list[SideRequest | CombinedRequest]:
+    """Return requests in frames, combined where they are small; bundles go before
     decisions.
     """
-    frames: list[Errand | Bundle] = []
-    shared: dict[int, list[Errand]] = {opcode: [] for opcode in TOGETHER}
-    for errand in errands:
-        small = together and errand.weight <= MOST_BYTES
-        (shared[errand.opcode] if small and errand.opcode in shared else frames).append(errand)
-    for opcode, those in shared.items():
-        frames += _cut(TOGETHER[Opcode(opcode)], those)
+    frames: list[SideRequest | CombinedRequest] = []
+    combinable: dict[int, list[SideRequest]] = {opcode: [] for opcode in COMBINED_OPCODES}
+    for request in requests:
+        small = combine and request.size <= MAX_BYTES
+        own = combinable[request.opcode] if small and request.opcode in combinable else frames
+        own.append(request)
+    for opcode, those in combinable.items():
+        frames += _combine(COMBINED_OPCODES[Opcode(opcode)], those)
     return frames
 
 
-def _cut(opcode: int, errands: list[Errand]) -> Iterable[Errand | Bundle]:
+def _combine(opcode: int, requests: list[SideRequest]) -> Iterable[SideRequest | CombinedRequest]:
     start = size = 0
-    for at, errand in enumerate(errands):
-        if at > start and (size + errand.weight > MOST_BYTES or at - start == MOST):
-            yield _one(opcode, errands[start:at])
+    for at, request in enumerate(requests):
+        if at > start and (size + request.size > MAX_BYTES or at - start == MAX_REQUESTS):
+            yield _frame(opcode, requests[start:at])
             start, size = at, 0
-        size += errand.weight
-    if errands:
-        yield _one(opcode, errands[start:])
+        size += request.size
+    if requests:
+        yield _frame(opcode, requests[start:])
 
 
-def _one(opcode: int, errands: list[Errand]) -> Errand | Bundle:
-    return errands[0] if len(errands) == 1 else Bundle(opcode, errands)
+def _frame(opcode: int, requests: list[SideRequest]) -> SideRequest | CombinedRequest:
+    return requests[0] if len(requests) == 1 else CombinedRequest(opcode, requests)

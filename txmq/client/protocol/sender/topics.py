@@ -1,6 +1,4 @@
-"""Which partition a message goes to, by the shape of its topic as last seen, and how it
-is packed.
-"""
+"""Topics that a client has looked up, and the partitions of its messages."""
 
 from __future__ import annotations
 
@@ -8,131 +6,143 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from txmq.batch import PLAIN, Compression
-from txmq.client.protocol.sender.rows import Rows, by_partition
+from txmq.batch import NO_COMPRESSION, Compression
+from txmq.client.protocol.sender.rows import Rows, places_by_partition
+from txmq.client.protocol.settings import Partitioner
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.model.keys import partition_of
 from txmq.model.message import check_name
 
-Partitioner = Callable[
-    [str, str | None, int], int | None
-]  # topic, key, partitions; None = by the key's hash
-Describe = Callable[
-    [str], dict[str, Any]
-]  # a topic's name, made on first use where the broker allows it
+# Returns the broker's description of a topic. The broker may create it at first use.
+Describe = Callable[[str], dict[str, Any]]
 
-MOST = 1 << 32
+MAX_PARTITIONS = 1 << 32
 
 
-class Shape(NamedTuple):
-    """A topic: how many partitions it has, and which of its shapes this is."""
+class TopicMetadata(NamedTuple):
+    """Partitions of a topic. `epoch` counts the changes of their number."""
 
     name: str
     partitions: int
     epoch: int
 
 
-def shape_of(topic: str, described: Mapping[str, Any]) -> Shape:
-    """A topic as the broker described it. Raises RemoteProtocolError for a description
-    that is none.
-    """
+def parse_description(topic: str, reply: Mapping[str, Any]) -> TopicMetadata:
+    """Return the topic that a broker describes. Raises RemoteProtocolError."""
     try:
-        [fields] = described["topics"]
-        return Shape(topic, int(fields["partitions"]), int(fields["epoch"]))
+        [fields] = reply["topics"]
+        return TopicMetadata(topic, int(fields["partitions"]), int(fields["epoch"]))
     except (KeyError, TypeError, ValueError) as error:
         raise RemoteProtocolError(
-            f"a description of topic {topic} that is none: {described!r:.200}"
+            f"invalid description of topic {topic}: {reply!r:.200}"
         ) from error
 
 
-class Topics:
-    """The topics that a client knows, its choice of partitions and its compression. For
-    any number of threads.
+class TopicCache:
+    """Metadata of topics, the client's choice of partitions, and its compression.
+
+    For any number of threads.
     """
 
     def __init__(
-        self, describe: Describe, partitioner: Partitioner | None, compression: Compression = PLAIN
+        self, describe: Describe, partitioner: Partitioner | None, compression: Compression = NO_COMPRESSION
     ) -> None:
         self._describe = describe
         self._partitioner = partitioner
-        self._shapes: dict[str, Shape] = {}
-        self.asks_user = partitioner is not None
+        self._metadata: dict[str, TopicMetadata] = {}
+        self.has_partitioner = partitioner is not None
         self.compression = compression
         self._turns = count()
 
-    def shape(self, topic: str) -> Shape:
-        """The topic as last seen; the first look asks the broker. Raises UnknownTopic
-        and what a call raises.
+    def get(self, topic: str) -> TopicMetadata:
+        """Return a topic from the cache, or else from the broker.
+
+        Raises UnknownTopic, and the errors of a call.
         """
-        return self._shapes.get(topic) or self.refresh(topic)
+        return self._metadata.get(topic) or self.refresh(topic)
 
-    def refresh(self, topic: str) -> Shape:
-        """The topic as it is now."""
-        shape = self._shapes[topic] = shape_of(topic, self._describe(check_name(topic, "topic")))
-        return shape
+    def refresh(self, topic: str) -> TopicMetadata:
+        """Return the topic as the broker describes it now."""
+        metadata = self._metadata[topic] = parse_description(
+            topic, self._describe(check_name(topic, "topic"))
+        )
+        return metadata
 
-    def known(self, topic: str) -> Shape | None:
-        """The topic as last seen, if it was."""
-        return self._shapes.get(topic)
+    def cached(self, topic: str) -> TopicMetadata | None:
+        """Return the topic if it is in the cache."""
+        return self._metadata.get(topic)
 
     def forget(self, topic: str) -> None:
-        """The broker no longer has the topic."""
-        self._shapes.pop(topic, None)
+        """Drop a topic that the broker no longer has."""
+        self._metadata.pop(topic, None)
 
-    def choose(self, shape: Shape, key: str | None, partition: int | None = None) -> int:
-        """The partition of one message: the one asked for, the partitioner's, its
-        key's, or the next in turn.
+    def locate(self, topic: str, key: str | None, partition: int | None) -> tuple[int, int]:
+        """Return the partition of one message, and the epoch of the topic's metadata.
+
+        Raises as `get` and `choose_partition`.
+        """
+        metadata = self._metadata.get(topic) or self.refresh(topic)
+        return self.choose_partition(metadata, key, partition), metadata.epoch
+
+    def choose_partition(
+        self, topic: TopicMetadata, key: str | None, partition: int | None = None
+    ) -> int:
+        """Return the partition of one message.
+
+        It is the one requested, the partitioner's, the key's, or the next in turn.
+        Raises LocalProtocolError for an invalid partition or key.
         """
         if partition is not None:
             return _checked(partition)
         if self._partitioner is not None:
-            chosen = self._partitioner(shape.name, key, shape.partitions)
+            chosen = self._partitioner(topic.name, key, topic.partitions)
             if chosen is not None:
-                return _checked(chosen, shape.partitions)
+                return _checked(chosen, topic.partitions)
         if not key:
-            return self.turn(shape)
+            return self.next_partition(topic)
         try:
-            return partition_of(key, shape.partitions)
+            return partition_of(key, topic.partitions)
         except (TypeError, UnicodeEncodeError) as error:
             raise LocalProtocolError(
-                f"{key!r:.80} cannot be a key", hint="text that UTF-8 can hold is needed"
+                f"invalid key {key!r:.80}", hint="use text that UTF-8 can encode"
             ) from error
 
-    def turn(self, shape: Shape) -> int:
-        """The partition whose turn it is."""
-        return next(self._turns) % shape.partitions
+    def next_partition(self, topic: TopicMetadata) -> int:
+        """Return the next partition in turn."""
+        return next(self._turns) % topic.partitions
 
-    def spread(
-        self, shape: Shape, rows: Rows, partition: int | None = None
+    def split_rows(
+        self, topic: TopicMetadata, rows: Rows, partition: int | None = None
     ) -> dict[int, Sequence[int]]:
-        """The places of rows for each partition; those without a key all go to the one
-        whose turn it is.
+        """Return the places of the rows of each partition.
+
+        All rows without a key go to the next partition in turn.
         """
         everything = range(len(rows))
-        keys = rows.keys_of()
+        keys = rows.row_keys()
         if partition is not None:
             return {_checked(partition): everything}
         if self._partitioner is not None:
-            return self._asked(shape, keys or [None] * len(rows))
-        keyless = self.turn(shape)
-        if keys is None or shape.partitions == 1:
+            return self._split_by_partitioner(topic, keys or [None] * len(rows))
+        keyless = self.next_partition(topic)
+        if keys is None or topic.partitions == 1:
             return {keyless: everything}
-        return dict(by_partition(keys, shape.partitions, keyless))
+        return dict(places_by_partition(keys, topic.partitions, keyless))
 
-    def _asked(self, shape: Shape, keys: Sequence[str | None]) -> dict[int, Sequence[int]]:
+    def _split_by_partitioner(
+        self, topic: TopicMetadata, keys: Sequence[str | None]
+    ) -> dict[int, Sequence[int]]:
         places: dict[int, list[int]] = {}
         for place, key in enumerate(keys):
-            places.setdefault(self.choose(shape, key), []).append(place)
+            places.setdefault(self.choose_partition(topic, key), []).append(place)
         return dict(places)
 
 
-def _checked(partition: int, partitions: int = MOST) -> int:
-    """The number itself, if it can be one of a partition: whether it exists, the broker
-    knows best.
-    """
+def _checked(partition: int, partitions: int = MAX_PARTITIONS) -> int:
+    """Return a valid partition number. The broker checks whether it exists."""
     if type(partition) is not int or not 0 <= partition < partitions:
-        last = f" to {partitions - 1}" if partitions < MOST else ""
+        last = f" to {partitions - 1}" if partitions < MAX_PARTITIONS else ""
         raise LocalProtocolError(
-            f"{partition!r} is no partition", hint=f"a number from 0{last} is needed"
+            f"invalid partition {partition!r}", hint=f"use a number from 0{last}"
         )
     return partition

@@ -1,3 +1,1 @@
-"""Transactions without I/O: buffered messages, tokens, entries of the database
-outbox.
-"""
+"""Transactions without I/O: buffers, parts, requests and outbox entries."""

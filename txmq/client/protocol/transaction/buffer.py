@@ -1,4 +1,4 @@
-"""What a transaction will send, kept until it is known whether it will."""
+"""The buffer of a transaction's sends and actions, and the batches built from it."""
 
 from __future__ import annotations
 
@@ -8,197 +8,204 @@ from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
-from txmq.client.protocol.sender.rows import PART_ROWS, Columns, Messages, Rows, kept
-from txmq.client.protocol.sender.topics import Shape, Topics
+from txmq.client.protocol.sender.rows import PART_ROWS, ColumnRows, MessageRows, Rows, frozen
+from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.model.message import Message, Receipt, check_name
-from txmq.wire.group import PartBatch
+from txmq.wire.bundle import PartBatch
 
-Action = tuple[
-    object, ...
-]  # of FORMATS 2.1: an ack or a replay that takes effect with the decision
+# An ack or a replay that takes effect with the decision (docs/FORMATS.md 2.1).
+Action = tuple[object, ...]
 
 
-class Item(NamedTuple):
-    """One message, or columns of them, as the user sent it; `asked` is the partition
-    that was named.
-    """
+class BufferedSend(NamedTuple):
+    """One call of `send` or `send_many`; `requested_partition` None = by the key."""
 
     topic: str
-    content: Message | Columns
+    content: Message | ColumnRows
     born_at: int
-    asked: int | None
+    requested_partition: int | None
 
 
-class Mark(NamedTuple):
-    """How much there was at a savepoint."""
+class BufferPosition(NamedTuple):
+    """The length of a buffer at a savepoint."""
 
     items: int
     actions: int
 
 
 @dataclass(slots=True)
-class Lane:
-    """What goes to one partition, in order; `places` are those of the messages among
-    all that were sent.
+class PartitionRows:
+    """Rows of one partition, in order.
+
+    `message_indexes` are the indexes of the messages among all sends of the
+    transaction.
     """
 
     topic: str
     partition: int
     epoch: int
     rows: list[Rows] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    message_indexes: list[int] = field(default_factory=list)
     _messages: list[Message] = field(default_factory=list)
     _births: list[int] = field(default_factory=list)
 
-    def add(self, message: Message, born_at: int, place: int) -> None:
-        """One message more."""
+    def add(self, message: Message, born_at: int, index: int) -> None:
         self._messages.append(message)
         self._births.append(born_at)
-        self.places.append(place)
+        self.message_indexes.append(index)
 
-    def add_columns(self, columns: Columns, places: Sequence[int]) -> None:
-        """Columns more."""
+    def add_columns(self, columns: ColumnRows, indexes: Sequence[int]) -> None:
         self.close()
         self.rows.append(columns)
-        self.places.extend(places)
+        self.message_indexes.extend(indexes)
 
     def close(self) -> None:
-        """Makes rows of the single messages so far."""
+        """Turn the single messages so far into rows."""
         if self._messages:
-            self.rows.append(Messages(self._messages, self._births))
+            self.rows.append(MessageRows(self._messages, self._births))
             self._messages, self._births = [], []
 
 
-class Built(NamedTuple):
-    """The batches of a group in their order; for each batch, the places of its messages
-    among all that were sent.
+class BuiltBatches(NamedTuple):
+    """The batches of a bundle in their order.
+
+    For each batch, the indexes of its messages among all sends of the transaction.
     """
 
     batches: list[PartBatch]
-    places: list[Sequence[int]]
+    message_indexes: list[Sequence[int]]
 
-    def receipts(self, token: UUID, offsets: Sequence[int | None]) -> list[Receipt]:
-        """The receipts of all messages in the order in which they were sent; `offsets`
-        are those of the batches.
-        """
-        found: dict[int, Receipt] = {}
-        for batch, places, offset in zip(self.batches, self.places, offsets, strict=True):
-            for row, place in enumerate(places):
-                number, at = f"{token.hex}-{len(found)}", None if offset is None else offset + row
-                found[place] = Receipt(number, batch.topic, batch.partition, at, duplicate=False)
-        return [found[place] for place in sorted(found)]
+    def receipts(
+        self, token: UUID, offsets: Sequence[int | None], first_number: int = 0
+    ) -> list[Receipt]:
+        """Return the receipts in the order of the sends, given the batches' offsets."""
+        receipts: dict[int, Receipt] = {}
+        for batch, indexes, base in zip(self.batches, self.message_indexes, offsets, strict=True):
+            for row, index in enumerate(indexes):
+                message_id = f"{token.hex}-{first_number + len(receipts)}"
+                offset = None if base is None else base + row
+                receipts[index] = Receipt(
+                    message_id, batch.topic, batch.partition, offset, duplicate=False
+                )
+        return [receipts[index] for index in sorted(receipts)]
 
 
 class Buffer:
-    """Sends and actions in order; a savepoint can take back what came after it."""
+    """Sends and actions of a transaction at one broker, in order."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: TopicCache) -> None:
         self._topics = topics
-        self.items: list[Item] = []
+        self.items: list[BufferedSend] = []
         self.actions: list[Action] = []
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to send and nothing to do."""
+        """Return whether there are no sends and no actions."""
         return not self.items and not self.actions
 
-    def mark(self) -> Mark:
-        """How much there is now."""
-        return Mark(len(self.items), len(self.actions))
+    def position(self) -> BufferPosition:
+        """Return the present length."""
+        return BufferPosition(len(self.items), len(self.actions))
 
-    def back_to(self, mark: Mark) -> None:
-        """Takes back whatever came since."""
-        del self.items[mark.items :]
-        del self.actions[mark.actions :]
+    def truncate(self, position: BufferPosition) -> None:
+        """Withdraw the sends and actions behind a position."""
+        del self.items[position.items :]
+        del self.actions[position.actions :]
 
     def clear(self) -> None:
-        """Forgets the messages, which were built and sent; the actions have been taken
-        along.
-        """
-        self.back_to(Mark(0, 0))
+        """Drop everything, once it is built."""
+        self.truncate(BufferPosition(0, 0))
 
-    def add(self, topic: str, message: Message, born_at: int, asked: int | None) -> None:
-        """Raises LocalProtocolError or MessageTooLarge for what could not be sent."""
-        self.items.append(Item(check_name(topic, "topic"), kept(message), born_at, asked))
+    def add(
+        self, topic: str, message: Message, born_at: int, requested_partition: int | None
+    ) -> None:
+        """Add a message. Raises LocalProtocolError or MessageTooLarge."""
+        self.items.append(
+            BufferedSend(check_name(topic, "topic"), frozen(message), born_at, requested_partition)
+        )
 
-    def add_columns(self, topic: str, columns: Columns, asked: int | None) -> None:
-        """As `add`; the columns must not be changed before the end of the
-        transaction.
-        """
-        self.items.append(Item(check_name(topic, "topic"), columns, columns.born_at, asked))
+    def add_columns(self, topic: str, columns: ColumnRows, requested_partition: int | None) -> None:
+        """Add columns, which must not be changed before the end of the transaction."""
+        self.items.append(
+            BufferedSend(check_name(topic, "topic"), columns, columns.born_at, requested_partition)
+        )
 
-    def build(self, token: UUID, sequence: int = 0, rows_each: int = PART_ROWS) -> Built:
-        """The batches of at most `rows_each`, by what is known of the topics; the first
-        message is number `sequence` of the group.
+    def build(self, token: UUID, sequence: int = 0, max_rows: int = PART_ROWS) -> BuiltBatches:
+        """Build batches of at most `max_rows` rows, for the topics as they are cached.
+
+        `sequence` is the number of the first message within the bundle.
         """
         if len(self.items) == 1 and isinstance(message := self.items[0].content, Message):
             return self._build_one(message, token.bytes, sequence)
-        built = Built([], [])
-        for lane in self._lanes():
+        built = BuiltBatches([], [])
+        for target in self._rows_by_partition():
             at = 0
-            for rows in chain.from_iterable(whole.pieces(rows_each) for whole in lane.rows):
+            for rows in chain.from_iterable(whole.split(max_rows) for whole in target.rows):
                 batch = rows.encode(token.bytes, sequence, self._topics.compression)
-                built.batches.append(PartBatch(lane.topic, lane.partition, lane.epoch, batch))
-                built.places.append(lane.places[at : at + len(rows)])
+                built.batches.append(PartBatch(target.topic, target.partition, target.epoch, batch))
+                built.message_indexes.append(target.message_indexes[at : at + len(rows)])
                 at, sequence = at + len(rows), sequence + len(rows)
         return built
 
-    def _build_one(self, message: Message, origin: bytes, sequence: int) -> Built:
-        """A lone message, as most transactions have, at less cost."""
-        topic, _message, born_at, asked = self.items[0]
-        shape = self._topics.shape(topic)
-        partition = self._topics.choose(shape, message.key, asked)
-        batch = Messages((message,), (born_at,)).encode(origin, sequence, self._topics.compression)
-        return Built([PartBatch(topic, partition, shape.epoch, batch)], [(0,)])
+    def _build_one(self, message: Message, origin: bytes, sequence: int) -> BuiltBatches:
+        """Build the batch of a single message, the usual case, at less cost."""
+        name, _message, born_at, requested = self.items[0]
+        partition, epoch = self._topics.locate(name, message.key, requested)
+        batch = MessageRows((message,), (born_at,)).encode(
+            origin, sequence, self._topics.compression
+        )
+        return BuiltBatches([PartBatch(name, partition, epoch, batch)], [(0,)])
 
-    def _lanes(self) -> Iterator[Lane]:
-        lanes = Lanes(self._topics)
-        place = 0
+    def _rows_by_partition(self) -> Iterator[PartitionRows]:
+        sorter = PartitionSorter(self._topics)
+        index = 0
         for item in self.items:
-            place += lanes.add(item, place)
-        return lanes.closed()
+            index += sorter.add(item, index)
+        return sorter.close()
 
 
-class Lanes:
-    """Sorts what was sent by partition. Messages without a key all go to one, because
-    each batch has its price.
+class PartitionSorter:
+    """Sorts sends by partition.
+
+    Messages of a topic without a key all go to one partition: each batch has its cost.
     """
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: TopicCache) -> None:
         self._topics = topics
-        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._rows: dict[tuple[str, int], PartitionRows] = {}
         self._keyless: dict[str, int] = {}
 
-    def add(self, item: Item, place: int) -> int:
-        """Takes an item whose first message is the one at `place`; returns how many
-        they are.
-        """
-        shape, content = self._topics.shape(item.topic), item.content
+    def add(self, item: BufferedSend, index: int) -> int:
+        """Sort a send whose first message has this index; return its message count."""
+        topic, content = self._topics.get(item.topic), item.content
         if isinstance(content, Message):
-            self._lane(shape, self._choose(shape, content.key, item.asked)).add(
-                content, item.born_at, place
-            )
+            partition = self._choose_partition(topic, content.key, item.requested_partition)
+            self._rows_of(topic, partition).add(content, item.born_at, index)
             return 1
-        for partition, chosen in self._topics.spread(shape, content, item.asked).items():
-            self._lane(shape, partition).add_columns(
-                content.pick(chosen), [place + at for at in chosen]
+        for partition, chosen in self._topics.split_rows(
+            topic, content, item.requested_partition
+        ).items():
+            self._rows_of(topic, partition).add_columns(
+                content.select(chosen), [index + at for at in chosen]
             )
         return len(content)
 
-    def closed(self) -> Iterator[Lane]:
-        """The lanes, in the order of their first messages."""
-        for lane in self._lanes.values():
-            lane.close()
-            yield lane
+    def close(self) -> Iterator[PartitionRows]:
+        """Return the rows of each partition, in the order of their first messages."""
+        for rows in self._rows.values():
+            rows.close()
+            yield rows
 
-    def _lane(self, shape: Shape, partition: int) -> Lane:
-        return self._lanes.setdefault(
-            (shape.name, partition), Lane(shape.name, partition, shape.epoch)
+    def _rows_of(self, topic: TopicMetadata, partition: int) -> PartitionRows:
+        return self._rows.setdefault(
+            (topic.name, partition), PartitionRows(topic.name, partition, topic.epoch)
         )
 
-    def _choose(self, shape: Shape, key: str | None, asked: int | None) -> int:
-        if asked is not None or key or self._topics.asks_user:
-            return self._topics.choose(shape, key, asked)
-        if shape.name not in self._keyless:
-            self._keyless[shape.name] = self._topics.turn(shape)
-        return self._keyless[shape.name]
+    def _choose_partition(
+        self, topic: TopicMetadata, key: str | None, requested: int | None
+    ) -> int:
+        if requested is not None or key or self._topics.has_partitioner:
+            return self._topics.choose_partition(topic, key, requested)
+        if topic.name not in self._keyless:
+            self._keyless[topic.name] = self._topics.next_partition(topic)
+        return self._keyless[topic.name]

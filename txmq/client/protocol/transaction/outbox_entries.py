@@ -1,5 +1,6 @@
-"""The messages of a transaction as entries of an outbox row: encoded without knowing
-how their topics are cut.
+"""The entries of an outbox row: a transaction's messages, encoded by key.
+
+The partitions of the topics need not be known: the broker chooses them by the keys.
 """
 
 from __future__ import annotations
@@ -8,70 +9,78 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from uuid import UUID
 
-from txmq.client.protocol.sender.rows import Columns
-from txmq.client.protocol.sender.topics import Topics
-from txmq.client.protocol.transaction.buffer import Item, Lane
+from txmq.client.protocol.sender.rows import ColumnRows
+from txmq.client.protocol.sender.topics import TopicCache
+from txmq.client.protocol.transaction.buffer import BufferedSend, PartitionRows
 from txmq.errors import BrokerUnavailable, MessageTooLarge
 from txmq.model.message import Message
-from txmq.tx.outbox_entry import BYTES, MESSAGES, Entry
+from txmq.tx.outbox_entry import BYTES, MESSAGES, OutboxEntry
 
-Way = tuple[str, int | None, str | None]  # topic, partition that was asked for, key
+EntryKey = tuple[str, int | None, str | None]  # topic, requested partition, key
 
 
-def entries_of(items: Iterable[Item], topics: Topics, token: UUID) -> tuple[list[Entry], int]:
-    """The entries, one or more for each key, and how many messages they hold.
+def outbox_entries(
+    items: Iterable[BufferedSend], topics: TopicCache, token: UUID
+) -> tuple[list[OutboxEntry], int]:
+    """Return the entries, one or more for each key, and the number of their messages.
 
-    Raises MessageTooLarge where they are more than a row takes, BrokerUnavailable where
-    the client's partitioner would have to choose by a topic that is not known.
+    Raises MessageTooLarge if they exceed a row, BrokerUnavailable if the client's
+    partitioner needs a topic that is not cached.
     """
-    entries: list[Entry] = []
+    entries: list[OutboxEntry] = []
     sequence = size = 0
-    for way, lane in _lanes(items, topics).items():
-        for rows in chain.from_iterable(whole.pieces() for whole in lane.rows):
+    for entry_key, keyed in _rows_by_key(items, topics).items():
+        for rows in chain.from_iterable(whole.split() for whole in keyed.rows):
             batch = rows.encode(token.bytes, sequence, topics.compression)
-            entries.append(Entry(*way, batch))
+            entries.append(OutboxEntry(*entry_key, batch))
             sequence, size = sequence + len(rows), size + len(batch)
     if sequence > MESSAGES or size > BYTES:
-        hint = f"the outbox takes {MESSAGES} messages, {BYTES} bytes at once: wait for the broker, or send less at once"
         raise MessageTooLarge(
-            f"a transaction of {sequence} messages, {size} bytes, with its broker away", hint=hint
+            f"A transaction of {sequence} messages, {size} bytes does not fit in the outbox, "
+            f"which takes {MESSAGES} messages, {BYTES} bytes",
+            hint="wait for the broker, or send less in one transaction",
         )
     return entries, sequence
 
 
-def _lanes(items: Iterable[Item], topics: Topics) -> dict[Way, Lane]:
-    lanes: dict[Way, Lane] = {}
+def _rows_by_key(
+    items: Iterable[BufferedSend], topics: TopicCache
+) -> dict[EntryKey, PartitionRows]:
+    by_key: dict[EntryKey, PartitionRows] = {}
     for item in items:
-        for way, content in _ways(item, topics):
-            lane = lanes.setdefault(way, Lane(item.topic, 0, 0))
+        for entry_key, content in _keyed_contents(item, topics):
+            rows = by_key.setdefault(entry_key, PartitionRows(item.topic, 0, 0))
             if isinstance(content, Message):
-                lane.add(content, item.born_at, 0)
+                rows.add(content, item.born_at, 0)
             else:
-                lane.add_columns(content, ())
-    for lane in lanes.values():
-        lane.close()
-    return lanes
+                rows.add_columns(content, ())
+    for rows in by_key.values():
+        rows.close()
+    return by_key
 
 
-def _ways(item: Item, topics: Topics) -> Iterator[tuple[Way, Message | Columns]]:
-    topic, content, _born_at, asked = item
+def _keyed_contents(
+    item: BufferedSend, topics: TopicCache
+) -> Iterator[tuple[EntryKey, Message | ColumnRows]]:
+    topic, content, _born_at, requested = item
     if isinstance(content, Message):
-        yield _way(topics, topic, asked, content.key), content
+        yield _entry_key(topics, topic, requested, content.key), content
         return
-    places: dict[str | None, list[int]] = {}
-    for place, key in enumerate(content.keys or [None] * len(content)):
-        places.setdefault(key or None, []).append(place)
-    for key, chosen in places.items():
-        yield _way(topics, topic, asked, key), content.pick(chosen)
+    rows_of_key: dict[str | None, list[int]] = {}
+    for row, key in enumerate(content.keys or [None] * len(content)):
+        rows_of_key.setdefault(key or None, []).append(row)
+    for key, rows in rows_of_key.items():
+        yield _entry_key(topics, topic, requested, key), content.select(rows)
 
 
-def _way(topics: Topics, topic: str, asked: int | None, key: str | None) -> Way:
-    if asked is None and topics.asks_user:
-        shape = topics.known(topic)
-        if shape is None:
-            hint = "the partitioner needs it: send to the topic once while the broker is there"
+def _entry_key(topics: TopicCache, topic: str, requested: int | None, key: str | None) -> EntryKey:
+    if requested is None and topics.has_partitioner:
+        metadata = topics.cached(topic)
+        if metadata is None:
             raise BrokerUnavailable(
-                f"how many partitions topic {topic} has is not known", hint=hint
+                f"The number of partitions of topic {topic!r}, which the partitioner needs, "
+                "is unknown",
+                hint="send to the topic once while the broker is there",
             )
-        return topic, topics.choose(shape, key), None
-    return topic, asked, key or None if asked is None else None
+        return topic, topics.choose_partition(metadata, key), None
+    return topic, requested, key or None if requested is None else None

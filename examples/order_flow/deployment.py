@@ -1,0 +1,185 @@
+"""The deployment of a run: a PostgreSQL server, a broker and the services, each a
+process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from string import Template
+from typing import Any, Final
+
+import psycopg2
+from psycopg2.sql import Composable
+
+import txmq
+from examples.order_flow.fleet import Fleet, Process
+from txmq.errors import DatabaseUnavailable
+from txmq.testing.ports import free_port
+from txmq.testing.postgres_server import OwnServer, PostgresServer
+from txmq.testing.reaper import release
+from txmq.tx.postgres import schema
+from txmq.tx.postgres.session import connect
+
+# Shorter check-backs, sessions and grace periods than the defaults keep the
+# demonstration short.
+SETTINGS: Final = Template("""\
+[broker]
+data = $data
+name = "order-flow"
+
+[consumers]
+session_s = 6
+lost_connection_grace_s = 0.5
+
+[checks]
+first_s = 1.0
+then_s = 1.0
+longest_s = 5.0
+
+[[resolver]]
+name = "shop"
+dsn = $dsn
+""")
+
+
+class Deployment:
+    """The processes and directories of a run. `close` ends all processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.data = directory / "tpch"
+        self.fleet = Fleet(directory / "logs")
+        self.url = ""
+        self.console = ""
+        self.dsn = ""
+        self.server: PostgresServer | None = None
+        for place in (self.data, self.fleet.logs, self.journals):
+            place.mkdir(parents=True)
+
+    @property
+    def journals(self) -> Path:
+        """The directory of the journals of the services."""
+        return self.directory / "journals"
+
+    def start_postgres(self) -> str:
+        """Create a database with the tables of txmq; return a description of the
+        server.
+
+        The server is that of TXMQ_DSN or TXMQ_TEST_DSN, or a new one.
+        """
+        given = os.environ.get("TXMQ_DSN") or os.environ.get("TXMQ_TEST_DSN")
+        if given:
+            self.server = PostgresServer(given)
+        else:
+            # Not below `directory`, which the user of the server may be unable to
+            # reach.
+            self.server = own = OwnServer(Path(tempfile.mkdtemp(prefix="order-flow-postgres-")))
+            own.start()
+        try:
+            self.dsn = self.fleet.environment["TXMQ_DSN"] = self.server.dsn(
+                self.server.create_database()
+            )
+        except psycopg2.OperationalError as error:
+            raise DatabaseUnavailable(
+                str(error).strip(), hint="check TXMQ_DSN and TXMQ_TEST_DSN"
+            ) from error
+        with closing(connect(self.dsn, application_name="order flow")) as connection:
+            schema.install(connection)
+        return "of TXMQ_DSN" if given else str(self.server.dsn()).partition(" password")[0]
+
+    def crash_postgres(self) -> bool:
+        """Crash the server and start it again; False where it is not a server of this
+        run.
+        """
+        if not isinstance(self.server, OwnServer):
+            return False
+        self.server.restart("immediate")
+        return True
+
+    def start_broker(self) -> str:
+        """Start the broker; return its address. The console is at `console`."""
+        config = self.directory / "broker.toml"
+        config.touch(mode=0o600)  # the DSN contains a password
+        places = {"data": json.dumps(str(self.directory / "broker")), "dsn": json.dumps(self.dsn)}
+        config.write_text(SETTINGS.substitute(places), "utf-8")
+        http = f"127.0.0.1:{free_port()}"
+        command = ["-m", "txmq", "broker", "--config", str(config), "--http", http, "--listen"]
+        broker = self.fleet.start("broker", [*command, "127.0.0.1:0"])
+        self.url = self.fleet.environment["TXMQ_BROKER"] = broker.first_line().removeprefix(
+            "ready "
+        )
+        self.console = f"http://{http}/"
+        broker.command = [
+            *command,
+            self.url.removeprefix("txmq://"),
+        ]  # the same port after a restart
+        return self.url
+
+    def crash_broker(self) -> None:
+        """Kill the broker and start it again, on the same port and data."""
+        broker = self.fleet.processes["broker"]
+        broker.kill()
+        broker.start()
+        broker.first_line()
+
+    def start_service(self, name: str, crash_points: Sequence[str], *, of: int = 1) -> Process:
+        """Start a process of a service: "orders-1" is the second one of `of`."""
+        service, _, instance = name.partition("-")
+        places = [f"--data={self.data}", f"--journal={self.journals / name}.journal"]
+        numbers = [f"--instance={instance}", f"--instances={of}"]
+        return self.fleet.start(
+            name, ["-m", "examples.order_flow.services", service, *places, *numbers], crash_points
+        )
+
+    def client(self) -> txmq.Client:
+        """Return a client of the broker."""
+        return txmq.connect(self.url, service="order-flow", timeout=30)
+
+    def query(
+        self, statement: str | Composable, values: Sequence[object] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement.
+
+        It uses a new connection, because the server may have been restarted.
+        """
+        with (
+            closing(psycopg2.connect(self.dsn)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement, values)
+            return cursor.fetchall() if cursor.description else []
+
+    def leave_running(self) -> str:
+        """Stop the services only; return the command that ends broker and server."""
+        self.fleet.stop("analytics", "shipping", "payment", "orders")
+        broker = self.fleet.processes["broker"].pid
+        release(broker)
+        ends = [f"kill {broker}"]
+        if isinstance(self.server, OwnServer):
+            # SIGTERM would wait until all sessions have ended
+            ends.append(f"kill -INT {self.server.leave_running()}")
+        return "; ".join(
+            [*ends, "sleep 2", f"rm -r {shlex.join(map(str, self.data_directories()))}"]
+        )
+
+    def close(self, *, clear: bool) -> None:
+        """End all processes; `clear` removes the data, too."""
+        self.fleet.stop("")
+        if self.server is not None:
+            self.server.stop()
+        if clear:
+            for place in self.data_directories():
+                shutil.rmtree(place, ignore_errors=True)
+
+    def data_directories(self) -> list[Path]:
+        """Return the directories with data."""
+        postgres = [self.server.directory] if isinstance(self.server, OwnServer) else []
+        return [self.directory / "broker", self.data, *postgres]

@@ -1,0 +1,94 @@
+"""Dead letters as Arrow record batches.
+
+The broker lists letters as JSON, with bodies in base64. That is slow, but letters are
+few.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+
+from txmq_spark.arrow_messages import MESSAGES, TIME, arrow_column
+
+LETTERS: Final = pa.schema(
+    [
+        *MESSAGES,
+        pa.field("origin_topic", pa.string()),
+        pa.field("origin_partition", pa.int32()),
+        pa.field("origin_offset", pa.int64()),
+        pa.field("group", pa.string()),
+        pa.field("error_type", pa.string()),
+        pa.field("error_text", pa.string()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("attempts", pa.int32()),
+        pa.field("first_failed_at", TIME),
+        pa.field("dead_at", TIME),
+        pa.field("consumer", pa.string()),
+        pa.field("replays", pa.int32()),
+        pa.field("deaths", pa.int32()),  # deliveries during which the consumer was lost
+        pa.field("parked", pa.int64()),  # later messages of its key that wait behind it
+        pa.field("reserved_by", pa.string()),  # the undecided transaction that replays it
+    ]
+)
+BATCH_LETTERS: Final = 1_000  # letters in a record batch
+BATCH_BODY_BYTES: Final = 16 << 20  # or bytes of bodies
+TASK_LETTERS: Final = 10_000  # letters for one task
+
+Letter = Mapping[str, Any]  # as the broker lists it
+Cell = Callable[[Letter], Any]
+
+
+def _field(name: str) -> Cell:
+    return lambda letter: letter[name]
+
+
+# A letter keeps its place in its topic, so the origin is that place.
+CELLS: Final[dict[str, Cell]] = {
+    **{name: _field(name) for name in LETTERS.names},
+    "body": lambda letter: b64decode(letter["body"]),
+    "attempt": _field("attempts"),
+    "origin_topic": _field("topic"),
+    "origin_partition": _field("partition"),
+    "origin_offset": _field("offset"),
+    "deaths": lambda letter: letter.get("deaths", 0),
+    "parked": _field("parked_behind"),
+}
+
+
+def letter_batches(letters: Iterable[Letter], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the columns `names` of the letters, in their order."""
+    schema = pa.schema([LETTERS.field(name) for name in names])
+    for few in _in_batches(letters):
+        arrays = [
+            arrow_column(list(map(CELLS[name], few)), LETTERS.field(name).type) for name in names
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def task_ranges(numbers: Sequence[int], least: int) -> list[tuple[int, int]]:
+    """Cut the numbers of letters, which are in order, into ranges for tasks.
+
+    A range excludes its first number and includes its second.
+    """
+    if not numbers:
+        return [(0, 0)]
+    size = min(TASK_LETTERS, -(-len(numbers) // least))
+    lasts = [*numbers[size - 1 : -1 : size], numbers[-1]]
+    return list(zip([numbers[0] - 1, *lasts], lasts, strict=False))
+
+
+def _in_batches(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
+    source = iter(letters)
+    while first := next(source, None):
+        lot, size = [first], len(first.get("body", ""))
+        for letter in islice(source, BATCH_LETTERS - 1):
+            lot.append(letter)
+            size += len(letter.get("body", ""))
+            if size > BATCH_BODY_BYTES:
+                break
+        yield lot

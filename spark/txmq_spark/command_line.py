@@ -1,0 +1,235 @@
+"""Command lines of the jobs.
+
+The exit status is 0 for success, 1 for an error of txmq, 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from txmq.errors import ConfigError, TxmqError
+from txmq_spark.database_tables import BusinessTable
+from txmq_spark.plan import SAFE, LetterClass, PlanRules
+from txmq_spark.plan_file import read_plan
+from txmq_spark.reconcile import ReconcileOptions, reconcile
+from txmq_spark.replay import ReplayResult, replay
+from txmq_spark.report import html_page, terminal_summary
+from txmq_spark.spark_session import job_session
+
+URL: Final = "txmq://127.0.0.1:7650"
+
+
+def reconcile_main(arguments: Sequence[str] | None = None) -> int:
+    """Run `spark-submit spark/reconcile.py`: write the plan and the report."""
+    options = _reconcile_parser().parse_args(arguments)
+    return _exit_status(lambda: _reconcile(options))
+
+
+def replay_main(arguments: Sequence[str] | None = None) -> int:
+    """Run `spark-submit spark/replay.py`: carry out a plan."""
+    options = _replay_parser().parse_args(arguments)
+    return _exit_status(lambda: _replay(options))
+
+
+def _reconcile(options: Namespace) -> None:
+    reconcile_options = _options(options)
+    with job_session() as spark:
+        found = reconcile(spark, reconcile_options)
+    options.plan.write_bytes(found.data)
+    if options.report:
+        options.report.write_text(html_page(found), encoding="utf-8")
+    Console().print(terminal_summary(found))
+    print(f"plan: {options.plan}" + (f", report: {options.report}" if options.report else ""))
+
+
+def _options(options: Namespace) -> ReconcileOptions:
+    business = None
+    if options.business:
+        if not options.business_key:
+            raise ConfigError(
+                "--business-key",
+                "the column with the key is needed",
+                hint="--business-key order_id",
+            )
+        columns = (options.business_key, options.business_version, options.business_token)
+        business = BusinessTable(options.business, *columns)
+    rules = PlanRules(
+        replays=options.max_replays,
+        deaths=options.max_deaths,
+        error_types=frozenset(options.poison_type),
+        fingerprints=frozenset(options.poison_fingerprint),
+        include=SAFE | frozenset(map(LetterClass, options.include)),
+        chunk=options.chunk,
+    )
+    return ReconcileOptions(
+        url=options.url,
+        group=options.group,
+        dsn=options.dsn,
+        topics=tuple(options.topic),
+        business=business,
+        applied_query=options.applied_query,
+        version=options.version_from,
+        rules=rules,
+    )
+
+
+def _replay(options: Namespace) -> None:
+    plan = read_plan(options.plan)
+    with job_session() as spark:
+        done = replay(spark, options.url, plan, canary=options.canary, dry_run=options.dry_run)
+    if options.outcomes:
+        options.outcomes.write_text("".join(f"{line}\n" for line in done.lines()), encoding="utf-8")
+    print(_summary(done))
+
+
+def _summary(done: ReplayResult) -> str:
+    counts = Counter(one.outcome for one in done.outcomes)
+    what = (
+        ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        or "nothing to replay"
+    )
+    job = f" (job {done.job})" if done.job else ""
+    return f"{what}{job}{': an earlier run replayed this plan' if done.repeated else ''}"
+
+
+def _exit_status(run: Callable[[], None]) -> int:
+    try:
+        run()
+    except TxmqError as error:
+        print(f"txmq: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _reconcile_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "reconcile",
+        description="Classify the dead letters of a consumer group and plan a replay.",
+    )
+    _common(parser)
+    add = parser.add_argument
+    add("--group", required=True, help="the consumer group")
+    add(
+        "--topic",
+        action="append",
+        default=[],
+        help="read only this topic; repeatable (default: all topics of the group)",
+    )
+    add(
+        "--dsn",
+        default=os.environ.get("TXMQ_DSN"),
+        help="the business database (default: TXMQ_DSN)",
+    )
+    add("--plan", type=Path, required=True, help="file for the plan")
+    add("--report", type=Path, help="file for a report as an HTML page")
+    add(
+        "--business",
+        metavar="TABLE",
+        help="table of the producer with the rows that messages are about",
+    )
+    add(
+        "--business-key", metavar="COLUMN", help="column of that table with the key of the messages"
+    )
+    add(
+        "--business-version",
+        metavar="COLUMN",
+        help="column of that table with the version of the row",
+    )
+    add(
+        "--business-token",
+        metavar="COLUMN",
+        help="column of that table with the token of the transaction that wrote the row",
+    )
+    add(
+        "--applied-query",
+        metavar="SQL",
+        help="query for what the consumer has applied, with the columns message_id;"
+        " topic, partition, offset; or key, version",
+    )
+    add(
+        "--version-from",
+        metavar="SOURCE",
+        help="source of the version in a message: header:NAME or json:PATH",
+    )
+    add(
+        "--include",
+        action="append",
+        default=[],
+        choices=list(LetterClass),
+        help="also replay letters of this class; repeatable",
+    )
+    add(
+        "--poison-type",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="letters with errors of this type are poison; repeatable",
+    )
+    add(
+        "--poison-fingerprint",
+        action="append",
+        default=[],
+        metavar="HEX",
+        help="letters with this fingerprint are poison; repeatable",
+    )
+    add(
+        "--max-replays",
+        type=_positive,
+        default=PlanRules().replays,
+        help="letters are poison after so many replays (default: %(default)s)",
+    )
+    add(
+        "--max-deaths",
+        type=_positive,
+        default=PlanRules().deaths,
+        help="letters are poison after so many crashes of the consumer (default: %(default)s)",
+    )
+    add(
+        "--chunk",
+        type=_positive,
+        default=PlanRules().chunk,
+        help="letters that a task replays (default: %(default)s)",
+    )
+    return parser
+
+
+def _replay_parser() -> ArgumentParser:
+    parser = ArgumentParser("replay", description="Replay the letters of a plan, once.")
+    _common(parser)
+    add = parser.add_argument
+    add("--plan", type=Path, required=True, help="the file that reconcile wrote")
+    add("--outcomes", type=Path, help="file for the outcome of each letter, as JSON lines")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="change nothing; print the expected outcomes",
+    )
+    add(
+        "--canary",
+        type=_positive,
+        metavar="N",
+        help="replay only the first N letters; run without this option for the rest",
+    )
+    return parser
+
+
+def _common(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("TXMQ_BROKER", URL),
+        help="the broker (default: TXMQ_BROKER, or %(default)s)",
+    )
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ValueError(text)
+    return int(text)

@@ -1,0 +1,199 @@
+"""Tables of a business database as DataFrames, all of the same moment.
+
+The driver opens a read-only transaction and exports its snapshot. The tasks read page
+ranges of the tables under that snapshot by COPY, and Arrow parses the output. Nothing
+is written, and no JDBC driver is needed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.csv
+from psycopg2.sql import SQL, Composable, Identifier, Literal
+from pyspark.sql import DataFrame, SparkSession
+
+from txmq.errors import SchemaMissing
+from txmq.tx.postgres.errors import translated
+from txmq.tx.postgres.identity import ServerIdentity, read_server
+from txmq.tx.postgres.session import Connection, connect
+
+TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB
+MEMORY_BYTES: Final = 64 << 20  # bytes of a result before it goes to a file
+APPLICATION_NAME: Final = "txmq reconcile"
+
+_BEGIN: Final = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL client_encoding = 'UTF8'"
+)
+_FACTS: Final = """
+SELECT pg_export_snapshot(), pg_current_snapshot()::text,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::int8, current_database()
+"""
+# Tables that hold rows: the table itself, or its partitions at any depth.
+_LEAVES: Final = """
+WITH leaves AS (SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)) WHERE isleaf)
+SELECT relid::text, greatest(pg_relation_size(relid) / current_setting('block_size')::int8, 1)
+FROM (TABLE leaves UNION ALL SELECT to_regclass(%(table)s) WHERE NOT EXISTS (TABLE leaves)) held
+ORDER BY 1
+"""
+_KIND: Final = "SELECT relkind FROM pg_class WHERE oid = to_regclass(%(table)s)"
+TABLES_WITH_PAGES: Final = ("r", "p", "m")  # views and foreign tables have no pages
+
+
+class DatabaseSnapshot(NamedTuple):
+    """An exported snapshot, valid while `connection` keeps its transaction open."""
+
+    connection: Connection
+    dsn: str
+    exported: str
+    visible: str  # as pg_current_snapshot() prints it
+    at: int  # microseconds by the server's clock
+    database: str
+    identity: ServerIdentity
+
+
+@contextmanager
+def open_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
+    """Take a snapshot of the database, which lasts for the block.
+
+    Raises DatabaseError.
+    """
+    with closing(connect(dsn, application_name=APPLICATION_NAME)) as connection:
+        identity = read_server(connection).identity
+        with translated("taking a snapshot"), connection.cursor() as cursor:
+            cursor.execute(_BEGIN)
+            cursor.execute(_FACTS)
+            [(exported, sees, at, database)] = cursor.fetchall()
+        yield DatabaseSnapshot(connection, dsn, exported, sees, at, database, identity)
+
+
+def table_name(name: str) -> Identifier:
+    """Return the name of a table, with or without its schema, as SQL."""
+    return Identifier(*name.split("."))
+
+
+def table_exists(snapshot: DatabaseSnapshot, table: str) -> bool:
+    """Return whether the database has this table."""
+    return bool(fetch(snapshot, _KIND, {"table": _quoted(snapshot, table)}))
+
+
+def fetch(
+    snapshot: DatabaseSnapshot, query: str, values: Mapping[str, object]
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a small query. Raises DatabaseError."""
+    with translated("reading the database"), snapshot.connection.cursor() as cursor:
+        cursor.execute(query, values)
+        return cursor.fetchall()
+
+
+def table_frame(
+    spark: SparkSession,
+    snapshot: DatabaseSnapshot,
+    table: str,
+    columns: Mapping[str, Composable],
+    schema: str,
+    where: Composable | None,
+) -> DataFrame:
+    """Return expressions over the rows of a table, read by several tasks.
+
+    `columns` maps the names of `schema` to the expressions. The table is locked against
+    changes of its definition until the snapshot ends. Raises SchemaMissing where the
+    database has no such table.
+    """
+    kinds = fetch(snapshot, _KIND, {"table": _quoted(snapshot, table)})
+    if not kinds:
+        raise SchemaMissing(
+            f"the database has no table {table}", hint="include the schema, as in public.orders"
+        )
+    selected = SQL(", ").join(
+        SQL("{} AS {}").format(what, Identifier(name)) for name, what in columns.items()
+    )
+    sources = (
+        _page_ranges(snapshot, table)
+        if kinds[0][0] in TABLES_WITH_PAGES
+        else [(table_name(table), SQL("true"))]
+    )
+    condition = where or SQL("true")
+    queries = [
+        SQL("SELECT {} FROM {} WHERE {} AND {}").format(selected, source, condition, piece)
+        for source, piece in sources
+    ]
+    return query_frame(spark, snapshot, queries, schema)
+
+
+def query_frame(
+    spark: SparkSession, snapshot: DatabaseSnapshot, queries: Sequence[Composable], schema: str
+) -> DataFrame:
+    """Return the rows of all queries; one task reads each of them.
+
+    The types of `schema` are bigint, boolean and string.
+    """
+    texts = [(query.as_string(snapshot.connection),) for query in queries]
+    dsn, exported = snapshot.dsn, snapshot.exported
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for query in batch.column("query").to_pylist():
+                yield from copy_batches(dsn, exported, query, schema)
+
+    plan = spark.createDataFrame(texts, "query string").repartition(len(texts))
+    return plan.mapInArrow(read, schema)
+
+
+ARROW: Final = {"bigint": pa.int64(), "boolean": pa.bool_(), "string": pa.string()}
+
+
+def copy_batches(dsn: str, exported: str, query: str, schema: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a query under an exported snapshot.
+
+    Raises DatabaseError, also where the snapshot has ended.
+    """
+    fields = dict(field.split() for field in schema.split(", "))
+    with tempfile.SpooledTemporaryFile(MEMORY_BYTES) as file:
+        with (
+            closing(connect(dsn, application_name=APPLICATION_NAME)) as connection,
+            translated("reading the database in a task"),
+        ):
+            cursor = connection.cursor()
+            cursor.execute(_BEGIN)
+            cursor.execute("SET TRANSACTION SNAPSHOT %s", (exported,))
+            cursor.copy_expert(f"COPY ({query}) TO STDOUT (FORMAT csv)", file)
+        if not file.tell():
+            return
+        file.seek(0)
+        yield from pyarrow.csv.open_csv(
+            file,
+            read_options=pyarrow.csv.ReadOptions(column_names=list(fields)),
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types={name: ARROW[kind] for name, kind in fields.items()},
+                null_values=[""],
+                true_values=["t"],
+                false_values=["f"],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,  # COPY quotes an empty text and leaves NULL bare
+            ),
+        )
+
+
+def _quoted(snapshot: DatabaseSnapshot, table: str) -> str:
+    return table_name(table).as_string(snapshot.connection)
+
+
+def _page_ranges(snapshot: DatabaseSnapshot, table: str) -> Iterator[tuple[Composable, Composable]]:
+    """Yield the page ranges of the table's leaves: a table name and a condition."""
+    with translated("locking a table against changes"), snapshot.connection.cursor() as cursor:
+        cursor.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(table_name(table)))
+    for leaf, pages in fetch(snapshot, _LEAVES, {"table": _quoted(snapshot, table)}):
+        # The last range has no end, because the size was read a moment after the
+        # snapshot.
+        for start, end in pairwise([*range(0, pages, TASK_PAGES), None]):
+            condition = SQL("ctid >= {}::tid").format(Literal(f"({start},0)"))
+            if end is not None:
+                condition += SQL(" AND ctid < {}::tid").format(Literal(f"({end},0)"))
+            yield SQL(leaf), condition

@@ -1,0 +1,198 @@
+"""Tables that serve as evidence, as frames of one snapshot: those of txmq, and those of
+the business.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import psycopg2
+from psycopg2.sql import NULL, SQL, Identifier, Literal
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from txmq.errors import ConfigError
+from txmq.tx.postgres.errors import translate
+from txmq.tx.postgres.partitions import partitions
+from txmq_spark.database_snapshot import DatabaseSnapshot, query_frame, table_exists, table_frame
+from txmq_spark.letter_evidence import EvidenceTables
+
+TOKENS, RECENT = "public.txmq_token", "public.txmq_inbox_recent"
+# Results of --applied-query, by the names of the columns.
+APPLIED_COLUMNS: Final = {
+    frozenset({"message_id"}): "message_id string",
+    frozenset({"topic", "partition", "offset"}): "topic string, partition bigint, offset bigint",
+    frozenset({"key", "version"}): "key string, version bigint",
+}
+TYPES: Final = {"string": SQL("text"), "bigint": SQL("int8")}
+
+
+class BusinessTable(NamedTuple):
+    """A table of the producer with the rows that messages are about; names of its
+    columns.
+    """
+
+    table: str
+    key: str
+    version: str | None = None
+    token: str | None = None  # of the transaction that wrote the row, as text or uuid
+
+
+class GroupIdentity(NamedTuple):
+    """A consumer group as the broker and the inbox identify it."""
+
+    name: str
+    epoch: int
+    log_id: str
+
+
+def read_tables(
+    spark: SparkSession,
+    snapshot: DatabaseSnapshot,
+    group: GroupIdentity,
+    business: BusinessTable | None,
+    applied_query: str | None,
+) -> EvidenceTables:
+    """Return the tables that exist and those that were requested.
+
+    Raises SchemaMissing, ConfigError, DatabaseError.
+    """
+    found = EvidenceTables(
+        applied=inbox_ranges(spark, snapshot, group) if table_exists(snapshot, RECENT) else None,
+        tokens=decided_tokens(spark, snapshot, group.log_id)
+        if table_exists(snapshot, TOKENS)
+        else None,
+        business=business_rows(spark, snapshot, business) if business else None,
+    )
+    if business and business.token and found.business is not None:
+        found = found._replace(tokens=_with_writers(found.tokens, found.business))
+    return _with_query(spark, snapshot, found, applied_query) if applied_query else found
+
+
+def oldest_token(snapshot: DatabaseSnapshot) -> str | None:
+    """Return the lowest token whose row cannot have been dropped, in hex digits.
+
+    Returns None where no row has been dropped yet.
+    """
+    closed = [
+        partition.upper for partition in partitions(snapshot.connection) if partition.lower is None
+    ]
+    return max(closed).hex if closed else None
+
+
+def inbox_ranges(
+    spark: SparkSession, snapshot: DatabaseSnapshot, group: GroupIdentity
+) -> DataFrame:
+    """Return the offsets whose effect is committed, as ranges.
+
+    The columns are topic, partition, lower and upper.
+    """
+    mine = SQL("grp = {} AND epoch = {}").format(Literal(group.name), Literal(group.epoch))
+    schema = "topic string, partition bigint, lower bigint, upper bigint"
+    columns = {
+        "topic": Identifier("topic"),
+        "partition": Identifier("partition"),
+        "lower": Identifier("offset"),
+        "upper": SQL('"offset" + 1'),
+    }
+    recent = table_frame(spark, snapshot, RECENT, columns, schema, mine)
+    folded = SQL(
+        "SELECT topic, partition, lower(r), upper(r)"
+        " FROM public.txmq_inbox, unnest(applied) r WHERE {}"
+    )
+    return recent.union(query_frame(spark, snapshot, [folded.format(mine)], schema))
+
+
+def decided_tokens(spark: SparkSession, snapshot: DatabaseSnapshot, log_id: str) -> DataFrame:
+    """Return the decided transactions of this broker.
+
+    The columns are token, state, and at in microseconds.
+    """
+    columns = {
+        "token": SQL("replace(tok::text, '-', '')"),
+        "state": SQL("state::text"),
+        "at": SQL("(extract(epoch FROM at) * 1000000)::int8"),
+    }
+    mine = SQL("log_id = {}::uuid").format(Literal(log_id))
+    return table_frame(
+        spark, snapshot, TOKENS, columns, "token string, state string, at bigint", mine
+    )
+
+
+def business_rows(
+    spark: SparkSession, snapshot: DatabaseSnapshot, business: BusinessTable
+) -> DataFrame:
+    """Return the business table as key, version and token.
+
+    A column that the table does not have is null.
+    """
+    columns = {
+        "key": SQL("{}::text").format(Identifier(business.key)),
+        "version": SQL("{}::int8").format(
+            Identifier(business.version) if business.version else NULL
+        ),
+        "token": SQL("replace({}::text, '-', '')").format(
+            Identifier(business.token) if business.token else NULL
+        ),
+    }
+    return table_frame(
+        spark, snapshot, business.table, columns, "key string, version bigint, token string", None
+    )
+
+
+def _with_writers(known: DataFrame | None, business: DataFrame) -> DataFrame:
+    """Add the tokens of business rows to those of the token table.
+
+    Business rows stay when the token table has dropped its rows.
+    """
+    writers = business.where("token IS NOT NULL").selectExpr(
+        "token", "'C' AS state", "CAST(NULL AS bigint) AS at"
+    )
+    everyone = writers if known is None else known.union(writers)
+    return everyone.groupBy("token").agg(f.max("state").alias("state"), f.max("at").alias("at"))
+
+
+def _with_query(
+    spark: SparkSession, snapshot: DatabaseSnapshot, found: EvidenceTables, query: str
+) -> EvidenceTables:
+    schema = APPLIED_COLUMNS[_query_columns(snapshot, query)]
+    columns = [
+        SQL("{}::{}").format(Identifier(name), TYPES[kind])
+        for name, kind in map(str.split, schema.split(", "))
+    ]
+    selected = SQL("SELECT {} FROM ({}) known").format(
+        SQL(", ").join(columns), SQL(query.strip().rstrip(";"))
+    )
+    rows = query_frame(spark, snapshot, [selected], schema)
+    if "message_id" in rows.columns:
+        return found._replace(applied_ids=rows)
+    if "key" in rows.columns:
+        return found._replace(applied_versions=rows)
+    ranges = rows.selectExpr("topic", "partition", "offset AS lower", "offset + 1 AS upper")
+    return found._replace(
+        applied=found.applied.union(ranges) if found.applied is not None else ranges
+    )
+
+
+def _query_columns(snapshot: DatabaseSnapshot, query: str) -> frozenset[str]:
+    """Return the column names of a query.
+
+    Raises ConfigError where they are none of the supported sets.
+    """
+    probe = SQL("SELECT * FROM ({}) probe LIMIT 0").format(SQL(query.strip().rstrip(";")))
+    try:
+        with snapshot.connection.cursor() as cursor:
+            cursor.execute(probe)
+            names = frozenset(column.name for column in cursor.description or ())
+    except psycopg2.Error as error:
+        raise ConfigError(
+            "applied-query", translate(error, "the query fails").message, hint="try it in psql"
+        ) from None
+    if names not in APPLIED_COLUMNS:
+        forms = "; or ".join(", ".join(sorted(form)) for form in APPLIED_COLUMNS)
+        raise ConfigError(
+            "applied-query",
+            f"the query returns the columns {', '.join(sorted(names))}",
+            hint=f"return one of these sets of columns: {forms}",
+        )
+    return names

@@ -1,0 +1,58 @@
+"""Names of jobs, by which a repeated write or replay is recognised.
+
+A job is one decision of the broker over the bundles that its tasks stored, found by its
+token. The token is derived from a name that the caller chose. So a second run meets the
+decision of the first: once that is COMMIT, nothing is sent again.
+
+A run that was given up has decided ROLLBACK, which is final. The next run is then a new
+generation of the same name. A generation begins only when the one before it is rolled
+back, so at most one is ever committed.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from itertools import count
+from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID
+
+VERSION, VARIANT = 8 << 76, 2 << 62  # UUID version 8: the token of a job contains no time
+MASK: Final = ~(0xF << 76 | 3 << 62)
+COMMIT, ROLLBACK = "COMMIT", "ROLLBACK"
+
+
+class ControlCalls(Protocol):
+    """A client that makes control calls."""
+
+    def call(self, name: str, /, **args: Any) -> dict[str, Any]: ...  # noqa: ANN401  # JSON
+
+
+class NamedJob(NamedTuple):
+    """The generation of a job to carry out, or the one that is `committed`."""
+
+    token: UUID
+    committed: bool
+
+
+def job_token(name: str, generation: int = 0) -> UUID:
+    """Return the token of a job, derived from its name."""
+    digest = sha256(f"txmq job {generation} {name}".encode()).digest()
+    return UUID(int=int.from_bytes(digest[:16], "big") & MASK | VERSION | VARIANT)
+
+
+def current_job(broker: ControlCalls, name: str, *, take_over: bool = False) -> NamedJob:
+    """Return the generation of the job that is not rolled back.
+
+    `take_over` rolls back an undecided generation that has stored bundles. These
+    bundles are left from a run that died, or belong to a run that is about to decide.
+    That run then fails, and has sent nothing.
+    """
+    for generation in count():
+        token = job_token(name, generation)
+        found = broker.call("job.show", token=token.hex)
+        outcome = found["outcome"]
+        if take_over and outcome is None and found["groups"]:
+            outcome = broker.call("job.decide", token=token.hex, outcome=ROLLBACK)["outcome"]
+        if outcome != ROLLBACK:
+            return NamedJob(token, outcome == COMMIT)
+    raise AssertionError("counting does not end")

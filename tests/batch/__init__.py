@@ -1,0 +1,1 @@
+"""Tests of batches: encoding, verification, reading."""

@@ -1,0 +1,258 @@
+"""Check-backs: which of them count as tries, and the record of those without an
+outcome.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.broker.support import DATABASE, BrokerInMemory, Client, FakeResolver
+from txmq.broker.checkback import checkback_service
+from txmq.config.broker import SettingsFile
+from txmq.core.transactions import lost_records
+from txmq.model.decider import ByChecker, ByHome, ByJob, Decider
+from txmq.model.message import Decision, Message
+from txmq.model.units import SECOND
+
+CHECKER = ByChecker("billing")
+SETTINGS = SettingsFile.model_validate(
+    {
+        "broker": {"data": "/data"},
+        "checks": {
+            "first_s": 6.0,
+            "then_s": 10.0,
+            "longest_s": 10.0,
+            "in_doubt_after": 2,
+            "in_doubt_after_s": 60.0,
+        },
+    }
+)
+
+
+@pytest.fixture
+def oracle() -> FakeResolver:
+    return FakeResolver()
+
+
+@pytest.fixture
+def broker(oracle: FakeResolver) -> BrokerInMemory:
+    broker = BrokerInMemory(oracle, SETTINGS)
+    broker.start()
+    return broker
+
+
+def half(broker: BrokerInMemory, number: int = 1, decider: Decider = DATABASE) -> bytes:
+    return bytes.fromhex(broker.half(number, Message(b"m"), decider=decider))
+
+
+def shown(broker: BrokerInMemory, token: bytes) -> Any:
+    return broker.ask("tx.show", token=token.hex())
+
+
+def test_a_transaction_is_asked_about_ever_more_slowly_and_never_for_the_last_time(
+    oracle: FakeResolver,
+) -> None:
+    broker = BrokerInMemory(oracle, SettingsFile.model_validate({"broker": {"data": "/data"}}))
+    broker.start()
+    token = half(broker)
+    waits, flags = [], []
+    for _ in range(20):
+        row = shown(broker, token)
+        waits.append((row["check_at"] - broker.now()) / SECOND)
+        flags.append(row["in_doubt"])
+        broker.pass_time(waits[-1] + 1)
+        oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert waits[0] == pytest.approx(6, abs=1)
+    assert waits[1] == pytest.approx(28.5, abs=2.5)
+    assert all(later > earlier for earlier, later in pairwise(waits[:8]))
+    assert all(530 <= wait <= 601 for wait in waits[10:])
+    assert (flags[5], flags[15:]) == (False, [True] * 5)
+    broker.pass_time(602)
+    oracle.answer(token, Decision.COMMIT)
+    assert shown(broker, token)["state"] == "PUBLISHED"
+
+
+def test_a_check_asked_for_by_hand_is_no_try_and_puts_nothing_off(
+    broker: BrokerInMemory, oracle: FakeResolver
+) -> None:
+    token = half(broker)
+    due = shown(broker, token)["check_at"]
+    for _ in range(5):
+        assert broker.ask("tx.check", token=token.hex()) == {"due": 1}
+        assert broker.ask("tx.check", token=None) == {"due": 0}
+        oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert (shown(broker, token)["tries"], shown(broker, token)["check_at"]) == (0, due)
+    broker.pass_time(7)
+    oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert shown(broker, token)["tries"] == 1
+
+
+def test_a_check_that_becomes_due_while_it_is_under_way_counts(
+    broker: BrokerInMemory, oracle: FakeResolver
+) -> None:
+    token = half(broker)
+    broker.ask("tx.check", token=token.hex())
+    broker.pass_time(7)
+    oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert shown(broker, token)["tries"] == 1
+    broker.pass_time(11)
+    assert token in oracle.asked
+
+
+def test_the_reason_of_a_check_without_outcome_is_shown_until_the_decision(
+    broker: BrokerInMemory, oracle: FakeResolver
+) -> None:
+    token = half(broker)
+    assert (shown(broker, token)["checked_at"], shown(broker, token)["check_reason"]) == (0, "")
+    for tries, reason in ((1, "the transaction is in progress"), (2, "connection refused")):
+        broker.pass_time(11)
+        oracle.answer(token, Decision.UNKNOWN, reason)
+        told = shown(broker, token)
+        assert (told["tries"], told["checked_by"], told["check_reason"]) == (
+            tries,
+            "resolver shop",
+            reason,
+        )
+        assert told["checked_at"] == broker.now()
+        assert told["in_doubt"] == (tries == 2)
+    [listed] = broker.ask("tx.list", state="in-doubt")["transactions"]
+    assert (listed["token"], listed["check_reason"]) == (token.hex(), "connection refused")
+    broker.pass_time(11)
+    oracle.answer(token, Decision.COMMIT)
+    told = shown(broker, token)
+    assert (told["state"], told["checked_at"], told["check_reason"]) == ("PUBLISHED", 0, "")
+
+
+def test_a_service_that_takes_no_check_backs_is_named_as_the_reason(broker: BrokerInMemory) -> None:
+    token = half(broker, decider=CHECKER)
+    broker.pass_time(7)
+    assert "no process of service 'shop' has taken" in shown(broker, token)["check_reason"]
+    wait(broker.connect())
+    assert "has not answered" in shown(broker, token)["check_reason"]
+
+
+def wait(client: Client) -> list[str]:
+    reply: Any = client.call("checks.wait", service="shop", wait_ms=0)
+    return [check["token"] for check in reply["checks"]]
+
+
+def test_a_checker_s_answer_counts_only_where_the_check_was_due(broker: BrokerInMemory) -> None:
+    client, token = broker.connect(), half(broker, decider=CHECKER)
+    due = shown(broker, token)["check_at"]
+    for _ in range(3):
+        broker.ask("tx.check", token=token.hex())
+        assert wait(client) == [token.hex()]
+        client.call(
+            "checks.answer", token=token.hex(), answer="UNKNOWN", reason="the books are closed"
+        )
+    assert (shown(broker, token)["tries"], shown(broker, token)["check_at"]) == (0, due)
+    assert shown(broker, token)["check_reason"] == "the books are closed"
+    broker.pass_time(7)
+    assert wait(client) == [token.hex()]
+    client.call("checks.answer", token=token.hex(), answer="UNKNOWN")
+    assert shown(broker, token)["tries"] == 1
+    assert shown(broker, token)["check_at"] > broker.now() + 8 * SECOND
+
+
+def test_a_checker_that_does_not_answer_is_asked_again_and_that_is_no_try(
+    broker: BrokerInMemory,
+) -> None:
+    client, token = broker.connect(), half(broker, decider=CHECKER)
+    for _ in range(3):
+        broker.pass_time(11)
+        assert wait(client) == [token.hex()]
+    assert shown(broker, token)["tries"] == 0
+
+
+def test_a_job_is_not_ended_by_a_check_before_its_time(broker: BrokerInMemory) -> None:
+    token = half(broker, decider=ByJob(b"j" * 16))
+    assert broker.ask("tx.check", token=None) == {"due": 0}
+    assert shown(broker, token)["state"] == "UNDECIDED"
+    broker.pass_time(7)
+    assert shown(broker, token)["state"] == "ROLLED_BACK"
+
+
+def test_a_check_of_an_unknown_transaction_is_refused(broker: BrokerInMemory) -> None:
+    assert "never stored" in broker.ask("tx.check", token="0" * 32).message
+
+
+def test_a_transaction_that_nothing_can_resolve_is_in_doubt_after_a_while(
+    broker: BrokerInMemory,
+) -> None:
+    asked_of_nobody = half(broker, decider=CHECKER)
+    never_due = bytes.fromhex(broker.half(2, Message(b"m"), decider=CHECKER, check_after=0))
+    job = bytes.fromhex(broker.half(3, Message(b"m"), decider=ByJob(b"j" * 16), check_after=0))
+    broker.pass_time(59)
+    younger = half(broker, 4, decider=CHECKER)
+    assert broker.ask("tx.list", state="in-doubt")["transactions"] == []
+    broker.pass_time(3)
+    listed = broker.ask("tx.list", state="in-doubt")["transactions"]
+    assert [line["token"] for line in listed] == [asked_of_nobody.hex(), never_due.hex()]
+    assert not shown(broker, job)["in_doubt"]
+    assert not shown(broker, younger)["in_doubt"]
+    assert (shown(broker, never_due)["check_at"], shown(broker, never_due)["tries"]) == (0, 0)
+
+
+def test_a_flag_once_set_stays_until_the_decision(
+    broker: BrokerInMemory, oracle: FakeResolver
+) -> None:
+    token = half(broker)
+    broker.pass_time(62)
+    assert shown(broker, token)["in_doubt"]
+    oracle.answer(token, Decision.UNKNOWN, "in progress")
+    assert shown(broker, token)["in_doubt"]
+
+
+def test_a_service_that_is_gone_leaves_only_its_own_waiting(
+    broker: BrokerInMemory, oracle: FakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkback_service, "MAX_ASKED", 2)
+    monkeypatch.setattr(checkback_service, "MAX_QUEUED", 4)
+    waiting = [half(broker, number, decider=CHECKER) for number in range(9)]
+    asked = [half(broker, number) for number in range(9, 12)]
+    broker.pass_time(7)
+    assert list(oracle.asked) == asked[:2]
+    oracle.answer(asked[0], Decision.COMMIT)
+    broker.pass_time(0.1)
+    assert list(oracle.asked) == asked[1:]
+    for token in asked[1:]:
+        oracle.answer(token, Decision.COMMIT)
+    client, taken = broker.connect(), list[str]()
+    for _ in range(9):
+        taken += wait_for(client, 1)
+        broker.pass_time(0.1)
+    assert sorted(taken) == sorted(token.hex() for token in waiting)
+
+
+def wait_for(client: Client, most: int) -> list[str]:
+    reply: Any = client.call("checks.wait", service="shop", wait_ms=0, max=most)
+    return [check["token"] for check in reply["checks"]]
+
+
+@pytest.mark.parametrize("decider", [ByJob(b"j" * 16), ByHome(b"", b"t" * 16)], ids=str)
+def test_time_decides_nothing_whose_decision_may_be_lost(
+    broker: BrokerInMemory, decider: Decider
+) -> None:
+    own = broker.log.log_id.bytes
+    if isinstance(decider, ByHome):
+        decider = decider._replace(log_id=own)
+    token = half(broker, decider=decider)
+    lost_records.apply_lost(broker.engine.state, broker.log.end)
+    broker.pass_time(30)
+    told = shown(broker, token)
+    assert (told["state"], told["in_doubt"], told["check_reason"]) == (
+        "UNDECIDED",
+        True,
+        lost_records.WHY,
+    )
+    broker.ask(
+        "tx.decide",
+        token=token.hex(),
+        outcome="COMMIT",
+        operator="ada",
+        reason="the rows are there",
+    )
+    assert shown(broker, token)["state"] == "PUBLISHED"

@@ -1,0 +1,108 @@
+"""The broker's resolvers beside a real database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import psycopg2
+from twisted.internet.defer import Deferred, execute
+
+from tests.fixtures_postgres import Databases
+from txmq.broker.checkback.resolver_service import PROBE_US, ResolverService
+from txmq.config.broker import ResolverSettings
+from txmq.model.decider import ByPostgres
+from txmq.testing.postgres_server import PostgresServer
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.brokers import registered
+from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.partitions import partitions
+from txmq.tx.postgres.session import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class FrozenWallClock:
+    """A wall clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.time = 1_700_000_000_000_000
+
+    def now(self) -> int:
+        return self.time
+
+
+def at_once(function: Callable[..., Any], *args: object) -> Deferred[Any]:
+    return execute(function, *args)
+
+
+def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions(
+    database: str,
+) -> None:
+    connection = connect(database, application_name="test")
+    with connection.cursor() as cursor:
+        for partition in partitions(connection)[1:]:
+            cursor.execute(f"DROP TABLE public.{partition.name}")
+    few = len(partitions(connection))
+    log_id, oldest = uuid4(), uuid4()
+    resolving = ResolverService(
+        [ResolverSettings(name="r", dsn=database)],
+        log_id,
+        at_once,
+        FrozenWallClock().now,
+        name="b-1",
+    )
+    mine = read_server(connection).identity
+    decider, other = (
+        ByPostgres(mine.system_id, mine.timeline, oid, None)
+        for oid in (mine.database_oid, mine.database_oid + 1)
+    )
+    assert resolving.may_resolve(other)
+    resolving.upkeep(oldest.bytes)
+    [told] = registered(connection)
+    assert (told.log_id, told.name, told.oldest_undecided) == (log_id, "b-1", oldest)
+    assert resolving.may_resolve(decider)
+    assert not resolving.may_resolve(other)
+    assert len(partitions(connection)) > few
+    connection.close()
+
+
+def test_a_database_that_cannot_be_reached_leaves_everything_as_it_is(database: str) -> None:
+    gone = psycopg2.extensions.make_dsn(database, dbname="no_such_database")
+    resolving = ResolverService(
+        [ResolverSettings(name="r", dsn=gone)], uuid4(), at_once, FrozenWallClock().now
+    )
+    resolving.upkeep(uuid4().bytes)
+    assert resolving.may_resolve(ByPostgres(1, 1, 1, None))
+
+
+def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_back(
+    postgres: PostgresServer, databases: Databases
+) -> None:
+    clock, name = FrozenWallClock(), databases.borrow()
+    began = clock.time
+    resolving = ResolverService(
+        [ResolverSettings(name="r", dsn=postgres.dsn(name))], uuid4(), at_once, clock.now
+    )
+    assert resolving.status() == [("r", 0, 0, "", 0, "", 0, "")]
+    postgres.execute(f"ALTER DATABASE {name} RENAME TO {name}_away")
+    resolving.upkeep(None)
+    clock.time += PROBE_US
+    resolving.probe()
+    [away] = resolving.status()
+    assert (away.seen_at, away.failing_since, away.cleanup_failing_since) == (0, began, began)
+    assert f'database "{name}" does not exist' in away.trouble
+    assert (away.cleanup_error, resolving.upkeep_owed) == (away.trouble, True)
+    postgres.execute(f"ALTER DATABASE {name}_away RENAME TO {name}")
+
+    def kept_up() -> bool:
+        resolving.upkeep(None)
+        return not resolving.upkeep_owed
+
+    wait_until(kept_up, what="an upkeep that succeeds")
+    assert resolving.status() == [("r", clock.time, 0, "", 0, "", 0, "")]
+    clock.time += PROBE_US
+    resolving.probe()
+    assert resolving.status()[0].seen_at == clock.time
+    postgres.drop_database(name)

@@ -1,0 +1,370 @@
+"""Retention in a broker: the log releases segments, dead letters outlive them, and a
+power cut loses nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from base64 import b64decode
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.broker.data_directory.retention_world import (
+    ARCHIVE,
+    DATA,
+    RetentionWorld,
+    bodies,
+    letters,
+    recount,
+    waiting,
+)
+from tests.broker.support import BEGAN, HELLO, Client
+from tests.simulation.simulated_broker import recover
+from txmq.batch import encode, verify
+from txmq.core.consumers.candidates import FetchLimits
+from txmq.core.consumers.commands import (
+    CandidateRead,
+    Deliver,
+    FailureReport,
+    JoinGroup,
+    NackMessage,
+    RequestedSettings,
+)
+from txmq.core.consumers.planning import plan
+from txmq.core.state import log_pins
+from txmq.core.topics import delayed
+from txmq.core.topics.delay_rules import PublishDue, Recall, RecallReply
+from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.transactions.decisions import DecideTransaction
+from txmq.core.transactions.half_storage import BundleBatch, StorePart
+from txmq.errors import OffsetOutOfRange
+from txmq.model.decider import ByChecker
+from txmq.model.message import Decision, Message
+from txmq.store.log.segment import list_segments
+from txmq.testing.simfs import SimFS, crash_points
+from txmq.wire.data_requests import Opcode, Read, pack_read
+from txmq.wire.status import to_error
+
+HOUR = 3_600
+LARGE = 20_000  # three of those are a segment
+TOKEN = (BEGAN // 1_000).to_bytes(6, "big") + bytes(10)
+
+
+@pytest.fixture(autouse=True)
+def _little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_pins, "SLACK_BYTES", 1_000)
+
+
+def new_disk() -> SimFS:
+    fs = SimFS()
+    fs.makedirs(DATA)
+    fs.makedirs(ARCHIVE)
+    return fs.copy()
+
+
+def body(number: int) -> bytes:
+    return number.to_bytes(4) * (LARGE // 4)
+
+
+def made(**settings: Any) -> RetentionWorld:
+    world = RetentionWorld(new_disk(), **settings)
+    world.do(CreateTopic("t", 1))
+    return world
+
+
+def fill(world: RetentionWorld, count: int, begin: int = 0) -> None:
+    for number in range(begin, begin + count):
+        world.send(body(number))
+
+
+def bury(world: RetentionWorld, offset: int) -> None:
+    """Make the message a dead letter of group g."""
+    reply = world.do(
+        JoinGroup("g", "a", "a", "concurrent", topics=("t",), wanted=RequestedSettings())
+    )
+    generation = reply.generation
+    found: Any = plan(
+        world.state, "g", "a", generation, world.log.durable, FetchLimits(100, 1 << 30), world.now()
+    )
+    world.do(
+        Deliver(
+            "g",
+            "a",
+            generation,
+            tuple(CandidateRead(candidate, None) for candidate in found.candidates),
+        )
+    )
+    world.do(
+        NackMessage(
+            "g", "a", generation, "t", 0, offset, None, None, FailureReport("E", "no", "f"), True
+        )
+    )
+
+
+def test_segments_go_when_all_of_them_is_too_old() -> None:
+    world = made()
+    fill(world, 9)
+    world.retain()
+    before = world.segments()
+    assert len(before) > 2
+    world.turn(2 * HOUR)
+    fill(world, 2, 9)
+    world.retain()
+    world.retain()
+    assert world.bodies() == {9: body(9), 10: body(10)}
+    assert world.segments()[0] >= before[-1]
+    assert [s.first for s in list_segments(world.fs, DATA)] == world.segments()
+    assert world.fs.listdir(f"{ARCHIVE}/log") == []
+    recount(world.state)
+
+
+def test_a_reader_below_the_first_offset_gets_the_first_offset() -> None:
+    world = made()
+    fill(world, 3)
+    world.turn(2 * HOUR)
+    fill(world, 1, 3)
+    world.retain()
+    client = Client(world)  # type: ignore[arg-type]  # it has all that a client asks for
+    client.send(HELLO)
+    client.replies()
+    reply = client.ask(Opcode.READ, pack_read(Read(0, 1, 0, 1 << 20, "t")))
+    error = to_error(reply.status, reply.payload)
+    assert isinstance(error, OffsetOutOfRange)
+    assert error.detail == {"first": 3, "end": 4}
+    shown = world.ask("topic.show", name="t")
+    assert (shown["firsts"], shown["ends"]) == ([3], [4])
+
+
+def test_a_letter_outlives_its_segment_again_and_again() -> None:
+    world = made()
+    fill(world, 6)
+    bury(world, 1)
+    for day in range(3):
+        world.turn(2 * HOUR)
+        fill(world, 6, 6 * (day + 1))
+        world.retain()
+        world.retain()
+        shown = world.ask("dlq.show", group="g", topic="t", partition=0, offset=1)
+        assert b64decode(shown["body"]) == body(1)
+    assert world.segments()[0] > 10 * LARGE, "the copies did not hold up the log"
+    assert letters(world.log.read, world.state) == {1: body(1)}
+    recount(world.state)
+
+
+def test_a_delayed_message_outlives_its_segment_and_comes_in_its_turn() -> None:
+    world = made()
+    for number in range(3):
+        world.send(body(100 + number), key="k", delay=9 * HOUR)
+    fill(world, 3)
+    for day in range(3):
+        world.turn(2 * HOUR)
+        fill(world, 6, 6 * (day + 1))
+        world.retain()
+        world.retain()
+        assert waiting(world.log.read, world.state) == [body(100), body(101), body(102)]
+    assert world.segments()[0] > 10 * LARGE, "what waits did not hold up the log"
+    second = list(delayed.scan(world.state))[1].message
+    assert world.do(Recall(((second.origin, second.sequence),))) == RecallReply(1)
+    world.turn(4 * HOUR)
+    world.do(PublishDue())
+    assert [data for _offset, data in sorted(world.bodies().items())][-2:] == [body(100), body(102)]
+    recount(world.state)
+
+
+def test_an_undecided_transaction_holds_up_the_log_and_is_published_whole() -> None:
+    world = made()
+    data = encode([Message(body(77), "k")], producer_id=TOKEN, epoch=0, sequence=0, born_at=1)
+    part = StorePart(
+        TOKEN,
+        0,
+        (BundleBatch("t", 0, 0, data, verify(data)),),
+        True,
+        False,
+        b"d" * 32,
+        0,
+        ByChecker("s"),
+        "s",
+        (),
+        0,
+    )
+    world.do(part)
+    fill(world, 9)
+    world.turn(2 * HOUR)
+    world.retain()
+    world.retain()
+    assert world.segments()[0] == 0
+    world.do(DecideTransaction(TOKEN, Decision.COMMIT, "test"))
+    world.retain()
+    assert world.bodies() == {9: body(77)}
+    assert world.segments()[0] == 0, "it is pinned"
+    recount(world.state)
+    world.turn(2 * HOUR)
+    fill(world, 4, 10)
+    world.retain()
+    world.retain()
+    assert world.segments()[0] > 0
+
+
+def test_the_holder_of_the_log_is_named() -> None:
+    world = made()
+    world.do(CreateTopic("kept", 1))
+    world.do(AlterTopic("kept", {"retention_us": 0}))
+    world.send(body(1), "kept")
+    fill(world, 6)
+    world.turn(2 * HOUR)
+    world.retain()
+    told = world.ask("broker.stats")["log"]
+    assert told["held_by"] == "topic kept"
+    assert told["needed_from"] < LARGE
+    world.do(AlterTopic("kept", {"retention_us": 1}))
+    world.turn(1)
+    world.retain()
+    assert world.ask("broker.stats")["log"]["held_by"] == "what is new"
+
+
+def test_a_topic_s_settings_override_the_broker_s() -> None:
+    world = made(hours=0.0)
+    world.do(CreateTopic("short", 1))
+    world.do(AlterTopic("short", {"retention_bytes": 3 * LARGE}))
+    fill(world, 5)
+    for number in range(5):
+        world.send(body(number), "short")
+    world.turn(1_000 * HOUR)
+    world.retain()
+    assert sorted(world.bodies("short")) == [3, 4], "a batch is a little larger than its body"
+    assert len(world.bodies()) == 5
+
+
+def test_segments_go_to_the_archive_where_a_topic_says_so() -> None:
+    world = made()
+    world.do(AlterTopic("t", {"policy": "archive"}))
+    fill(world, 9)
+    world.retain()
+    before = {
+        segment.first: _contents(world.fs, segment.path)
+        for segment in list_segments(world.fs, DATA)
+    }
+    world.turn(2 * HOUR)
+    fill(world, 3, 9)
+    world.retain()
+    world.retain()
+    archived = list_segments(world.fs, ARCHIVE)
+    assert archived
+    assert [segment.first for segment in archived] == [
+        first for first in before if first < world.log.first
+    ]
+    for segment in archived:
+        assert _contents(world.fs, segment.path) == before[segment.first][: segment.size]
+
+
+def _contents(fs: SimFS, path: str) -> bytes:
+    return fs.open(path).pread(1 << 20, 0)
+
+
+def test_an_archive_that_takes_nothing_is_an_alarm_and_is_tried_again() -> None:
+    world = made(policy="archive")
+    fill(world, 9)
+    world.retain()
+    world.turn(2 * HOUR)
+    fill(world, 3, 9)
+    create = world.fs.create
+
+    def refuse(path: str) -> Any:
+        if path.startswith(ARCHIVE):
+            world.fs.errors = {world.fs.calls + 1: errno.EIO}
+        return create(path)
+
+    world.fs.create = refuse  # type: ignore[method-assign]
+    world.retain()
+    assert [alarm["name"] for alarm in world.ask("broker.alarms")["alarms"]] == ["disk.trouble"]
+    assert world.bodies() == {number: body(number) for number in range(9, 12)}
+    world.fs.create = create  # type: ignore[method-assign]
+    for _ in range(4):
+        world.retain()
+    assert world.ask("broker.alarms")["alarms"] == []
+    assert list_segments(world.fs, ARCHIVE)[0].first == 0
+
+
+def test_a_snapshot_that_finds_no_space_is_an_alarm_and_is_made_later() -> None:
+    world = made()
+    fill(world, 9)
+    world.turn(2 * HOUR)
+    fill(world, 3, 9)
+    create = world.fs.create
+
+    def refuse(path: str) -> Any:
+        if path.endswith(".tmp"):
+            world.fs.errors = {world.fs.calls + 1: errno.ENOSPC}
+        return create(path)
+
+    world.fs.create = refuse  # type: ignore[method-assign]
+    world.retain()
+    [alarm] = world.ask("broker.alarms")["alarms"]
+    assert (alarm["name"], alarm["text"][:9]) == ("disk.trouble", "snapshot:")
+    assert world.send(body(12)).offset == 12
+    world.fs.create = create  # type: ignore[method-assign]
+    for _ in range(4):
+        world.retain()
+    assert world.ask("broker.alarms")["alarms"] == []
+    assert world.fs.listdir(f"{DATA}/snapshot")
+
+
+class Told:
+    """The promises of one life to its clients: bodies by offset, and the first offset
+    that must be there.
+    """
+
+    def __init__(self) -> None:
+        self.sent: dict[int, bytes] = {}
+        self.first = 0
+        self.letter = self.delayed = False
+
+
+def life(fs: SimFS, told: Told) -> None:
+    """Roll segments and run rounds, with a letter, the archive and a snapshot."""
+    world = RetentionWorld(fs, policy="archive")
+    world.do(CreateTopic("t", 1))
+    for turn in range(2):
+        for number in range(5):
+            assert world.send(body(5 * turn + number)).offset == 5 * turn + number
+            told.sent[5 * turn + number] = body(5 * turn + number)
+        if not turn:
+            bury(world, 1)
+            told.letter = True
+            world.send(body(99), delay=100 * HOUR)
+            told.delayed = True
+        world.turn(2 * HOUR)
+        told.first = len(told.sent)  # what a round may take, whether it has
+        world.retain()
+        world.retain()
+
+
+def test_no_power_cut_in_retention_loses_kept_messages() -> None:
+    dropped = archived = letter = 0
+    for call, (fs, told) in enumerate(crash_points(new_disk(), life, Told)):
+        for image in (fs.crash(Random(call)), fs.restart()):
+            log, state = recover(image, BEGAN)
+            recount(state)
+            if "t" not in state.topics:
+                assert not told.sent
+                continue
+            found, first = bodies(log.read, state, "t"), state.topics["t"].start_offsets[0]
+            assert first <= told.first
+            assert (
+                found.items() >= {n: data for n, data in told.sent.items() if n >= first}.items()
+            ), "lost"
+            assert min(found, default=first) == first
+            kept = letters(log.read, state)
+            assert kept == {1: body(1)} if told.letter else kept in ({}, {1: body(1)})
+            late = waiting(log.read, state)
+            assert late == [body(99)] if told.delayed else late in ([], [body(99)])
+            segments = [s.first for s in list_segments(image, ARCHIVE)]
+            whole = sorted({*segments, *(s.first for s in list_segments(image, DATA))})
+            assert whole[0] == 0, "a segment is in the log until it is in the archive"
+            dropped += log.first > 0
+            archived += bool(segments)
+            letter += bool(kept) and first > 1
+            log.close()
+    assert min(dropped, archived, letter) > 5, (dropped, archived, letter)

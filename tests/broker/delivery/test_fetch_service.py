@@ -1,0 +1,56 @@
+"""Retries in time: a waiting fetch is answered within a tenth of a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.broker.support import BrokerInMemory
+from txmq.core.transactions.decisions import DecideTransaction
+from txmq.model.message import Decision, Message
+from txmq.model.units import SECOND
+from txmq.wire.chunks import unpack_chunks
+from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+from txmq.wire.frames import encode_frame
+
+MESSAGES, LATE_US, STEP_S = 40, SECOND // 10, 0.005
+
+
+def test_each_retry_comes_within_a_tenth_of_a_second_of_its_time() -> None:
+    broker = BrokerInMemory()
+    broker.start()
+    token = broker.half(1, *(Message(b"m", f"k{number}") for number in range(MESSAGES)))
+    broker.do(DecideTransaction(bytes.fromhex(token), Decision.COMMIT, "producer shop"))
+    client = broker.connect()
+    options: dict[str, Any] = {"topics": ["t"], "instance": "i", "member": "m", "flood_keys": 0}
+    joined: Any = client.call("consumer.join", group="g", **options)
+    generation = joined["generation"]
+    fetch = encode_frame(
+        Opcode.FETCH, 9, pack_fetch(Fetch(generation, 60_000, 1 << 20, 1_000, "g", "m"))
+    )
+    client.send(fetch)
+    assert len(client.replies()) == 1
+    due = {}
+    for offset in range(MESSAGES):
+        delay_ms = 500 + offset * 37
+        place = {
+            "group": "g",
+            "member": "m",
+            "generation": generation,
+            "topic": "t",
+            "partition": 0,
+            "offset": offset,
+        }
+        nacked: Any = client.call("consumer.nack", **place, delay_ms=delay_ms)
+        due[offset] = nacked["due_at"]
+    client.send(fetch)
+    late: dict[int, int] = {}
+    while len(late) < MESSAGES:
+        broker.clock.advance(STEP_S)
+        for reply in client.replies():
+            for chunk in unpack_chunks(reply.payload).chunks:
+                late[chunk.base_offset + chunk.first_row] = (
+                    broker.now() - due[chunk.base_offset + chunk.first_row]
+                )
+            client.send(fetch)
+    assert min(late.values()) >= 0
+    assert max(late.values()) <= LATE_US

@@ -1,0 +1,270 @@
+"""The causes of each alarm: a story yields before the alarm is raised, yields the
+alarm's text, and ends with its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
+from txmq import errors
+from txmq.batch import encode, verify
+from txmq.broker.checkback.resolver_service import ResolverStatus
+from txmq.broker.data_directory.retention_service import TRANSACTIONS, FreeLog
+from txmq.broker.engine.disk_space import DiskWatch
+from txmq.config.broker import DiskSettings
+from txmq.core.consumers.commands import JoinGroup, RequestedSettings
+from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, limits_of
+from txmq.core.topics.sends import StoreBatch
+from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.transactions.xa import DecideByHand, ForgetHeuristics
+from txmq.model.decider import ByHome, ByPostgres
+from txmq.model.message import Decision, Message
+from txmq.model.units import SECOND
+from txmq.store.log.decoder import Damage
+from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, bundle_digest, pack_part
+from txmq.wire.data_requests import Opcode
+from txmq.wire.status import to_error
+
+
+def answers(desk: AlarmBroker, token: bytes, times: int) -> None:
+    for _ in range(times):
+        desk.broker.pass_time(11)
+        desk.oracle.answer(token, Decision.UNKNOWN, "in progress")
+
+
+def in_doubt(desk: AlarmBroker) -> Iterator[str]:
+    token = desk.half()
+    answers(desk, token, 1)
+    yield ""
+    answers(desk, token, 1)
+    yield token.hex()
+    desk.decide(token, Decision.COMMIT)
+
+
+def oldest_undecided(desk: AlarmBroker) -> Iterator[str]:
+    token = desk.half(check_after=0)
+    desk.broker.pass_time(59)
+    yield ""
+    desk.broker.pass_time(2)
+    yield f"{token.hex()} of service shop has been undecided for 0:01:01"
+    desk.decide(token, Decision.ROLLBACK)
+
+
+def missing_parts(desk: AlarmBroker) -> Iterator[str]:
+    token = desk.half(sealed=False)
+    desk.broker.pass_time(39)
+    yield ""
+    desk.broker.pass_time(2)
+    yield token.hex()
+    desk.decide(token, Decision.ROLLBACK)
+
+
+def conflict(desk: AlarmBroker) -> Iterator[str]:
+    token = desk.half()
+    desk.decide(token, Decision.COMMIT)
+    yield ""
+    desk.decide(token, Decision.ROLLBACK)
+    yield f"producer shop asked to ROLLBACK transaction {token.hex()}"
+    desk.broker.pass_time(101)
+
+
+def heuristic(desk: AlarmBroker) -> Iterator[str]:
+    token = desk.half(decider=ByHome(b"l" * 16, b"t" * 16), check_after=0)
+    yield ""
+    desk.broker.do(
+        DecideByHand(
+            token, Decision.COMMIT, "ada", "the other site burnt down", desk.broker.log.log_id.bytes
+        )
+    )
+    yield token.hex()
+    desk.broker.do(ForgetHeuristics(token, "ada", "rows compared"))
+
+
+def unreachable(desk: AlarmBroker) -> Iterator[str]:
+    desk.resolver(failing_s=4)
+    yield ""
+    desk.resolver(failing_s=6)
+    yield "shop, for 0:00:06: connection refused"
+    desk.resolver()
+
+
+def no_resolver(desk: AlarmBroker) -> Iterator[str]:
+    desk.half()
+    desk.oracle.known = False
+    client = desk.broker.connect()
+    yield ""
+    part = BundlePart(
+        b"t" * 16, 0, 0, True, False, bytes(32), BundleDescription(ByPostgres(1, 1, 5, None)), ()
+    )
+    part = part._replace(batches=(PartBatch("t", 0, 0, b""),))
+    reply = client.ask(
+        Opcode.GROUP, b"".join(pack_part(part._replace(digest=bundle_digest([part]))))
+    )
+    assert isinstance(to_error(reply.status, reply.payload), errors.NoResolver)
+    yield "no resolver leads"
+    desk.broker.pass_time(101)
+
+
+def cleanup(desk: AlarmBroker) -> Iterator[str]:
+    desk.resolver(kept_s=199)
+    yield ""
+    desk.resolver(kept_s=201)
+    yield "shop, for 0:03:21: log 7 is silent"
+    desk.resolver()
+
+
+def disk_full(desk: AlarmBroker) -> Iterator[str]:
+    desk.half()
+    desk.broker.fs.capacity = 0
+    yield ""
+    desk.broker.half(2, Message(bytes(50_000)), wait=False)
+    desk.broker.pass_time(1)
+    yield "only read"
+    desk.broker.fs.capacity = None
+    assert desk.broker.log.try_space()
+    desk.broker.pass_time(1)
+
+
+def slow(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk, session_ms=3_600_000)
+    yield ""
+    for _ in range(29):
+        desk.broker.pass_time(30)
+        handler.extend()
+    desk.broker.pass_time(29)
+    desk.broker.pass_time(2)
+    yield "member m of group billing has had messages for 0:15:"
+    handler.fail()
+
+
+def full_fence(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk, max_parked=0)
+    handler.fail(dead=True)
+    handler.fetch()
+    yield ""
+    handler.publish()
+    handler.fetch()
+    yield "1 partitions stand still, as t/0 for group billing: 0 messages wait"
+    handler.abandon()
+    handler.fetch()
+
+
+def flood(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk, flood_keys=1)
+    yield ""
+    handler.fail(error={"type": "OSError", "fingerprint": "f"})
+    yield "as billing for 0:00:00: many keys failed alike (OSError, fingerprint f); 0 probes failed"
+    handler.resume()
+
+
+def old_fence(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk)
+    handler.fail(dead=True)
+    desk.broker.pass_time(299)
+    yield ""
+    desk.broker.pass_time(2)
+    yield "a key of group billing has been waiting for 0:05:"
+    handler.abandon()
+
+
+def _used(desk: AlarmBroker) -> int:
+    space = desk.broker.fs.space("/data")
+    return space.size - space.free
+
+
+def low(desk: AlarmBroker) -> Iterator[str]:
+    disk = desk.broker.engine.disk
+    watch = DiskWatch(
+        desk.broker.fs,
+        "/data",
+        disk,
+        DiskSettings(warn_free_mib=3, resume_free_mib=2, refuse_free_mib=1),
+    )
+    yield ""
+    desk.broker.fs.capacity = _used(desk) + (5 << 19)
+    watch.tick()
+    yield "only 2 MiB are free"
+    desk.broker.fs.capacity = None
+    watch.tick()
+
+
+def damaged(desk: AlarmBroker) -> Iterator[str]:
+    yield ""
+    desk.broker.log.quarantine([Damage("/data/log/1.seg", 64, 128, "checksum mismatch")])
+    yield "1 spans of the log cannot be read; /data/log/1.seg, 64: checksum mismatch"
+    desk.broker.log.quarantined = ()
+
+
+def trouble(desk: AlarmBroker) -> Iterator[str]:
+    yield ""
+    desk.broker.engine.disk.troubles["snapshot"] = "no space"
+    yield "snapshot: no space"
+    desk.broker.engine.disk.troubles.clear()
+
+
+def passed(desk: AlarmBroker) -> Iterator[str]:
+    desk.broker.do(CreateTopic("t", 1))
+    data = encode([Message(b"m")] * 3, producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1)
+    desk.broker.do(StoreBatch("t", 0, 0, data, verify(data)))
+    desk.broker.do(
+        JoinGroup("g", "a", "a", "concurrent", topics=("t",), wanted=RequestedSettings())
+    )
+    yield ""
+    desk.broker.do(AlterTopic("t", {"retention_us": 1}))
+    desk.broker.pass_time(1)
+    desk.broker.do(
+        ApplyRetention(
+            1,
+            limits_of(desk.broker.engine.state.topics["t"], RetentionLimits(0, 0)),
+            desk.broker.log.durable,
+            0,
+        )
+    )
+    yield "retention took 3 messages that consumer groups had not processed"
+    desk.broker.pass_time(101)
+
+
+def held(desk: AlarmBroker) -> Iterator[str]:
+    retaining, end = desk.broker.assembly.retention, desk.broker.log.end
+    retaining.free = FreeLog(end - (2 << 30), 0, "topic t")
+    yield ""
+    retaining.free = FreeLog(end - (2 << 30), 0, TRANSACTIONS)
+    yield "2048 MiB of the log are kept because of undecided or waiting transactions"
+    retaining.free = FreeLog(end - 1, 0, TRANSACTIONS)
+
+
+def outbox(desk: AlarmBroker) -> Iterator[str]:
+    well = ResolverStatus("shop", desk.broker.now(), 0, "", 0, "")
+    desk.oracle.is_like = (well,)
+    yield ""
+    desk.oracle.is_like = (
+        well._replace(
+            outbox_stuck_since=desk.broker.now() - 7 * SECOND, outbox_error="row 3: no topic"
+        ),
+    )
+    yield "shop, for 0:00:07: row 3: no topic"
+    desk.oracle.is_like = (well,)
+
+
+STORIES = {
+    "retention.held": held,
+    "outbox.stuck": outbox,
+    "disk.trouble": trouble,
+    "log.damaged": damaged,
+    "disk.low": low,
+    "retention.passed_group": passed,
+    "disk.full": disk_full,
+    "transaction.in_doubt": in_doubt,
+    "transaction.oldest_undecided": oldest_undecided,
+    "transaction.open": missing_parts,
+    "transaction.conflict": conflict,
+    "heuristic.mixed": heuristic,
+    "resolver.unreachable": unreachable,
+    "resolver.missing": no_resolver,
+    "fence.full": full_fence,
+    "group.guarded": flood,
+    "group.slow": slow,
+    "fence.old": old_fence,
+    "token.cleanup_stuck": cleanup,
+}

@@ -1,0 +1,106 @@
+"""Alarms: each is raised, listed and logged once while its condition holds, and cleared
+afterwards.
+"""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.broker.monitoring.alarm_desk import AlarmBroker
+from tests.broker.monitoring.alarm_stories import STORIES
+from txmq.broker.monitoring import alarms
+from txmq.broker.monitoring.alarm_rules import ALARM_RULES
+from txmq.model.message import Decision
+from txmq.model.units import SECOND
+
+
+def test_each_alarm_has_its_story() -> None:
+    assert STORIES.keys() == {rule.name for rule in ALARM_RULES}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_an_alarm_is_raised_and_cleared(name: str) -> None:
+    desk = AlarmBroker()
+    story = STORIES[name](desk)
+    with capture_logs() as logs:
+        assert next(story) == ""
+        assert name not in desk.names()
+        text = next(story)
+        began = desk.broker.now()
+        [alarm] = [alarm for alarm in desk.alarms() if alarm["name"] == name]
+        assert text in alarm["text"]
+        assert began - SECOND <= alarm["since"] <= began
+        desk.broker.pass_time(3)
+        assert alarm["since"] in [one["since"] for one in desk.alarms() if one["name"] == name]
+        next(story, None)
+        assert name not in desk.names()
+        desk.broker.pass_time(3)
+    told = [(log["event"], log["log_level"]) for log in logs if log.get("alarm") == name]
+    assert told == [("alarm.raised", "error"), ("alarm.cleared", "info")]
+
+
+def test_the_critical_ones_come_first() -> None:
+    desk = AlarmBroker()
+    token = desk.half(check_after=0)
+    desk.broker.pass_time(70)
+    desk.resolver(failing_s=100)
+    assert desk.names() == ["resolver.unreachable", "transaction.oldest_undecided"]
+    desk.decide(token, Decision.COMMIT)
+    desk.resolver()
+    assert desk.alarms() == []
+
+
+TOLD = {
+    "name": "xa.orphan",
+    "severity": "critical",
+    "text": "a branch stands",
+    "action": "txmq xa doctor",
+}
+LAG = TOLD | {"name": "relay.lag", "severity": "warning", "text": "60 s behind"}
+
+
+def tell(desk: AlarmBroker, source: str, *alarms: dict[str, str], for_s: float = 30.0) -> object:
+    return desk.broker.connect().call(
+        "alarms.report", source=source, alarms=list(alarms), for_s=for_s
+    )
+
+
+def test_reported_alarms_are_listed_until_the_source_clears_them_or_falls_silent() -> None:
+    desk = AlarmBroker()
+    began = desk.broker.now()
+    assert tell(desk, "one", TOLD, LAG) == {}
+    desk.broker.pass_time(10)
+    tell(desk, "one", TOLD)
+    tell(desk, "two", LAG, for_s=100.0)
+    [first, second] = desk.alarms()
+    assert (first["name"], first["since"], first["text"]) == (
+        "xa.orphan",
+        began,
+        "one: a branch stands",
+    )
+    assert (second["name"], second["text"]) == ("relay.lag", "two: 60 s behind")
+    desk.broker.pass_time(31)
+    assert desk.names() == ["relay.lag"]
+    tell(desk, "two")
+    assert desk.names() == []
+
+
+def test_the_number_of_reporting_sources_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "MAX_SOURCES", 2)
+    desk = AlarmBroker()
+    for source in ("one", "two", "one", "three"):
+        told = tell(desk, source, LAG)
+        assert (told == {}) == (source != "three")
+    assert len(desk.alarms()) == 2
+    desk.broker.pass_time(31)
+    assert tell(desk, "three", LAG) == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "relay.odd"}, {"severity": "loud"}, {"text": ""}, {"text": "x" * 1_001}]
+)
+def test_an_alarm_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
+    desk = AlarmBroker()
+    assert "error" in dict(tell(desk, "one", TOLD | wrong))  # type: ignore[call-overload]  # a reply in JSON
+    assert desk.alarms() == []

@@ -1,0 +1,151 @@
+"""Search by id, key, time and place: exact, page by page, and within what readers may
+see.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+
+import pytest
+
+from tests.broker.support import BrokerInMemory, Client
+from txmq import errors
+from txmq.batch import encode
+from txmq.broker.search import search
+from txmq.model.message import Message
+from txmq.model.units import SECOND
+from txmq.wire import data_requests
+from txmq.wire.calls.registry import encode_call
+from txmq.wire.data_requests import Opcode
+from txmq.wire.status import to_error
+
+
+@pytest.fixture
+def client(broker: BrokerInMemory) -> Client:
+    client = broker.connect()
+    client.call("topic.create", name="t", partitions=2)
+    return client
+
+
+def send(
+    client: Client, *messages: Message, producer: int = 1, sequence: int = 0, partition: int = 0
+) -> None:
+    batch = encode(
+        messages, producer_id=bytes([producer]) * 16, epoch=0, sequence=sequence, born_at=5
+    )
+    reply = client.ask(Opcode.SEND, data_requests.send_header("t", partition, 0) + batch)
+    assert reply.status == 0
+
+
+def found(broker: BrokerInMemory, **wanted: Any) -> list[dict[str, Any]]:
+    """Return all pages."""
+    rows: list[dict[str, Any]] = []
+    after = None
+    while True:
+        page = broker.ask("message.find", topic="t", after=after, **wanted)
+        rows += page["messages"]
+        after = page["next"]
+        if after is None:
+            return rows
+
+
+def places(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(row["partition"], row["offset"]) for row in rows]
+
+
+def test_by_key_exactly_in_all_partitions_or_in_one(broker: BrokerInMemory, client: Client) -> None:
+    for partition in range(2):
+        messages = [Message(b"x", f"k{n % 3}") for n in range(9)]
+        send(client, *messages, producer=partition, partition=partition)
+    assert places(found(broker, key="k1")) == [(p, n) for p in range(2) for n in (1, 4, 7)]
+    assert places(found(broker, key="k1", partition=1, offset=2)) == [(1, 4), (1, 7)]
+    assert found(broker, key="k") == []
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_pages_neither_leave_out_nor_repeat(
+    broker: BrokerInMemory, client: Client, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "PAGE_BATCHES", 2)
+    for n in range(12):
+        send(client, *[Message(b"x", f"k{n % 2}")] * (1 + n % 3), producer=n, partition=n % 2)
+    everything = found(broker, limit=limit)
+    assert places(everything) == [(p, n) for p in range(2) for n in range(12)]
+    assert places(found(broker, key="k1", limit=limit)) == [(1, n) for n in range(12)]
+
+
+def test_by_time_from_then_on_and_before(broker: BrokerInMemory, client: Client) -> None:
+    times = []
+    for n in range(5):
+        times.append(broker.now())
+        send(client, Message(b"x"), producer=n)
+        broker.pass_time(10)
+    assert places(found(broker, start=times[1], end=times[3])) == [(0, 1), (0, 2)]
+    assert places(found(broker, start=times[4] + SECOND)) == []
+
+
+def test_by_id_in_a_batch_of_many(broker: BrokerInMemory, client: Client) -> None:
+    send(client, *[Message(str(n).encode(), headers={"n": str(n)}) for n in range(10)], producer=7)
+    send(client, *[Message(b"other")] * 10, producer=8)
+    [row] = found(broker, id="07" * 16 + "-4", bodies=True)
+    assert (row["offset"], b64decode(row["body"]), row["headers"], row["born_at"]) == (
+        4,
+        b"4",
+        {"n": "4"},
+        5,
+    )
+    assert found(broker, id="07" * 16 + "-10") == []
+
+
+def test_by_id_alone_delayed_recalled_and_undecided_messages_are_found(
+    broker: BrokerInMemory, client: Client
+) -> None:
+    send(client, Message(b"a", "k", delay=60), Message(b"b", delay=60), producer=9)
+    client.call("message.recall", ids=["09" * 16 + "-1"])
+    token = broker.half(1, Message(b"half", "h"))
+
+    def shown(name: str) -> Any:
+        return broker.ask("message.show", id=name, bodies=True)["message"]
+
+    waiting = shown("09" * 16 + "-0")
+    assert (waiting["state"], waiting["due_at"], b64decode(waiting["body"])) == (
+        "delayed", broker.now() + 60 * SECOND, b"a",
+    )  # fmt: skip
+    assert shown("09" * 16 + "-1") == {"state": "recalled", "message_id": "09" * 16 + "-1"}
+    undecided = shown(f"{token}-0")
+    assert (undecided["state"], undecided["offset"], undecided["key"]) == ("undecided", None, "h")
+    assert shown(f"{token}-1") is None
+    assert shown("0a" * 16 + "-0") is None
+    client.call("tx.decide", token=token, outcome="COMMIT", operator="o", reason="r")
+    assert (shown(f"{token}-0")["state"], shown(f"{token}-0")["offset"]) == ("published", 0)
+
+
+def test_large_messages_come_in_pages_that_fit_in_a_reply(
+    broker: BrokerInMemory, client: Client
+) -> None:
+    for n in range(5):
+        send(client, Message(bytes(600_000)), producer=n)
+    first = broker.ask("message.find", topic="t", bodies=True)
+    assert 0 < len(first["messages"]) < 5
+    assert places(found(broker, bodies=True)) == [(0, n) for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [
+        ({"topic": "nowhere"}, errors.UnknownTopic),
+        ({"topic": "t", "partition": 2}, errors.UnknownPartition),
+        ({"topic": "t", "after": [7, 0]}, errors.UnknownPartition),
+        ({"topic": "t", "id": "x"}, errors.BadRequest),
+        ({"topic": "t", "key": ""}, errors.BadRequest),
+        ({"topic": "t", "limit": 0}, errors.BadRequest),
+        ({"topic": "t", "start": -1}, errors.BadRequest),
+        ({}, errors.BadRequest),
+    ],
+)
+def test_impossible_requests_are_refused(
+    client: Client, wanted: dict[str, Any], error: type[Exception]
+) -> None:
+    reply = client.ask(Opcode.CALL, encode_call("message.find", wanted))
+    assert isinstance(to_error(reply.status, reply.payload), error)

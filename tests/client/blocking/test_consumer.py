@@ -1,0 +1,330 @@
+"""Consumers with a broker: every message arrives, if possible once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+import txmq
+from tests.client.real import RealBroker
+from tests.client.real_consumers import WAIT_S, floors, receive, shown
+from tests.client.scripted_member import fresh
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.errors import GroupMismatch, NotLeased
+from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
+from txmq.testing.wait import wait_until
+
+
+@pytest.fixture
+def client(shared_broker: RealBroker) -> Iterator[Client]:
+    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+        yield client
+
+
+AT_ONCE = RetryPolicy.table(0, attempts=50)
+
+
+def test_messages_arrive_with_all_that_was_sent_and_acked_ones_do_not_come_again(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    receipt = client.send(topic, b"body", key="k", tag="t", headers={"h": "v"})
+    [message] = receive(joined(group, topic), 1)
+    assert (message.topic, message.partition, message.offset) == (
+        topic,
+        receipt.partition,
+        receipt.offset,
+    )
+    assert (message.key, message.tag, message.headers, message.body) == (
+        "k",
+        "t",
+        {"h": "v"},
+        b"body",
+    )
+    assert (message.message_id, message.attempt) == (receipt.message_id, 1)
+    wait_until(lambda: floors(client, group) == 1, what="the ack")
+
+
+def test_receive_waits_for_messages_and_no_longer_than_its_timeout(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic = fresh("t")
+    consumer = joined(fresh("g"), topic)
+    assert consumer.receive(0.05) is None
+    received: list[ReceivedMessage] = []
+    thread = threading.Thread(target=lambda: received.extend(receive(consumer, 1)))
+    thread.start()
+    client.send(topic, b"x")
+    thread.join(WAIT_S)
+    assert [message.body for message in received] == [b"x"]
+
+
+def test_batches_carry_columns(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = [b"%d" % number for number in range(500)]
+    client.send_many(topic, bodies, keys=[f"k{number % 7}" for number in range(500)])
+    consumer = joined(group, topic)
+    received: list[bytes] = []
+    for batch in consumer.batches():
+        assert len(batch.bodies) == len(batch.keys) == len(batch.offsets)
+        received += batch.bodies
+        consumer.ack_batch(batch)
+        if len(received) == 500:
+            break
+    assert sorted(received) == sorted(bodies)
+    wait_until(lambda: floors(client, group) == 500, what="the acks")
+
+
+def test_the_rest_of_a_batch_is_acked_soon(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send_many(topic, [b"%d" % number for number in range(5)])
+    consumer = joined(group, topic, retry=RetryPolicy.table(1_000), session_s=60)
+    batch = consumer.receive_batch(WAIT_S)
+    assert batch is not None
+    consumer.nack(batch.messages()[2], error="no")
+    consumer.ack_batch(batch)
+    wait_until(
+        lambda: floors(client, group) == 5, 12.0, what="the acks, long before the next heartbeat"
+    )
+
+
+def test_an_outstanding_message_outlives_its_lease_while_its_consumer_is_alive(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send(topic, b"x")
+    slow = joined(group, topic, lease_s=1.0)
+    message = slow.receive(WAIT_S)
+    assert message is not None
+    other = joined(group, topic, lease_s=1.0)
+    assert other.receive(2.5) is None
+    slow.ack(message, wait=True)
+    assert floors(client, group) == 1
+
+
+def test_only_messages_with_a_wanted_tag_come_and_others_block_nothing(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send_batch(
+        topic, [Message(b"%d" % number, "k", ("paid", "new")[number % 2]) for number in range(10)]
+    )
+    consumer = joined(group, topic, tags={"paid"})
+    assert [message.body for message in receive(consumer, 5)] == [b"0", b"2", b"4", b"6", b"8"]
+    wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
+
+
+def test_a_selector_leaves_out_the_rest_and_the_position_passes_it(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    headers = [{"region": "eu", "price": f"{n}"} if n % 2 else {"price": "8"} for n in range(10)]
+    client.send_batch(
+        topic, [Message(b"%d" % n, "k", headers=pairs) for n, pairs in enumerate(headers)]
+    )
+    consumer = joined(group, topic, selector="region = 'eu' AND price BETWEEN 3 AND 7")
+    assert [message.body for message in receive(consumer, 3)] == [b"3", b"5", b"7"]
+    wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
+
+
+def test_batches_without_a_wanted_tag_do_not_leave_the_broker(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    for number in range(20):
+        client.send(topic, b"%d" % number, key="k", tag="paid" if number % 5 == 4 else "new")
+    consumer = joined(group, topic, tags={"paid"})
+    assert [message.body for message in receive(consumer, 4)] == [b"4", b"9", b"14", b"19"]
+    wait_until(lambda: floors(client, group) == 20, what="the position passes what is not wanted")
+    assert (consumer.stats.delivered, consumer.stats.filtered) == (4, 0)
+
+
+def test_a_failed_message_comes_again_with_a_higher_attempt(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic = fresh("t")
+    client.send(topic, b"x")
+    consumer = joined(fresh("g"), topic)
+    first = consumer.receive(WAIT_S)
+    assert first is not None
+    consumer.nack(first, delay=0.0, error=ValueError("not yet"))
+    [second] = receive(consumer, 1)
+    assert (second.offset, second.message_id, second.attempt) == (first.offset, first.message_id, 2)
+
+
+def test_a_message_held_for_too_long_has_failed(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic = fresh("t")
+    client.send(topic, b"x")
+    consumer = joined(fresh("g"), topic, consume_timeout_s=1.0, retry=AT_ONCE)
+    held = consumer.receive(WAIT_S)
+    again = consumer.receive(WAIT_S)
+    assert held is not None
+    assert again is not None
+    assert (again.offset, again.attempt) == (held.offset, 2)
+    with pytest.raises(NotLeased):
+        consumer.ack(held, wait=True)
+
+
+def test_a_dead_letter_keeps_its_reason(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send(topic, b"x", key="k")
+    consumer = joined(group, topic)
+    message = consumer.receive(WAIT_S)
+    assert message is not None
+    consumer.dead_letter(message, "no such customer")
+    wait_until(lambda: client.call("dlq.list", group=group)["letters"], what="the letter")
+    [letter] = client.call("dlq.list", group=group)["letters"]
+    assert (letter["offset"], letter["key"], letter["error_text"]) == (
+        message.offset,
+        "k",
+        "no such customer",
+    )
+
+
+def test_waiting_for_an_ack_ends_when_the_broker_has_it(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send(topic, b"x")
+    consumer = joined(group, topic)
+    message = consumer.receive(WAIT_S)
+    assert message is not None
+    consumer.ack(message, wait=True)
+    assert floors(client, group) == 1
+    with pytest.raises(NotLeased):
+        consumer.ack(message, wait=True)
+
+
+def test_closing_returns_what_waits_without_counting_an_attempt(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send_many(topic, [b"%d" % number for number in range(20)])
+    first = joined(group, topic)
+    kept = receive(first, 3)
+    first.close()
+    assert first.receive() is None
+    attempts = {message.offset: message.attempt for message in receive(joined(group, topic), 17)}
+    assert set(attempts.values()) == {1}
+    assert not attempts.keys() & {message.offset for message in kept}
+
+
+def test_members_share_a_topic_and_get_the_partitions_of_one_that_leaves(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=4)
+    first, second = joined(group, topic), joined(group, topic)
+    wait_until(
+        lambda: len(first.assignment) == len(second.assignment) == 2,
+        what="a fair share",
+        timeout_s=WAIT_S,
+    )
+    assert not first.assignment & second.assignment
+    first.close()
+    for partition in range(4):
+        client.send(topic, b"x", partition=partition)
+    assert {message.partition for message in receive(second, 4)} == {0, 1, 2, 3}
+
+
+def test_every_member_of_a_broadcast_group_gets_everything_and_a_named_one_remembers_where_it_was(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send(topic, b"before")
+    first = joined(group, topic, mode="broadcast", member="one")
+    unnamed = joined(group, topic, mode="broadcast")
+    assert [message.body for message in receive(first, 1)] == [b"before"]
+    client.send(topic, b"now")
+    for consumer in (first, unnamed):
+        assert [message.body for message in receive(consumer, 1)] == [b"now"]
+    first.close()
+    client.send(topic, b"missed")
+    assert [
+        message.body for message in receive(joined(group, topic, mode="broadcast", member="one"), 1)
+    ] == [b"missed"]
+
+
+def test_settings_of_a_group_are_agreed_by_all_members(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    joined(group, topic, mode="ordered")
+    with pytest.raises(GroupMismatch):
+        joined(group, topic, mode="concurrent")
+
+
+def test_an_outage_makes_no_dead_letters_and_all_is_processed_when_it_is_over(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, group, messages = fresh("t"), fresh("g"), 200
+    back, stop, seen = threading.Event(), threading.Event(), set[int]()
+    client.send_many(
+        topic,
+        [b"%d" % number for number in range(messages)],
+        keys=[f"k{n}" for n in range(messages)],
+    )
+    consumer = joined(group, topic, retry=RetryPolicy.table(0.01, attempts=1))
+
+    def handle(message: ReceivedMessage) -> None:
+        if not back.is_set():
+            raise ConnectionError("no database")
+        seen.add(int(message.body))
+
+    work = threading.Thread(
+        target=consumer.run, args=(handle,), kwargs={"threads": 4, "stop": stop}
+    )
+    work.start()
+    wait_until(lambda: shown(client, group)["state"] == "guarded", what="the guard")
+    back.set()
+    wait_until(lambda: shown(client, group)["state"] == "active", WAIT_S, what="the probe")
+    wait_until(lambda: len(seen) == messages, WAIT_S, what="everything")
+    stop.set()
+    work.join()
+    assert (shown(client, group)["letters"], shown(client, group)["floods"]) == (0, 1)
+
+
+def test_handlers_get_lists_with_batch(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send_many(topic, [b"%d" % number for number in range(30)])
+    sizes: list[int] = []
+    consumer = joined(group, topic)
+    consumer.run(lambda messages: sizes.append(len(messages)), batch=8, idle_exit=0.3)
+    assert (sum(sizes), max(sizes)) == (30, 8)
+    wait_until(lambda: floors(client, group) == 30, what="the acks")
+
+
+def test_run_ends_when_it_is_stopped(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, stop = fresh("t"), threading.Event()
+    client.send(topic, b"x")
+    joined(fresh("g"), topic).run(lambda _message: stop.set(), stop=stop)
+    assert stop.is_set()
+
+
+def test_an_ack_in_a_transaction_takes_effect_with_it(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, other, group = fresh("t"), fresh("t"), fresh("g")
+    client.send_batch(topic, [Message(b"%d" % number, "k") for number in range(2)])
+    consumer = joined(group, topic)
+    first, second = consumer.receive(WAIT_S), consumer.receive(WAIT_S)
+    assert first is not None
+    assert second is not None
+    with client.transaction() as tx:
+        tx.ack(first)
+        tx.send(other, b"made of it")
+    with suppress(ZeroDivisionError), client.transaction() as tx:
+        tx.ack(second)
+        tx.send(other, b"never")
+        raise ZeroDivisionError
+    wait_until(lambda: floors(client, group) == 1, what="the ack of the first")
+    assert [message.body for message in receive(joined(fresh("g"), other), 1)] == [b"made of it"]
+    consumer.ack(second, wait=True)
+    assert floors(client, group) == 2

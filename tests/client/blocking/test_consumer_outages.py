@@ -1,0 +1,127 @@
+"""What consumers live through: lost connections, restarts of the broker, the death of
+their process.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import txmq
+from tests.client.real import RealBroker
+from tests.client.real_consumers import WAIT_S, closing_broker, floors, receive, shown
+from tests.client.scripted_member import fresh
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.connections.connection import Connection
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.errors import BrokerUnavailable, LocalProtocolError
+from txmq.model.message import Message
+from txmq.testing.forked import run_source
+from txmq.testing.processes import running
+from txmq.testing.wait import wait_until
+
+
+@pytest.fixture
+def client(shared_broker: RealBroker) -> Iterator[Client]:
+    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+        yield client
+
+
+def test_without_a_broker_a_consumer_is_refused() -> None:
+    with (
+        txmq.connect("txmq://127.0.0.1:1", timeout=0.2) as client,
+        pytest.raises(BrokerUnavailable, match="refused"),
+    ):
+        client.consumer("g", ["t"])
+
+
+def test_a_failure_of_the_thread_is_raised_to_waiting_callers(
+    joined: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[object]()
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+    consumer = joined(fresh("g"), fresh("t"))
+    monkeypatch.setattr(consumer._members.members[0].member, "wake_at", None)
+    with pytest.raises(LocalProtocolError, match="TypeError"):
+        consumer.receive(WAIT_S)
+    wait_until(lambda: seen == [TypeError], WAIT_S)
+
+
+def test_a_lost_connection_is_survived_with_outstanding_messages(
+    client: Client, joined: Callable[..., Consumer], dialled: list[Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send_many(topic, [b"%d" % number for number in range(10)])
+    consumer = joined(group, topic)
+    message = consumer.receive(WAIT_S)
+    assert message is not None
+    wait_until(lambda: shown(client, group)["leased"] == 10, what="everything is fetched")
+    dialled[-1].socket.shutdown(socket.SHUT_RDWR)
+    rest = receive(consumer, 9)
+    assert {other.attempt for other in rest} == {1}
+    assert message.offset not in {
+        other.offset for other in rest if other.partition == message.partition
+    }
+    consumer.ack(message, wait=True)
+    assert floors(client, group) == 10
+    assert consumer.stats.rejoined == 1
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
+    with (
+        closing_broker(tmp_path) as broker,
+        txmq.connect(broker.url, timeout=WAIT_S) as client,
+        client.consumer("g", ["t"]) as consumer,
+    ):
+        client.send_batch("t", [Message(b"%d" % number, "k") for number in range(6)])
+        before = receive(consumer, 2)
+        in_hand = consumer.receive(WAIT_S)
+        assert in_hand is not None
+        wait_until(lambda: floors(client, "g") == 2, what="the acks")
+        getattr(broker, end)()
+        broker.start()
+        client.send("t", b"6", key="k")
+        after = receive(consumer, 4)
+        consumer.ack(in_hand, wait=True)
+        assert [message.body for message in (*before, in_hand, *after)] == [
+            b"%d" % n for n in range(7)
+        ]
+        wait_until(lambda: floors(client, "g") == 7, what="everything is acked")
+
+
+def test_closing_a_closed_consumer_does_not_wait(tmp_path: Path) -> None:
+    with closing_broker(tmp_path) as broker, txmq.connect(broker.url, timeout=WAIT_S) as client:
+        consumer = client.consumer("g", ["t"])
+        client.send("t", b"in hand")
+        assert consumer.receive(WAIT_S) is not None
+        broker.kill()
+        consumer.close(0.5)
+        broker.start()
+        consumer.close(10_000)  # longer than a test may take
+
+
+CHILD = """
+import signal, sys, txmq
+url, group, topic = sys.argv[1:]
+consumer = txmq.connect(url, timeout=20).consumer(group, [topic], session_s=1.0)
+print("offset", consumer.receive(20).offset, flush=True)
+signal.pause()
+"""
+
+
+def test_messages_of_a_killed_process_go_to_others_and_are_not_blamed(
+    shared_broker: RealBroker, client: Client, joined: Callable[..., Consumer], tmp_path: Path
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send(topic, b"x")
+    with running(tmp_path, CHILD, shared_broker.url, group, topic, command=run_source) as child:
+        offset = int(child.first_line().removeprefix("offset "))
+        child.terminate(signal.SIGKILL)
+    [message] = receive(joined(group, topic, session_s=1.0), 1)
+    assert (message.offset, message.attempt) == (offset, 1)

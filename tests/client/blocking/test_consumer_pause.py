@@ -1,0 +1,180 @@
+"""Consumers that pause a topic, or all, and resume."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import txmq
+import txmq.twisted
+from tests.client.reactor_thread import InReactor
+from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer.consumer import Consumer, Consumers
+from txmq.errors import LocalProtocolError
+from txmq.model.message import ReceivedMessage
+from txmq.testing.wait import wait_until
+
+WAIT_S = 20.0
+A_MOMENT_S = 0.3
+
+
+@pytest.fixture
+def client(shared_broker: RealBroker) -> Iterator[Client]:
+    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def topics(client: Client) -> list[str]:
+    """Two with ten messages each."""
+    names = [fresh("a"), fresh("b")]
+    for name in names:
+        client.call("topic.create", name=name, partitions=1)
+        client.send_many(name, [name.encode()] * 10)
+    return names
+
+
+def received(consumer: Consumer | Consumers, topic: str) -> ReceivedMessage:
+    """The next message, which is of that topic."""
+    message = consumer.receive(WAIT_S)
+    assert message is not None
+    assert message.topic == topic
+    return message
+
+
+def settled(client: Client, group: str, topic: str) -> int:
+    """Messages of the topic that the group has done with."""
+    positions = client.call("group.show", group=group)["positions"]
+    return sum(place["floor"] for place in positions if place["topic"] == topic)
+
+
+def test_only_the_other_topic_comes_until_the_resume_and_no_attempt_is_counted(
+    client: Client, topics: list[str]
+) -> None:
+    one, other = topics
+    with client.consumer(fresh("g"), topics) as consumer:
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        paused = message.topic  # whichever comes first
+        consumer.pause(paused)
+        assert consumer.paused == {paused}
+        consumer.ack(message)
+        for _ in range(10):
+            consumer.ack(received(consumer, one if paused == other else other))
+        client.send(paused, b"later")
+        assert consumer.receive(A_MOMENT_S) is None
+        shown = client.call("group.show", group=consumer.group)
+        assert {place["reason"] for place in shown["positions"] if place["topic"] == paused} == {
+            "member-paused"
+        }
+        consumer.resume(paused)
+        assert consumer.paused == frozenset()
+        came = [consumer.receive(WAIT_S) for _ in range(10)]
+    assert [(message.topic, message.attempt) for message in came if message] == [(paused, 1)] * 10
+
+
+def test_a_resumed_topic_is_fetched_at_once_though_a_long_poll_waits(
+    client: Client, topics: list[str]
+) -> None:
+    one, other = topics
+    with client.consumer(fresh("g"), topics) as consumer:
+        consumer.pause(one)
+        for _ in range(10):
+            consumer.ack(received(consumer, other), wait=True)
+        consumer.resume(one)
+        batch = consumer.receive_batch(15.0)  # a poll waits for 20 s
+        assert batch is not None
+        assert batch.topic == one
+
+
+def test_handlers_get_nothing_of_a_paused_topic_and_each_resume_undoes_its_own_pause(
+    client: Client, topics: list[str]
+) -> None:
+    one, other = topics
+    seen, stop = list[str](), threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.topic)
+
+    with client.consumer(fresh("g"), topics, mode="ordered") as consumer:
+        consumer.pause(one)
+        consumer.pause()
+        assert consumer.paused == {one, other}
+        thread = threading.Thread(
+            target=consumer.run, args=(handle,), kwargs={"stop": stop, "threads": 2}
+        )
+        thread.start()
+        consumer.resume()
+        assert consumer.paused == {one}
+        wait_until(lambda: settled(client, consumer.group, other) == 10, WAIT_S)
+        assert seen == [other] * 10
+        consumer.resume(one)
+        wait_until(lambda: settled(client, consumer.group, one) == 10, WAIT_S)
+        stop.set()
+        thread.join(WAIT_S)
+    assert seen == [other] * 10 + [one] * 10
+
+
+@pytest.mark.parametrize("name", ["unheard-of", ""])
+def test_a_topic_that_the_consumer_does_not_read_is_refused(
+    client: Client, topics: list[str], name: str
+) -> None:
+    with client.consumer(fresh("g"), topics) as consumer:
+        for change in (consumer.pause, consumer.resume):
+            with pytest.raises(LocalProtocolError, match="does not read") as refused:
+                change(topics[0], name)
+            assert refused.value.hint == f"use one of its topics: {', '.join(topics)}"
+        assert consumer.paused == frozenset()
+
+
+def test_pauses_work_on_twisted(
+    shared_broker: RealBroker, topics: list[str], reactor: Any, in_reactor: InReactor
+) -> None:
+    one, other = topics
+
+    async def story() -> None:
+        client = txmq.twisted.connect(reactor, shared_broker.url, service="tests", timeout=WAIT_S)
+        consumer = await client.consumer(fresh("g"), topics)
+        consumer.pause(one)
+        assert consumer.paused == {one}
+        for _ in range(10):
+            message = await consumer.receive(WAIT_S)
+            assert message is not None
+            assert message.topic == other
+            consumer.ack(message)
+        assert await consumer.receive(A_MOMENT_S) is None
+        consumer.resume(one)
+        batch = await consumer.receive_batch(15.0)
+        assert batch is not None
+        assert batch.topic == one
+        with pytest.raises(LocalProtocolError, match="does not read"):
+            consumer.pause("unheard-of")
+        await client.close()
+
+    in_reactor(story)
+
+
+def test_pauses_work_at_all_of_several_brokers(
+    shared_broker: RealBroker, deciding: RealBroker, topics: list[str]
+) -> None:
+    one, other = topics
+    with txmq.connect(
+        [shared_broker.url, deciding.url], service="tests", timeout=WAIT_S
+    ) as cluster:
+        second = cluster.clients[1]
+        for name in topics:
+            second.call("topic.create", name=name, partitions=1)
+            second.send_many(name, [name.encode()] * 10)
+        with cluster.consumer(fresh("g"), topics) as consumers:
+            consumers.pause(one)
+            assert consumers.paused == {one}
+            for _ in range(20):
+                consumers.ack(received(consumers, other))
+            consumers.resume(one)
+            for _ in range(20):
+                consumers.ack(received(consumers, one))

@@ -1,0 +1,150 @@
+"""SQLAlchemy and Django in one decision with messages, as in docs/TRANSACTIONS.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+from django.conf import settings
+from django.db import transaction
+from django.db.backends.postgresql.base import DatabaseWrapper
+from psycopg2.extensions import parse_dsn
+from sqlalchemy import create_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from tests.client.real import RealBroker
+from tests.client.world import ApplicationError, World, fail, make_tables
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.transaction import Transaction
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "TRANSACTIONS.md"
+Begin = Callable[..., AbstractContextManager[Transaction]]
+
+
+class Base(DeclarativeBase):
+    """The base of the mapped classes."""
+
+
+class OrderRow(Base):
+    """A row that is written when the session is flushed."""
+
+    __tablename__ = "orders"
+    id: Mapped[str] = mapped_column(primary_key=True)
+
+
+def documented(name: str) -> Begin:
+    found = re.search(
+        rf"```python\n(@contextmanager\ndef {name}\(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL
+    )
+    assert found is not None
+    names: dict[str, Any] = {"contextmanager": contextmanager, "transaction": transaction}
+    exec(found[1], names)  # the document's own code
+    begin: Begin = names[name]
+    return begin
+
+
+@pytest.fixture
+def world(
+    shared_database: str, deciding: RealBroker, connect: Callable[..., Client]
+) -> Iterator[World]:
+    make_tables(shared_database)
+    world = World(shared_database, deciding, connect(deciding.url))
+    yield world
+    world.connection.close()
+
+
+@pytest.fixture
+def session(world: World) -> Iterator[Session]:
+    engine = create_engine("postgresql+psycopg2://", connect_args=parse_dsn(world.dsn))
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+@pytest.fixture
+def database(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[DatabaseWrapper]:
+    """Django's connection of this thread."""
+    place = parse_dsn(world.dsn)
+    names = {
+        "NAME": "dbname",
+        "USER": "user",
+        "PASSWORD": "password",
+        "HOST": "host",
+        "PORT": "port",
+    }
+    own = {django: place.get(ours, "") for django, ours in names.items()}
+    if not settings.configured:
+        settings.configure(
+            DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}}, LOGGING_CONFIG=None
+        )
+        django.setup()
+    wrapper = transaction.connections["default"]
+    monkeypatch.setattr(wrapper, "settings_dict", wrapper.settings_dict | own)
+    yield wrapper
+    wrapper.close()
+
+
+def test_what_a_session_adds_and_messages_exist_together(world: World, session: Session) -> None:
+    begin = documented("session_transaction")
+    with begin(world.client, session) as tx:
+        session.add(OrderRow(id="o-1"))
+        with session.begin_nested():
+            session.add(OrderRow(id="o-2"))
+        tx.send(world.topic, b"o-1")
+        tx.send(world.topic, b"o-2")
+    assert not session.in_transaction()
+    tx.wait_published()
+    assert world.orders() == world.messages() == {"o-1", "o-2"}
+
+
+def test_what_a_session_adds_goes_with_a_block_that_raises(world: World, session: Session) -> None:
+    begin = documented("session_transaction")
+    with suppress(ApplicationError), begin(world.client, session) as tx:
+        session.add(OrderRow(id="o-1"))
+        session.flush()
+        tx.send(world.topic, b"o-1")
+        fail()
+    session.rollback()
+    with begin(world.client, session) as tx:
+        session.add(OrderRow(id="o-2"))
+        tx.send(world.topic, b"o-2")
+    tx.wait_published()
+    assert world.orders() == world.messages() == {"o-2"}
+
+
+def test_django_s_rows_and_messages_exist_together(world: World, database: DatabaseWrapper) -> None:
+    begin, committed = documented("atomic_transaction"), list[set[str]]()
+    with begin(world.client, database) as tx:
+        world.insert("o-1", database)
+        with transaction.atomic():
+            world.insert("o-2", database)
+        transaction.on_commit(lambda: committed.append(world.orders()))
+        tx.send(world.topic, b"o-1")
+        tx.send(world.topic, b"o-2")
+    assert committed == [{"o-1", "o-2"}]
+    assert database.connection.autocommit
+    tx.wait_published()
+    assert world.orders() == world.messages() == {"o-1", "o-2"}
+
+
+def test_django_s_rows_go_with_a_block_that_raises(world: World, database: DatabaseWrapper) -> None:
+    begin, committed = documented("atomic_transaction"), list[str]()
+    with suppress(ApplicationError), begin(world.client, database) as tx:
+        world.insert("o-1", database)
+        transaction.on_commit(lambda: committed.append("o-1"))
+        tx.send(world.topic, b"o-1")
+        fail()
+    with suppress(ApplicationError), begin(world.client, database) as tx:
+        with suppress(ApplicationError), transaction.atomic():
+            world.insert("o-2", database)
+            fail()
+        world.insert("o-3", database)
+        tx.send(world.topic, b"o-3")
+    tx.wait_published()
+    assert committed == []
+    assert world.orders() == world.messages() == {"o-3"}

@@ -1,0 +1,205 @@
+"""Half messages with a checker, against the real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import txmq
+from tests.client.proxy import Proxy
+from tests.client.real import RealBroker, bodies
+from tests.client.world import ApplicationError, fail
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.checkers import Half
+from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
+from txmq.testing.wait import wait_until
+from txmq.wire.data_requests import Opcode
+
+Connect = Callable[..., Client]
+
+
+def test_a_half_message_is_hidden_until_the_local_work_is_done(
+    real: RealBroker, connect: Connect
+) -> None:
+    client = connect(real.url)
+    with client.transaction(checker="billing") as tx:
+        tx.send("halves", b"half", key="k")
+        tx.prepare()
+        assert bodies(real, "halves") == []
+        with pytest.raises(LocalProtocolError, match="is stored"):
+            tx.send("halves", b"late")
+    tx.wait_published()
+    assert bodies(real, "halves") == [b"half"]
+
+
+def test_local_work_that_fails_rolls_the_half_message_back(
+    real: RealBroker, connect: Connect
+) -> None:
+    client = connect(real.url)
+    tx = client.transaction(checker="billing")
+    with suppress(ApplicationError), tx:
+        tx.send("halves-back", b"half")
+        tx.prepare()
+        fail()
+    assert client.call("tx.show", token=tx.token.hex)["state"] == "ROLLED_BACK"
+    assert bodies(real, "halves-back") == []
+
+
+def test_a_half_message_that_was_not_prepared_is_stored_at_the_end(
+    real: RealBroker, connect: Connect
+) -> None:
+    with connect(real.url).transaction(checker="billing") as tx:
+        tx.send("unprepared", b"half")
+    tx.wait_published()
+    assert bodies(real, "unprepared") == [b"half"]
+
+
+def test_a_decision_whose_answer_is_lost_is_made_once(real: RealBroker, connect: Connect) -> None:
+    with Proxy(real.url) as proxy:
+        proxy.lose[Opcode.DECIDE] = 2
+        with connect(proxy.url).transaction(checker="billing") as tx:
+            tx.send("decided", b"x")
+            tx.prepare()
+    assert bodies(real, "decided") == [b"x"]
+    shown = connect(real.url).call("tx.show", token=tx.token.hex)
+    assert (shown["state"], shown["by"]) == ("PUBLISHED", "producer orders")
+
+
+def test_a_send_behind_an_undecided_half_of_its_key_waits_for_it(
+    real: RealBroker, connect: Connect
+) -> None:
+    client = connect(real.url)
+    with client.transaction(checker="billing") as tx:
+        tx.send("held", b"half", key="k")
+        tx.prepare()
+        assert client.send("held", b"behind", key="k").offset is None
+        assert client.send_async("held", b"behind too", key="k").result(60).offset is None
+        assert client.send_many("held", [b"other"], ["other"])[0].offset is not None
+    tx.wait_published()
+    assert [found.body for found in real.read("held") if found.key == "k"] == [
+        b"half",
+        b"behind",
+        b"behind too",
+    ]
+
+
+@pytest.mark.parametrize(("answer", "left"), [(txmq.COMMIT, [b"half"]), (txmq.ROLLBACK, [])])
+def test_a_registered_checker_decides_what_its_producer_did_not(
+    real: RealBroker, connect: Connect, answer: txmq.Decision, left: list[bytes]
+) -> None:
+    asked: list[Half] = []
+
+    def check(half: Half) -> txmq.Decision:
+        asked.append(half)
+        if len(asked) == 1:
+            raise ValueError("not today")
+        return txmq.UNKNOWN if len(asked) == 2 else answer
+
+    topic, service = f"checked-{answer.name}", f"service-{answer.name}"
+    client = connect(real.url, service=service)
+    client.register_checker("billing", check)
+    dead = connect(real.url, service=service).transaction(checker="billing", check_after=0.05)
+    with dead:
+        dead.send(topic, b"half", key="k", tag="t", headers={"a": "b"})
+        dead.prepare()
+        _show = client._core.call
+        wait_until(
+            lambda: (
+                _show("tx.show", {"token": dead.token.hex})["state"] in ("PUBLISHED", "ROLLED_BACK")
+            ),
+            20,
+        )
+        dead._bundle.buffer.clear()  # as if this process had died here
+    assert bodies(real, topic) == left
+    assert len(asked) == 3
+    half = asked[0]
+    assert (half.token, half.checker, half.service) == (dead.token, "billing", service)
+    [message] = half.messages
+    assert message == (topic, f"{dead.token.hex}-0", "k", "t", {"a": "b"}, b"half")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (ValueError("no \udcff today"), "checker sulking raised ValueError: no ? today"),
+        (True, "checker sulking returned a value of type bool, not a Decision"),
+        (txmq.UNKNOWN, "checker sulking returned UNKNOWN"),
+    ],
+)
+def test_the_broker_gets_the_reason_why_a_checker_gave_no_answer(
+    real: RealBroker, connect: Connect, outcome: object, reason: str
+) -> None:
+    def check(half: Half) -> Any:
+        del half
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    client = connect(real.url, service="sulking")
+    client.register_checker("sulking", check)
+    with client.transaction(checker="sulking", check_after=0.05) as tx:
+        tx.send("sulks", b"x")
+        tx.prepare()
+        wait_until(lambda: client.call("tx.show", token=tx.token.hex)["check_reason"] == reason, 20)
+        assert client.call("tx.show", token=tx.token.hex)["checked_by"] == "checker"
+
+
+def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(
+    real: RealBroker, connect: Connect
+) -> None:
+    wrong: list[object] = []
+
+    def unsure(half: Half) -> txmq.Decision:
+        wrong.append(half)
+        return True  # type: ignore[return-value]  # what a user might write
+
+    client = connect(real.url, service="two-checkers")
+    client.register_checker("unsure", unsure)
+    client.register_checker("sure", lambda _half: txmq.COMMIT)
+    tokens = []
+    for checker in ("unsure", "sure"):
+        with client.transaction(checker=checker, check_after=0.05) as tx:
+            tx.send("two", checker.encode())
+            tx.prepare()
+            tokens.append(tx.token.hex)
+            wait_until(lambda: wrong, 20)
+            if checker == "sure":
+                wait_until(
+                    lambda: client.call("tx.show", token=tokens[1])["state"] == "PUBLISHED", 20
+                )
+            tx._bundle.buffer.clear()  # as if this process had died here
+    assert client.call("tx.show", token=tokens[0])["state"] == "UNDECIDED"
+    client.call("tx.decide", token=tokens[0], outcome="ROLLBACK", operator="test", reason="tidy up")
+
+
+def test_a_decision_against_the_checkers_is_an_abort(real: RealBroker, connect: Connect) -> None:
+    client = connect(real.url)
+    tx = client.transaction(checker="billing")
+    tx.__enter__()
+    tx.send("against", b"x")
+    tx.prepare()
+    client.call(
+        "tx.decide", token=tx.token.hex, outcome="ROLLBACK", operator="test", reason="a test"
+    )
+    with pytest.raises(TransactionAborted, match="ROLLED_BACK"):
+        tx.__exit__(None, None, None)
+    assert bodies(real, "against") == []
+
+
+def test_checkers_need_a_service(real: RealBroker, connect: Connect) -> None:
+    client = connect(real.url, service=None)
+    with pytest.raises(ConfigError, match="service"):
+        client.register_checker("billing", lambda _half: txmq.COMMIT)
+    with pytest.raises(ConfigError, match="service"):
+        client.transaction(checker="billing")
+
+
+def test_a_half_message_may_be_larger_than_a_frame(real: RealBroker, connect: Connect) -> None:
+    with connect(real.url, timeout=30).transaction(checker="billing") as tx:
+        for n in range(20):
+            tx.send("big-half", b"x" * (1 << 20), key=f"k{n}")
+    tx.wait_published()
+    assert len(tx.receipts()) == len(real.read("big-half")) == 20

@@ -1,0 +1,419 @@
+"""Handlers with an inbox: the effect of each message comes exactly once, whatever
+happens around its commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import psycopg2
+import pytest
+
+import txmq
+from tests.client.effects import effects, take_effect, with_effects
+from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
+from txmq.errors import LocalProtocolError
+from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.inbox import Position, applied
+from txmq.tx.postgres.session import Connection
+
+WAIT_S = 20.0
+IDLE_S = 0.6
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    broker = RealBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def client(broker: RealBroker) -> Iterator[Client]:
+    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def connect(database: str) -> Callable[[], Connection]:
+    return with_effects(database)
+
+
+def send(client: Client, topic: str, count: int) -> list[str]:
+    """Send so many messages with few keys. Return their bodies, in the database's
+    order.
+    """
+    bodies = [f"m{number:02}" for number in range(count)]
+    client.send_batch(
+        topic, [Message(body.encode(), f"k{number % 3}") for number, body in enumerate(bodies)]
+    )
+    return bodies
+
+
+def consumer_of(client: Client, group: str, topic: str, **options: Any) -> Consumer:
+    return client.consumer(
+        group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options}
+    )
+
+
+def run(consumer: Consumer, connect: Callable[[], Connection], **options: Any) -> None:
+    consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S, **options)
+
+
+def test_each_message_takes_effect_and_is_acked(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 20)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect, threads=3)
+    assert effects(connect) == bodies
+    assert client.call("group.show", group=group)["lag"] == 0
+
+
+def test_what_was_committed_but_never_acked_does_not_take_effect_again(
+    client: Client, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 10)
+    with consumer_of(client, group, topic) as consumer:
+        monkeypatch.setattr(consumer._members, "ack_many", lambda _messages: None)
+        run(consumer, connect)
+    assert effects(connect) == bodies
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+        assert (consumer.stats.duplicates, consumer.stats.acked) == (10, 10)
+    assert effects(connect) == bodies
+
+
+def test_what_fails_is_rolled_back_and_tried_again_later(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 6)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.attempt == 1 and message.body != b"m03":
+            raise ValueError("later")
+
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S, threads=2)
+        assert consumer.stats.nacked == 5
+    assert effects(connect) == bodies
+
+
+def test_a_conflict_is_run_again_in_place(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group, tries = fresh("t"), fresh("g"), []
+    bodies = send(client, topic, 1)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        tries.append(message.attempt)
+        if len(tries) < 3:
+            with connection.cursor() as cursor:
+                cursor.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert (tries, consumer.stats.retried, consumer.stats.nacked) == ([1, 1, 1], 2, 0)
+    assert effects(connect) == bodies
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_failed_commit_does_not_harm_the_message_claimed_with_it(
+    client: Client, connect: Callable[[], Connection], fails: int
+) -> None:
+    """Once it is in doubt, and run again in place; the second time it has certainly
+    failed.
+    """
+    topic, group, runs = fresh("t"), fresh("g"), [0]
+    with closing(connect()) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE effects ADD UNIQUE (body) DEFERRABLE INITIALLY DEFERRED")
+    bodies = send(client, topic, 6)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.body == b"m01" and runs[0] < fails:
+            runs[0] += 1
+            take_effect(message, connection)
+
+    with consumer_of(client, group, topic) as consumer:
+        wait_until(
+            lambda: consumer._members.members[0].member.queue.ready == 6,
+            WAIT_S,
+            what="all wait here, to be taken ahead",
+        )
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert (consumer.stats.retried, consumer.stats.nacked, consumer.stats.acked) == (
+            1,
+            fails - 1,
+            6,
+        )
+    assert effects(connect) == bodies
+
+
+def test_a_connection_lost_in_a_handler_is_replaced(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group, tries = fresh("t"), fresh("g"), []
+    bodies = send(client, topic, 1)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        tries.append(connection)
+        if len(tries) == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 0
+    assert effects(connect) == bodies
+
+
+def test_a_swallowed_error_of_a_statement_counts_as_the_failure_that_it_is(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 1)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.attempt == 1:
+            with pytest.raises(psycopg2.Error), connection.cursor() as cursor:
+                cursor.execute("SELECT 1/0")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 1
+    assert effects(connect) == bodies
+
+
+def test_a_failed_list_is_split_so_that_only_the_message_at_fault_fails(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 12)
+    sizes: list[int] = []
+
+    def handle(messages: list[ReceivedMessage], connection: Connection) -> None:
+        sizes.append(len(messages))
+        for message in messages:
+            take_effect(message, connection)
+            if message.body == b"m04" and message.attempt == 1:
+                raise ValueError("not m04")
+
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        consumer.run(handle, inbox=connect, batch=12, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 1
+    assert max(sizes) > 1
+    assert effects(connect) == bodies
+
+
+def test_two_members_and_lost_acks_still_make_one_effect_each(
+    client: Client, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member commits and loses every second ack, then goes; the other one gets
+    those messages again.
+    """
+    topic, group, dropped = fresh("t"), fresh("g"), list[int]()
+    first, second = (consumer_of(client, group, topic) for _ in range(2))
+    ack_many = first._members.ack_many
+
+    def sometimes(messages: Sequence[ReceivedMessage]) -> None:
+        dropped.extend(message.offset for message in messages if message.offset % 2)
+        ack_many(message for message in messages if not message.offset % 2)
+
+    monkeypatch.setattr(first._members, "ack_many", sometimes)
+    bodies = send(client, topic, 40)
+    threads = [
+        threading.Thread(target=run, args=(member, connect), kwargs={"threads": 2})
+        for member in (first, second)
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(effects(connect)) == len(bodies), WAIT_S, what="all effects")
+    first.close()
+    for thread in threads:
+        thread.join(WAIT_S)
+    run(second, connect)
+    assert second.stats.duplicates == len(dropped)
+    assert effects(connect) == bodies
+
+
+def test_reprocessing_lets_every_message_take_effect_once_more(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 5)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+    client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+    assert effects(connect) == sorted(bodies * 2)
+
+
+def test_a_group_is_rewound_to_the_end_of_a_restored_inbox(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    bodies = send(client, topic, 8)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+        position = Position(group, topic, 0, consumer.epoch)
+    with (
+        closing(connect()) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):  # back to when it had five
+        cursor.execute("DELETE FROM effects WHERE body > 'm04'")
+        cursor.execute(
+            "UPDATE public.txmq_inbox SET applied = applied * '{[0,5)}' WHERE grp = %s", (group,)
+        )
+        cursor.execute(
+            'DELETE FROM public.txmq_inbox_recent WHERE grp = %s AND "offset" > 4', (group,)
+        )
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+    assert effects(connect) == bodies
+    with closing(connect()) as connection:
+        assert applied(connection, position).ranges == ((0, 8),)
+
+
+def test_a_dead_letter_takes_no_effect_until_it_is_replayed(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 6)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.body == b"m05":
+            consumer.dead_letter(message, "poison")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+    assert effects(connect) == bodies[:5]
+    with consumer_of(client, group, topic) as other:
+        run(other, connect)
+        assert other.stats.delivered == 0, "a gap at the end is no sign of a restored database"
+    [letter] = client.call("dlq.list", group=group)["letters"]
+    client.call("dlq.replay", group=group, letters=[[topic, letter["partition"], letter["offset"]]])
+    with consumer_of(client, group, topic) as other:
+        run(other, connect)
+    assert effects(connect) == bodies
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch": 0}, {"threads": 0}, {"batch_wait": 1.0}, {"batch": 5, "batch_wait": -1.0}],
+    ids=str,
+)
+def test_invalid_options_are_refused_with_a_hint(client: Client, options: dict[str, Any]) -> None:
+    with (
+        consumer_of(client, fresh("g"), fresh("t")) as consumer,
+        pytest.raises(LocalProtocolError) as refusal,
+    ):
+        consumer.run(print, **options)
+    assert refusal.value.hint
+
+
+def test_the_rest_of_a_list_is_applied_without_what_its_handler_nacked_and_later_ones_of_its_key(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group, sizes = fresh("t"), fresh("g"), []
+    bodies = send(client, topic, 6)
+
+    def handle(messages: list[ReceivedMessage], connection: Connection) -> None:
+        sizes.append(len(messages))
+        for message in messages:
+            take_effect(message, connection)
+            if message.body == b"m02":
+                consumer.dead_letter(message, "poison")
+
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
+    assert sizes == [6, 4]
+    # both are of key k2
+    assert effects(connect) == [body for body in bodies if body not in {"m02", "m05"}]
+    assert client.call("group.show", group=group)["parked"] == 1
+
+
+def test_the_inbox_is_folded_to_ranges_when_the_work_ends(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    send(client, topic, 10)
+    with consumer_of(client, group, topic) as consumer:
+        run(consumer, connect)
+    with closing(connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM public.txmq_inbox_recent WHERE grp = %s", (group,))
+        assert cursor.fetchone() == (0,)
+        cursor.execute(
+            "SELECT sum(upper(r) - lower(r)) FROM public.txmq_inbox, unnest(applied) r"
+            " WHERE grp = %s",
+            (group,),
+        )
+        assert cursor.fetchone() == (10,)
+
+
+def test_a_database_that_is_away_costs_nothing_but_time(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group, tries = fresh("t"), fresh("g"), []
+    bodies = send(client, topic, 3)
+
+    def flaky() -> Connection:
+        tries.append(1)
+        if len(tries) < 4:
+            raise psycopg2.OperationalError("connection refused")
+        return connect()
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(take_effect, inbox=flaky, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 0
+    assert effects(connect) == bodies
+
+
+def test_stopping_while_the_database_is_away_returns_the_messages_uncounted(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group, stop = fresh("t"), fresh("g"), threading.Event()
+    send(client, topic, 1)
+
+    def away() -> Connection:
+        stop.set()
+        raise psycopg2.OperationalError("connection refused")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(take_effect, inbox=away, stop=stop)
+    with consumer_of(client, group, topic) as consumer:
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        assert message.attempt == 1
+
+
+def test_upkeep_that_cannot_reach_the_database_does_not_stop_the_work(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    with consumer_of(client, fresh("g"), fresh("t")) as consumer:
+        keeper = InboxUpkeep(
+            consumer._members.members[0],
+            lambda: psycopg2.connect("host=127.0.0.1 port=1 connect_timeout=1"),
+        )
+        keeper.start()
+        keeper.stop()

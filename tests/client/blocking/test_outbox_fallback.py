@@ -1,0 +1,432 @@
+"""on_unavailable="outbox": work goes on without the broker.
+
+All messages appear once, and in key order.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg2
+import pytest
+
+from tests.client.proxy import Proxy
+from tests.client.real import RealBroker
+from tests.client.world import ApplicationError, World, fail, make_tables
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.outbox_publication import publish_row
+from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.options import TransactionOptions
+from txmq.client.protocol.transaction.outbox_entries import outbox_entries
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    LocalProtocolError,
+    LogChanged,
+    MessageTooLarge,
+    TxmqError,
+)
+from txmq.model.message import Message
+from txmq.testing.processes import running
+from txmq.testing.wait import wait_until
+from txmq.tx.outbox_entry import pack_entries
+from txmq.tx.postgres.outbox import OutboxRow
+from txmq.wire.data_requests import Opcode
+
+Connect = Callable[..., Client]
+DEADLINE_S = 20
+SOON: TransactionOptions = {"on_unavailable": "outbox", "timeout": 0.3}
+
+
+@pytest.fixture(scope="module")
+def absent(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> Iterator[RealBroker]:
+    """A broker that tests stop and start again; each test leaves it running."""
+    broker = RealBroker(tmp_path_factory.mktemp("absent"), [shared_database])
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def world(shared_database: str, absent: RealBroker, connect: Connect) -> Iterator[World]:
+    make_tables(shared_database)
+    world = World(shared_database, absent, connect(absent.url, timeout=1.0))
+    wait_until(lambda: is_registered(world), DEADLINE_S)
+    yield world
+    world.connection.close()
+    if absent.died():
+        absent.start()
+
+
+def is_registered(world: World) -> bool:
+    return bool(query(world, "SELECT FROM txmq_broker WHERE log_id = %s", world.client.log_id))
+
+
+def query(world: World, statement: str, *values: object) -> list[Any]:
+    with closing(psycopg2.connect(world.dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute(statement, tuple(map(str, values)))
+        return list(cursor.fetchall())
+
+
+def waiting(world: World) -> int:
+    """Return the number of transactions in the outbox."""
+    return len(query(world, "SELECT FROM txmq_outbox WHERE log_id = %s", world.client.log_id))
+
+
+def place(world: World, number: str, client: Client | None = None, *, timeout: float = 0.3) -> Any:
+    """Place an order with a message; return its transaction."""
+    options: TransactionOptions = {**SOON, "timeout": timeout}
+    with (client or world.client).transaction(world.connection, **options) as tx:
+        world.insert(number)
+        tx.send(world.topic, number.encode(), key="k")
+    return tx
+
+
+def bodies(world: World) -> list[str]:
+    return [found.body.decode() for found in world.stored()]
+
+
+def test_while_the_broker_is_there_nothing_waits(world: World) -> None:
+    place(world, "o-1").wait_published()
+    assert (bodies(world), waiting(world)) == (["o-1"], 0)
+
+
+def test_orders_of_an_outage_appear_once_and_in_order_when_the_broker_is_back(world: World) -> None:
+    place(world, "o-0").wait_published()
+    world.broker.kill()
+    placed, began = [place(world, "o-1")], time.monotonic()
+    placed += [place(world, f"o-{n}", timeout=60) for n in range(2, 6)]
+    assert time.monotonic() - began < 30  # only the first of them waits for the broker
+    assert world.orders() == {f"o-{n}" for n in range(6)}
+    assert waiting(world) == 5
+    with suppress(ApplicationError), world.client.transaction(world.connection, **SOON) as tx:
+        tx.send(world.topic, b"never", key="k")
+        fail()
+    world.broker.start()
+    placed[-1].wait_published(DEADLINE_S)
+    assert bodies(world) == [f"o-{n}" for n in range(6)]
+    assert (placed[0].receipts(), waiting(world)) == ([], 0)
+    shown = world.client.call("tx.show", token=placed[0].token.hex)
+    assert (shown["state"], shown["by"], shown["service"]) == ("PUBLISHED", "producer", "orders")
+    place(world, "o-6").wait_published()
+    assert bodies(world)[-1] == "o-6"
+
+
+@pytest.mark.parametrize("point", ["outbox.after_publish", "outbox.after_delete"])
+def test_a_broker_that_dies_while_it_fetches_sends_nothing_twice(world: World, point: str) -> None:
+    place(world, "o-0").wait_published()
+    world.broker.kill()
+    placed = [place(world, f"o-{n}") for n in range(1, 4)]
+    world.broker.start(crash_at=point)
+    wait_until(world.broker.died, DEADLINE_S)
+    assert waiting(world) == (3 if point == "outbox.after_publish" else 0)
+    world.broker.start()
+    placed[-1].wait_published(DEADLINE_S)
+    wait_until(lambda: not waiting(world), DEADLINE_S)
+    assert bodies(world) == [f"o-{n}" for n in range(4)]
+
+
+def test_a_bundle_that_was_stored_but_not_confirmed_does_not_count_beside_the_outbox(
+    world: World, connect: Connect
+) -> None:
+    with Proxy(world.broker.url) as proxy:
+        client = connect(proxy.url)
+        client.send(world.topic, b"first", key="k")
+        proxy.hold.add(Opcode.GROUP)
+        tx = client.transaction(world.connection, **SOON)
+        first = tx.token
+        with tx:
+            world.insert("o-1")
+            tx.send(world.topic, b"o-1", key="k")
+        assert tx.token != first
+        tx.wait_published(DEADLINE_S)
+        wait_until(
+            lambda: world.client.call("tx.show", token=first.hex)["state"] == "ROLLED_BACK",
+            DEADLINE_S,
+        )
+    assert bodies(world) == ["first", "o-1"]
+    states = dict(
+        query(
+            world, "SELECT tok::text, state FROM txmq_token WHERE tok IN (%s, %s)", first, tx.token
+        )
+    )
+    assert states[str(first)] == "R"
+    assert states[str(tx.token)] in "CD"
+
+
+def test_of_two_brokers_only_the_one_that_is_away_has_to_fetch(
+    world: World, deciding: RealBroker, connect: Connect
+) -> None:
+    there = connect(deciding.url)
+    world.client.send(world.topic, b"first", key="k")
+    world.broker.kill()
+    with there.transaction(world.connection, **SOON) as tx:
+        world.insert("o-1")
+        tx.send(world.topic, b"o-1", key="k")
+        tx.at(world.client).send_many(world.topic, [b"o-1", b"o-2"], ["k", None])
+    assert waiting(world) == 1
+    wait_until(lambda: [found.body for found in deciding.read(world.topic)] == [b"o-1"], DEADLINE_S)
+    world.broker.start()
+    tx.wait_published(DEADLINE_S)
+    assert sorted(bodies(world)) == ["first", "o-1", "o-2"]
+
+
+def test_everything_about_a_message_survives_the_wait(world: World) -> None:
+    sent = [
+        Message(b"0", "k", "t", {"h": "1"}),
+        Message(b"1", "k"),
+        Message(b"2"),
+    ]
+    log_id = world.client.log_id
+    world.broker.kill()
+    with world.client.transaction(world.connection, **SOON) as tx:
+        for message in sent:
+            tx.send(
+                world.topic, message.body, key=message.key, tag=message.tag, headers=message.headers
+            )
+        tx.send(world.topic, b"there", partition=3)
+    world.broker.start()
+    assert world.client.log_id == log_id
+    tx.wait_published(DEADLINE_S)
+    with world.client.consumer("readers", [world.topic], start="first") as consumer:
+        got = [consumer.receive(DEADLINE_S) for _ in range(4)]
+    found = {m.body: (m.key, m.tag, dict(m.headers)) for m in got if m is not None}
+    assert found == {
+        b"0": ("k", "t", {"h": "1"}),
+        b"1": ("k", None, {}),
+        b"2": (None, None, {}),
+        b"there": (None, None, {}),
+    }
+    [there] = [m for m in got if m is not None and m.body == b"there"]
+    assert there.partition == 3
+    assert {m.message_id.split("-")[0] for m in got if m is not None} == {tx.token.hex}
+
+
+def test_a_client_that_never_reached_its_broker_needs_the_id_of_its_log(
+    world: World, connect: Connect
+) -> None:
+    log_id = world.client.log_id
+    world.broker.kill()
+    with pytest.raises(BrokerUnavailable, match="log_id="):
+        place(world, "o-1", connect(world.broker.url, timeout=0.2))
+    place(world, "o-2", connect(world.broker.url, log_id=log_id)).token  # noqa: B018
+    assert (world.orders(), waiting(world)) == ({"o-2"}, 1)
+    world.broker.start()
+    wait_until(lambda: bodies(world) == ["o-2"], DEADLINE_S)
+    with pytest.raises(LogChanged):
+        connect(world.broker.url, log_id=uuid4()).send(world.topic, b"x")
+    with pytest.raises(ConfigError, match="UUID"):
+        connect(world.broker.url, log_id=str(log_id))
+
+
+def test_messages_in_an_outbox_without_a_reader_are_refused(
+    world: World, own_broker: RealBroker, connect: Connect
+) -> None:
+    client = connect(own_broker.url)
+    client.send(world.topic, b"x")
+    own_broker.kill()
+    with pytest.raises(BrokerUnavailable, match="reads this outbox"):
+        place(world, "o-1", client)
+    client.close(0.1)
+    assert world.orders() == set()
+
+
+def test_an_ack_cannot_wait(world: World) -> None:
+    world.client.send(world.topic, b"question")
+    with world.client.consumer("askers", [world.topic], start="first") as consumer:
+        message = consumer.receive(DEADLINE_S)
+        world.broker.kill()
+        tx = world.client.transaction(world.connection, **SOON)
+        tx.__enter__()
+        tx.ack(message)
+        with pytest.raises(BrokerUnavailable, match="acks cannot wait"):
+            tx.__exit__(None, None, None)
+        world.broker.start()
+    world.client.close(0.1)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_snapshot_that_may_hide_the_outbox_is_refused(world: World, level: str) -> None:
+    world.connection.set_session(isolation_level=level)
+    with pytest.raises(LocalProtocolError, match="READ COMMITTED"):
+        place(world, "o-1")
+    assert world.orders() == set()
+
+
+def test_what_cannot_be_queued_is_refused_before_anything_is_committed(
+    world: World, connect: Connect
+) -> None:
+    log_id = world.client.log_id
+    choosy = connect(
+        world.broker.url, log_id=log_id, partitioner=lambda _topic, _key, _partitions: 0
+    )
+    world.broker.kill()
+    with pytest.raises(BrokerUnavailable, match="partitioner"):
+        place(world, "o-1", choosy)
+    tx = world.client.transaction(world.connection, **SOON)
+    tx.__enter__()
+    tx.send_many(world.topic, [b"x"] * 5_000)
+    with pytest.raises(MessageTooLarge, match="4096 messages"):
+        tx.__exit__(None, None, None)
+    assert (world.orders(), waiting(world)) == (set(), 0)
+    with pytest.raises(ConfigError, match="there is no policy 'pray'"):
+        world.client.transaction(world.connection, on_unavailable="pray")  # type: ignore[call-overload]
+    with pytest.raises(LocalProtocolError, match="outbox"):
+        world.client.transaction(on_unavailable="outbox")
+    world.broker.start()
+
+
+COUNTERS = """
+DROP TABLE IF EXISTS counters;
+CREATE TABLE counters (key text PRIMARY KEY, n int NOT NULL);
+INSERT INTO counters SELECT 'k-' || k, 0 FROM generate_series(0, 3) k
+"""
+
+
+def count_up(world: World, client: Client, number: int, over: Event) -> None:
+    """Send increasing numbers of a key, taken under its row lock."""
+    with closing(psycopg2.connect(world.dsn)) as connection:
+        n = number
+        while not over.is_set():
+            n += 1
+            key = f"k-{n % 4}"
+            with (
+                suppress(TxmqError),
+                client.transaction(connection, **SOON) as tx,
+                connection.cursor() as cursor,
+            ):
+                cursor.execute("UPDATE counters SET n = n + 1 WHERE key = %s RETURNING n", (key,))
+                [(count,)] = cursor.fetchall()
+                tx.send(world.topic, str(count).encode(), key=key)
+
+
+@contextmanager
+def counting(world: World, threads: int) -> Iterator[None]:
+    """Run `count_up` in so many threads during the block."""
+    over = Event()
+    counters = [
+        Thread(target=count_up, args=(world, world.client, n, over)) for n in range(threads)
+    ]
+    for counter in counters:
+        counter.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for counter in counters:
+            counter.join()
+
+
+def test_messages_of_a_key_keep_the_order_of_its_row_while_the_broker_comes_and_goes(
+    world: World,
+) -> None:
+    with (
+        closing(psycopg2.connect(world.dsn)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(COUNTERS)
+    for _ in range(2):
+        with counting(world, threads=4):
+            has_grown(world, 40)
+            world.broker.kill()
+            has_grown(world, 40)
+            world.broker.start()
+            has_grown(world, 40)
+        wait_until(lambda: world.settled() and not waiting(world), DEADLINE_S)
+    counted = dict(query(world, "SELECT key, n FROM counters"))
+    found: dict[str, list[int]] = {key: [] for key in counted}
+    for message in world.stored():
+        found[str(message.key)].append(int(message.body))
+    assert found == {key: list(range(1, n + 1)) for key, n in counted.items()}
+
+
+def has_grown(world: World, more: int) -> None:
+    """Wait until so many more transactions have committed."""
+
+    def committed() -> int:
+        [(total,)] = query(world, "SELECT sum(n) FROM counters")
+        return int(total)
+
+    least = committed() + more
+    wait_until(lambda: committed() >= least, DEADLINE_S)
+
+
+def test_a_row_that_is_damaged_holds_up_those_after_it(world: World) -> None:
+    log_id = world.client.log_id
+    broken = query_and_commit(
+        world,
+        "INSERT INTO txmq_outbox (log_id, tok, service, messages, content)"
+        " VALUES (%s, %s, '', 1, 'x') RETURNING seq",
+        log_id,
+        UUID(int=0),
+    )
+    tx = place(world, "o-1")
+    assert waiting(world) == 2
+    wait_until(lambda: "outbox.stuck" in world.broker.log, DEADLINE_S)
+    assert world.messages() == set()
+    query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken[0][0])
+    tx.wait_published(DEADLINE_S)
+
+
+def query_and_commit(world: World, statement: str, *values: object) -> list[Any]:
+    with (
+        closing(psycopg2.connect(world.dsn)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(statement, tuple(map(str, values)))
+        return list(cursor.fetchall())
+
+
+def test_a_resolver_of_its_own_fetches_what_the_broker_cannot_reach(
+    world: World, tmp_path: Path, connect: Connect
+) -> None:
+    remote = RealBroker(tmp_path / "remote", ["host=127.0.0.1 port=1 connect_timeout=1"])
+    settings = tmp_path / "resolver.toml"
+    settings.write_text(f"[[resolver]]\nname = 'shop'\ndsn = {json.dumps(world.dsn)}\n")
+    with running(
+        tmp_path, "resolver", "--config", str(settings), "--every", "0.05", "--broker", remote.url
+    ) as resolver:
+        world.client = connect(remote.url, timeout=1.0)
+        assert resolver.first_line() == "ready shop"
+        wait_until(lambda: is_registered(world), DEADLINE_S)
+        remote.kill()
+        placed = [place(world, f"o-{n}") for n in range(3)]
+        remote.start()
+        placed[-1].wait_published(DEADLINE_S)
+        wait_until(lambda: not waiting(world), DEADLINE_S)
+        world.broker = remote
+        assert bodies(world) == ["o-0", "o-1", "o-2"]
+        assert resolver.terminate() == 0
+    remote.stop()
+
+
+def test_a_row_is_published_once_however_its_topic_grows(
+    real: RealBroker, connect: Connect
+) -> None:
+    client, topic = connect(real.url), f"grown-{uuid4().hex[:8]}"
+    client.call("topic.create", name=topic, partitions=2)
+    client.send(topic, b"first", key="k")  # so that it knows the shape of then
+    buffer, token = Buffer(client._core.topics), new_token()
+    buffer.add(topic, Message(b"waited", "k"), 1, None)
+    row = OutboxRow(
+        1,
+        token,
+        "orders",
+        pack_entries(outbox_entries(buffer.items, client._core.topics, token)[0]),
+    )
+    client.call("topic.grow", name=topic, partitions=16)
+    publish_row(client._core, row)
+    client.call("topic.grow", name=topic, partitions=32)
+    for _ in range(2):
+        client._core.topics.refresh(topic)
+        publish_row(client._core, row)
+    assert sorted(found.body for found in real.read(topic)) == [b"first", b"waited"]

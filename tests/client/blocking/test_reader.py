@@ -1,0 +1,174 @@
+"""Readers without a group: every message in order, from stored positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
+from txmq.client.blocking import reader as module
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.reader import Reader
+from txmq.client.protocol.offsets import FileOffsets
+from txmq.errors import ConfigError, LocalProtocolError
+
+WAIT_S = 30.0
+Open = Callable[..., Reader]
+
+
+@pytest.fixture
+def client(real: RealBroker, connect: Callable[..., Client]) -> Client:
+    return connect(real.url, timeout=WAIT_S)
+
+
+@pytest.fixture
+def topic(client: Client) -> str:
+    """Two partitions with four messages each; the body is the place."""
+    name = fresh("t")
+    client.call("topic.create", name=name, partitions=2)
+    for partition in range(2):
+        for offset in range(4):
+            client.send(name, f"{partition}/{offset}".encode(), partition=partition)
+    return name
+
+
+def open_reader(client: Client, topic: str, directory: Path, **options: Any) -> Reader:
+    return client.reader("r", [topic], FileOffsets(directory), **options)
+
+
+def bodies(reader: Reader, count: int) -> list[str]:
+    found = list[str]()
+    for _ in range(count):
+        message = reader.receive(WAIT_S)
+        assert message is not None, f"{found} came"
+        found.append(message.body.decode())
+    return found
+
+
+ALL = [f"{partition}/{offset}" for partition in range(2) for offset in range(4)]
+
+
+def test_every_message_comes_once_and_in_the_order_of_its_partition(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
+    with open_reader(client, topic, tmp_path) as reader:
+        found = bodies(reader, 8)
+        assert sorted(found) == ALL
+        assert all(
+            [body for body in found if body.startswith(f"{p}/")] == ALL[4 * p : 4 * p + 4]
+            for p in range(2)
+        )
+        assert reader.receive(0.05) is None
+        client.send(topic, b"1/4", partition=1)
+        assert bodies(reader, 1) == ["1/4"]
+
+
+def test_a_reader_goes_on_after_the_last_processed_message(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
+    with open_reader(client, topic, tmp_path) as reader:
+        first = bodies(reader, 3)
+    with open_reader(client, topic, tmp_path) as reader:
+        again = bodies(reader, 6)
+        reader.commit()
+        assert sorted(first[:2] + again) == ALL, (
+            "the third was handed out, but nobody said that it was processed"
+        )
+        assert reader.positions == {(topic, 0): 4, (topic, 1): 4}
+    with open_reader(client, topic, tmp_path) as reader:
+        assert reader.receive(0.05) is None
+
+
+def test_positions_are_saved_every_few_seconds(
+    client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SAVE_S", 0.0)
+    store = FileOffsets(tmp_path)
+    with client.reader("r", [topic], store) as reader:
+        bodies(reader, 8)
+        reader.receive(0.0)
+        assert store.load("r", client.log_id) == {(topic, 0): 4, (topic, 1): 4}
+
+
+@pytest.mark.parametrize(("start", "count"), [("first", 8), ("last", 0), ("between", 6)])
+def test_a_reader_begins_where_its_start_says(
+    client: Client, topic: str, tmp_path: Path, start: str, count: int
+) -> None:
+    options: dict[str, Any] = {"start": start}
+    if start == "between":
+        with open_reader(client, topic, tmp_path / "look") as look:
+            third = next(
+                message for message in look if (message.partition, message.offset) == (0, 2)
+            )
+        options["start"] = datetime.fromtimestamp(third.stored_at / 1_000_000, UTC)
+    with open_reader(client, topic, tmp_path, **options) as reader:
+        assert len(bodies(reader, count)) == count
+        assert reader.receive(0.05) is None
+
+
+def test_a_reader_saves_its_positions_before_it_reads_other_partitions(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
+    store = FileOffsets(tmp_path)
+    with client.reader("r", [topic], store) as reader:
+        reader.assign({(topic, 1)})
+        assert bodies(reader, 4) == ALL[4:]
+        reader.assign({(topic, 0)})
+        assert store.load("r", client.log_id) == {(topic, 0): 0, (topic, 1): 4}
+        assert bodies(reader, 4) == ALL[:4]
+        reader.assign(None)
+        client.send(topic, b"1/4", partition=1)
+        assert bodies(reader, 1) == ["1/4"]
+
+
+def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(
+    client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_reader(client, topic, tmp_path, start="last") as reader:
+        client.call("topic.grow", name=topic, partitions=3)
+        client.send(topic, b"2/0", partition=2)
+        monkeypatch.setattr(module, "REFRESH_S", 0.0)
+        assert bodies(reader, 1) == ["2/0"]
+
+
+def test_a_reader_survives_a_lost_connection_and_a_broker_that_is_away(
+    own_broker: RealBroker, connect: Callable[..., Client], tmp_path: Path
+) -> None:
+    client = connect(own_broker.url, timeout=WAIT_S)
+    client.call("topic.create", name="t", partitions=1)
+    client.send("t", b"before")
+    with open_reader(client, "t", tmp_path) as reader:
+        assert bodies(reader, 1) == ["before"]
+        own_broker.kill()
+        assert reader.receive(0.3) is None
+        own_broker.start()
+        client.send("t", b"after")
+        assert bodies(reader, 1) == ["after"]
+
+
+def test_messages_dropped_by_retention_are_counted_and_skipped(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
+    from txmq.errors import OffsetOutOfRange
+
+    with open_reader(client, topic, tmp_path) as reader:
+        reader._state.skip_to_retained(
+            (topic, 0), OffsetOutOfRange("gone", detail={"first": 3, "end": 4})
+        )
+        assert (reader.missed, reader.positions[topic, 0]) == (3, 3)
+        with pytest.raises(OffsetOutOfRange):
+            reader._state.skip_to_retained(
+                (topic, 0), OffsetOutOfRange("beyond", detail={"first": 0, "end": 4})
+            )
+
+
+def test_invalid_arguments_are_refused(client: Client, topic: str, tmp_path: Path) -> None:
+    with pytest.raises(LocalProtocolError):
+        client.reader("r", topic, FileOffsets(tmp_path))
+    with open_reader(client, topic, tmp_path), pytest.raises(ConfigError):
+        open_reader(client, topic, tmp_path)

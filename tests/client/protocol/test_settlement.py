@@ -1,0 +1,291 @@
+"""The settlement of outstanding messages: acked, failed, held for too long, part of a
+transaction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.client.scripted_member import ScriptedMember, bodies, chunk, keyed, places
+from txmq.client.protocol.consumer.operations import NO_ACK
+from txmq.errors import NotLeased, Throttled
+from txmq.model.message import Message
+from txmq.wire.data_requests import pack_refused
+
+
+def test_acks_are_sent_together_as_ranges_after_lingering() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk(*"abcdef"))
+    messages = scripted.receive(6)
+    for place in (0, 1, 4, 2):
+        scripted.operations.ack(messages[place], scripted.now)
+    assert scripted.request_names() == ["fetch"]
+    assert scripted.member.wake_at() == pytest.approx(scripted.now + 0.01)
+    scripted.now += 0.01
+    assert scripted.args_of("ack").ranges == places((0, 3), (4, 5))
+
+
+def test_acks_wait_for_the_reply_to_those_before_them() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk(*"abc"))
+    messages = scripted.receive(3)
+    first = scripted.operations.ack(messages[0], scripted.now)
+    scripted.now += 1
+    scripted.requests()
+    second = scripted.operations.ack(messages[1], scripted.now)
+    scripted.now += 1
+    assert scripted.args_of("ack").ranges == places((0, 1))
+    acks = scripted.member.settlement.acks
+    scripted.answer("ack", b"")
+    assert (acks.is_confirmed(first), acks.is_confirmed(second)) == (True, False)
+    assert scripted.args_of("ack").ranges == places((1, 2))
+    scripted.answer("ack", b"")
+    assert acks.is_confirmed(second)
+
+
+def test_a_late_ack_is_reported_to_its_caller() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a", "b", "c"))
+    messages = scripted.receive(3)
+    first = [scripted.operations.ack(message, scripted.now) for message in messages[:2]]
+    scripted.now += 1
+    scripted.answer("ack", pack_refused(places((1, 2))))
+    second = scripted.operations.ack(messages[2], scripted.now)
+    scripted.now += 1
+    scripted.answer("ack", b"")
+    assert [
+        scripted.operations.ack_refused(*each)
+        for each in zip([*first, second], messages, strict=True)
+    ] == [
+        False,
+        True,
+        False,
+    ]
+    assert not scripted.operations.ack_refused(second, messages[1]), (
+        "it was acked once more, and taken"
+    )
+    assert scripted.member.stats.refused == 1
+
+
+def test_messages_without_a_wanted_tag_are_acked_by_themselves() -> None:
+    rows = [Message(tag.encode(), None, tag) for tag in ("new", "paid", "old")]
+    scripted = ScriptedMember(tags={"paid"}).joined().fetched(chunk(*rows))
+    scripted.now += 1
+    assert scripted.args_of("ack").ranges == places((0, 1), (2, 3))
+    assert bodies(scripted.receive(9)) == ["paid"]
+    assert scripted.member.stats.filtered == 2
+
+
+def pass_time(scripted: ScriptedMember, seconds: float, **beat: Any) -> None:
+    """Let so many seconds pass, with all checks that are due; answer heartbeats."""
+    until = scripted.now + seconds
+    while scripted.now < until:
+        scripted.now += 1
+        if "consumer.heartbeat" in scripted.request_names():
+            scripted.answer(
+                "consumer.heartbeat", generation=1, epoch=1, assignment=[["orders", 0]], **beat
+            )
+        if "consumer.extend" in scripted.request_names():
+            scripted.answer("consumer.extend", deadline=0)
+
+
+def test_a_message_held_for_too_long_has_failed_and_later_acks_have_no_effect() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a", "b", "c", lease=7))
+    scripted.receive()
+    pass_time(scripted, 850)
+    (second,) = scripted.receive()
+    assert "consumer.nack" not in scripted.request_names()
+    pass_time(scripted, 120)
+    nack = scripted.args_of("consumer.nack")
+    assert (nack["offset"], nack["error"]["type"], nack["delay_ms"]) == (0, "ConsumeTimeout", None)
+    assert "more than 900 s" in nack["error"]["text"]
+    scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
+    assert scripted.operations.ack(second, scripted.now) != NO_ACK, (
+        "others of its delivery are in hand as before"
+    )
+    assert scripted.member.stats.nacked == 1
+    (third,) = scripted.receive()
+    pass_time(scripted, 2_000)
+    assert scripted.args_of("consumer.nack")["offset"] == 2
+    with capture_logs() as told:
+        assert scripted.operations.ack(third, scripted.now) == NO_ACK
+    assert [one["event"] for one in told] == ["message.ack_late"]
+    with pytest.raises(NotLeased):
+        scripted.operations.nack(third, None, "late")
+    with pytest.raises(NotLeased):
+        scripted.operations.extend(third, None, scripted.now)
+
+
+def test_a_handler_may_extend_the_timeout_and_an_operator_shorten_it() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a", "b", lease=7))
+    (first,) = scripted.receive()
+    scripted.operations.extend(first, 2_000, scripted.now)
+    pass_time(scripted, 1_990)
+    assert "consumer.nack" not in scripted.request_names()
+    scripted.operations.extend(first, None, scripted.now)
+    pass_time(scripted, 890)
+    assert "consumer.nack" not in scripted.request_names()
+    scripted.operations.extend(first, None, scripted.now)
+    pass_time(scripted, 90, consume_timeout_ms=30_000)
+    assert scripted.args_of("consumer.nack")["offset"] == 0
+
+
+def test_behind_a_message_held_for_too_long_its_key_is_returned() -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("aba"), lease=7))
+    assert bodies(scripted.receive()) == ["a0"]
+    [other] = scripted.receive()
+    assert other.body == b"b1"
+    pass_time(scripted, 600)
+    scripted.operations.extend(other, None, scripted.now)
+    pass_time(scripted, 400)
+    scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0, fence_lease=8)
+    assert scripted.args_of("consumer.return")["ranges"] == [["orders", 0, 2, 3]]
+
+
+def test_the_timeout_of_a_batch_restarts_as_it_makes_progress() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a", "b", "c", lease=7))
+    batch = scripted.operations.receive_batch(scripted.now)
+    assert batch is not None
+    messages = batch.messages()
+    for message in messages[:2]:
+        pass_time(scripted, 800)
+        scripted.operations.ack(message, scripted.now)
+    assert "consumer.nack" not in scripted.request_names()
+    pass_time(scripted, 1_000)
+    assert scripted.args_of("consumer.nack")["offset"] == 2
+
+
+def test_a_failed_message_is_nacked_with_its_error_and_delay() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a"))
+    [message] = scripted.receive()
+    scripted.operations.nack(message, 1.5, ValueError("no stock"))
+    nack = scripted.args_of("consumer.nack")
+    assert (nack["topic"], nack["partition"], nack["offset"], nack["delay_ms"]) == (
+        "orders",
+        0,
+        0,
+        1_500,
+    )
+    assert (nack["error"]["type"], nack["dead"]) == ("ValueError", False)
+    with pytest.raises(NotLeased):
+        scripted.operations.nack(message, None, None)
+    scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=5, fence_lease=0)
+    assert (scripted.member.stats.nacked, scripted.member.queue.unsettled()) == (1, [])
+
+
+def test_several_messages_are_acked_or_nacked_at_once_except_settled_ones() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk(*"abcdef"))
+    messages = scripted.receive(6)
+    scripted.operations.ack(messages[1], scripted.now)
+    scripted.operations.ack_many(messages[:3], scripted.now)
+    assert [message.in_hand for message in messages] == [False, False, False, True, True, True]
+    scripted.operations.nack(messages[4], None, "no")
+    scripted.operations.nack_many(messages, 2.0, "away")
+    assert not any(message.in_hand for message in messages)
+    assert scripted.member.settlement.acks.unconfirmed() == list(places((1, 2), (0, 1), (2, 3)))
+    nacked = [asked.args for asked in scripted.requests() if asked.name == "consumer.nack"]
+    assert [(args["offset"], args["delay_ms"]) for args in nacked] == [
+        (4, None),
+        (3, 2_000),
+        (5, 2_000),
+    ]
+
+
+def test_behind_a_key_fence_the_messages_of_a_key_are_returned_unprocessed() -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("abaa"), lease=3))
+    [first] = scripted.receive()
+    scripted.operations.nack(first, None, "no")
+    assert bodies(scripted.receive(1)) == ["b1"]
+    assert scripted.receive() == []
+    scripted.fetched(
+        chunk(*keyed("a"), at=4, lease=4), chunk(*keyed("a"), at=0, lease=5, attempt=2, moved=True)
+    )
+    scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=5, fence_lease=5)
+    assert scripted.args_of("consumer.return")["ranges"] == [["orders", 0, 2, 5]]
+    assert [(message.offset, message.attempt) for message in scripted.receive(9)] == []
+
+
+def test_a_postponed_message_is_settled_and_did_not_fail() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a"))
+    [message] = scripted.receive()
+    scripted.operations.postpone(message, 1.5)
+    nack = scripted.args_of("consumer.nack")
+    assert (nack["offset"], nack["delay_ms"], nack["postpone"], nack["dead"]) == (
+        0,
+        1_500,
+        True,
+        False,
+    )
+    with pytest.raises(NotLeased):
+        scripted.operations.postpone(message, None)
+    scripted.answer("consumer.nack", moved="retry", attempt=0, due_at=5, fence_lease=0)
+    assert (
+        scripted.member.stats.nacked,
+        scripted.member.stats.postponed,
+        scripted.member.queue.unsettled(),
+    ) == (0, 1, [])
+
+
+def test_after_a_nack_without_a_fence_the_key_goes_on() -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("aa"), lease=3))
+    [first] = scripted.receive()
+    scripted.operations.nack(first, None, "no")
+    scripted.answer("consumer.nack", moved="letter", attempt=1, due_at=0, fence_lease=0)
+    assert bodies(scripted.receive()) == ["a1"]
+    assert scripted.member.stats.dead_lettered == 1
+
+
+def test_a_member_of_a_guarded_group_returns_what_waits() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a", "b", "c", "d"))
+    first, second = scripted.receive(2)
+    scripted.operations.nack(first, None, "away")
+    scripted.answer(
+        "consumer.nack", moved="retry", attempt=0, due_at=5, fence_lease=0, guarded=True
+    )
+    assert scripted.args_of("consumer.return")["ranges"] == [["orders", 0, 2, 4]]
+    assert scripted.operations.is_outstanding(second)
+
+
+def test_a_late_nack_returns_the_rest_of_its_key() -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("aab"), lease=3))
+    first = scripted.receive()[0]
+    scripted.operations.nack(first, None, "no")
+    scripted.refuse("consumer.nack", NotLeased("lapsed", detail={"fence_lease": 4}))
+    assert scripted.args_of("consumer.return")["ranges"] == [["orders", 0, 1, 2]]
+    assert bodies(scripted.receive(9)) == ["b2"]
+
+
+def test_a_nack_is_repeated_after_a_retriable_refusal() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a"))
+    scripted.operations.nack(scripted.receive()[0], None, "no")
+    scripted.refuse("consumer.nack", Throttled("full"))
+    scripted.now += 0.2
+    assert scripted.args_of("consumer.nack")["offset"] == 0
+
+
+def test_an_ack_can_be_part_of_a_transaction() -> None:
+    scripted = ScriptedMember().joined(generation=3).fetched(chunk("a", "b", "c"))
+    kept, returned, doubtful = scripted.receive(3)
+    [action] = scripted.operations.add_to_transaction(kept)
+    assert action == ("ack", "billing", "m-1", 3, "orders", 0, 0, 1)
+    with pytest.raises(NotLeased):
+        scripted.operations.add_to_transaction(kept)
+    assert scripted.operations.ack(kept, scripted.now) == 0
+    for message in (returned, doubtful):
+        scripted.operations.add_to_transaction(message)
+    scripted.operations.transaction_ended(kept, scripted.now, committed=True)
+    scripted.operations.transaction_ended(doubtful, scripted.now, committed=None)
+    scripted.operations.transaction_ended(returned, scripted.now, committed=False)
+    assert scripted.member.queue.unsettled() == list(places((1, 2)))
+    assert scripted.operations.ack(returned, scripted.now) != 0
+
+
+def test_what_is_left_of_a_batch_can_be_acked_in_a_transaction() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk("a", "b", "c"))
+    batch = scripted.operations.receive_batch(scripted.now)
+    assert batch is not None
+    scripted.operations.nack(batch.messages()[1], None, "no")
+    actions = scripted.operations.add_to_transaction(batch)
+    assert [action[-2:] for action in actions] == [(0, 1), (2, 3)]
+    scripted.operations.transaction_ended(batch, scripted.now, committed=True)
+    assert scripted.member.queue.unsettled() == list(places((1, 2)))

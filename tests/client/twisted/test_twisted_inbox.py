@@ -1,0 +1,234 @@
+"""Handlers with an inbox on Twisted: in threads, with the guarantees of the blocking
+face.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg2
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import blockingCallFromThread, deferToThreadPool
+
+import txmq
+import txmq.twisted
+from tests.client.effects import effects, take_effect, with_effects
+from tests.client.reactor_thread import InReactor
+from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
+from txmq.errors import LocalProtocolError
+from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
+from txmq.twisted import Client
+from txmq.tx.postgres.session import Connection
+
+WAIT_S = 20.0
+IDLE_S = 1.5
+BODIES = [f"m{number:02}" for number in range(12)]
+
+
+@pytest.fixture
+def connect(database: str) -> Callable[[], Connection]:
+    return with_effects(database)
+
+
+@pytest.fixture
+def client(reactor: Any, in_reactor: InReactor, shared_broker: RealBroker) -> Iterator[Client]:
+    client = txmq.twisted.connect(reactor, shared_broker.url, service="tests", timeout=WAIT_S)
+    yield client
+
+    async def close() -> None:
+        await client.close()
+
+    in_reactor(close)
+
+
+async def consumer_of(client: Any, group: str, **options: Any) -> Any:
+    """A consumer of a topic with BODIES, of few keys."""
+    topic = fresh("t")
+    await client.send_batch(
+        topic, [Message(body.encode(), f"k{n % 3}") for n, body in enumerate(BODIES)]
+    )
+    return await client.consumer(
+        group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options}
+    )
+
+
+def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
+    client: Client, connect: Callable[[], Connection], in_reactor: InReactor
+) -> None:
+    threads = set[int]()
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        threads.add(threading.get_ident())
+        take_effect(message, connection)
+        if message.attempt == 1 and message.body != b"m03":
+            raise ValueError("later")
+
+    async def story() -> None:
+        consumer = await consumer_of(client, fresh("g"), mode="ordered")
+        threads.add(threading.get_ident())
+        await consumer.run(handle, inbox=connect, workers=2, idle_exit=IDLE_S)
+        assert (consumer.stats.nacked, consumer.stats.acked) == (11, 12)
+        shown = await client.call("group.show", group=consumer.group)
+        assert (shown["lag"], shown["letters"]) == (0, 0)
+
+    in_reactor(story)
+    assert effects(connect) == BODIES
+    assert 2 <= len(threads) <= 3, "the reactor's, and one for each worker that had something to do"
+
+
+def test_both_faces_use_the_same_name_in_the_inbox(
+    client: Client, shared_broker: RealBroker, connect: Callable[[], Connection], in_reactor: InReactor
+) -> None:
+    """What one has committed, and never acked, the other one passes over."""
+    group = fresh("g")
+
+    async def story() -> str:
+        consumer = await consumer_of(client, group)
+        consumer._members.ack_many = lambda _messages: None
+        await consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+        await consumer.close()
+        return str(consumer.settings.topics[0])
+
+    topic = in_reactor(story)
+    assert effects(connect) == BODIES
+    with (
+        txmq.connect(shared_broker.url, service="tests") as blocking,
+        blocking.consumer(group, [topic]) as consumer,
+    ):
+        consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+        assert consumer.stats.duplicates == len(BODIES)
+    assert effects(connect) == BODIES
+
+
+def test_messages_of_a_list_that_the_handler_nacks_take_no_effect(
+    client: Client, connect: Callable[[], Connection], reactor: Any, in_reactor: InReactor
+) -> None:
+    async def story() -> None:
+        consumer = await consumer_of(client, fresh("g"))
+
+        def handle(messages: list[ReceivedMessage], connection: Connection) -> None:
+            for message in messages:
+                take_effect(message, connection)
+                if message.body == b"m04" and message.attempt == 1:
+                    blockingCallFromThread(reactor, consumer.nack, message, error="not yet")
+
+        await consumer.run(handle, inbox=connect, batch=12, batch_wait=0.05, idle_exit=IDLE_S)
+        assert consumer.stats.nacked == 1
+
+    in_reactor(story)
+    assert effects(connect) == BODIES
+
+
+def test_messages_of_several_brokers_are_told_apart(
+    reactor: Any,
+    in_reactor: InReactor,
+    shared_broker: RealBroker,
+    deciding: RealBroker,
+    connect: Callable[[], Connection],
+) -> None:
+    async def story() -> None:
+        cluster = txmq.twisted.connect(
+            reactor, [shared_broker.url, deciding.url], service="tests", timeout=WAIT_S
+        )
+        topic = fresh("t")
+        for each in cluster.clients:
+            await each.call("topic.create", name=topic, partitions=1)
+            await each.send_batch(topic, [Message(body.encode()) for body in BODIES])
+        consumers = await cluster.consumer(fresh("g"), [topic])
+        await consumers.run(take_effect, inbox=connect, workers=2, idle_exit=IDLE_S)
+        assert (consumers.stats.acked, consumers.stats.duplicates) == (24, 0)
+        await cluster.close()
+
+    in_reactor(story)
+    assert effects(connect) == sorted(BODIES * 2)
+
+
+def test_closing_waits_for_the_handler_and_ends_the_run(
+    client: Client, connect: Callable[[], Connection], reactor: Any, in_reactor: InReactor
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        begun.set()
+        assert may_end.wait(WAIT_S)
+        take_effect(message, connection)
+
+    async def story() -> None:
+        consumer = await consumer_of(client, fresh("g"))
+        ended = consumer.run(handle, inbox=connect)
+        await deferToThreadPool(reactor, reactor.getThreadPool(), begun.wait, WAIT_S)
+        closed = consumer.close()
+        may_end.set()
+        await closed
+        await ended
+        assert consumer.stats.acked == len(effects(connect))
+
+    in_reactor(story)
+    assert effects(connect), "it had begun"
+
+
+def test_a_fatal_error_and_cancellation_end_the_run(
+    client: Client, connect: Callable[[], Connection], in_reactor: InReactor
+) -> None:
+    class Enough(BaseException):
+        """No failure of a message."""
+
+    def handle(_message: ReceivedMessage, _connection: Connection) -> None:
+        raise Enough
+
+    async def story() -> None:
+        consumer = await consumer_of(client, fresh("g"))
+        with pytest.raises(Enough):
+            await consumer.run(handle, inbox=connect)
+        ended: Deferred[None] = consumer.run(take_effect, inbox=connect)
+        ended.addErrback(lambda failure: failure.trap("twisted.internet.defer.CancelledError"))
+        ended.cancel()
+        await ended
+
+    in_reactor(story)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"batch": 0}, {"batch_wait": 1.0}])
+def test_invalid_options_are_refused_with_a_hint(
+    client: Client, in_reactor: InReactor, options: dict[str, Any]
+) -> None:
+    async def story() -> None:
+        consumer = await consumer_of(client, fresh("g"))
+        with pytest.raises(LocalProtocolError) as refused:
+            await consumer.run(take_effect, inbox=lambda: psycopg2.connect(""), **options)
+        assert refused.value.hint
+
+    in_reactor(story)
+
+
+def test_coroutines_are_refused_at_once_or_when_a_handler_returns_one(
+    client: Client, connect: Callable[[], Connection], in_reactor: InReactor
+) -> None:
+    async def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+
+    def indirectly(message: ReceivedMessage, connection: Connection) -> object:
+        return handle(message, connection)
+
+    async def story() -> list[dict[str, Any]]:
+        consumer = await consumer_of(client, fresh("g"), retry=RetryPolicy.table(0, attempts=0))
+        with pytest.raises(LocalProtocolError, match="no coroutine"):
+            await consumer.run(handle, inbox=connect)
+        await consumer.run(
+            indirectly,
+            inbox=connect,
+            idle_exit=IDLE_S,
+        )
+        letters: list[dict[str, Any]] = (await client.call("dlq.list", group=consumer.group))[
+            "letters"
+        ]
+        return letters
+
+    letters = in_reactor(story)
+    assert {letter["error_type"] for letter in letters} == {"txmq.errors.base.LocalProtocolError"}
+    assert (len(letters), effects(connect)) == (len(BODIES), [])

@@ -1,0 +1,150 @@
+"""Invariants of a group's state: each message is in exactly one place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from txmq.core.state.consumer_groups import FenceState
+from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
+
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.state import State
+    from txmq.model.topic_partition import TopicPartition
+
+
+def check(
+    state: State,
+    group: ConsumerGroup,
+    keys: Mapping[MessageRef, int | None],
+    ended: AbstractSet[MessageRef],
+) -> None:
+    """Check a group. `ended` are messages that were acked or abandoned."""
+    rows = moved_rows(state, group)
+    settled: set[MessageRef] = set()
+    for tp in group.positions:
+        settled |= check_position(state, group, tp)
+    abandoned = {m for m, row in rows.items() if row.kind == FailedKind.ABANDONED}
+    assert rows.keys() <= settled, f"in two places: {rows.keys() - settled}"
+    gone = settled - (rows.keys() - abandoned)
+    assert gone == ended, f"{group.name}: lost {gone - ended}, back from the dead {ended - gone}"
+    check_leases(state, group)
+    check_indexes(state, group, rows)
+    check_fences(state, group, rows, keys)
+
+
+def moved_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
+    start, stop = (
+        t.FAILED_KEY.pack(number, 0, 0, 0) for number in (group.group_id, group.group_id + 1)
+    )
+    found: Any = state.tables[t.FAILED].range(start, stop)
+    return {t.FAILED_KEY.unpack(key)[1:]: FailedMessage(*row) for key, row in found}
+
+
+def check_position(state: State, group: ConsumerGroup, tp: TopicPartition) -> set[MessageRef]:
+    """Check a position and return the settled messages."""
+    position = group.positions[tp]
+    assert position.floor <= position.cursor <= state.topics_by_id[tp[0]].end_offsets[tp[1]]
+    maps = (position.settled, position.leased, position.redeliver, position.reserved)
+    pieces = sorted((piece.start, piece.end) for ranges in maps for piece in ranges)
+    at = position.floor
+    for start, end in pieces:
+        assert start == at, f"{tp}: [{at}, {start}) is nowhere or twice: {position}"
+        at = end
+    assert at == position.cursor, f"{tp}: [{at}, {position.cursor}) is nowhere: {position}"
+    first = position.settled.first()
+    assert first is None or first.start > position.floor, "the floor could be higher"
+    above = {offset for start, end, _none in position.settled for offset in range(start, end)}
+    return {(*tp, offset) for offset in (*range(position.floor), *above)}
+
+
+def check_leases(state: State, group: ConsumerGroup) -> None:
+    left: Counter[int] = Counter()
+    for position in group.positions.values():
+        for start, end, grant in position.leased:
+            left[grant.lease] += end - start
+    left.update(group.leased_rows.values())
+    assert left == {number: lease.remaining for number, lease in group.leases.items()}
+    held = {row: number for number, lease in group.leases.items() for row in lease.rows}
+    assert held == group.leased_rows
+    times = {(lease.deadline, group.group_id, number) for number, lease in group.leases.items()}
+    assert times == {item for item in state.groups.deadlines if item[1] == group.group_id}
+    assert all(lease.member in group.members for lease in group.leases.values())
+
+
+def check_indexes(
+    state: State, group: ConsumerGroup, rows: dict[MessageRef, FailedMessage]
+) -> None:
+    waiting = {
+        (topic_id, partition, row.due, offset)
+        for (topic_id, partition, offset), row in rows.items()
+        if row.kind == FailedKind.RETRY
+        and not row.token
+        and (topic_id, partition, offset) not in group.leased_rows
+    }
+    found = [t.RETRY_KEY.unpack(key) for key, _row in state.tables[t.RETRIES].range(b"")]
+    assert waiting == {key[1:] for key in found if key[0] == group.group_id}
+    wakes = [
+        t.RETRY_TIME_KEY.unpack(key) for key, _row in state.tables[t.RETRIES_BY_TIME].range(b"")
+    ]
+    assert waiting == {
+        (key[2], key[3], key[0], key[4]) for key in wakes if key[1] == group.group_id
+    }
+    assert group.retrying == Counter(
+        (topic_id, partition) for topic_id, partition, _due, _offset in waiting
+    )
+    letters: Any = [
+        (t.LETTER_KEY.unpack(key), row) for key, row in state.tables[t.LETTERS].range(b"")
+    ]
+    dead = {
+        message: row.number
+        for message, row in rows.items()
+        if row.kind in (FailedKind.LETTER, FailedKind.ABANDONED)
+    }
+    assert dead == {
+        tuple(message): number
+        for (of_group, number), message in letters
+        if of_group == group.group_id
+    }
+    assert group.letters == sum(1 for row in rows.values() if row.kind == FailedKind.LETTER)
+
+
+def check_fences(
+    state: State,
+    group: ConsumerGroup,
+    rows: dict[MessageRef, FailedMessage],
+    keys: Mapping[MessageRef, int | None],
+) -> None:
+    parked = Counter(
+        (message[0], row.key_hash) for message, row in rows.items() if row.kind == FailedKind.PARKED
+    )
+    fences = {(topic_id, key): fence for topic_id, key, fence in group.all_fences()}
+    assert parked == Counter({name: fence.parked for name, fence in fences.items()})
+    chained = [t.PARKED_KEY.unpack(key) for key, _row in state.tables[t.PARKED].range(b"")]
+    assert sum(parked.values()) == sum(1 for key in chained if key[0] == group.group_id)
+    assert group.waiting_fences == {
+        name for name, fence in fences.items() if fence.state is FenceState.WAITING
+    }
+    for (topic_id, _key), fence in fences.items():
+        if fence.state is not FenceState.WAITING:
+            head = rows.get((topic_id, fence.partition, fence.offset))
+            kind = FailedKind.RETRY if fence.state is FenceState.RETRYING else FailedKind.LETTER
+            assert head is not None, "a fence without its head"
+            assert head.kind == kind
+    for message, row in rows.items():
+        assert row.key_hash == keys[message]
+        if group.ordered and row.kind == FailedKind.RETRY and row.key_hash is not None:
+            fence = fences[message[0], row.key_hash]
+            assert (fence.partition, fence.offset) == message[1:], "two of one key are retried"
+    for tp, position in group.positions.items():
+        for start, end, grant in position.leased:
+            for offset in range(start, end):
+                name = (tp[0], keys[*tp, offset])
+                assert name not in fences or grant.lease < fences[name].first_lease, (
+                    "a message of a fenced key went out"
+                )

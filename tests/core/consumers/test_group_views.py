@@ -1,0 +1,170 @@
+"""Views of groups and letters, and their survival as table rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.core.consumers.world import QUICK, ConsumersWorld, rows
+from txmq.core import machine
+from txmq.core.consumers import group_views
+from txmq.core.consumers.commands import AbandonLetters, FailureReport
+from txmq.core.consumers.stall_reasons import StallContext
+from txmq.core.events.outcome import Rejected
+from txmq.errors import UnknownGroup, UnknownLetter, UnknownMember
+
+
+@pytest.fixture
+def world() -> ConsumersWorld:
+    """Twelve messages: two acked, one leased, one retried, one dead with two parked
+    behind it.
+
+    The other five are not delivered.
+    """
+    world = ConsumersWorld(t=2)
+    world.publish("t", 1, 2, 3, 4)
+    world.join("a", mode="ordered", retry=QUICK)
+    world.fetch("a")
+    world.nack("a", 0, dead=True, failure=FailureReport("ValueError", "no such order", "f1"))
+    world.nack("a", 1)
+    world.ack("a", (2, 3))
+    world.publish("t", 1, 5, 1)
+    world.fetch("a")
+    world.ack("a", (5, 6))
+    world.publish("t", *range(5), partition=1)
+    return world
+
+
+def test_a_group_is_described_in_full(world: ConsumersWorld) -> None:
+    shown = group_views.describe_group(
+        world.state, "g", StallContext(world.end, world.now + 5_000_000)
+    )
+    assert not isinstance(shown, Rejected)
+    json.dumps(shown)
+    expected = {
+        "lag": 6,
+        "leased": 1,
+        "retrying": 1,
+        "parked": 2,
+        "fences": 2,
+        "letters": 1,
+        "state": "active",
+    }
+    assert {name: shown[name] for name in expected} == expected
+    (first, second) = shown["positions"]
+    assert (first["lag_ms"], second["lag_ms"], shown["lag_ms"]) == (5_000, 5_000, 5_000)
+    assert (first["floor"], first["cursor"], first["end"], first["leased_to"]) == (3, 7, 7, ["a"])
+    assert (second["lag"], second["owners"]) == (5, ["a"])
+    assert shown["member_list"][0]["assignment"] == [("t", 0), ("t", 1)]
+    assert {fence["state"] for fence in shown["fence_list"]} == {"dead", "retrying"}
+    told = group_views.list_groups(world.state, world.now + 7_000_000)
+    assert [(group["group"], group["lag_ms"]) for group in told] == [("g", 7_000)]
+
+
+def test_a_heartbeat_returns_generation_and_assignment(world: ConsumersWorld) -> None:
+    told = {
+        "generation": 1,
+        "epoch": 1,
+        "assignment": [("t", 0), ("t", 1)],
+        "consume_timeout_ms": 900_000,
+    }
+    assert group_views.describe_membership(world.state, "g", "a") == told
+    replaced = group_views.describe_membership(world.state, "g", "a", "an earlier process")
+    assert isinstance(replaced, Rejected)
+    assert replaced.detail == {"replaced": True}
+    for group, member, error in (("g", "b", UnknownMember), ("x", "a", UnknownGroup)):
+        refused = group_views.describe_membership(world.state, group, member)
+        assert isinstance(refused, Rejected)
+        assert refused.error is error
+
+
+def test_letters_come_in_pages(world: ConsumersWorld) -> None:
+    world.fetch("a")
+    for offset in (0, 3, 4):
+        world.nack("a", offset, partition=1, dead=True)
+    world.do(AbandonLetters("g", (("t", 1, 3),), "enough"))
+    pages: list[list[tuple[int, int, str]]] = []
+    after: int | None = 0
+    while after is not None:
+        page = group_views.list_letters(world.state, "g", after, 3)
+        assert not isinstance(page, Rejected)
+        letters, after = page
+        pages.append(
+            [
+                (one.fields["partition"], one.fields["offset"], one.fields["state"])
+                for one in letters
+            ]
+        )
+    assert pages == [[(0, 0, "dead"), (1, 0, "dead"), (1, 3, "abandoned")], [(1, 4, "dead")]]
+
+
+def test_a_letter_is_described_with_its_history(world: ConsumersWorld) -> None:
+    letter = group_views.describe_letter(world.state, "g", "t", 0, 0)
+    assert not isinstance(letter, Rejected)
+    json.dumps(letter.fields)
+    expected = {
+        "topic": "t", "partition": 0, "offset": 0, "number": 1, "state": "dead",
+        "attempts": 1, "replays": 0,
+        "error_type": "ValueError", "error_text": "no such order", "fingerprint": "f1",
+        "consumer": "a", "key_hash": 1,
+        "parked_behind": 2, "dead_at": world.now, "first_failed_at": world.now, "reserved_by": None,
+    }  # fmt: skip
+    assert {name: letter.fields[name] for name in expected} == expected
+    for topic, offset in (("t", 1), ("t", 99), ("x", 0), ("t", -1)):
+        refused = group_views.describe_letter(world.state, "g", topic, 0, offset)
+        assert isinstance(refused, Rejected)
+        assert refused.error is UnknownLetter
+
+
+def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> None:
+    world.fetch("a")
+    first = world.now
+    world.now += 1_000
+    world.nack("a", 3, partition=1, dead=True, failure=FailureReport("KeyError", "", "f2"))
+    world.nack("a", 4, partition=1, dead=True, failure=FailureReport("ValueError", "", "f1"))
+    stats = group_views.letter_stats(world.state, "g")
+    assert stats == {
+        "group": "g", "letters": 3, "counted": 3, "by_fingerprint": {"f1": 2, "f2": 1},
+        "by_error_type": {"ValueError": 2, "KeyError": 1}, "by_topic": {"t": 3}, "keys": 3,
+        "most_of_one_key": 1,
+        "replayed": 0, "oldest": first, "newest": world.now,
+    }  # fmt: skip
+    json.dumps(stats)
+
+
+def test_views_of_an_unknown_group_are_refused(world: ConsumersWorld) -> None:
+    answers = (
+        group_views.letter_stats(world.state, "x"),
+        group_views.describe_group(world.state, "x", StallContext(0, 0)),
+        group_views.list_letters(world.state, "x", 0, 1),
+        group_views.describe_letter(world.state, "x", "t", 0, 0),
+    )
+    assert [answer.error for answer in answers if isinstance(answer, Rejected)] == [
+        UnknownGroup
+    ] * 4
+
+
+def test_the_tables_alone_are_the_whole_state(world: ConsumersWorld) -> None:
+    world.fetch("a")
+    machine.save(world.state)
+    loaded = machine.load(world.state.tables)
+    assert loaded.groups == world.state.groups
+    world.state = loaded
+    world.now += 1_000_000
+    assert 1 in world.offsets("a")
+
+
+def test_only_changed_rows_are_saved_again(world: ConsumersWorld) -> None:
+    machine.save(world.state)
+    before = rows(world.state)
+    world.ack("a", (3, 4))
+    machine.save(world.state)
+    changed = [name for name, items in rows(world.state).items() if items != before[name]]
+    assert changed == ["groups", "positions"]
+
+
+def test_recovery_makes_the_same_state_of_the_log(world: ConsumersWorld) -> None:
+    again = world.replayed()
+    assert again.groups == world.state.groups
+    assert rows(again) == rows(world.state)

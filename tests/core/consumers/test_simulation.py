@@ -1,0 +1,246 @@
+"""Simulation of consumers: many seeds with hundreds of steps each, and planted bugs.
+
+The planted bugs prove that the checks find faults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.core.consumers.invariants import moved_rows
+from tests.core.consumers.simulator import Sim, replayed_equals
+from txmq.core import machine
+from txmq.core.consumers import (
+    circuit_breaker,
+    delivery,
+    failures,
+    key_fences,
+    leases,
+    planning,
+    poison,
+)
+from txmq.core.consumers.authorization import find_member
+from txmq.core.consumers.candidates import RunBuilder
+from txmq.core.consumers.commands import Deliver
+from txmq.core.consumers.key_fences import FailureChanges
+from txmq.core.events.outcome import Outcome
+from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.positions import GroupPosition, Redelivery
+from txmq.core.topics import topics
+from txmq.core.transactions import actions as consumer_actions
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS = 400
+SEEDS = 60
+BUG_SEEDS = 150
+
+
+def run(seed: int) -> Sim:
+    sim = Sim(seed)
+    for number in range(STEPS):
+        try:
+            sim.step()
+            sim.check()
+        except AssertionError as wrong:
+            raise AssertionError(f"seed {seed}, step {number}: {wrong}") from wrong
+    replayed_equals(sim)
+    sim.drain()
+    sim.check()
+    return sim
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten pauses and poison isolation to the time of a run."""
+    monkeypatch.setattr(poison, "BATCH_LIMITS", (0, 2))
+    monkeypatch.setattr(failed_messages, "ISOLATED_AFTER", 2)
+    monkeypatch.setattr(circuit_breaker, "MIN_PAUSE", SECOND // 2)
+    monkeypatch.setattr(circuit_breaker, "MAX_PAUSE", 2 * SECOND)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_message_is_in_one_place_and_keys_stay_in_order(seed: int) -> None:
+    run(seed)
+
+
+def fence_of_the_partition_only(patch: pytest.MonkeyPatch) -> None:
+    found = FailureChanges.is_fenced
+
+    def fenced(self: FailureChanges, ref: Any, key_hash: Any) -> bool:
+        fence = self._group.fence(ref[0], key_hash)
+        return found(self, ref, key_hash) and (fence is None or fence.partition == ref[1])
+
+    patch.setattr(FailureChanges, "is_fenced", fenced)
+
+
+def the_floor_passes_what_was_not_moved(patch: pytest.MonkeyPatch) -> None:
+    put = failed_messages.put
+    patch.setattr(
+        failed_messages,
+        "put",
+        lambda *args: None if args[3].kind == FailedKind.PARKED else put(*args),
+    )
+
+
+def expiry_forgets_the_attempt(patch: pytest.MonkeyPatch) -> None:
+    give_back = GroupPosition.redeliver_range
+    patch.setattr(
+        GroupPosition,
+        "redeliver_range",
+        lambda self, start, end, back: give_back(self, start, end, Redelivery(1, back.deaths)),
+    )
+
+
+def every_death_counts(patch: pytest.MonkeyPatch) -> None:
+    back = leases._redeliver
+
+    def blamed(state: Any, group: Any, tp: Any, piece: Any, *, died: bool) -> None:
+        back(
+            state,
+            group,
+            tp,
+            piece._replace(value=piece.value._replace(attempt=piece.value.attempt + died)),
+            died=died,
+        )
+
+    patch.setattr(leases, "_redeliver", blamed)
+
+
+def a_restart_counts(patch: pytest.MonkeyPatch) -> None:
+    end = leases.end
+    patch.setattr(leases, "end", lambda *args, **_: end(*args, died=True))
+
+
+def deaths_do_not_survive_the_broker(patch: pytest.MonkeyPatch) -> None:
+    load = GroupPosition.from_row
+
+    def forgetful(row: Any) -> GroupPosition:
+        position = load(row)
+        for start, end, back in list(position.redeliver):
+            position.redeliver.put(start, end, Redelivery(back.attempt))
+        return position
+
+    patch.setattr(GroupPosition, "from_row", forgetful)
+
+
+def no_look_at_the_generation(patch: pytest.MonkeyPatch) -> None:
+    for module in (planning, delivery):
+        patch.setattr(
+            module,
+            "find_current_member",
+            lambda state, group, member, _generation: find_member(state, group, member),
+        )
+
+
+def the_chain_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failed_messages, "first_parked", last_parked)
+
+
+def last_parked(state: Any, group: Any, topic_id: int, key_hash: int) -> Any:
+    found = [
+        (m, row)
+        for m, row in moved_rows(state, group).items()
+        if (row.kind, row.key_hash) == (FailedKind.PARKED, key_hash)
+    ]
+    return max((item for item in found if item[0][0] == topic_id), default=None)
+
+
+def no_hold_back_behind_older_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(key_fences, "no_earlier_message", lambda *_: True)
+
+
+def no_wait_for_the_member_before(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning, "held_by_others", lambda *_: False)
+
+
+def new_before_what_came_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning._Planner, "_redeliveries", lambda *_: True)
+    patch.setattr(
+        delivery._DeliveryBuilder,
+        "_is_next_live",
+        lambda _self, start, _spot, position: start == position.cursor,
+    )
+
+
+def a_head_is_forgotten_by_a_commit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(key_fences, "settle_head", lambda *_: None)
+
+
+def a_reboot_takes_reservations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(consumer_actions, "_settle_ranges", lambda *_, **__: None)
+
+
+def a_run_ends_behind_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    add = RunBuilder.add
+
+    def longer(
+        self: RunBuilder, base: int, first: int, _rows: int, entry: Any, **more: Any
+    ) -> None:
+        add(self, base, first, entry.count - first, entry, **more)
+
+    patch.setattr(RunBuilder, "add", longer)
+
+
+def growth_is_no_barrier(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(topics, "growth_limit", lambda *_: None)
+
+
+def a_count_is_lost_with_the_power(patch: pytest.MonkeyPatch) -> None:
+    def decide(*args: Any) -> Any:
+        outcome = delivery.decide_deliver(*args)
+        return outcome._replace(early=True) if isinstance(outcome, Outcome) else outcome
+
+    patch.setitem(machine.DECIDERS, Deliver, decide)
+
+
+def a_flood_goes_through(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(circuit_breaker, "allows", lambda *_: True)
+
+
+def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
+    action = failures._action
+    patch.setattr(
+        failures, "_action", lambda group, command: action(replace(group, breaker=None), command)
+    )
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        a_run_ends_behind_what_is_given_back,
+        growth_is_no_barrier,
+        a_count_is_lost_with_the_power,
+        a_flood_goes_through,
+        failures_in_a_flood_count,
+        fence_of_the_partition_only,
+        the_floor_passes_what_was_not_moved,
+        expiry_forgets_the_attempt,
+        every_death_counts,
+        a_restart_counts,
+        deaths_do_not_survive_the_broker,
+        no_look_at_the_generation,
+        the_chain_out_of_order,
+        no_hold_back_behind_older_leases,
+        no_wait_for_the_member_before,
+        new_before_what_came_back,
+        a_head_is_forgotten_by_a_commit,
+        a_reboot_takes_reservations,
+    ],
+)
+def test_a_planted_bug_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    for seed in range(BUG_SEEDS):
+        try:
+            run(seed)
+        except AssertionError:
+            return
+    pytest.fail("the simulation is blind to this bug")

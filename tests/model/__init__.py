@@ -1,0 +1,1 @@
+"""Tests of the values: keys, messages, retry policies."""

@@ -1,0 +1,146 @@
+"""The audit follows all commits of home brokers, and checks unknown ends again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+from uuid import UUID
+
+from txmq.errors import BrokerUnavailable, DatabaseUnavailable
+from txmq.recover.branches import BranchRecovery
+from txmq.recover.commit_audit import CommitAudit
+from txmq.recover.databases import RecoveredDatabase
+from txmq.recover.home_brokers import HomeBroker
+from txmq.tx.orphans import KnownOutcome
+from txmq.tx.xid import XaBranch
+
+HERE = (77, "shop")
+TOKEN = "018bcfe5-6800-7000-8000-00000000000"
+
+
+def gid(number: int) -> str:
+    """Return the gid of a transaction, whose number is its xid as well."""
+    return XaBranch("orders", "0123456789ab", UUID(f"{TOKEN}{number}"), 1).gid
+
+
+class ListedHomeBroker:
+    """A home broker whose commits are in a list."""
+
+    url, trouble = "txmq://one", ""
+
+    def __init__(self) -> None:
+        self.boot_epoch, self.xids, self.older = 1, list[int](), list[int]()
+        self.asked: list[tuple[int, int]] = []
+
+    def call(self, name: str, /, *, boot_epoch: int, after: int, limit: int) -> dict[str, Any]:
+        assert name == "xa.committed"
+        self.asked.append((boot_epoch, after))
+        start = after if boot_epoch == self.boot_epoch else 0
+        page = self.xids[start : start + limit]
+        reply = {
+            "boot_epoch": self.boot_epoch,
+            "next": start + len(page),
+            "missed": boot_epoch != self.boot_epoch,
+        }
+        return reply | {"transactions": [row(xid) for xid in page]}
+
+    def list_committed(self, since: object, pages: int | None) -> Iterator[list[dict[str, Any]]]:
+        yield [row(xid) for xid in self.older]
+
+
+class Server:
+    """A database with a table of transaction statuses."""
+
+    name, id, trouble = "shop", HERE, ""
+
+    def __init__(self) -> None:
+        self.fates: dict[int, str | None] = {}
+        self.away = False
+
+    def statuses(self, xids: Iterable[int]) -> dict[int, str | None]:
+        if self.away:
+            raise DatabaseUnavailable("no answer")
+        return {xid: self.fates.get(xid, "committed") for xid in xids}
+
+
+class Noted:
+    """A recorder of mixed outcomes."""
+
+    def record_mixed(
+        self, key: tuple[str, str], branch: object, word: KnownOutcome
+    ) -> tuple[str, str]:
+        assert word is KnownOutcome.COMMITTED
+        return key
+
+
+def row(xid: int) -> dict[str, Any]:
+    other = ["postgres", 78, 5, "elsewhere", "o", gid(xid), xid]
+    return {
+        "token": "t",
+        "participants": [
+            ["postgres", *HERE[:1], 5, "shop", "o", gid(xid), xid],
+            other,
+            ["broker", "l"],
+        ],
+    }
+
+
+def following() -> tuple[ListedHomeBroker, Server, Callable[[], list[Any]]]:
+    broker, server = ListedHomeBroker(), Server()
+    committed = CommitAudit(cast("BranchRecovery", Noted()), [cast("RecoveredDatabase", server)])
+    return broker, server, lambda: list(committed.follow(cast("HomeBroker", broker)))
+
+
+def test_each_decision_is_checked_once() -> None:
+    broker, server, follow = following()
+    broker.xids, server.fates = [1, 2], {2: "aborted"}
+    assert follow() == [("shop", gid(2))]
+    assert follow() == []
+    broker.xids.append(3)
+    server.fates[3] = "aborted"
+    assert follow() == [("shop", gid(3))]
+    assert broker.asked == [(0, 0), (1, 2), (1, 2)]
+
+
+def test_branches_that_are_still_prepared_are_checked_again() -> None:
+    broker, server, follow = following()
+    broker.xids, server.fates = [1, 2, 3], {1: "in progress", 2: "in progress", 3: None}
+    assert follow() == follow() == []
+    server.fates = {1: "aborted", 2: "committed"}
+    assert follow() == [("shop", gid(1))]
+    server.fates[2] = "aborted"  # it had been found committed
+    assert follow() == []
+
+
+def test_branches_of_a_database_that_is_away_are_checked_again() -> None:
+    broker, server, follow = following()
+    broker.xids, server.fates, server.away = [1], {1: "aborted"}, True
+    assert follow() == []
+    assert server.trouble == "no answer"
+    server.away = False
+    assert follow() == [("shop", gid(1))]
+
+
+def test_after_a_start_of_the_broker_the_last_minutes_are_looked_through() -> None:
+    broker, server, follow = following()
+    broker.xids = [1]
+    follow()
+    broker.boot_epoch, broker.xids, broker.older = 2, [2], [1, 2]
+    server.fates = {1: "aborted", 2: "aborted"}
+    assert follow() == [("shop", gid(xid)) for xid in (1, 2)]
+    assert follow() == []
+
+
+def test_a_broker_that_fails_is_left_for_the_next_pass() -> None:
+    broker, server, follow = following()
+    broker.xids, server.fates = [1], {1: "aborted"}
+    answers = broker.call
+
+    def fails(name: str, /, **args: int) -> dict[str, Any]:
+        raise BrokerUnavailable("gone")
+
+    broker.call = fails  # type: ignore[method-assign]
+    assert follow() == []
+    assert broker.trouble.startswith("gone")
+    broker.call = answers  # type: ignore[method-assign]
+    assert follow() == [("shop", gid(1))]

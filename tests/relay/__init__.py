@@ -1,0 +1,1 @@
+"""Tests of the relay, with real databases and brokers."""

@@ -1,0 +1,151 @@
+"""Simulated members of a concurrent and of an ordered consumer group."""
+
+from __future__ import annotations
+
+from tests.simulation.actors import TOPIC, Actor
+from tests.simulation.invariants import check_delivery
+from tests.simulation.network import RequestLost
+from txmq.client.protocol.consumer.acks import join
+from txmq.client.protocol.consumer.fetched import decode_chunk
+from txmq.errors import RequestRejected
+from txmq.wire import data_requests as h
+from txmq.wire.chunks import Chunk, unpack_chunks
+from txmq.wire.data_requests import Opcode
+
+
+class ConcurrentConsumer(Actor):
+    """A member of a consumer group that dies now and then with leased messages."""
+
+    group, mode, acks_together = "c", "concurrent", True
+
+    async def run(self) -> None:
+        while not self.world.over:
+            try:
+                await self.connection.connect()
+                await self._member()
+            except (RequestLost, RequestRejected):
+                self.connection.drop()
+                await self.connection.pause(0.05)
+
+    async def _member(self) -> None:
+        retry = {"delays": [20_000, 40_000], "attempts": 2}
+        options = {
+            "session_ms": 1_000,
+            "lease_ms": 1_000,
+            "retry": retry,
+            "mode": self.mode,
+            "topics": [TOPIC],
+        }
+        joined = await self.connection.call(
+            "consumer.join",
+            group=self.group,
+            member=self.name,
+            instance=self.new_id().hex(),
+            **options,
+        )
+        generation = joined["generation"]
+        while not self.world.over:
+            most, run = self.rng.choice((1, 3, 50)), self.rng.choice((0, 2, 50))
+            wanted = h.Fetch(generation, 200, 1 << 16, most, self.group, self.name, run=run)
+            chunks = unpack_chunks(
+                await self.connection.request(Opcode.FETCH, h.pack_fetch(wanted))
+            ).chunks
+            for chunk in chunks:
+                if self.rng.random() < self.world.trouble * 0.02:
+                    self.world.history.counts["consumers killed"] += 1
+                    raise RequestLost
+                await self._process(generation, chunk)
+            if self.rng.random() < 0.4:
+                generation = await self._heartbeat(generation)
+
+    async def _heartbeat(self, generation: int) -> int:
+        beat = await self.connection.call(
+            "consumer.heartbeat", group=self.group, member=self.name, generation=generation
+        )
+        return int(beat["generation"])
+
+    async def _process(self, generation: int, chunk: Chunk) -> None:
+        """Process a chunk message by message, or acknowledge its successes in one
+        request.
+        """
+        view, together = decode_chunk(chunk), self.acks_together and self.rng.random() < 0.5
+        self.world.history.counts["runs"] += bool(chunk.further)
+        done, failed = [], []
+        for row in range(chunk.first_row, chunk.first_row + chunk.rows):
+            offset, body = chunk.base_offset + row, view.bodies[row].decode()
+            check_delivery(self.world, chunk.partition, offset, body)
+            if not together:
+                await self._one(generation, chunk, offset, body)
+            elif self._fails(body):
+                failed.append(offset)
+            else:
+                self.world.history.handled[body] += 1
+                done.append(h.AckedRange(TOPIC, chunk.partition, offset, offset + 1))
+        if done:
+            await self._ack(generation, *join(done))
+        for offset in failed:
+            await self._nack(generation, chunk.partition, offset)
+
+    def _fails(self, body: str) -> bool:
+        """Return whether the handler fails. Some messages fail a few times, always the
+        same for one seed, and none after the last fault.
+        """
+        if not self.world.trouble:
+            return False
+        left = self.world.failures.setdefault(
+            (self.group, body), self.rng.choice((0, 0, 0, 0, 0, 1, 2, 4))
+        )
+        self.world.failures[self.group, body] = max(0, left - 1)
+        return left > 0
+
+    async def _one(self, generation: int, chunk: Chunk, offset: int, body: str) -> None:
+        if self._fails(body):
+            await self._nack(generation, chunk.partition, offset)
+            return
+        self.world.history.handled[body] += 1
+        await self._ack(generation, h.AckedRange(TOPIC, chunk.partition, offset, offset + 1))
+
+    async def _ack(self, generation: int, *ranges: h.AckedRange) -> None:
+        await self.connection.request(
+            Opcode.ACK, h.pack_ack(h.Ack(generation, self.group, self.name, ranges))
+        )
+
+    async def _nack(self, generation: int, partition: int, offset: int) -> int:
+        place = {"topic": TOPIC, "partition": partition, "offset": offset}
+        reply = await self.connection.call(
+            "consumer.nack", group=self.group, member=self.name, generation=generation, **place
+        )
+        self.world.history.counts[f"moved to {reply['moved']}"] += 1
+        return int(reply["fence_lease"])
+
+
+class OrderedConsumer(ConcurrentConsumer):
+    """A member that processes the messages of a key in order, and returns those behind
+    a failed one.
+    """
+
+    group, mode, acks_together = "o", "ordered", False
+
+    async def _member(self) -> None:
+        self._fenced: dict[str, int] = {}
+        await super()._member()
+
+    async def _one(self, generation: int, chunk: Chunk, offset: int, body: str) -> None:
+        key, version, _rest = body.split("|")
+        if chunk.lease_id < self._fenced.get(key, 0):
+            ranges = [[TOPIC, chunk.partition, offset, offset + 1]]
+            await self.connection.call(
+                "consumer.return",
+                group=self.group,
+                member=self.name,
+                generation=generation,
+                ranges=ranges,
+            )
+            self.world.history.counts["given back"] += 1
+        elif self._fails(body):
+            self._fenced[key] = await self._nack(generation, chunk.partition, offset)
+        else:
+            if int(version):
+                self.world.history.record_processed(key, int(version))
+            self.world.history.handled[f"o:{body}"] += 1
+            await self._ack(generation, h.AckedRange(TOPIC, chunk.partition, offset, offset + 1))

@@ -1,0 +1,401 @@
+"""Bugs planted on purpose, to prove that the checks of the simulation find them.
+
+A patch replaces a function in the module that calls it. After a rename, run `pytest
+tests/simulation -k planted`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from tests.simulation import (
+    batched_services,
+    consumers,
+    delayed_producer,
+    multi_send,
+    operators,
+    simulated_broker,
+)
+from txmq.broker.checkback import checkback_service
+from txmq.broker.engine.engine import Engine
+from txmq.broker.requests import bundles as bundle_requests
+from txmq.broker.requests import multi_request
+from txmq.broker.requests import sends as send_requests
+from txmq.core import machine, persistence
+from txmq.core.events.consumers import PositionReset
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state import visibility
+from txmq.core.topics import delay_rules, delayed, key_order, sends, topics
+from txmq.core.transactions import batched, decisions, jobs, model, xa
+from txmq.core.transactions.decisions import DecideTransaction
+from txmq.model.bundle import BundleState
+from txmq.model.message import Decision
+from txmq.store.log.writer import Flush
+from txmq.store.snapshot import write_snapshot
+from txmq.wire.batched import pack_replies
+from txmq.wire.data_requests import AckedRange, SendReceipt
+
+SLOW_DISK_S = 0.02
+LOOK_AHEAD_US = 60_000
+Patches = AbstractContextManager[Any]
+
+
+class Bug(NamedTuple):
+    """A bug: `plant` changes one engine, `around` patches modules while a seed runs."""
+
+    name: str
+    plant: Callable[[Engine], None] | None = None
+    around: Callable[[], Patches] = nullcontext
+
+
+def _patching(target: object, name: str, replacement: object) -> Callable[[], Patches]:
+    return lambda: patch.object(target, name, replacement)
+
+
+def _deciding(command: type, decide: Callable[..., Any]) -> Callable[[], Patches]:
+    return lambda: patch.dict(machine.DECIDERS, {command: decide})
+
+
+def _in_every_seed(actors: ModuleType, around: Callable[[], Patches]) -> Callable[[], Patches]:
+    """Return the patches, for simulations that all have the actors of this module."""
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with patch.object(actors, "SHARE", 1.0), around():
+            yield
+
+    return both
+
+
+# originals, which patched functions call
+_pack_replies, _bundles = pack_replies, batched._bundles
+_add_send, _with_positions = sends._SharedRecord.add, sends.with_positions
+_scan, _start_pieces = delayed.scan, decisions._start_pieces
+_publish, _decide_job, _save = key_order.publish, jobs.decide_job, persistence.save
+_record_answer = checkback_service.CheckBackService.record_answer
+
+
+class _DeliveredAtOnce(deque[Any]):
+    def append(self, pending: Any) -> None:  # a reply of the engine
+        pending.deliver(pending.reply)
+
+
+def _reply_before_flush(engine: Engine) -> None:
+    plan_flush = engine._plan_flush
+    engine._pending = _DeliveredAtOnce()
+
+    def plan_late() -> None:
+        # without the delay, hardly any power cut would come between reply and flush
+        engine._clock.callLater(SLOW_DISK_S, plan_flush)
+
+    engine._plan_flush = plan_late  # type: ignore[method-assign]
+
+
+def _skip_sync(engine: Engine) -> None:
+    store = engine.store
+    write = store.write
+
+    def only_write(flush: Flush, *, sync: bool = True) -> None:
+        del sync
+        write(flush, sync=False)
+        store._writer.synced = store._writer.end
+
+    store.write = only_write  # type: ignore[method-assign]
+
+
+def _snapshot_at_each_record(engine: Engine) -> None:
+    """Write snapshots of the state in memory, which is ahead of the durable log."""
+    record = engine._record
+
+    def record_and_snapshot(*args: Any) -> None:
+        record(*args)
+        write_snapshot(
+            engine.store._fs,
+            simulated_broker.DATA,
+            engine.store.log_id,
+            engine.store.end,
+            simulated_broker.dump_tables(engine.state),
+        )
+
+    engine._record = record_and_snapshot  # type: ignore[method-assign, assignment]
+
+
+def _ignore_earlier_tickets(plan: Any, unit: Any) -> Any:
+    return {
+        key: next((holder for holder in plan._holders(key) if holder[0] != unit.ticket), None)
+        for key in key_order.keys_of(unit.batches)
+    }
+
+
+def _publish_first_batch_only(state: Any, waiting: Any, offsets: Any, place: Any) -> None:
+    _publish(state, waiting._replace(batches=waiting.batches[:1]), offsets[:1], place)
+
+
+def _decide_job_again(state: Any, command: Any, now: int) -> Any:
+    state.tables["jobs"].delete(command.token)
+    winners = tuple(jobs.undecided_bundles(state, command.token))
+    return _decide_job(state, command._replace(winners=winners), now)
+
+
+def _record_unknown_as_rollback(
+    self: Any, token: bytes, answer: Decision, *args: Any, **kwargs: Any
+) -> None:
+    answer = Decision.ROLLBACK if answer is Decision.UNKNOWN else answer
+    _record_answer(self, token, answer, *args, **kwargs)
+
+
+def _roll_back_after_time(self: Any, token: bytes, row: Any) -> None:
+    if row.check_at and row.check_at <= self._engine.now():
+        decide = DecideTransaction(token, Decision.ROLLBACK, "timeout")
+        self._engine.submit(decide, lambda _reply: None)
+
+
+def _resolve_unknown_as_rolled_back(state: Any, command: Any, now: int) -> Any:
+    if model.get(state, command.token) is None:
+        return Outcome(reply=BundleState.ROLLED_BACK)
+    return xa.resolve_outcome(state, command, now)
+
+
+@contextmanager
+def _accept_any_incarnation() -> Iterator[None]:
+    with (
+        patch.object(bundle_requests, "check_incarnation", lambda *_args: None),
+        patch.object(send_requests, "check_incarnation", lambda *_args: None),
+    ):
+        yield
+
+
+def _end_without_barrier(
+    state: Any, topic_id: int, partition: int, _durable: int | None = None
+) -> int:
+    return int(state.topics_by_id[topic_id].end_offsets[partition])
+
+
+def _forget_keys_of_open_bundle(state: Any, token: bytes, row: Any, large: Any, ticket: int) -> Any:
+    """Roll a bundle without a seal back as if it held no keys."""
+    if not row.digest:
+        return row
+    return _start_pieces(state, token, row, large, ticket)
+
+
+def _save_without_backlog(state: Any) -> None:
+    _save(state)
+    for key, _row in list(state.tables["backlog"].range(b"")):
+        state.tables["backlog"].delete(key)
+
+
+def _save_without_topics(state: Any) -> None:
+    state.dirty_topics.clear()
+    _save(state)
+
+
+def _scan_ahead(state: Any, start: int = 0, stop: int | None = None, position: int = 0) -> Any:
+    return _scan(state, start, None if stop is None else stop + LOOK_AHEAD_US, position)
+
+
+def _recall_nothing(state: Any, found: delayed.DelayedId, at: int) -> None:
+    """Leave the delayed message where it is, although the recall is acknowledged."""
+
+
+def _store_all_or_none(state: Any, command: Any, now: int) -> Any:
+    made = batched.store_bundles(state, command, now)
+    replies: Any = made.reply
+    refused = any(isinstance(reply, Rejected) for reply in replies)
+    return made._replace(events=()) if refused else made
+
+
+def _reverse_replies(replies: Any) -> Any:
+    return _pack_replies(replies[::-1])
+
+
+def _pack_refusals_last(replies: Any) -> Any:
+    return _pack_replies(sorted(replies, key=lambda reply: reply.status != 0))
+
+
+def _reverse_duplicate_receipts(state: Any, command: Any, now: int) -> Any:
+    made = sends.decide_store_batches(state, command, now)
+    replies: Any = made.reply
+    known = [reply for reply in replies if isinstance(reply, SendReceipt) and reply.duplicate]
+    return made._replace(reply=[known.pop() if reply in known else reply for reply in replies])
+
+
+def _add_at_the_same_offset(self: Any, send: Any) -> Any:
+    self._ends.clear()
+    return _add_send(self, send)
+
+
+def _with_bytes_of_the_first(event: Any, place: Any) -> Any:
+    for batch, _position in _with_positions(event, place):
+        yield batch, place.attachment_position
+
+
+def _find_without_pending_decisions(self: Any, ticket: int, token: bytes | None) -> Any:
+    return decisions.find_publishable(self._state, ticket, token)
+
+
+def _bundles_with_one_ticket(event: Any, place: Any) -> Any:
+    for bundle, its_place in _bundles(event, place):
+        yield bundle, its_place._replace(position=place.position)
+
+
+def _join_over_gaps(ranges: list[AckedRange]) -> list[AckedRange]:
+    """Return one range, with the failed messages between the acknowledged ones."""
+    return [ranges[0]._replace(end=ranges[-1].end)]
+
+
+@contextmanager
+def _read_grown_partitions_at_once() -> Iterator[None]:
+    with (
+        patch.object(operators, "EVERY", 1),
+        patch.object(topics, "growth_limit", lambda *_args: None),
+    ):
+        yield
+
+
+@contextmanager
+def _finish_resets_without_moving() -> Iterator[None]:
+    with (
+        patch.object(operators, "EVERY", 1),
+        patch.dict(machine.APPLIERS, {PositionReset: _end_reset}),
+    ):
+        yield
+
+
+def _end_reset(state: Any, event: Any, _place: Any) -> None:
+    group = state.groups.by_id[event.group_id]
+    group.resets.clear()
+    state.groups.resetting.discard(group.group_id)
+
+
+BUGS = (
+    Bug("replies go out before the flush", _reply_before_flush),
+    Bug("a flush does not sync", _skip_sync),
+    Bug("a snapshot leads the log", _snapshot_at_each_record),
+    Bug(
+        "order tickets are ignored",
+        around=_patching(key_order.ReleasePlan, "_followers_if_free", _ignore_earlier_tickets),
+    ),
+    Bug(
+        "plain sends pass held keys",
+        around=_patching(key_order, "any_held", lambda *_args: False),
+    ),
+    Bug(
+        "a repeated send is stored again",
+        around=_patching(sends, "_check_sequence", lambda *_args: None),
+    ),
+    Bug(
+        "a bundle is published in part",
+        around=_patching(key_order, "publish", _publish_first_batch_only),
+    ),
+    Bug(
+        "a job decided again is carried out again",
+        around=_deciding(jobs.DecideJob, _decide_job_again),
+    ),
+    Bug(
+        "no answer is taken for a rollback",
+        around=_patching(
+            checkback_service.CheckBackService, "record_answer", _record_unknown_as_rollback
+        ),
+    ),
+    Bug(
+        "a prepared foreign branch is timed out",
+        around=_patching(checkback_service.CheckBackService, "_end_branch", _roll_back_after_time),
+    ),
+    Bug(
+        "absence is taken for a rollback",
+        around=_deciding(xa.ResolveOutcome, _resolve_unknown_as_rolled_back),
+    ),
+    Bug(
+        "a decision of an operator is overruled",
+        around=_patching(xa, "_is_anothers", lambda *_args: False),
+    ),
+    Bug("an older incarnation is accepted", around=_accept_any_incarnation),
+    Bug(
+        "a piece becomes visible early",
+        around=_patching(visibility, "visible_end", _end_without_barrier),
+    ),
+    Bug(
+        "held keys of an open bundle are forgotten",
+        around=_patching(decisions, "_start_pieces", _forget_keys_of_open_bundle),
+    ),
+    Bug(
+        "pieces are not continued after a start",
+        around=_patching(machine, "save", _save_without_backlog),
+    ),
+    Bug("topics are not saved", around=_patching(machine, "save", _save_without_topics)),
+    Bug(
+        "a delayed message is published early",
+        around=_in_every_seed(delayed_producer, _patching(delayed, "scan", _scan_ahead)),
+    ),
+    Bug(
+        "a recalled message is published",
+        around=_in_every_seed(delayed_producer, _patching(delayed, "recall", _recall_nothing)),
+    ),
+    Bug(
+        "a due message passes held keys",
+        around=_in_every_seed(
+            delayed_producer,
+            _patching(delay_rules, "_meets_held_key", lambda *_args: False),
+        ),
+    ),
+    Bug(
+        "one refused bundle drops the others of its frame",
+        around=_in_every_seed(
+            batched_services, _deciding(batched.StoreBundles, _store_all_or_none)
+        ),
+    ),
+    Bug(
+        "replies are swapped",
+        around=_in_every_seed(
+            batched_services, _patching(multi_request, "pack_replies", _reverse_replies)
+        ),
+    ),
+    Bug(
+        "bundles of one record share a ticket",
+        around=_in_every_seed(
+            batched_services, _patching(batched, "_bundles", _bundles_with_one_ticket)
+        ),
+    ),
+    Bug(
+        "a decision does not see those before it in its record",
+        around=_in_every_seed(
+            batched_services,
+            _patching(batched._BatchedDecisions, "_find", _find_without_pending_decisions),
+        ),
+    ),
+    Bug(
+        "a refused send shifts the receipts",
+        around=_in_every_seed(
+            multi_send, _patching(send_requests, "pack_replies", _pack_refusals_last)
+        ),
+    ),
+    Bug(
+        "repeated sends get each other's receipts",
+        around=_in_every_seed(
+            multi_send, _deciding(sends.StoreBatches, _reverse_duplicate_receipts)
+        ),
+    ),
+    Bug(
+        "sends of one record have the same offset",
+        around=_in_every_seed(
+            multi_send, _patching(sends._SharedRecord, "add", _add_at_the_same_offset)
+        ),
+    ),
+    Bug(
+        "sends of one record have the same bytes",
+        around=_in_every_seed(
+            multi_send, _patching(sends, "with_positions", _with_bytes_of_the_first)
+        ),
+    ),
+    Bug(
+        "an ack of a range includes failed messages",
+        around=_patching(consumers, "join", _join_over_gaps),
+    ),
+    Bug("grown partitions are read before the others", around=_read_grown_partitions_at_once),
+    Bug("a reset does not move its group", around=_finish_resets_without_moving),
+)

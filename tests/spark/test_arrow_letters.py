@@ -1,0 +1,115 @@
+"""Dead letters as frames."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.spark.consuming import let_die
+from txmq.errors import BadRequest
+from txmq_spark.arrow_letters import task_ranges
+from txmq_spark.broker_link import BrokerLink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    import txmq
+
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
+
+
+def test_a_letter_has_its_place_and_its_error(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    receipts = [
+        client.send(topic, b"%d" % n, key=f"k{n % 2}", headers={"n": str(n)}) for n in range(6)
+    ]
+    let_die(client, topic, topic, [b"2", b"3"])
+    frame = spark.read.format("txmq").option("url", broker).option("letters", topic).load()
+    first, second = frame.orderBy("offset").collect()
+    assert (first.body, second.body) == (b"2", b"3")
+    assert (first.topic, first.partition, first.offset) == (topic, 0, 2)
+    assert (first.origin_topic, first.origin_partition, first.origin_offset) == (topic, 0, 2)
+    assert (first.group, first.key, first.headers, first.message_id) == (
+        topic,
+        "k0",
+        {"n": "2"},
+        receipts[2].message_id,
+    )
+    assert first.error_text == "b'2' cannot be processed"
+    assert (first.attempts, first.attempt, first.replays, first.parked, first.reserved_by) == (
+        1,
+        1,
+        0,
+        1,
+        None,
+    )
+    assert first.first_failed_at <= first.dead_at
+    assert first.fingerprint == second.fingerprint != ""
+    chosen = (
+        spark.read.format("txmq")
+        .option("url", broker)
+        .option("letters", topic)
+        .schema("key string, parked long")
+    )
+    assert sorted(chosen.load().collect()) == [("k0", 1), ("k1", 1)]
+
+
+def test_a_group_without_letters_has_no_rows(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
+    client.send(topic, b"x")
+    let_die(client, topic, topic, [])
+    assert (
+        spark.read.format("txmq").option("url", broker).option("letters", topic).load().collect()
+        == []
+    )
+
+
+def test_letters_that_were_closed_are_left_out(
+    broker: str, topic: str, client: txmq.Client
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    for n in range(5):
+        client.send(topic, b"%d" % n)
+    let_die(client, topic, topic, [b"0", b"2", b"4"], "concurrent")
+    client.call(
+        "dlq.abandon", group=topic, letters=[[topic, 0, 2]], operator="tests", reason="a test"
+    )
+    with BrokerLink(broker) as link:
+        assert [letter["offset"] for letter in link.letters(topic, bodies=False)] == [0, 4]
+        numbers = [letter["number"] for letter in link.letters(topic, bodies=True)]
+        [second] = link.letters(topic, bodies=True, after=numbers[0], last=numbers[1])
+    assert second["offset"] == 4
+
+
+def test_pages_shrink_until_large_bodies_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def call(
+        _link: BrokerLink, _name: str, /, *, limit: int, after: int, **_: Any
+    ) -> dict[str, Any]:
+        asked.append(limit)
+        if limit > 2:
+            raise BadRequest("a frame of 44783472 bytes")
+        page = [{"number": n, "state": "dead"} for n in range(after + 1, min(after + limit, 5) + 1)]
+        return {"letters": page, "next": page[-1]["number"] if len(page) == limit else None}
+
+    monkeypatch.setattr(BrokerLink, "call", call)
+    with BrokerLink("txmq://127.0.0.1:1") as link:
+        assert [letter["number"] for letter in link.letters("g", bodies=True)] == [1, 2, 3, 4, 5]
+    assert asked == [128, 16, 2, 2, 2]
+
+
+@given(
+    st.lists(st.integers(1, 10**12), min_size=1, max_size=50, unique=True).map(sorted),
+    st.integers(1, 60),
+)
+def test_ranges_of_letters_hold_each_once(numbers: list[int], least: int) -> None:
+    found = task_ranges(numbers, least)
+    assert [n for after, last in found for n in numbers if after < n <= last] == numbers
+    assert len(found) >= min(least, len(numbers)) // 2

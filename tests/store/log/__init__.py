@@ -1,0 +1,1 @@
+"""Tests of the log: writes, recovery, damage, repair."""

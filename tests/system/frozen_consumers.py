@@ -1,0 +1,61 @@
+"""Consumers that stop themselves while they process a message."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import psycopg2
+
+from txmq import connect
+from txmq.errors import TxmqError
+
+SESSION_S = 1.0
+PATIENCE_S = 60.0
+TABLE = "CREATE TABLE effects (place text NOT NULL, pid int NOT NULL)"
+
+
+def print_line(*words: object) -> None:
+    """Write a line to the standard output at once."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def receive_once(url: str, group: str, topic: str, mode: str) -> None:
+    """Receive one message, stop until SIGCONT, then acknowledge it and print the
+    answer.
+    """
+    options: Any = {"mode": mode, "session_s": SESSION_S}
+    with (
+        connect(url, timeout=PATIENCE_S) as client,
+        client.consumer(group, [topic], **options) as consumer,
+    ):
+        message = consumer.receive(PATIENCE_S)
+        assert message is not None
+        print_line(message.offset, message.attempt)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        try:
+            consumer.ack(message, wait=True)
+            print_line("acked")
+        except TxmqError as error:
+            print_line(type(error).__name__)
+        print_line(consumer.stats.rejoined, consumer.stats.refused)
+
+
+def apply_once(url: str, group: str, topic: str, dsn: str) -> None:
+    """Apply one message in the transaction of the inbox, and stop until SIGCONT before
+    it ends.
+    """
+
+    def handle(message: Any, connection: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO effects VALUES (%s, %s)", (str(message.offset), os.getpid())
+            )
+        print_line(message.offset, message.attempt)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    with connect(url, timeout=PATIENCE_S) as client:
+        consumer = client.consumer(group, [topic], session_s=SESSION_S, start="first")
+        consumer.run(handle, inbox=lambda: psycopg2.connect(dsn), idle_exit=2 * SESSION_S)
+        print_line("duplicates", consumer.stats.duplicates)

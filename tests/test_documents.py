@@ -1,0 +1,82 @@
+"""Documents name only what exists: files that they link to, functions of the walks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("spark/*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+NAME = re.compile(r"`([a-z_/]+\.py):(\w+)`")
+ROW = re.compile(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \| [^|]* \|$", re.MULTILINE)
+README_WORDS = 900
+
+
+def broken_links(document: Path) -> list[str]:
+    """Return the links of a document to files that do not exist."""
+    links = LINK.findall(document.read_text("utf-8"))
+    return [link for link in links if "://" not in link and not (document.parent / link).exists()]
+
+
+def missing_names(text: str, root: Path) -> list[str]:
+    """Return the `path.py:function` references in a text that name nothing."""
+    return [
+        f"{path}:{name}"
+        for path, name in NAME.findall(text)
+        if not (root / path).is_file() or name not in names_in(root / path)
+    ]
+
+
+def names_in(file: Path) -> set[str]:
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    tree = ast.parse(file.read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, definitions)}
+
+
+def missing_modules(glossary: str, *roots: Path) -> list[str]:
+    """Return the owning modules of a glossary's words that do not exist."""
+    owners = [name for cell in ROW.findall(glossary) for name in re.findall("`([^`]+)`", cell)]
+    return [name for name in owners if not any((root / name).exists() for root in roots)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(document: Path) -> None:
+    assert broken_links(document) == []
+
+
+def test_the_walks_name_functions_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    assert len(NAME.findall(text)) >= 15
+    assert missing_names(text, ROOT / "txmq") == []
+
+
+def test_the_modules_that_own_words_exist() -> None:
+    glossary = (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8")
+    assert len(ROW.findall(glossary)) > 80
+    assert missing_modules(glossary, ROOT / "txmq", ROOT / "spark" / "txmq_spark") == []
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").split()) < README_WORDS
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text("[here](page.md#part) [there](missing.md) [web](https://example.org/x)")
+    assert broken_links(document) == ["missing.md"]
+
+
+def test_a_missing_function_is_found(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("def present(): ...\n")
+    text = "`module.py:present` `module.py:absent` `other.py:present`"
+    assert missing_names(text, tmp_path) == ["module.py:absent", "other.py:present"]
+
+
+def test_a_missing_module_is_found(tmp_path: Path) -> None:
+    (tmp_path / "present.py").touch()
+    table = "| word | meaning | `present.py`, `absent.py` | other |\n"
+    assert missing_modules(table, tmp_path) == ["absent.py"]

@@ -1,0 +1,1 @@
+"""Tests of txmq.tx.postgres with a real PostgreSQL server."""

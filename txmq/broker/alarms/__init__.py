@@ -1,1 +1,0 @@
-"""What an operator has to know of without having asked."""

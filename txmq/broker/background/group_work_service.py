@@ -1,0 +1,39 @@
+"""Background work on consumer groups: lost leases, deletions, resets and clones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from txmq.core.consumers.background_work import GroupWorkReply
+from txmq.core.consumers.commands import AdvanceGroupWork, ExpireLeases
+
+if TYPE_CHECKING:
+    from txmq.broker.engine.engine import Engine
+
+
+class GroupWorkService:
+    """Makes one step at a time. All methods belong to the reactor's thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._busy = engine, False
+
+    def expire_leases(self) -> None:
+        """Timer: end leases whose time is up."""
+        self._engine.submit(ExpireLeases(), _ignore)
+
+    def tick(self) -> None:
+        """Timer: begin a step, if there is work."""
+        groups = self._engine.state.groups
+        if not self._busy and (groups.deleted or groups.resetting or groups.cloning):
+            self._busy = True
+            self._engine.submit(AdvanceGroupWork(), self._stepped)
+
+    def _stepped(self, reply: object) -> None:
+        """Begin the next step once this one is durable; requests come in between."""
+        self._busy = False
+        if isinstance(reply, GroupWorkReply) and reply.more:
+            self.tick()
+
+
+def _ignore(reply: object) -> None:
+    """The state says what a timer's command has changed."""

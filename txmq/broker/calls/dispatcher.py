@@ -1,0 +1,84 @@
+"""The table of control calls. Handlers stand in modules by subject.
+
+A handler gets the call under way and its checked arguments. It answers through `answer`
+with a dict for JSON, now or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.core.events.outcome import Rejected
+from txmq.errors import CorruptRecord, MessagesDamaged
+from txmq.wire.calls import registry as wire
+from txmq.wire.json import dump
+
+if TYPE_CHECKING:
+    from txmq.broker.reactor.protocol import ClientSession
+    from txmq.wire.frames import Frame
+
+Answer = Callable[[Any], None]  # a dict, or a Rejected
+Handler = Callable[["CallContext", Any], None]
+
+
+class CallContext(NamedTuple):
+    """A call under way: the client's session, and the function that answers."""
+
+    caller: ClientSession | None  # None = a call from inside this process, which only reads
+    answer: Answer
+
+    @property
+    def session(self) -> ClientSession:
+        """The session of the client."""
+        assert self.caller is not None, "this call is for clients only"
+        return self.caller
+
+
+class CallDispatcher:
+    """Decodes calls and passes them to their handlers."""
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        missing = wire.CALLS.keys() ^ handlers.keys()
+        assert not missing, f"calls without a handler, or the other way round: {sorted(missing)}"
+        self._handlers = handlers
+
+    def handle(self, session: ClientSession, frame: Frame) -> None:
+        """Execute one call of a client."""
+        name, args = wire.decode_call(frame.payload)
+
+        def answer(reply: Any) -> None:  # noqa: ANN401  # whatever JSON can hold
+            if isinstance(reply, Rejected):
+                session.reject(frame, reply)
+            else:
+                session.reply(frame, dump(reply))
+
+        self._execute(name, CallContext(session, answer), args)
+
+    def ask(self, name: str, args: dict[str, object], answer: Answer) -> None:
+        """Execute a call that only reads, for an edge of the broker such as the admin
+        pages. Its arguments are checked like a client's.
+
+        `answer` gets a dict or a Rejected. Raises RemoteProtocolError for arguments
+        that the call does not have.
+        """
+        _name, checked = wire.decode_call(wire.encode_call(name, args))
+        self._execute(name, CallContext(None, answer), checked)
+
+    def _execute(self, name: str, call: CallContext, args: Any) -> None:  # noqa: ANN401  # the call's own model
+        try:
+            self._handlers[name](call, args)
+        except CorruptRecord as error:
+            detail: dict[str, object] = {"path": error.path, "position": error.position}
+            hint = (
+                "the broker's alarms name the file: "
+                "restore it from a backup, or ask for what comes after it"
+            )
+            call.answer(Rejected(MessagesDamaged, error.message, hint, detail))
+
+
+def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:
+    """Return an `answer` for replies of the core: it passes refusals on, and other
+    replies through `make`.
+    """
+    return lambda reply: answer(reply if isinstance(reply, Rejected) else make(reply))

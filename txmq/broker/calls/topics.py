@@ -1,0 +1,204 @@
+"""Control calls of topics, and of the broker itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.engine.log_reader import visible_end
+from txmq.core.events.outcome import Rejected
+from txmq.core.state.state import TopicSettings
+from txmq.core.topics import topics as rules
+from txmq.errors import Conflict
+
+if TYPE_CHECKING:
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.monitoring.alarms import AlarmService
+    from txmq.broker.monitoring.statistics import Statistics
+    from txmq.broker.reactor.interfaces import Clock
+    from txmq.config.broker import SettingsFile
+    from txmq.core.state.state import Topic
+    from txmq.wire.calls import topics
+    from txmq.wire.calls.alarms import AlarmsReport
+    from txmq.wire.calls.arguments import NoArgs, StatsArgs
+
+GROW_S, GROW_RETRY_S = 5.0, 0.01  # to wait until no transaction holds keys
+
+
+class TopicCalls:
+    """Calls about topics, and about the broker itself."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: SettingsFile,
+        alarms: AlarmService,
+        clock: Clock,
+        statistics: Statistics,
+    ) -> None:
+        self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
+        self._statistics = statistics
+        self.handlers: dict[str, Handler] = {
+            "topic.create": self.create,
+            "topic.alter": self.alter,
+            "topic.describe": self.describe,
+            "topic.list": self.list_topics,
+            "topic.show": self.show,
+            "topic.grow": self.grow,
+            "topic.delete": self.delete,
+            "broker.show": self.broker,
+            "broker.alarms": self.alarms,
+            "broker.stats": self.stats,
+            "alarms.report": self.report,
+        }
+
+    def create(self, call: CallContext, args: topics.TopicCreate) -> None:
+        settings = TopicSettings(**args.changes())
+        self._engine.submit(
+            rules.CreateTopic(args.name, args.partitions, settings),
+            then(call.answer, _topic_view),
+        )
+
+    def grow(self, call: CallContext, args: topics.TopicShape) -> None:
+        """Add partitions. Retry for a while if transactions are in the way: nearly all
+        are decided within milliseconds.
+        """
+        self._grow(
+            call, rules.GrowTopic(args.name, args.partitions), self._clock.seconds() + GROW_S
+        )
+
+    def _grow(self, call: CallContext, command: rules.GrowTopic, until: float) -> None:
+        def grown(reply: rules.TopicView | Rejected) -> None:
+            if (
+                isinstance(reply, Rejected)
+                and reply.error is Conflict
+                and self._clock.seconds() < until
+            ):
+                self._clock.callLater(GROW_RETRY_S, self._grow, call, command, until)
+            else:
+                call.answer(reply if isinstance(reply, Rejected) else _topic_view(reply))
+
+        self._engine.submit(command, grown)
+
+    def alter(self, call: CallContext, args: topics.TopicAlter) -> None:
+        def altered(view: rules.TopicView) -> dict[str, Any]:
+            return _topic_view(view) | {
+                "settings": _settings_view(self._engine.state.topics[view.name])
+            }
+
+        self._engine.submit(rules.AlterTopic(args.name, args.changes()), then(call.answer, altered))
+
+    def delete(self, call: CallContext, args: topics.TopicName) -> None:
+        self._engine.submit(
+            rules.DeleteTopic(args.name), then(call.answer, lambda view: {"name": view.name})
+        )
+
+    def describe(self, call: CallContext, args: topics.TopicNames) -> None:
+        """Describe topics, and create missing ones if the call asks for it and the
+        broker allows it. The reply waits until all of them are durable.
+        """
+        known = self._engine.state.topics
+        missing = [name for name in args.names if name not in known]
+        if missing and not (args.create and self._settings.broker.create_topics):
+            call.answer(rules.find_topic(self._engine.state, missing[0]))
+            return
+        replies: list[object] = []
+        for name in missing:
+            self._engine.submit(
+                rules.CreateTopic(name, self._settings.broker.partitions), replies.append
+            )
+        for reply in replies:
+            if isinstance(reply, Rejected):  # at once: the disk is full
+                call.answer(reply)
+                return
+        views = [_topic_view(rules.topic_view(known[name])) for name in args.names]
+        self._engine.answer_when_durable(call.answer, {"topics": views})
+
+    def list_topics(self, call: CallContext, args: NoArgs) -> None:
+        del args
+        found = [
+            _topic_view(rules.topic_view(topic))
+            | {"messages": sum(self._ends(topic)) - sum(topic.start_offsets)}
+            for topic in self._engine.state.topics.values()
+        ]
+        call.answer({"topics": sorted(found, key=lambda topic: str(topic["name"]))})
+
+    def show(self, call: CallContext, args: topics.TopicName) -> None:
+        topic = rules.find_topic(self._engine.state, args.name)
+        if isinstance(topic, Rejected):
+            call.answer(topic)
+            return
+        groups = [
+            g.name
+            for g in self._engine.state.groups.by_name.values()
+            if any(place[0] == topic.topic_id for place in g.positions)
+        ]
+        fields = {
+            "firsts": topic.start_offsets,
+            "ends": self._ends(topic),
+            "bytes": sum(topic.partition_bytes),
+            "settings": _settings_view(topic),
+        }
+        call.answer(_topic_view(rules.topic_view(topic)) | fields | {"groups": sorted(groups)})
+
+    def _ends(self, topic: Topic) -> list[int]:
+        durable = self._engine.store.durable
+        return [
+            visible_end(self._engine.state, topic.topic_id, partition, durable)
+            for partition in range(len(topic.end_offsets))
+        ]
+
+    def alarms(self, call: CallContext, args: NoArgs) -> None:
+        """List alarms, at once: with a full disk, which is an alarm, nothing becomes
+        durable.
+        """
+        del args
+        call.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
+
+    def report(self, call: CallContext, args: AlarmsReport) -> None:
+        call.answer(self._alarms.reported.report(args) or {})
+
+    def stats(self, call: CallContext, args: StatsArgs) -> None:
+        call.answer(self._statistics.describe(args.limit))
+
+    def broker(self, call: CallContext, args: NoArgs) -> None:
+        del args
+        store, state = self._engine.store, self._engine.state
+        call.answer(
+            {
+                "name": self._settings.broker.name,
+                "log_id": str(store.log_id),
+                "boot_epoch": state.boot_epoch,
+                "end": store.end,
+                "durable": store.durable,
+                "read_only": store.read_only or self._engine.disk.refusing,
+                "disk": None
+                if self._engine.disk.space is None
+                else self._engine.disk.space._asdict(),
+                "topics": len(state.topics),
+                "groups": len(state.groups.by_name),
+                "undecided": state.undecided,
+                "delayed": state.delayed_count,
+                "segments": len(store.segments()),
+                "resolvers": [resolver.name for resolver in self._settings.resolver],
+            }
+        )
+
+
+def _settings_view(topic: Topic) -> dict[str, Any]:
+    """Return the topic's own settings as `topic.alter` takes them; "default" where the
+    broker's apply.
+    """
+    own = topic.settings
+    times = {"retention_ms": own.retention_us, "letters_ms": own.letters_us}
+    view: dict[str, Any] = {
+        name: time // 1_000 if time >= 0 else "default" for name, time in times.items()
+    }
+    sizes = {"retention_bytes": own.retention_bytes, "message_bytes": own.message_bytes}
+    view |= {name: "default" if size < 0 else size for name, size in sizes.items()}
+    view |= {"policy": own.policy or "default", "flush": own.flush or "default"}
+    return view | {"writable": own.writable, "readable": own.readable}
+
+
+def _topic_view(view: rules.TopicView) -> dict[str, Any]:
+    return {"name": view.name, "partitions": view.partitions, "epoch": view.epoch}

@@ -1,1 +1,0 @@
-"""Catalogues of keys and message ids: built beside the broker, merged, searched."""

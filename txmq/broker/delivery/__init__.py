@@ -1,0 +1,3 @@
+"""Consumers served: fetches that wait for messages, and members that send
+heartbeats.
+"""

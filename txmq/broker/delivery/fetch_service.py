@@ -1,0 +1,390 @@
+"""Fetches of members, and long polls: a request that finds nothing is answered when
+there are messages, or when its time is up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain, islice
+from typing import TYPE_CHECKING, Protocol
+
+from txmq.batch import BatchView, has_expiry, key_hashes, single_row
+from txmq.broker.engine.log_reader import read_batches, read_before_damage
+from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
+from txmq.core.consumers.commands import CandidateRead, Deliver
+from txmq.core.consumers.planning import Plan, plan
+from txmq.core.events.outcome import Rejected
+from txmq.errors import CorruptRecord
+from txmq.model.message import resolve_time
+from txmq.model.topic_partition import TopicPartition
+from txmq.wire.chunks import REDELIVERY, Chunk, pack_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.interfaces import Clock, Timer
+    from txmq.broker.reactor.protocol import ClientSession
+    from txmq.core.consumers.delivery import DeliveredRange, DeliverReply
+    from txmq.store.tables import BatchEntry
+    from txmq.wire.data_requests import Fetch
+    from txmq.wire.frames import Frame
+
+Batches = list[bytes]  # of one candidate; none where the member does not want it
+NO_OFFSETS: frozenset[int] = frozenset()
+MAX_WAIT_MS = 60_000
+MAX_MESSAGES = 10_000
+MAX_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
+
+# of large batches of which rows go out, by position: decompressed once for a reply
+BatchViews = dict[int, BatchView]
+
+
+class Attempt(Protocol):
+    """Tries to answer; True = answered. `last`: the time is up, so it answers with what
+    there is.
+    """
+
+    def __call__(self, *, last: bool) -> bool: ...
+
+
+def _nothing() -> None:
+    """Do nothing at the end of a wait."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A request that waits. `topics` are those that can end the wait (None = all);
+    `member` is the fetching one. `end` answers the request with nothing.
+    """
+
+    session: ClientSession
+    attempt: Attempt
+    topics: Collection[str] | None
+    member: tuple[str, str] | None = None
+    end: Callable[[], None] = _nothing
+    timer: Timer | None = None
+
+
+class FetchService:
+    """Answers FETCH, and holds requests that wait for messages. All methods belong to
+    the reactor's thread.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+        self._waiters: dict[_Waiter, None] = {}
+        # members whose leases are on their way to the disk
+        self.leasing: set[tuple[str, str]] = set()
+        engine.on_published.append(self._wake)
+
+    def fetch(self, session: ClientSession, frame: Frame, request: Fetch) -> None:
+        """Lease messages to a member, now or when there are some. End the member's
+        other fetches on this connection.
+        """
+        member = (request.group, request.member)
+        for waiter in [w for w in session.on_lost if isinstance(w, _Waiter) and w.member == member]:
+            self._end(waiter)
+        _FetchRequest(self, self._engine, session, frame, request, self._clock.seconds()).start()
+
+    def next_turn(self, function: Callable[[], None]) -> Timer:
+        """Call a function in the next turn of the reactor."""
+        return self._clock.callLater(0, function)
+
+    def ms_until(self, time: float) -> int:
+        """Return the milliseconds until a time of the clock."""
+        return int((time - self._clock.seconds()) * 1_000)
+
+    def wait(
+        self,
+        session: ClientSession,
+        topics: Collection[str] | None,
+        wait_ms: int,
+        attempt: Attempt,
+        member: tuple[str, str] | None = None,
+        end: Callable[[], None] = _nothing,
+    ) -> None:
+        """Retry an attempt when messages of these topics become visible, until
+        `wait_ms` have passed.
+        """
+        waiter = _Waiter(session, attempt, topics, member, end)
+        self._waiters[waiter] = None
+        self._engine.readers_waiting = True
+        waiter.timer = self._clock.callLater(
+            min(wait_ms, MAX_WAIT_MS) / 1_000, self._expire, waiter
+        )
+        session.on_lost[waiter] = lambda: self._remove(waiter)
+
+    def end_fetches(self, group: str, member: str) -> None:
+        """End the fetches of a member that has joined again: they may wait on a dead
+        connection.
+        """
+        for waiter in [w for w in self._waiters if w.member == (group, member)]:
+            self._end(waiter)
+
+    def _end(self, waiter: _Waiter) -> None:
+        self._remove(waiter)
+        waiter.end()
+
+    def _remove(self, waiter: _Waiter) -> None:
+        self._waiters.pop(waiter, None)
+        waiter.session.on_lost.pop(waiter, None)
+        self._engine.readers_waiting = bool(self._waiters)
+        if waiter.timer is not None and waiter.timer.active():
+            waiter.timer.cancel()
+
+    def _expire(self, waiter: _Waiter) -> None:
+        self._remove(waiter)
+        waiter.attempt(last=True)
+
+    def _wake(self, topic_ids: set[int]) -> None:
+        topics = self._engine.state.topics_by_id
+        names = {topics[topic_id].name for topic_id in topic_ids}
+        for waiter in [
+            w for w in self._waiters if w.topics is None or not names.isdisjoint(w.topics)
+        ]:
+            if waiter.attempt(last=False):
+                self._remove(waiter)
+
+    def retry_waiting(self) -> None:
+        """Timer: retry fetches for messages that become due without a new one: retries,
+        lost leases, rebalances.
+        """
+        for waiter in [w for w in self._waiters if w.topics is None]:
+            if waiter.attempt(last=False):
+                self._remove(waiter)
+
+
+class _FetchRequest:
+    """One FETCH, until it is answered."""
+
+    def __init__(
+        self,
+        fetches: FetchService,
+        engine: Engine,
+        session: ClientSession,
+        frame: Frame,
+        request: Fetch,
+        began: float,
+    ) -> None:
+        self._fetches, self._engine, self._session, self._frame = fetches, engine, session, frame
+        self._request = request
+        self._until = began + min(request.max_wait_ms, MAX_WAIT_MS) / 1_000
+        self._member = (request.group, request.member, request.generation)
+
+    def start(self) -> None:
+        """Answer now, or wait."""
+        wait_ms = self._fetches.ms_until(self._until)
+        if not self._attempt(last=wait_ms <= 0):
+            self._fetches.wait(
+                self._session,
+                None,
+                wait_ms,
+                self._attempt,
+                self._member[:2],
+                partial(self._reply, []),
+            )
+
+    def _attempt(self, *, last: bool) -> bool:
+        if self._member[:2] in self._fetches.leasing:
+            # A first lease needs no disk. It would overtake leases that wait for the
+            # disk, and the messages of a key would lose their order.
+            if last:
+                self._reply([])
+            return last
+        found, batches = self._readable(self._limits())
+        if isinstance(found, Rejected):
+            self._session.reject(self._frame, found)
+            return True
+        if found.candidates or found.fences_can_advance:
+            self._lease(found.candidates, batches, last=last)
+            return True
+        if last:
+            self._reply([])
+        return last
+
+    def _limits(self) -> FetchLimits:
+        request, topics = self._request, self._engine.state.topics
+        messages, size = (
+            min(request.max_messages, MAX_MESSAGES),
+            min(request.max_bytes, MAX_BYTES),
+        )
+        without = frozenset(topics[name].topic_id for name in request.without if name in topics)
+        return FetchLimits(
+            messages, size, request.tag_filter, min(request.run, MAX_MESSAGES), without
+        )
+
+    def _readable(self, limits: FetchLimits) -> tuple[Plan | Rejected, list[Batches]]:
+        """Return the deliverable candidates and their batches. No damaged batch is
+        skipped: its partition stands still before it.
+        """
+        engine = self._engine
+        stopped: set[TopicPartition] = set()
+        while True:
+            durable, now = engine.store.durable, engine.now()
+            found = plan(engine.state, *self._member, durable, limits, now, stopped)
+            if isinstance(found, Rejected):
+                return found, []
+            try:
+                return found, self._read(found.candidates)
+            except CorruptRecord:
+                if limits.max_run_rows:
+                    # batches of a run before the damaged one are deliverable
+                    limits = limits._replace(max_run_rows=0)
+                    continue
+                good, batches = self._read_undamaged(found.candidates, stopped)
+            if good:
+                return found._replace(candidates=good), batches
+
+    def _read_undamaged(
+        self, candidates: tuple[Candidate, ...], stopped: set[TopicPartition]
+    ) -> tuple[tuple[Candidate, ...], list[Batches]]:
+        """Return the candidates before the first damaged batch of their partition,
+        which then stands still. They hold no runs.
+        """
+        places = [
+            (TopicPartition(c.topic_id, c.partition), c.batches[0][:2] if c.wanted else None)
+            for c in candidates
+        ]
+        found, damaged = read_before_damage(self._engine.store, places)
+        stopped |= damaged
+        good = [
+            (c, [data] if c.wanted else [])
+            for c, data in zip(candidates, found, strict=True)
+            if data is not None
+        ]
+        return tuple(c for c, _batches in good), [batches for _c, batches in good]
+
+    def _read(self, candidates: tuple[Candidate, ...]) -> list[Batches]:
+        """Return the candidates' batches, each read once; none for those that the
+        member does not want. Raises CorruptRecord.
+        """
+        places = [[b[:2] for b in c.batches] if c.wanted else [] for c in candidates]
+        # in the log partitions stand side by side
+        wanted = sorted(set(chain.from_iterable(places)))
+        found = dict(zip(wanted, read_batches(self._engine.store, wanted), strict=True))
+        return [[found[place] for place in of_one] for of_one in places]
+
+    def _lease(
+        self, candidates: tuple[Candidate, ...], batches: list[Batches], *, last: bool
+    ) -> None:
+        """Lease the candidates that may be delivered. From a message's second delivery
+        on, the reply waits until that is durable.
+        """
+        now = self._engine.now()
+        picks = tuple(
+            make_pick(c, b, now) if b else CandidateRead(c, unwanted=True)
+            for c, b in zip(candidates, batches, strict=True)
+        )
+
+        def deliver(reply: DeliverReply | Rejected) -> None:
+            self._fetches.leasing.discard(self._member[:2])
+            if isinstance(reply, Rejected):
+                self._session.reject(self._frame, reply)
+            elif reply.deliveries or last:
+                views: BatchViews = {}
+                self._reply(
+                    [
+                        self._chunk(
+                            d, reply.lease, candidates[d.read_index], batches[d.read_index], views
+                        )
+                        for d in reply.deliveries
+                    ]
+                )
+            else:
+                self._restart()
+
+        self._fetches.leasing.add(self._member[:2])
+        self._engine.submit(Deliver(*self._member, picks), deliver)
+
+    def _restart(self) -> None:
+        """Plan again in the next turn: nothing of the plan was to be delivered, and
+        much more of that kind may follow.
+        """
+
+        def go_on() -> None:
+            self._session.on_lost.pop(self, None)
+            self.start()
+
+        self._session.on_lost[self] = self._fetches.next_turn(go_on).cancel
+
+    def _chunk(
+        self,
+        delivery: DeliveredRange,
+        lease: int,
+        candidate: Candidate,
+        batches: Batches,
+        views: BatchViews,
+    ) -> Chunk:
+        rows = delivery.end - delivery.start
+        flags = REDELIVERY if candidate.source is CandidateSource.FAILED else 0
+        base, (stored, *others), (batch, *more) = batches_of(delivery, candidate, batches)
+        first = delivery.start - base
+        if rows == 1 and len(batch) > SINGLE_ROW_BYTES:
+            view = views.setdefault(stored.position, BatchView(batch))
+            batch, base, first = single_row(batch, first, view), delivery.start, 0
+        further = tuple([(entry.length, entry.count, entry.stored_at) for entry in others])
+        return Chunk(
+            self._engine.state.topics_by_id[candidate.topic_id].name,
+            candidate.partition,
+            base,
+            stored.stored_at,
+            stored.position,
+            delivery.attempt,
+            flags,
+            lease,
+            first,
+            rows,
+            b"".join((batch, *more)) if more else batch,
+            further,
+        )
+
+    def _reply(self, chunks: list[Chunk]) -> None:
+        self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
+
+
+def batches_of(
+    delivery: DeliveredRange, candidate: Candidate, batches: Batches
+) -> tuple[int, Sequence[BatchEntry], Sequence[bytes]]:
+    """Return the first offset of the first batch that has rows of the delivery, and the
+    batches that have, as stored and as read.
+    """
+    entries = candidate.batches
+    if len(entries) == 1:
+        return candidate.base_offset, entries, batches
+    bases = list(accumulate((entry.count for entry in entries), initial=candidate.base_offset))
+    low, high = bisect_right(bases, delivery.start) - 1, bisect_left(bases, delivery.end)
+    return bases[low], entries[low:high], batches[low:high]
+
+
+def make_pick(candidate: Candidate, batches: Batches, now: int) -> CandidateRead:
+    """Return a candidate with the facts that only its batches hold: key hashes and
+    expired messages.
+    """
+    keys = _keys(candidate, *batches) if candidate.needs_keys else None
+    return CandidateRead(
+        candidate,
+        keys,
+        _expired(candidate, batches, now) if any(map(has_expiry, batches)) else NO_OFFSETS,
+    )
+
+
+def _expired(candidate: Candidate, batches: Batches, now: int) -> frozenset[int]:
+    """Return the offsets of messages whose time to live is over. A time span counts
+    from when they could be delivered.
+    """
+    ends = chain.from_iterable(
+        [resolve_time(carried, entry.stored_at) for carried in BatchView(batch).expire_at]
+        for entry, batch in zip(candidate.batches, batches, strict=True)
+    )
+    times = enumerate(
+        islice(ends, candidate.first_row, candidate.first_row + candidate.rows), candidate.start
+    )
+    return frozenset(offset for offset, end in times if 0 < end <= now)
+
+
+def _keys(candidate: Candidate, batch: bytes) -> tuple[int | None, ...]:
+    hashes = key_hashes(batch)
+    return tuple(hashes[candidate.first_row : candidate.first_row + candidate.rows])

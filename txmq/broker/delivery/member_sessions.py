@@ -1,0 +1,147 @@
+"""Sessions of consumer group members: a member lives as long as its heartbeats, or for
+a grace period after its connection is lost.
+
+This knowledge is volatile. The departure of a member becomes an event only when it is
+decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from txmq.core.consumers.commands import LeaveGroup, Rebalance
+from txmq.core.events.outcome import Rejected
+from txmq.core.events.topics import TopicDeleted, TopicGrown
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.interfaces import Clock
+    from txmq.broker.reactor.protocol import ClientSession
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _MemberSession:
+    instance: str
+    session: ClientSession | None
+    timeout_s: float  # seconds without a heartbeat
+    deadline: float
+    static: bool = False
+    paused: frozenset[str] = frozenset()
+
+
+class MemberSessions:
+    """Notes heartbeats, and submits the departure of members without any. All methods
+    belong to the reactor's thread.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, *, grace_s: float) -> None:
+        """`grace_s`: seconds that a member outlives its connection, because it may come
+        back on another one.
+        """
+        self._engine, self._clock, self._grace = engine, clock, grace_s
+        self._sessions: dict[tuple[str, str], _MemberSession] = {}
+        # topics that have more partitions, or none, than groups have shared out
+        self._changed_topics: set[int] = set()
+        for event in (TopicGrown, TopicDeleted):
+            engine.listen(event, lambda event, _place: self._changed_topics.add(event.topic_id))
+
+    def adopt_members(self) -> None:
+        """Give the static members of before the start a session, in which they may come
+        back. The partitions of other members are assigned anew, and again when those
+        join.
+        """
+        for group in self._engine.state.groups.by_id.values():
+            lasts = group.settings.session_us / SECOND
+            for member in group.members.values():
+                until = self._clock.seconds() + lasts
+                self._sessions[group.name, member.name] = _MemberSession(
+                    member.instance, None, lasts, until, static=True
+                )
+            if group.members:
+                self._engine.submit(Rebalance(group.name), _log_refusal)
+
+    def member_joined(
+        self,
+        session: ClientSession,
+        group: str,
+        member: str,
+        instance: str,
+        timeout_us: int,
+        *,
+        static: bool,
+    ) -> None:
+        """Begin the session of a member that joined, perhaps again, on this
+        connection.
+        """
+        name, lasts = (group, member), timeout_us / SECOND
+        self._sessions[name] = _MemberSession(
+            instance, session, lasts, self._clock.seconds() + lasts, static
+        )
+        self._watch(name, session)
+
+    def heartbeat(
+        self, session: ClientSession, group: str, member: str, paused: Iterable[str] = ()
+    ) -> None:
+        """Extend a member's session. The member does not fetch the `paused` topics."""
+        seen = self._sessions.get((group, member))
+        if seen is not None:
+            seen.deadline = self._clock.seconds() + seen.timeout_s
+            seen.paused = frozenset(paused)
+            if seen.session is not session:
+                seen.session = session
+                self._watch((group, member), session)
+
+    def _watch(self, name: tuple[str, str], session: ClientSession) -> None:
+        session.on_lost[name] = lambda: self._disconnected(name, session)
+
+    def member_left(self, group: str, member: str) -> None:
+        """End the session of a member that has left."""
+        self._sessions.pop((group, member), None)
+
+    def paused_topics(self, group: str) -> dict[str, frozenset[str]]:
+        """Return the topics that members do not fetch for now, by member."""
+        return {
+            member: seen.paused
+            for (name, member), seen in self._sessions.items()
+            if name == group and seen.paused
+        }
+
+    def _disconnected(self, name: tuple[str, str], session: ClientSession) -> None:
+        seen = self._sessions.get(name)
+        if seen is not None and seen.session is session and not seen.static:
+            seen.deadline = min(seen.deadline, self._clock.seconds() + self._grace)
+
+    def _rebalance_changed(self) -> None:
+        reshaped, self._changed_topics = self._changed_topics, set()
+        if not reshaped:
+            return
+        for group in list(self._engine.state.groups.by_id.values()):
+            if any(not reshaped.isdisjoint(member.topics) for member in group.members.values()):
+                self._engine.submit(Rebalance(group.name), _log_refusal)
+
+    def tick(self) -> None:
+        """Timer: remove silent members, and rebalance groups whose topics have
+        changed.
+        """
+        self._rebalance_changed()
+        now = self._clock.seconds()
+        for (group, member), seen in [
+            item for item in self._sessions.items() if item[1].deadline <= now
+        ]:
+            del self._sessions[group, member]
+            log.warning("member.lost", group=group, member=member)
+            self._engine.submit(LeaveGroup(group, member, seen.instance, lost=True), _log_refusal)
+
+
+def _log_refusal(reply: object) -> None:
+    """Log a refusal: the member has left, or a newer instance has replaced it."""
+    if isinstance(reply, Rejected):
+        log.info("member.lost_already", message=reply.message)

@@ -1,0 +1,1 @@
+"""Durability: decisions are recorded, flushed, answered, and read back from the log."""

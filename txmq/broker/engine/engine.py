@@ -1,0 +1,407 @@
+"""The engine: makes decisions of the core durable, then lets their replies out.
+
+    command -> decide -> append -> apply              at once, in memory
+    flush:     cut pending records -> write and fdatasync -> send replies, wake readers
+
+One write is under way at a time. Records that arrive meanwhile go with the next one
+(group commit). The write happens inline when exactly one reply waits for it or the disk
+is quick. Otherwise a thread does it, which costs 140 µs for each change of threads.
+
+A full disk is no failure. The engine retries the failed write until there is space; all
+replies that depend on it wait. Meanwhile the broker refuses writes and serves reads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+from twisted.python.failure import Failure
+
+from txmq.broker.engine.disk_space import Disk
+from txmq.core import machine
+from txmq.core.events.base import KINDS, Booted, RecordContext, encode
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.transactions import batched
+from txmq.errors import DiskFull, ReadOnly
+from txmq.store.log.writer import Flush
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.reactor.interfaces import Clock, RunInThread
+    from txmq.config.broker import FlushEvery
+    from txmq.core.state.state import State
+    from txmq.store.log.log import Log
+
+    Deliver = Callable[[Any], None]
+    Listener = Callable[[Any, RecordContext], None]
+
+INLINE_BYTES = 256 << 10  # a larger write blocks the reactor longer than a change of threads
+FULL_DISK_S = 0.2  # between attempts to write while there is no space
+LATENCY_WEIGHT = 1 / 8  # of the newest write in the mean
+NEVER = float("inf")
+log = structlog.get_logger()
+
+
+class FlushSchedule:
+    """Records that were acknowledged before they were on disk, and the strictest policy
+    among theirs. `policy` is the broker's own; None = every reply waits for the disk.
+    """
+
+    def __init__(self, policy: FlushEvery | None) -> None:
+        self.policy = policy
+        self._messages, self._max_messages, self._every_ms = 0, NEVER, NEVER
+        self.sync_began()
+
+    def add(self, policy: FlushEvery, messages: int = 1) -> None:
+        """Count messages whose sender does not wait for the disk."""
+        self._messages += messages
+        self._max_messages = min(self._max_messages, policy.messages)
+        self._every_ms = min(self._every_ms, policy.every_ms)
+
+    def sync_began(self) -> None:
+        """Start counting anew: the sync that begins now covers all records so far."""
+        self._messages, self._max_messages = 0, NEVER
+        self._every_ms = NEVER if self.policy is None else self.policy.every_ms
+
+    @property
+    def is_due(self) -> bool:
+        """Whether more messages wait for a sync than some policy allows."""
+        return self._messages >= self._max_messages
+
+    @property
+    def after_s(self) -> float:
+        """The longest time that the oldest message may wait for a sync."""
+        return self._every_ms / 1_000
+
+
+class _PendingReply(NamedTuple):
+    end: int  # of the records that it rests on
+    deliver: Deliver
+    reply: Any
+
+
+class Engine:
+    """Takes commands, gives durable replies. All methods belong to the reactor's
+    thread.
+
+    `on_published` is called when messages became visible while readers wait,
+    `on_backlog` while large publications are under way, `on_durable` after every flush.
+    """
+
+    def __init__(
+        self,
+        store: Log,
+        state: State,
+        *,
+        clock: Clock,
+        now: Callable[[], int],
+        in_thread: RunInThread,
+        flush: FlushEvery | None = None,
+        after_reads: Callable[[Callable[[], object]], object] | None = None,
+        quick_s: float = 0.0,
+    ) -> None:
+        """`now` gives microseconds since the epoch. `flush` None = every reply waits
+        for the disk. `after_reads` calls a function once this turn's input is read;
+        without it, a timer does. A disk is quick while its mean write takes less than
+        `quick_s`.
+        """
+        self.store, self.state = store, state
+        self._clock, self._now, self._in_thread = clock, now, in_thread
+        self.flush_policy, self._schedule = flush, FlushSchedule(flush)
+        self._after_reads = after_reads or partial(clock.callLater, 0)
+        self._quick_s, self._mean_write_s = quick_s, 0.0
+        self._pending: deque[_PendingReply] = deque()  # on a sync
+        self._pending_write: list[_PendingReply] = []  # early replies: on a write alone
+        self._flush_planned = self._writing = False
+        self._sync_at = NEVER  # by the clock
+        self._unwritten: Flush | None = None  # there was no space for it
+        self.readers_waiting = False  # at the tail: an asynchronous flush is brought forward
+        self.failed: Failure | None = None
+        self.disk = Disk()
+        self.before_replies: list[Callable[[], None]] = []
+        self.on_published: list[Callable[[set[int]], None]] = []
+        self.on_backlog: list[Callable[[], None]] = []
+        self.on_durable: list[Callable[[], None]] = []
+        self.on_failure: Callable[[Failure], None] = _log_failure
+        self._listeners: dict[type, list[Listener]] = {}
+
+    def now(self) -> int:
+        """Return the broker's time: the wall clock's, but never earlier than a time
+        that the log already holds.
+        """
+        return max(self._now(), self.state.stored_at)
+
+    def boot(self, name: str) -> None:
+        """Record the start, durably: a new boot epoch. Serve nothing before."""
+        self.state.boot_epoch += 1
+        self._record(Outcome((Booted(self.state.boot_epoch, name),)), self.now())
+        self.flush_now()
+
+    def submit(
+        self,
+        command: object,
+        deliver: Deliver,
+        *,
+        early: FlushEvery | None = None,
+        messages: int = 1,
+    ) -> None:
+        """Decide a command. `deliver` gets the reply, or a Rejected, once everything
+        that it rests on is durable.
+
+        `early`: the reply, to sends and acks only, need not wait for the disk; a sync
+        follows by this policy.
+        """
+        now = self.now()
+        outcome = machine.decide(self.state, command, now)
+        if isinstance(outcome, Rejected):
+            self.answer_when_durable(deliver, outcome)
+            return
+        end = 0
+        if outcome.events:
+            if self.disk.refusing and (refused := self.disk.refusal(command)):
+                deliver(refused)
+                return
+            try:
+                end = self._record(outcome, now)
+            except DiskFull:  # the refusal cannot wait for a flush: none may succeed for hours
+                deliver(
+                    Rejected(
+                        ReadOnly,
+                        "the broker's disk is full: it only serves reads",
+                        "free space on its disk",
+                    )
+                )
+                return
+        if outcome.early:
+            deliver(outcome.reply)
+        elif early is not None:
+            self._schedule.add(early, messages)
+            self._pending_write.append(_PendingReply(0, deliver, outcome.reply))
+        elif end:
+            self._pending.append(_PendingReply(end, deliver, outcome.reply))
+        else:
+            self.answer_when_durable(deliver, outcome.reply)
+            return
+        self._plan_flush()
+
+    def answer_when_durable(self, deliver: Deliver, reply: object) -> None:
+        """Deliver an answer that was read from the state, once everything decided so
+        far is durable: a refusal or a repeated receipt may rest on unwritten records.
+        """
+        if self.store.end == self.store.durable:
+            deliver(reply)
+            return
+        self._pending.append(_PendingReply(self.store.end, deliver, reply))
+        self._plan_flush()
+
+    def listen(self, event: type, listener: Listener) -> None:
+        """Call `listener` with each event of that type as it is applied; the event may
+        not be durable yet.
+        """
+        self._listeners.setdefault(event, []).append(listener)
+
+    def _record(self, outcome: Outcome, now: int) -> int:
+        """Append and apply all events, or none, and return their end in the log. Raises
+        DiskFull, and nothing was recorded.
+        """
+        epoch, attachment, end = self.state.boot_epoch, outcome.attachment, 0
+        for nth, event in enumerate(outcome.events):
+            kind = type(event)
+            at = self.store.append(
+                KINDS[kind],
+                encode(event),
+                attachment,
+                stored_at=now,
+                boot_epoch=epoch,
+                continued=nth > 0,
+            )
+            context, attachment, end = RecordContext(*at, now, epoch), b"", at.end
+            machine.apply(self.state, event, context)
+            if (member := batched.MEMBER_EVENTS.get(kind)) is None:
+                for listener in self._listeners.get(kind, ()):
+                    listener(event, context)
+            elif listeners := self._listeners.get(member):
+                events = batched.events_in(event, context)
+                for (one, its_context), listener in product(events, listeners):
+                    listener(one, its_context)
+        return end
+
+    def _plan_flush(self) -> None:
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._after_reads(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._writing or self.failed is not None:
+            return  # the end of the write under way plans the next flush
+        flush = self._cut()
+        if (self._pending_write or self.flush_policy is not None) and not self._must_sync():
+            self._write_only(flush)
+        elif flush is not None or self.store.durable < self.store.end:
+            self._write_and_sync(flush)
+
+    def _cut(self) -> Flush | None:
+        unwritten, self._unwritten = self._unwritten, None
+        fresh = self.store.cut()
+        if unwritten is None or fresh is None:
+            return unwritten or fresh
+        return Flush(unwritten.writes + fresh.writes, fresh.end)
+
+    def _retry_later(self, flush: Flush) -> None:
+        """Retry a write that found no space, with the records that come until then."""
+        log.error("engine.disk_full", bytes=flush.size)
+        self._unwritten, self._flush_planned = flush, True
+        self._clock.callLater(FULL_DISK_S, self._flush)
+
+    def _must_sync(self) -> bool:
+        return bool(self._pending) or self.readers_waiting or self._schedule.is_due
+
+    def _write_only(self, flush: Flush | None) -> None:
+        if flush is not None and not self._write(flush, sync=False):
+            return
+        _deliver_all(self._take_early_replies())
+        at = self._clock.seconds() + self._schedule.after_s
+        if at < self._sync_at and self.store.durable < self.store.end:
+            self._sync_at = at
+            self._clock.callLater(self._schedule.after_s, self._scheduled_sync)
+
+    def _scheduled_sync(self) -> None:
+        self._sync_at = NEVER
+        if not self._writing and self.failed is None and self.store.durable < self.store.end:
+            self._write_and_sync(self._cut())
+
+    def _write_and_sync(self, flush: Flush | None) -> None:
+        self._schedule.sync_began()
+        early = self._take_early_replies()
+        if flush is not None and not early and self._writes_inline(flush):
+            if self._write(flush):
+                self._flushed(flush, early)
+            return
+        self._writing = True
+        write = (self.store.sync,) if flush is None else (self.store.write, flush)
+        work = self._in_thread(self._timed, *write)
+        work.addCallbacks(
+            lambda _: self._thread_done(flush, early),
+            lambda why: self._thread_failed(why, flush, early),
+        )
+        work.addErrback(self.fail)  # a reply that could not be delivered is a bug
+
+    def _writes_inline(self, flush: Flush) -> bool:
+        """Whether a thread gains nothing. While another thread preallocates space, a
+        write would wait for it.
+        """
+        return (
+            (len(self._pending) == 1 or self._mean_write_s < self._quick_s)
+            and flush.size <= INLINE_BYTES
+            and not self.store.busy
+        )
+
+    def _thread_done(self, flush: Flush | None, early: list[_PendingReply]) -> None:
+        self._writing = False
+        self._flushed(flush, early)
+        if self.store.end > self.store.durable or self._pending_write:
+            self._plan_flush()
+
+    def _thread_failed(
+        self, failure: Failure, flush: Flush | None, early: list[_PendingReply]
+    ) -> None:
+        self._writing = False
+        if flush is None or not self._is_full(failure.value):
+            self.fail(failure)
+            return
+        self._pending_write[:0] = early
+        self._retry_later(flush)
+
+    def _flushed(self, flush: Flush | None, early: list[_PendingReply]) -> None:
+        durable = self.store.settle() if flush is None else self.store.complete(flush)
+        for listener in self.before_replies:
+            listener()
+        _deliver_all(early)
+        pending = self._pending
+        while pending and pending[0].end <= durable:
+            _end, deliver, reply = pending.popleft()
+            deliver(reply)
+        if self.state.topics_with_new_entries:
+            self._notify_readers()
+        if self.state.backlog:
+            for listener in self.on_backlog:
+                listener()
+        for listener in self.on_durable:
+            listener()
+
+    def _notify_readers(self) -> None:
+        topic_ids = set(self.state.topics_with_new_entries)
+        self.state.topics_with_new_entries.clear()
+        if self.readers_waiting:
+            for listener in self.on_published:
+                listener(topic_ids)
+
+    def _take_early_replies(self) -> list[_PendingReply]:
+        """The early replies whose records are all in the write that begins now."""
+        early, self._pending_write = self._pending_write, []
+        return early
+
+    def try_drain(self) -> bool:
+        """Return whether everything decided is durable and answered; if not, bring the
+        flush forward.
+        """
+        if self.store.end > self.store.durable:
+            # a reply that waits for the disk lets no asynchronous flush wait
+            self.answer_when_durable(lambda _: None, None)
+        return self.store.end == self.store.durable
+
+    def flush_now(self) -> None:
+        """Write and sync everything, blocking: at the start only. Raises what
+        `Log.write` raises.
+        """
+        flush = self._cut()
+        if flush is not None:
+            self.disk.write_with_ballast(self.store.write, flush)
+            self._flushed(flush, self._take_early_replies())
+
+    def _write(self, flush: Flush, *, sync: bool = True) -> bool:
+        """Write in this thread. False = there was no space, and a retry is planned."""
+        try:
+            if sync:
+                self._timed(self.store.write, flush)
+            else:
+                self.store.write(flush, sync=False)
+        except BaseException as error:
+            if self._is_full(error):
+                self._retry_later(flush)
+                return False
+            self.fail(Failure(error))
+            raise
+        return True
+
+    def _timed(self, write: Callable[..., None], *args: object) -> None:
+        """Write, in any thread, and measure the time that it takes."""
+        began = self._clock.seconds()
+        write(*args)
+        taken_s = self._clock.seconds() - began
+        self._mean_write_s += LATENCY_WEIGHT * (taken_s - self._mean_write_s)
+
+    def _is_full(self, error: BaseException | None) -> bool:
+        return isinstance(error, DiskFull) and self.store.read_only
+
+    def fail(self, failure: Failure) -> None:
+        """Stop for good, as after a failed write: send no reply, retry nothing. The
+        kernel may have dropped the pages that a failed sync could not write.
+        """
+        self.failed = failure
+        self.on_failure(failure)
+
+
+def _deliver_all(replies: list[_PendingReply]) -> None:
+    for pending in replies:
+        pending.deliver(pending.reply)
+
+
+def _log_failure(failure: Failure) -> None:
+    log.critical("engine.failed", error=failure.getErrorMessage())

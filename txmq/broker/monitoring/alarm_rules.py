@@ -1,0 +1,352 @@
+"""Rules of alarms: the conditions that the broker checks itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.broker.data_directory.retention_service import TRANSACTIONS
+from txmq.core.consumers.key_fences import is_stopped
+from txmq.core.transactions import indexes
+from txmq.core.transactions.indexes import ListKind
+from txmq.core.transactions.model import get
+from txmq.core.transactions.queries import recorded_conflicts
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from txmq.broker.checkback.resolver_service import ResolverStatus
+    from txmq.broker.engine.disk_space import Disk
+    from txmq.config.broker import AlarmSettings as Limits
+    from txmq.core.state.state import State
+    from txmq.store.log.decoder import Damage
+
+
+class Conditions(NamedTuple):
+    """The facts that rules judge. `missed` is the number of messages that retention
+    took from groups, and the time of the last.
+    """
+
+    state: State
+    read_only: bool
+    quarantined: Sequence[Damage]
+    disk: Disk
+    missed: tuple[int, int]
+    held_bytes: int  # bytes of log, for the sake of transactions
+    now: int
+    resolvers: Sequence[ResolverStatus]
+    unresolvable_at: int
+    limits: Limits
+
+    def older_than(self, since: int, seconds: float) -> bool:
+        """Whether a time is more than so many seconds ago; 0 is no time."""
+        return since > 0 and self.now - since > seconds * SECOND
+
+    def age(self, since: int) -> str:
+        return str(timedelta(seconds=(self.now - since) // SECOND))
+
+
+class AlarmRule(NamedTuple):
+    """A condition: `check` returns the alarm's text while it holds, else ""."""
+
+    name: str
+    severity: str
+    check: Callable[[Conditions], str]
+    action: str
+
+
+def _disk_full(seen: Conditions) -> str:
+    if seen.read_only:
+        return "the disk is full: nothing is stored, only read"
+    if seen.disk.refusing:
+        return f"only {seen.disk.free_mib} MiB are free: writes are refused"
+    return ""
+
+
+def _disk_low(seen: Conditions) -> str:
+    if seen.disk.low and not seen.disk.refusing:
+        return f"only {seen.disk.free_mib} MiB are free"
+    return ""
+
+
+def _disk_trouble(seen: Conditions) -> str:
+    return "; ".join(f"{what}: {why}" for what, why in sorted(seen.disk.troubles.items()))
+
+
+def _log_damaged(seen: Conditions) -> str:
+    if not seen.quarantined:
+        return ""
+    first = seen.quarantined[0]
+    return (
+        f"{len(seen.quarantined)} spans of the log cannot be read; "
+        f"{first.path}, {first.position}: {first.reason}"
+    )
+
+
+def _retention_missed(seen: Conditions) -> str:
+    messages, at = seen.missed
+    if not messages or seen.older_than(at, seen.limits.conflict_s):
+        return ""
+    return (
+        f"retention took {messages} messages that consumer groups had not processed, "
+        f"the last {seen.age(at)} ago"
+    )
+
+
+def _retention_held(seen: Conditions) -> str:
+    mib = seen.held_bytes >> 20
+    if mib <= seen.limits.held_mib:
+        return ""
+    return f"{mib} MiB of the log are kept because of {TRANSACTIONS}"
+
+
+def _in_doubt(seen: Conditions) -> str:
+    count = seen.state.listed[ListKind.IN_DOUBT]
+    if not count:
+        return ""
+    token = next(indexes.listed_tokens(seen.state, ListKind.IN_DOUBT))
+    return f"{count} transactions are undecided after many check-backs; the oldest is {token.hex()}"
+
+
+def _oldest_undecided(seen: Conditions) -> str:
+    token = next(indexes.undecided_tokens(seen.state), None)
+    return _aged(seen, token, seen.limits.undecided_s, "undecided")
+
+
+def _open(seen: Conditions) -> str:
+    token = next(indexes.listed_tokens(seen.state, ListKind.OPEN), None)
+    return _aged(seen, token, seen.limits.open_s, "waiting for its missing parts")
+
+
+def _aged(seen: Conditions, token: bytes | None, limit_s: float, what: str) -> str:
+    row = None if token is None else get(seen.state, token)
+    if token is None or row is None or not seen.older_than(row.stored_at, limit_s):
+        return ""
+    of = f" of service {row.service}" if row.service else ""
+    return f"transaction {token.hex()}{of} has been {what} for {seen.age(row.stored_at)}"
+
+
+def _conflict(seen: Conditions) -> str:
+    last = next(recorded_conflicts(seen.state), None)
+    if last is None or seen.older_than(last.at, seen.limits.conflict_s):
+        return ""
+    return (
+        f"{last.by} asked to {last.asked.name} transaction {last.token.hex()}, "
+        "which was decided otherwise"
+    )
+
+
+def _heuristic(seen: Conditions) -> str:
+    count = seen.state.listed[ListKind.HEURISTIC]
+    if not count:
+        return ""
+    token = next(indexes.listed_tokens(seen.state, ListKind.HEURISTIC))
+    return f"{count} transactions were decided by hand or found mixed; the oldest is {token.hex()}"
+
+
+def _resolver_unreachable(seen: Conditions) -> str:
+    limit_s = seen.limits.resolver_s
+    down = [one for one in seen.resolvers if seen.older_than(one.failing_since, limit_s)]
+    return "; ".join(
+        f"{one.name}, for {seen.age(one.failing_since)}: {one.trouble}" for one in down
+    )
+
+
+def _resolver_missing(seen: Conditions) -> str:
+    at = seen.unresolvable_at
+    if not at or seen.older_than(at, seen.limits.conflict_s):
+        return ""
+    return "transactions are refused: no resolver leads to the database that decides them"
+
+
+def _outbox_stuck(seen: Conditions) -> str:
+    stuck = [one for one in seen.resolvers if one.outbox_error]
+    return "; ".join(
+        f"{one.name}, for {seen.age(one.outbox_stuck_since)}: {one.outbox_error}" for one in stuck
+    )
+
+
+def _cleanup_stuck(seen: Conditions) -> str:
+    limit_s = seen.limits.cleanup_s
+    stuck = [one for one in seen.resolvers if seen.older_than(one.cleanup_failing_since, limit_s)]
+    return "; ".join(
+        f"{one.name}, for {seen.age(one.cleanup_failing_since)}: {one.cleanup_error}"
+        for one in stuck
+    )
+
+
+def _fence_full(seen: Conditions) -> str:
+    stopped = [
+        (group, place)
+        for group in seen.state.groups.by_id.values()
+        for place in group.stops
+        if is_stopped(group, place)
+    ]
+    if not stopped:
+        return ""
+    group, (topic_id, partition) = stopped[0]
+    topic = seen.state.topics_by_id[topic_id].name
+    return (
+        f"{len(stopped)} partitions stand still, as {topic}/{partition} for group {group.name}: "
+        f"{group.settings.max_parked} messages wait behind one failed key"
+    )
+
+
+def _group_slow(seen: Conditions) -> str:
+    groups = (group for group in seen.state.groups.by_id.values() if group.leases)
+    # leases are in the order in which they were granted
+    first = ((group.name, next(iter(group.leases.values()))) for group in groups)
+    oldest = min(((lease.granted_at, name, lease.member) for name, lease in first), default=None)
+    if oldest is None or not seen.older_than(oldest[0], seen.limits.slow_s):
+        return ""
+    return f"member {oldest[2]} of group {oldest[1]} has had messages for {seen.age(oldest[0])}"
+
+
+def _fence_old(seen: Conditions) -> str:
+    groups = (group for group in seen.state.groups.by_id.values() if group.fences)
+    oldest = min(
+        ((fence.since, group.name) for group in groups for fence in group.oldest_fences()),
+        default=None,
+    )
+    if oldest is None or not seen.older_than(oldest[0], seen.limits.fence_s):
+        return ""
+    return (
+        f"a key of group {oldest[1]} has been waiting for {seen.age(oldest[0])}, "
+        "and its later messages with it"
+    )
+
+
+def _group_guarded(seen: Conditions) -> str:
+    found = [
+        (group.breaker, group.name)
+        for group in seen.state.groups.by_id.values()
+        if group.breaker is not None
+    ]
+    if not found:
+        return ""
+    breaker, name = min(found, key=lambda item: item[0].since)
+    error = f"{breaker.error_type or 'no type'}, fingerprint {breaker.fingerprint}"
+    return (
+        f"{len(found)} groups are guarded, as {name} for {seen.age(breaker.since)}: "
+        f"many keys failed alike ({error}); {breaker.probes} probes failed"
+    )
+
+
+ALARM_RULES = (
+    AlarmRule(
+        "disk.full",
+        "critical",
+        _disk_full,
+        "free space on the broker's disk: the broker goes on by itself",
+    ),
+    AlarmRule(
+        "disk.low",
+        "warning",
+        _disk_low,
+        "free space on the broker's disk, or keep messages for less long",
+    ),
+    AlarmRule(
+        "log.damaged",
+        "critical",
+        _log_damaged,
+        "stop the broker and restore the segment from a backup; its messages are not delivered "
+        "meanwhile",
+    ),
+    AlarmRule(
+        "disk.trouble",
+        "critical",
+        _disk_trouble,
+        "mend the disk, or free space on it: the broker retries by itself",
+    ),
+    AlarmRule(
+        "retention.passed_group",
+        "critical",
+        _retention_missed,
+        "txmq group show GROUP: passed; keep messages for longer",
+    ),
+    AlarmRule(
+        "retention.held",
+        "warning",
+        _retention_held,
+        "txmq tx list: mend what decides the oldest; segments go by themselves",
+    ),
+    AlarmRule(
+        "transaction.in_doubt",
+        "critical",
+        _in_doubt,
+        "txmq tx list --state in-doubt says why no check-back found the outcome; decide by "
+        "txmq tx commit or rollback only where the decider is lost",
+    ),
+    AlarmRule(
+        "transaction.oldest_undecided",
+        "warning",
+        _oldest_undecided,
+        "txmq tx show TOKEN names its decider and the decider's last answer",
+    ),
+    AlarmRule(
+        "transaction.open",
+        "warning",
+        _open,
+        "if its producer is gone for good: txmq tx rollback TOKEN",
+    ),
+    AlarmRule(
+        "transaction.conflict",
+        "warning",
+        _conflict,
+        "txmq tx list --state conflicts; compare the rows with the messages by token",
+    ),
+    AlarmRule(
+        "heuristic.mixed",
+        "critical",
+        _heuristic,
+        "txmq xa list --heuristic; put it right, then txmq xa forget",
+    ),
+    AlarmRule(
+        "resolver.unreachable",
+        "critical",
+        _resolver_unreachable,
+        "mend the database or the DSN of its [[resolver]] section",
+    ),
+    AlarmRule(
+        "resolver.missing",
+        "warning",
+        _resolver_missing,
+        "name the database under [[resolver]] in the broker's settings",
+    ),
+    AlarmRule(
+        "fence.full",
+        "critical",
+        _fence_full,
+        "txmq group show GROUP names the key; replay or abandon its letter, or txmq group alter "
+        "--max-parked",
+    ),
+    AlarmRule(
+        "group.guarded",
+        "critical",
+        _group_guarded,
+        "mend what the handlers need: the group goes on by itself; or txmq group resume GROUP",
+    ),
+    AlarmRule(
+        "group.slow",
+        "warning",
+        _group_slow,
+        "txmq group show GROUP says what stands still; its handlers hang, or prefetch more than "
+        "they can process",
+    ),
+    AlarmRule(
+        "fence.old", "warning", _fence_old, "txmq dlq list GROUP; replay or abandon the letter"
+    ),
+    AlarmRule(
+        "outbox.stuck",
+        "critical",
+        _outbox_stuck,
+        "txmq outbox list DSN; remove the cause, or the row: it blocks all transactions behind it",
+    ),
+    AlarmRule(
+        "token.cleanup_stuck",
+        "warning",
+        _cleanup_stuck,
+        "remove the reason: old token rows stay until then",
+    ),
+)

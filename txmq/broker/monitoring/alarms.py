@@ -1,0 +1,162 @@
+"""Alarms for operators: conditions that the broker checks every second, and reports of
+other processes.
+
+An alarm is raised while its condition holds; both ends are logged once. Nothing is kept
+over a restart: a condition that still holds raises its alarm again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from txmq.broker.monitoring.alarm_rules import ALARM_RULES, AlarmRule, Conditions
+from txmq.core.events.outcome import Rejected
+from txmq.errors import Throttled
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.transaction_listeners import TransactionListeners
+    from txmq.broker.data_directory.retention_service import RetentionService
+    from txmq.broker.engine.engine import Engine
+    from txmq.config.broker import AlarmSettings as Limits
+    from txmq.wire.calls.alarms import AlarmsReport
+
+log = structlog.get_logger()
+MAX_SOURCES = 100
+
+
+class Alarm(NamedTuple):
+    """An alarm that is raised, `since` microseconds of the epoch."""
+
+    name: str
+    severity: str  # "critical": something stands still or is wrong; "warning": it may become so
+    since: int
+    text: str
+    action: str
+
+
+class _AlarmSource(NamedTuple):
+    until: int
+    alarms: tuple[Alarm, ...]
+
+
+class ReportedAlarms:
+    """Alarms of other processes, such as the XA recoverer and the relay, which see what
+    the broker cannot.
+
+    They are kept in memory. A source repeats its report, and is forgotten when it falls
+    silent. `now` gives microseconds since the epoch.
+    """
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._sources: dict[str, _AlarmSource] = {}
+
+    def report(self, report: AlarmsReport) -> Rejected | None:
+        """Take a source's alarms in place of its last report. An alarm that it repeats
+        keeps its time.
+        """
+        self._expire()
+        before = self._sources.pop(report.source, _AlarmSource(0, ()))
+        if len(self._sources) >= MAX_SOURCES:
+            return Rejected(
+                Throttled,
+                f"{MAX_SOURCES} sources of alarms",
+                "they are forgotten when they fall silent",
+            )
+        if report.alarms:
+            now, since = self._now(), {alarm.name: alarm.since for alarm in before.alarms}
+            alarms = tuple(
+                Alarm(
+                    one.name,
+                    one.severity,
+                    since.get(one.name, now),
+                    f"{report.source}: {one.text}",
+                    one.action,
+                )
+                for one in report.alarms
+            )
+            self._sources[report.source] = _AlarmSource(now + int(report.for_s * SECOND), alarms)
+        return None
+
+    def raised(self) -> Iterator[Alarm]:
+        """Return the alarms of all sources."""
+        self._expire()
+        for source in self._sources.values():
+            yield from source.alarms
+
+    def _expire(self) -> None:
+        now = self._now()
+        self._sources = {
+            name: source for name, source in self._sources.items() if source.until > now
+        }
+
+
+class AlarmService:
+    """Checks all rules. All methods belong to the reactor's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        resolvers: Resolvers,
+        listeners: TransactionListeners,
+        retention: RetentionService,
+    ) -> None:
+        self._engine, self._limits, self._resolvers = engine, limits, resolvers
+        self._listeners, self._retention = listeners, retention
+        self._raised: dict[str, Alarm] = {}
+        self.reported = ReportedAlarms(engine.now)
+
+    def tick(self) -> None:
+        """Timer: raise and clear alarms."""
+        seen = self._conditions()
+        for rule in ALARM_RULES:
+            self._judge(rule, rule.check(seen), seen.now)
+
+    def raised(self) -> list[Alarm]:
+        """Return the alarms that hold now: the critical ones first, and of these the
+        oldest.
+        """
+        self.tick()
+        return sorted(
+            (*self._raised.values(), *self.reported.raised()),
+            key=lambda alarm: (alarm.severity, alarm.since),
+        )
+
+    def _conditions(self) -> Conditions:
+        engine, store = self._engine, self._engine.store
+        return Conditions(
+            engine.state,
+            store.read_only,
+            store.quarantined,
+            engine.disk,
+            (self._retention.missed, self._retention.missed_at),
+            self._retention.held_bytes,
+            engine.now(),
+            self._resolvers.status(),
+            self._listeners.unresolvable_at,
+            self._limits,
+        )
+
+    def _judge(self, rule: AlarmRule, text: str, now: int) -> None:
+        raised = self._raised.get(rule.name)
+        if text:
+            since = now if raised is None else raised.since
+            self._raised[rule.name] = Alarm(rule.name, rule.severity, since, text, rule.action)
+            if raised is None:
+                log.error(
+                    "alarm.raised",
+                    alarm=rule.name,
+                    severity=rule.severity,
+                    text=text,
+                    action=rule.action,
+                )
+        elif raised is not None:
+            del self._raised[rule.name]
+            log.info("alarm.cleared", alarm=rule.name, after_s=(now - raised.since) // SECOND)

@@ -1,0 +1,167 @@
+"""Rates and sizes of topics and groups, and latencies of flushes, sampled from the
+state: no send pays for them.
+
+A turn of the reactor samples a few thousand topics and groups. The rate of each is that
+between its last two samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from txmq.core.consumers import group_views
+from txmq.core.state.state import Topic
+from txmq.store.log.latency import BOUNDS_US
+
+if TYPE_CHECKING:
+    from txmq.broker.data_directory.retention_service import RetentionService
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.interfaces import Clock
+    from txmq.broker.search.catalogue_service import CatalogueService
+    from txmq.core.state.consumer_groups import ConsumerGroup
+
+PERIOD_S = 5.0  # between two samples of a topic or group
+SAMPLES_PER_TICK = 2_000  # in one turn of the reactor: about 2 ms
+
+
+@dataclass(slots=True)
+class Rate:
+    """A counter pair at its last sample, and its growth per second since the sample
+    before.
+    """
+
+    at: float
+    count: tuple[int, int]
+    per_s: tuple[float, float] = (0.0, 0.0)
+
+    def update(self, at: float, seen: tuple[int, int]) -> None:
+        """Take a sample. A counter that went back, such as that of a group that was
+        reset, has no rate.
+        """
+        passed = at - self.at
+        if passed > 0:
+            first, second = (
+                max(0, now - before) / passed for now, before in zip(seen, self.count, strict=True)
+            )
+            self.at, self.count, self.per_s = at, seen, (round(first, 1), round(second, 1))
+
+
+class Statistics:
+    """Samples the rates. All methods belong to the reactor's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        retention: RetentionService,
+        catalogues: CatalogueService,
+    ) -> None:
+        self._engine, self._clock, self._retention = engine, clock, retention
+        self._catalogues = catalogues
+        self._topics: dict[int, Rate] = {}
+        self._groups: dict[int, Rate] = {}
+        self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
+        self._unsampled: list[Topic | ConsumerGroup] = []
+        self._next = clock.seconds()
+
+    def tick(self) -> None:
+        """Timer: sample some more topics and groups."""
+        now = self._clock.seconds()
+        if not self._unsampled and now >= self._next:
+            self._next = now + PERIOD_S
+            self._begin(now)
+        for _ in range(min(len(self._unsampled), SAMPLES_PER_TICK)):
+            self._sample(self._unsampled.pop())
+
+    def _begin(self, now: float) -> None:
+        state, store = self._engine.state, self._engine.store
+        self._log.update(now, (store.end, store.latencies.count))
+        groups = state.groups.by_id
+        if len(self._groups) > len(groups):  # topics stay in the state when they are deleted
+            self._groups = {key: rate for key, rate in self._groups.items() if key in groups}
+        self._unsampled = [*state.topics.values(), *groups.values()]
+
+    def _sample(self, one: Topic | ConsumerGroup) -> None:
+        if isinstance(one, Topic):
+            self._update(self._topics, one.topic_id, (sum(one.end_offsets), one.published_bytes))
+        else:
+            done = sum(
+                position.floor + position.settled.total for position in one.positions.values()
+            )
+            self._update(self._groups, one.group_id, (done, 0))
+
+    def _update(self, rates: dict[int, Rate], key: int, seen: tuple[int, int]) -> None:
+        rate, now = rates.get(key), self._clock.seconds()
+        if rate is None:
+            rates[key] = Rate(now, seen)
+        else:
+            rate.update(now, seen)
+
+    def flushes(self) -> dict[str, Any]:
+        """Return the latencies of writes since the start. `buckets` are cumulative
+        counts.
+        """
+        latencies = self._engine.store.latencies
+        buckets = zip(BOUNDS_US, accumulate(latencies.counts), strict=False)
+        return {
+            "count": latencies.count,
+            "p50_us": latencies.quantile(0.5),
+            "p99_us": latencies.quantile(0.99),
+            "max_us": latencies.max_us,
+            "total_us": latencies.total_us,
+            "buckets": [list(bucket) for bucket in buckets],
+        }
+
+    def describe(self, limit: int) -> dict[str, Any]:
+        """Return all statistics; of topics and groups the `limit` with the highest
+        rates.
+        """
+        store = self._engine.store
+        topics, groups = (
+            self._engine.state.topics.values(),
+            self._engine.state.groups.by_id.values(),
+        )
+        bytes_per_s, flushes_per_s = self._log.per_s
+        return {
+            "every_s": PERIOD_S,
+            "messages_per_s": round(sum(map(self._rate, topics)), 1),
+            "log": {
+                "bytes": store.end - store.first,
+                "segments": len(store.segments()),
+                "bytes_per_s": bytes_per_s,
+                "flushes_per_s": flushes_per_s,
+                "needed_from": self._retention.free.below,
+                "held_by": self._retention.free.held_by,
+                "uncatalogued": self._catalogues.uncatalogued,
+            },
+            "flush": self.flushes(),
+            "topics": [self._topic(topic) for topic in nlargest(limit, topics, self._rate)],
+            "groups": [self._group(group) for group in nlargest(limit, groups, self._rate)],
+        }
+
+    def _rate(self, one: Topic | ConsumerGroup) -> float:
+        rate = (
+            self._topics.get(one.topic_id)
+            if isinstance(one, Topic)
+            else self._groups.get(one.group_id)
+        )
+        return 0.0 if rate is None else rate.per_s[0]
+
+    def _topic(self, topic: Topic) -> dict[str, Any]:
+        rate = self._topics.get(topic.topic_id)
+        messages_per_s, bytes_per_s = (0.0, 0.0) if rate is None else rate.per_s
+        messages = sum(topic.end_offsets) - sum(topic.start_offsets)
+        view = {
+            "topic": topic.name,
+            "partitions": len(topic.end_offsets),
+            "messages": messages,
+            "bytes": sum(topic.partition_bytes),
+        }
+        return view | {"messages_per_s": messages_per_s, "bytes_per_s": bytes_per_s}
+
+    def _group(self, group: ConsumerGroup) -> dict[str, Any]:
+        view = group_views.count_messages(self._engine.state, group, self._engine.now())
+        return view | {"messages_per_s": self._rate(group)}

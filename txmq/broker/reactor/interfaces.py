@@ -1,0 +1,49 @@
+"""Interfaces of Twisted objects that the broker uses. Tests pass doubles of just
+these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from twisted.internet.defer import Deferred
+
+
+class Timer(Protocol):
+    """A delayed call."""
+
+    def cancel(self) -> None: ...
+    def active(self) -> int: ...
+
+
+class Clock(Protocol):
+    """Monotonic seconds and timers: the reactor, or `twisted.internet.task.Clock`."""
+
+    def seconds(self) -> float: ...
+    def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> Timer: ...  # noqa: A002
+
+
+class Transport(Protocol):
+    """The transport of a TCP connection."""
+
+    connected: int
+    disconnecting: int
+
+    def write(self, data: bytes) -> None: ...
+    def writeSequence(self, data: Iterable[bytes]) -> None: ...  # noqa: N802  # Twisted's
+    def loseConnection(self) -> None: ...
+    def abortConnection(self) -> None: ...
+    def setTcpNoDelay(self, enabled: bool) -> None: ...  # Twisted's  # noqa: FBT001
+    def getPeer(self) -> object: ...
+    def registerProducer(self, producer: object, streaming: bool) -> None: ...  # noqa: FBT001  # Twisted's
+    def pauseProducing(self) -> None: ...
+    def resumeProducing(self) -> None: ...
+
+
+class RunInThread(Protocol):
+    """Runs a blocking function in a thread, one after the other."""
+
+    def __call__(self, function: Callable[..., Any], *args: object) -> Deferred[Any]: ...

@@ -1,0 +1,3 @@
+"""Binary requests, and rows of a database's outbox, turned into commands of the
+core.
+"""

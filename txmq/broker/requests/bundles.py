@@ -1,0 +1,174 @@
+"""GROUP, GROUPS, DECIDE and DECISIONS: bundles stored, and transactions decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.batch import read_header, split, verify
+from txmq.batch.header import DELIVER_AT
+from txmq.broker.requests.multi_request import MultiRequest
+from txmq.core.events.outcome import Rejected
+from txmq.core.topics import topics
+from txmq.core.transactions import decisions
+from txmq.core.transactions.batched import (
+    DecideBundles,
+    StoreBundles,
+    is_batchable_decision,
+    is_batchable_store,
+)
+from txmq.core.transactions.half_storage import BundleBatch, StorePart
+from txmq.core.transactions.instances import check_incarnation
+from txmq.errors import NoResolver, TxmqError
+from txmq.model.decider import ByPostgres
+from txmq.wire.batched import unpack_requests
+from txmq.wire.bundle import pack_bundle_receipt, unpack_part
+from txmq.wire.data_requests import pack_decide_receipt, unpack_decide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.transaction_listeners import TransactionListeners
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.protocol import ClientSession
+    from txmq.wire.bundle import BundlePart, PartBatch
+    from txmq.wire.frames import Frame
+
+NO_DESCRIPTION = (None, "", (), 0, ())  # of the parts after the first
+
+
+class BundleRequests:
+    """Answers GROUP, GROUPS, DECIDE and DECISIONS. All methods belong to the reactor's
+    thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        resolvers: Resolvers,
+        listeners: TransactionListeners,
+        message_bytes: int,
+    ) -> None:
+        self._engine, self._resolvers, self._listeners = engine, resolvers, listeners
+        self._message_bytes = message_bytes
+
+    def store(self, session: ClientSession, frame: Frame) -> None:
+        command = self._store_command(session, frame.payload)
+        if isinstance(command, Rejected):  # it may rest on what is not on disk yet
+            self._engine.answer_when_durable(lambda no: session.reject(frame, no), command)
+        else:
+            self._submit(session, frame, command, pack_bundle_receipt)
+
+    def decide(self, session: ClientSession, frame: Frame) -> None:
+        self._submit(session, frame, _decide_command(frame.payload), pack_decide_receipt)
+
+    def multi_store(self, session: ClientSession, frame: Frame) -> None:
+        requests = MultiRequest(self._engine, StoreBundles, pack_bundle_receipt)
+        for payload in unpack_requests(frame.payload):
+            try:
+                command = self._store_command(session, payload)
+            except TxmqError as error:
+                requests.refuse(error)
+                continue
+            if isinstance(command, Rejected):
+                requests.answer(command)
+            else:
+                requests.add(command.token, command, batchable=is_batchable_store(command))
+        requests.end(lambda payload: session.reply(frame, payload))
+
+    def multi_decide(self, session: ClientSession, frame: Frame) -> None:
+        state = self._engine.state
+        requests = MultiRequest(self._engine, DecideBundles, pack_decide_receipt)
+        for payload in unpack_requests(frame.payload):
+            try:
+                command = _decide_command(payload)
+            except TxmqError as error:
+                requests.refuse(error)
+            else:
+                batchable = is_batchable_decision(state, command.token)
+                requests.add(command.token, command, batchable=batchable)
+        requests.end(lambda payload: session.reply(frame, payload))
+
+    def _submit(
+        self, session: ClientSession, frame: Frame, command: object, encode: Callable[[Any], bytes]
+    ) -> None:
+        def deliver(reply: object) -> None:
+            if isinstance(reply, Rejected):
+                session.reject(frame, reply)
+            else:
+                session.reply(frame, encode(reply))
+
+        self._engine.submit(command, deliver)
+
+    def _store_command(self, session: ClientSession, payload: bytes) -> StorePart | Rejected:
+        """Return the command in the payload of a GROUP. Raises TxmqError for a payload
+        that is none, and NoResolver.
+        """
+        part, state = unpack_part(payload), self._engine.state
+        if session.instance is not None and state.transactions.get(part.token) is None:
+            fenced = check_incarnation(state, *session.instance, session.incarnation)
+            if fenced is not None:
+                return fenced
+        decider = None if part.description is None else part.description.decider
+        if isinstance(decider, ByPostgres) and not self._resolvers.may_resolve(decider):
+            self._listeners.unresolvable()
+            hint = "name its database under [[resolver]] in the broker's settings"
+            raise NoResolver(
+                "no resolver of this broker leads to the database that decides", hint=hint
+            )
+        command = store_command(part, session.origin)
+        return self._check_sizes(command) or command
+
+    def _check_sizes(self, command: StorePart) -> Rejected | None:
+        limit = self._message_bytes
+        for batch in command.batches:
+            if batch.header.size > limit and (
+                refused := topics.check_message_size(batch.header, batch.data, limit, "the broker")
+            ):
+                return refused
+        return None
+
+
+def store_command(part: BundlePart, origin: bytes = b"") -> StorePart:
+    """Return the command that stores a part, sent by process `origin`. Raises TxmqError
+    for a damaged batch.
+    """
+    batches: list[BundleBatch] = []
+    for batch in part.batches:
+        _add_batch(batches, batch)
+    decider, service, actions, check_after, participants = part.description or NO_DESCRIPTION
+    return StorePart(
+        part.token,
+        part.part,
+        tuple(batches),
+        part.sealed,
+        part.commit,
+        part.digest,
+        part.epoch,
+        decider,
+        service,
+        actions,
+        check_after,
+        participants,
+        origin,
+    )
+
+
+def _add_batch(batches: list[BundleBatch], batch: PartBatch) -> None:
+    """Add the batch; if some of its messages are delayed, each message as a batch of
+    its own.
+    """
+    topic, partition, epoch, data = batch
+    header = verify(data)
+    if not header.columns & DELIVER_AT:
+        batches.append(BundleBatch(topic, epoch, partition, data, header))
+        return
+    singles = [single.data for single in split(data, header)]
+    batches += [
+        BundleBatch(topic, epoch, partition, single, read_header(single)) for single in singles
+    ]
+
+
+def _decide_command(payload: bytes) -> decisions.DecideTransaction:
+    request = unpack_decide(payload)
+    return decisions.DecideTransaction(request.token, request.outcome, request.by)

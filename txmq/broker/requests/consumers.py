@@ -1,0 +1,152 @@
+"""ACK, FETCH and READ: messages delivered to members, acknowledged, and read freely."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.broker.engine.log_reader import (
+    PublishedBatch,
+    published_batches,
+    read_before_damage,
+    visible_end,
+)
+from txmq.core.consumers.commands import AckMessages
+from txmq.core.events.outcome import Rejected
+from txmq.core.topics import topics
+from txmq.errors import MessagesDamaged, OffsetOutOfRange
+from txmq.model.topic_partition import TopicPartition
+from txmq.wire import data_requests
+from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
+
+if TYPE_CHECKING:
+    from txmq.broker.delivery.fetch_service import FetchService
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.protocol import ClientSession
+    from txmq.core.consumers.acks import AckReply
+    from txmq.core.state.state import Topic
+    from txmq.wire.frames import Frame
+
+
+class ConsumerRequests:
+    """Answers ACK, FETCH and READ. All methods belong to the reactor's thread."""
+
+    def __init__(self, engine: Engine, fetches: FetchService) -> None:
+        self._engine, self._fetches = engine, fetches
+
+    def ack(self, session: ClientSession, frame: Frame) -> None:
+        request = data_requests.unpack_ack(frame.payload)
+        command = AckMessages(request.group, request.member, request.generation, request.ranges)
+
+        def deliver(reply: Any) -> None:  # noqa: ANN401  # a Rejected, or an AckReply
+            if isinstance(reply, Rejected):
+                session.reject(frame, reply)
+            else:
+                session.reply(frame, _refused_acks(reply))
+
+        self._engine.submit(command, deliver, early=self._engine.flush_policy)
+
+    def fetch(self, session: ClientSession, frame: Frame) -> None:
+        self._fetches.fetch(session, frame, data_requests.unpack_fetch(frame.payload))
+
+    def read(self, session: ClientSession, frame: Frame) -> None:
+        request = data_requests.unpack_read(frame.payload)
+
+        def attempt(*, last: bool) -> bool:
+            chunks = self._chunks(session, frame, request)
+            if chunks is None:
+                return True
+            if chunks or last:
+                following = chunks[-1].base_offset + chunks[-1].rows if chunks else request.offset
+                session.reply(frame, pack_chunks(chunks, next_offset=following))
+                return True
+            return False
+
+        if not attempt(last=request.max_wait_ms == 0):
+            self._fetches.wait(session, {request.topic}, request.max_wait_ms, attempt)
+
+    def _chunks(
+        self, session: ClientSession, frame: Frame, request: data_requests.Read
+    ) -> list[Chunk] | None:
+        """Return the visible batches from the offset on. None = the request was
+        refused.
+        """
+        state = self._engine.state
+        topic = topics.find_topic(state, request.topic, request.partition)
+        refused = topic if isinstance(topic, Rejected) else topics.check_readable(topic)
+        if isinstance(topic, Rejected) or refused is not None:
+            assert refused is not None, "a topic that was not found is refused"
+            session.reject(frame, refused)
+            return None
+        if request.offset < topic.start_offsets[request.partition]:
+            outside = topics.check_offset(state, topic, request.partition, request.offset)
+            assert outside is not None, "the offset is before the first"
+            session.reject(frame, outside)
+            return None
+        batches = self._visible_batches(topic, request)
+        if not batches:
+            end = visible_end(state, topic.topic_id, request.partition, self._engine.store.durable)
+            if request.offset > end:
+                session.refuse(frame, _behind_the_end(topic, request, end))
+                return None
+        place = TopicPartition(topic.topic_id, request.partition)
+        spans = [(place, (found.entry.position, found.entry.length)) for found in batches]
+        datas, _damaged = read_before_damage(self._engine.store, spans)
+        if batches and datas[0] is None:
+            session.refuse(frame, _damage_error(topic.name, request.partition, batches[0]))
+            return None
+        return [
+            Chunk(
+                topic.name,
+                request.partition,
+                found.base,
+                found.entry.stored_at,
+                found.entry.position,
+                1,
+                0,
+                -1,
+                0,
+                found.entry.count,
+                data,
+            )
+            for found, data in zip(batches, datas, strict=True)
+            if data is not None
+        ]
+
+    def _visible_batches(self, topic: Topic, request: data_requests.Read) -> list[PublishedBatch]:
+        """Return as many batches as fit in the reply, one at least."""
+        found: list[PublishedBatch] = []
+        size = 0
+        for batch in published_batches(
+            self._engine.state,
+            topic.topic_id,
+            request.partition,
+            request.offset,
+            self._engine.store.durable,
+        ):
+            size += chunk_size(topic.name, batch.entry.length)
+            if found and size > request.max_bytes:
+                break
+            found.append(batch)
+        return found
+
+
+def _behind_the_end(topic: Topic, request: data_requests.Read, end: int) -> OffsetOutOfRange:
+    place = f"{topic.name}/{request.partition}"
+    message = f"offset {request.offset} of {place}: its messages end at {end}"
+    first = topic.start_offsets[request.partition]
+    return OffsetOutOfRange(message, detail={"first": first, "end": end})
+
+
+def _damage_error(topic: str, partition: int, batch: PublishedBatch) -> MessagesDamaged:
+    first, end = batch.base, batch.base + batch.entry.count
+    message = (
+        f"messages {first} to {end - 1} of {topic}/{partition} are damaged on the broker's disk"
+    )
+    hint = "the broker's alarms name the file: restore it from a backup, or read on behind them"
+    return MessagesDamaged(message, hint=hint, detail={"first": first, "next": end})
+
+
+def _refused_acks(reply: AckReply) -> bytes:
+    if not reply.refused:
+        return b""
+    return data_requests.pack_refused([data_requests.AckedRange(*place) for place in reply.refused])

@@ -1,0 +1,70 @@
+"""The table of binary requests: each opcode and its handler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from txmq.broker.requests.bundles import BundleRequests
+from txmq.broker.requests.consumers import ConsumerRequests
+from txmq.broker.requests.sends import SendRequests
+from txmq.errors import BadRequest, TxmqError
+from txmq.model import limits
+from txmq.wire.data_requests import Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.calls.dispatcher import CallDispatcher
+    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.transaction_listeners import TransactionListeners
+    from txmq.broker.delivery.fetch_service import FetchService
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.protocol import ClientSession
+    from txmq.wire.frames import Frame
+
+
+class RequestDispatcher:
+    """Answers the frames of all sessions. All methods belong to the reactor's
+    thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        fetches: FetchService,
+        calls: CallDispatcher,
+        resolvers: Resolvers,
+        listeners: TransactionListeners,
+        *,
+        message_bytes: int = limits.MESSAGE,
+    ) -> None:
+        sends, consumers = SendRequests(engine, message_bytes), ConsumerRequests(engine, fetches)
+        bundles = BundleRequests(engine, resolvers, listeners, message_bytes)
+        self._handlers: dict[int, Callable[[ClientSession, Frame], None]] = {
+            Opcode.SEND: sends.send,
+            Opcode.SENDS: sends.multi_send,
+            Opcode.ACK: consumers.ack,
+            Opcode.FETCH: consumers.fetch,
+            Opcode.READ: consumers.read,
+            Opcode.GROUP: bundles.store,
+            Opcode.GROUPS: bundles.multi_store,
+            Opcode.DECIDE: bundles.decide,
+            Opcode.DECISIONS: bundles.multi_decide,
+            Opcode.CALL: calls.handle,
+            Opcode.PING: lambda session, frame: session.reply(frame),
+        }
+
+    def handle(self, session: ClientSession, frame: Frame) -> None:
+        """Answer one request. A ProtocolError is left to the session, which closes."""
+        handler = self._handlers.get(frame.opcode)
+        if handler is None or frame.status:
+            session.refuse(
+                frame, BadRequest(f"unknown request {frame.opcode}, flags {frame.status}")
+            )
+            return
+        try:
+            handler(session, frame)
+        except TxmqError as error:
+            # The frame's checksum was right, so only this request is at fault: the next
+            # one may be fine.
+            session.refuse(frame, error)

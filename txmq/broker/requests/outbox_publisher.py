@@ -1,0 +1,93 @@
+"""Publication of a database's outbox: each row becomes a bundle under the row's token,
+committed as it is stored.
+
+If the process dies before it deletes a row, the row comes again. Its token is known by
+then, and the repetition changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from txmq.broker.requests.bundles import store_command
+from txmq.core.events.outcome import Rejected
+from txmq.core.topics.topics import CreateTopic, find_topic
+from txmq.core.transactions.model import get
+from txmq.errors import RequestRejected, TxmqError
+from txmq.tx.outbox_entry import TopicPartitions, outbox_part, unpack_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.interfaces import Clock
+    from txmq.config.broker import BrokerSettings
+    from txmq.tx.postgres.outbox import OutboxRow
+
+ROWS_PER_STEP = 16  # in one turn of the reactor, for which other requests wait
+log = structlog.get_logger()
+
+
+class OutboxPublisher:
+    """Publishes rows in steps (see `PublishRows`). Belongs to the reactor's thread."""
+
+    def __init__(self, engine: Engine, settings: BrokerSettings, clock: Clock) -> None:
+        self._engine, self._settings, self._clock = engine, settings, clock
+
+    def __call__(self, rows: Sequence[OutboxRow], by: str, over: Callable[[int, str], None]) -> None:
+        self._step(rows, 0, by, over)
+
+    def _step(
+        self, rows: Sequence[OutboxRow], done: int, by: str, over: Callable[[int, str], None]
+    ) -> None:
+        trouble = ""
+        for row in rows[done : done + ROWS_PER_STEP]:
+            if trouble := self._try_publish(row):
+                log.error("outbox.stuck", by=by, seq=row.seq, token=row.token.hex, reason=trouble)
+                break
+            done += 1
+        else:
+            if done < len(rows):
+                self._clock.callLater(0, self._step, rows, done, by, over)
+                return
+        self._engine.answer_when_durable(lambda _: over(done, trouble), None)
+
+    def _try_publish(self, row: OutboxRow) -> str:
+        """Publish a row. Return the error, empty if there was none. Later rows have to
+        wait behind a failed one: they may hold its keys.
+        """
+        try:
+            self._publish(row)
+        except TxmqError as error:
+            return str(error)
+        return ""
+
+    def _publish(self, row: OutboxRow) -> None:
+        if get(self._engine.state, row.token.bytes) is not None:
+            return
+        part = outbox_part(row.token, row.service, unpack_entries(row.content), self._shape)
+        command = store_command(part)
+        refused: list[Rejected] = []
+        self._engine.submit(
+            command, lambda reply: refused.append(reply) if isinstance(reply, Rejected) else None
+        )
+        if get(self._engine.state, row.token.bytes) is None:  # accepted commands apply at once
+            why = refused[0].message if refused else "the group was refused"
+            raise RequestRejected(
+                f"transaction {row.token.hex}: {why}", hint="see: txmq outbox list"
+            )
+
+    def _shape(self, name: str) -> TopicPartitions:
+        if name not in self._engine.state.topics and self._settings.create_topics:
+            self._engine.submit(CreateTopic(name, self._settings.partitions), _log_refusal)
+        topic = find_topic(self._engine.state, name)
+        if isinstance(topic, Rejected):
+            raise topic.error(topic.message, hint=topic.hint)
+        return TopicPartitions(len(topic.end_offsets), topic.epoch)
+
+
+def _log_refusal(reply: object) -> None:
+    if isinstance(reply, Rejected):
+        log.error("outbox.refused", reason=reply.message, hint=reply.hint)

@@ -1,0 +1,186 @@
+"""Parsers of arguments and option values.
+
+Spans of time look like 7d or 90s, sizes like 10GiB. Some settings also accept "default"
+(the broker's setting) and "none" (no limit).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import typer
+
+from txmq.errors import LocalProtocolError
+from txmq.model import limits
+from txmq.model.message import delay_level, is_name, to_micros
+from txmq.model.units import SECOND
+
+SPAN_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+TIMES_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+SIZES = {"": 1, "B": 1} | {
+    name + ending: base**power
+    for power, name in enumerate("KMGT", start=1)
+    for ending, base in (("iB", 1_024), ("B", 1_000))
+}
+DEFAULT, NONE = "default", "none"
+POLICIES = ("delete", "archive", DEFAULT)
+SWITCHES = {"yes": True, "no": False, "true": True, "false": False}
+INT64_DIGITS = 19  # of 2**63, the first number that the wire cannot hold
+
+
+class MessagePlace(NamedTuple):
+    """Topic, partition and offset of a message."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class NameValue(NamedTuple):
+    """A name and its value."""
+
+    name: str
+    value: str
+
+
+def parse_place(text: str) -> MessagePlace:
+    """Parse "TOPIC/PARTITION/OFFSET"."""
+    topic, *numbers = text.split("/")
+    if len(numbers) != 2 or not is_name(topic) or not all(map(is_number, numbers)):
+        raise typer.BadParameter(f"invalid place {text!r}: use TOPIC/PARTITION/OFFSET")
+    return MessagePlace(topic, int(numbers[0]), int(numbers[1]))
+
+
+def is_number(text: str) -> bool:
+    """Return whether `text` is a decimal number that fits into 64 bits."""
+    return text.isascii() and text.isdigit() and len(text) < INT64_DIGITS
+
+
+def parse_name(text: str) -> str:
+    """Parse the name of a topic, group or service."""
+    if not is_name(text):
+        raise typer.BadParameter(f"invalid name {text!r}: use letters, digits, '.', '_' and '-'")
+    return text
+
+
+def parse_token(text: str) -> str:
+    """Parse a token, with or without hyphens."""
+    try:
+        return UUID(text).hex
+    except ValueError:
+        raise typer.BadParameter(f"invalid token {text!r}: use 32 hexadecimal digits") from None
+
+
+def parse_time(text: str) -> int:
+    """Parse a time like 2026-07-01T12:00:00Z into microseconds.
+
+    A time without a zone is local time.
+    """
+    try:
+        return to_micros(datetime.fromisoformat(text).astimezone())
+    except (ValueError, OverflowError, LocalProtocolError):
+        raise typer.BadParameter(
+            f"invalid time {text!r}: use a time like 2026-07-01T12:00:00Z"
+        ) from None
+
+
+def parse_span(text: str) -> float:
+    """Parse a span like 90, 90s, 15m, 2h or 3d into seconds."""
+    unit = SPAN_UNITS_S.get(text[-1:], 0)
+    try:
+        seconds = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < limits.SPAN / SECOND:
+        raise typer.BadParameter(f"invalid span {text!r}: use 90, 90s, 15m, 2h or 3d")
+    return seconds
+
+
+def parse_delay(text: str) -> float:
+    """Parse a span, or one of RocketMQ's delay levels (level:5), into seconds."""
+    before, separator, number = text.partition("level:")
+    if before or not separator:
+        return parse_span(text)
+    try:
+        return delay_level(int(number) if is_number(number) else 0).total_seconds()
+    except LocalProtocolError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def parse_pair(text: str) -> NameValue:
+    """Parse "NAME=VALUE"."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise typer.BadParameter(f"invalid header {text!r}: use NAME=VALUE")
+    return NameValue(name, value)
+
+
+def parse_milliseconds(text: str) -> int:
+    """Parse a span like "36h" into milliseconds."""
+    return _parse_measure(text, TIMES_MS, "time", "a number and ms, s, m, h, d or w, as in 36h")
+
+
+def parse_bytes(text: str) -> int:
+    """Parse a size like "10GiB" into bytes."""
+    return _parse_measure(text, SIZES, "size", "a number and B, KiB, MiB, GiB or TiB, as in 10GiB")
+
+
+def parse_time_limit(text: str) -> int | str:
+    """Parse a span into milliseconds, "none" into 0; keep "default"."""
+    return _parse_limit(text, parse_milliseconds)
+
+
+def parse_size_limit(text: str) -> int | str:
+    """Parse a size into bytes, "none" into 0; keep "default"."""
+    return _parse_limit(text, parse_bytes)
+
+
+def parse_flush(text: str) -> str | list[int]:
+    """Parse a flush policy: "sync", "default", or a time and messages like
+    "10ms,1000".
+    """
+    if text in ("sync", DEFAULT):
+        return text
+    time, _, messages = text.partition(",")
+    if not (messages.isascii() and messages.isdigit()):
+        raise typer.BadParameter(
+            f"invalid flush policy {text!r}: use sync, default, or a time and a number of "
+            "messages, as in 10ms,1000"
+        )
+    return [parse_milliseconds(time), int(messages)]
+
+
+def parse_size_or_default(text: str) -> int | str:
+    """Parse a size into bytes; keep "default"."""
+    return DEFAULT if text == DEFAULT else parse_bytes(text)
+
+
+def parse_policy(text: str) -> str:
+    """Parse a policy for segments that retention removes."""
+    if text not in POLICIES:
+        raise typer.BadParameter(f"invalid policy {text!r}: use {', '.join(POLICIES)}")
+    return text
+
+
+def parse_switch(text: str) -> bool:
+    """Parse yes or no."""
+    if text not in SWITCHES:
+        raise typer.BadParameter(f"invalid value {text!r}: use yes or no")
+    return SWITCHES[text]
+
+
+def _parse_limit(text: str, measure: Callable[[str], int]) -> int | str:
+    if text == DEFAULT:
+        return DEFAULT
+    return 0 if text == NONE else measure(text)
+
+
+def _parse_measure(text: str, units: dict[str, int], kind: str, form: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s?([A-Za-z]*)", text)
+    if match is None or match[2] not in units:
+        raise typer.BadParameter(f"invalid {kind} {text!r}: use {form}")
+    return round(float(match[1]) * units[match[2]])

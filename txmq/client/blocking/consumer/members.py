@@ -1,0 +1,116 @@
+"""The members of a blocking consumer: threads wait here for messages of any of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from txmq.client.blocking.concurrently import run_concurrently
+from txmq.client.blocking.consumer.group_member import StateChanged, ThreadedMember
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.protocol.consumer.fetched import DeliveredMessage
+from txmq.client.protocol.consumer.member_set import MemberSet
+from txmq.client.protocol.consumer.operations import Operations
+from txmq.client.protocol.consumer.settings import ConsumerSettings
+
+T = TypeVar("T")
+
+
+class ThreadedMembers(MemberSet[ThreadedMember]):
+    """The members at the brokers of `cores`."""
+
+    def __init__(self, cores: Sequence[BlockingCore], settings: ConsumerSettings) -> None:
+        self.settings = settings
+        self.changed = StateChanged()
+        self._handlers = 0  # threads that work on messages
+        clustered = len(cores) > 1
+        super().__init__(
+            [ThreadedMember(core, settings, self.changed, clustered=clustered) for core in cores]
+        )
+
+    def join(self, timeout: float) -> None:
+        """Join the group wherever a broker answers in time.
+
+        Raises BrokerUnavailable where none does, and the refusal of a broker.
+        """
+        for member in self.members:
+            member.thread.start()
+        with self.changed:
+            self.changed.wait_for(self.join_is_over, timeout)
+            error = self.join_error(timeout)
+        if error is not None:
+            run_concurrently([member.thread.abandon for member in self.members])
+            # The last attempts are over now, and their errors are known.
+            raise self.join_error(timeout) or error
+
+    def receive(
+        self, operation: Callable[[Operations, float], T], timeout: float | None
+    ) -> T | None:
+        """Return what the operation receives from a member; None after `timeout`
+        seconds, and once the consumer is closed. Raises a member's failure.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        single = self.single
+        with self.changed.lock:
+            while not (self.closed if single is None else single.member.closing):
+                if single is None:
+                    received = self._receive_in_turn(operation)
+                else:  # the hot path
+                    received = single.receive(operation, time.monotonic())
+                if received:
+                    return received
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or not self.changed.wait(left):
+                    return None
+        return None
+
+    def _receive_in_turn(self, operation: Callable[[Operations, float], T]) -> T | None:
+        now = time.monotonic()
+        received = (member.receive(operation, now) for member in self.in_turn())
+        return next(filter(None, received), None)
+
+    def receive_many(
+        self, most: int, timeout: float | None, *, batch_wait: float = 0.0
+    ) -> list[DeliveredMessage]:
+        """Wait for a message; return it and others that wait, at most so many."""
+
+        def operation(operations: Operations, now: float) -> list[DeliveredMessage]:
+            return operations.receive_many(most - len(received), now)
+
+        received: list[DeliveredMessage] = []
+        received += self.receive(operation, timeout) or []
+        if received and batch_wait:
+            deadline = time.monotonic() + batch_wait
+            while len(received) < most and (
+                more := self.receive(operation, deadline - time.monotonic())
+            ):
+                received += more
+        return received
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Receive messages and work on them inside the block; `close` waits for its
+        end.
+        """
+        with self.changed:
+            self._handlers += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._handlers -= 1
+                self.changed.notify_all()
+
+    def close(self, timeout: float) -> None:
+        if all(member.thread.abandoned for member in self.members):  # closed before
+            return
+        deadline = time.monotonic() + timeout
+        with self.changed:
+            for member in self.members:
+                member.stop_delivery()
+            self.changed.wait_for(lambda: not self._handlers, timeout)
+        left = max(0.0, deadline - time.monotonic())
+        run_concurrently([partial(member.leave, left) for member in self.members])

@@ -1,0 +1,136 @@
+"""The database outbox: messages wait there while their broker is away.
+
+With `on_unavailable="outbox"` the business transaction itself writes the messages to
+table `txmq_outbox`. The broker, or `txmq resolver`, publishes each row as one bundle,
+in the order of `seq`, and then deletes the row. The reasons why the messages of a key
+keep their order are in docs/PROTOCOL.md 2.3. This module contributes two of them:
+
+- It reads the outbox at the end of the block, under the row locks of the transaction,
+  in a statement with a fresh snapshot. So a transaction sees the row of the one that it
+  has waited for, and queues behind that row.
+- A bundle that the broker may have already gets a new token for its row. The old token
+  is fenced in the same transaction, so that the bundle can only be rolled back. Until
+  then its order ticket holds its keys, and later transactions on them wait.
+
+The order holds among transactions that use the outbox. A transaction that fails without
+its broker does not read the outbox, and its successor may overtake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
+from txmq.client.log import get_logger
+from txmq.client.protocol.transaction.outbox_entries import outbox_entries
+from txmq.errors import BrokerUnavailable, ConnectionLost, ReadOnly, RequestTimeout, TxmqError
+from txmq.tx.outbox_entry import pack_entries
+from txmq.tx.postgres.outbox import NewOutboxRow, OutboxStatus, enqueue, read_status
+from txmq.tx.postgres.session import Connection
+
+UNAVAILABLE = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
+NO_QUEUE = OutboxStatus(fetched=False, waiting=False)
+NO_FALLBACK = nullcontext()
+log = get_logger()
+
+
+@dataclass(slots=True)
+class OutboxFallback:
+    """The bundles of one transaction that go to the outbox; none unless `enabled`."""
+
+    connection: Connection
+    enabled: bool
+    _queues: dict[UUID, OutboxStatus] = field(default_factory=dict)
+    # With the token that the row's new one replaces, if any.
+    _outbox_bundles: dict[BrokerBundle, UUID | None] = field(default_factory=dict)
+
+    def check_queues(self, bundles: Sequence[BrokerBundle]) -> None:
+        """Queue the bundles for whose broker earlier transactions wait already.
+
+        Raises BrokerUnavailable if that is unknown or impossible, LocalProtocolError or
+        DatabaseError.
+        """
+        if not self.enabled:
+            return
+        self._queues = read_status(self.connection, [_log_of(bundle) for bundle in bundles])
+        for bundle in bundles:
+            if self._queues[bundle.core.log_id].waiting:
+                self._move_to_outbox(
+                    bundle, BrokerUnavailable("Earlier transactions wait for the broker")
+                )
+
+    def sent_directly(self, bundles: list[BrokerBundle]) -> list[BrokerBundle]:
+        """Return the bundles that do not go to the outbox."""
+        return (
+            [bundle for bundle in bundles if bundle not in self._outbox_bundles]
+            if self._outbox_bundles
+            else bundles
+        )
+
+    def covering(self, bundle: BrokerBundle) -> AbstractContextManager[None]:
+        """Wrap calls of the broker: if it is away, the bundle goes to the outbox."""
+        return self._fall_back(bundle) if self.enabled else NO_FALLBACK
+
+    @contextmanager
+    def _fall_back(self, bundle: BrokerBundle) -> Iterator[None]:
+        try:
+            yield
+        except UNAVAILABLE as error:
+            bundle.abandon()
+            self._move_to_outbox(bundle, error)
+
+    def write_rows(self) -> None:
+        """Write the rows of the outbox. Raises MessageTooLarge or DatabaseError."""
+        if not self._outbox_bundles:
+            return
+        rows = []
+        for bundle, replaced in self._outbox_bundles.items():
+            entries, messages = outbox_entries(
+                bundle.buffer.items, bundle.core.topics, bundle.token
+            )
+            service = bundle.core.settings.service or ""
+            rows.append(
+                NewOutboxRow(
+                    bundle.core.log_id,
+                    bundle.token,
+                    replaced,
+                    service,
+                    messages,
+                    pack_entries(entries),
+                )
+            )
+        enqueue(self.connection, rows)
+
+    def _move_to_outbox(self, bundle: BrokerBundle, error: TxmqError) -> None:
+        if not self._queues.get(bundle.core.log_id, NO_QUEUE).fetched:
+            raise BrokerUnavailable(
+                f"{error.message}; no broker of log {bundle.core.log_id} reads this outbox",
+                hint="name this database under [[resolver]] in the broker's settings",
+            )
+        if bundle.buffer.actions:
+            raise BrokerUnavailable(
+                f"{error.message}; acks cannot wait in the outbox",
+                hint="run the transaction again when the broker delivers the message again",
+            )
+        self._outbox_bundles[bundle] = bundle.token if bundle.sent else None
+        bundle.move_to_outbox()
+        log.warning(
+            "transaction.queued",
+            token=str(bundle.token),
+            log_id=str(bundle.core.log_id),
+            reason=error.message,
+        )
+
+
+def _log_of(bundle: BrokerBundle) -> UUID:
+    try:
+        return bundle.core.log_id
+    except UNAVAILABLE as error:
+        raise BrokerUnavailable(
+            f"{error.message}; the outbox needs the id of the broker's log, which is unknown",
+            hint="give the id to a client that may start before its broker: "
+            "txmq.connect(url, log_id=...)",
+        ) from error

@@ -1,0 +1,190 @@
+"""The members of one consumer: one at each broker, in both faces.
+
+Each broker assigns its own partitions. A broker that is away stops only these; its
+member rejoins by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Generic, Protocol, TypeVar
+
+from txmq.client.log import get_logger
+from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch, owner_of
+from txmq.client.protocol.consumer.stats import ConsumerStats
+from txmq.errors import BrokerUnavailable, LocalProtocolError, TxmqError
+from txmq.model.message import ReceivedMessage
+
+log = get_logger()
+
+
+class DrivenMember(Protocol):
+    """A member with its driver. Both faces have one, with their own way to wait.
+
+    `trouble` is the last error of its connection, `failure` the error that ended it.
+    `inbox_group` is the name of its group in the inbox.
+    """
+
+    @property
+    def group(self) -> str: ...
+    @property
+    def closing(self) -> bool: ...
+    @property
+    def serving(self) -> bool: ...
+    @property
+    def failure(self) -> TxmqError | None: ...
+    @property
+    def trouble(self) -> TxmqError | OSError | None: ...
+    @property
+    def stats(self) -> ConsumerStats: ...
+    @property
+    def paused(self) -> frozenset[str]: ...
+    @property
+    def inbox_group(self) -> str: ...
+
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
+    def nack(
+        self,
+        message: ReceivedMessage,
+        delay: float | None,
+        error: BaseException | str | None,
+        *,
+        dead: bool = False,
+    ) -> None: ...
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None,
+        error: BaseException | str | None,
+    ) -> None: ...
+    def postpone(self, message: ReceivedMessage, delay: float | None) -> None: ...
+    def extend(self, message: ReceivedMessage, seconds: float | None) -> None: ...
+    def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
+    def pause(self, topics: Sequence[str], *, paused: bool) -> None: ...
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
+
+
+M = TypeVar("M", bound=DrivenMember)
+
+
+class MemberSet(Generic[M]):
+    """The members of one consumer, in the order of the brokers. `single`: the only
+    one, if there is one broker.
+    """
+
+    def __init__(self, members: Sequence[M]) -> None:
+        self.members = tuple(members)
+        self.single = self.members[0] if len(self.members) == 1 else None
+        self._turn = 0
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing more is delivered."""
+        return all(member.closing for member in self.members)
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """The sum of all members' counters."""
+        each = [member.stats for member in self.members]
+        return ConsumerStats(
+            **{
+                field.name: sum(getattr(one, field.name) for one in each)
+                for field in fields(ConsumerStats)
+            }
+        )
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The paused topics of any member."""
+        return frozenset().union(*(member.paused for member in self.members))
+
+    def member_of(self, delivered: ReceivedMessage | ReceivedBatch) -> M:
+        """Return the member that a message or batch was delivered to.
+
+        Raises LocalProtocolError where there are several brokers, and another consumer
+        received it.
+        """
+        if self.single is not None:
+            return self.single
+        owner = owner_of(delivered)
+        for member in self.members:
+            if member is owner:
+                return member
+        raise LocalProtocolError(
+            "the message was delivered to another consumer",
+            hint="settle the message object that a consumer delivered, at that consumer",
+        )
+
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Ack messages of any of the members."""
+        for member, own in self._by_member(messages):
+            member.ack_many(own)
+
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+    ) -> None:
+        """Nack messages of any of the members."""
+        for member, own in self._by_member(messages):
+            member.nack_many(own, delay, error)
+
+    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Return messages of any of the members to the group."""
+        for member, own in self._by_member(messages):
+            member.give_back(own)
+
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
+        """Add to the counters of the inbox."""
+        self.members[0].count(duplicates=duplicates, retried=retried)
+
+    def epoch_of(self, message: DeliveredMessage) -> int:
+        """Return the group's epoch when the message was fetched."""
+        return message.fetched.epoch
+
+    def inbox_group_of(self, message: ReceivedMessage) -> str:
+        """Return the name of the message's group in the inbox.
+
+        Offsets of several brokers are distinguished by it.
+        """
+        return self.member_of(message).inbox_group
+
+    def _by_member(
+        self, messages: Iterable[ReceivedMessage]
+    ) -> Iterable[tuple[M, Iterable[ReceivedMessage]]]:
+        if self.single is not None:
+            return ((self.single, messages),)
+        grouped: dict[M, list[ReceivedMessage]] = {}
+        for message in messages:
+            grouped.setdefault(self.member_of(message), []).append(message)
+        return grouped.items()
+
+    def in_turn(self) -> Sequence[M]:
+        """Return the members, each time from another one on: a busy broker does not
+        keep others waiting.
+        """
+        self._turn = (self._turn + 1) % len(self.members)
+        return (*self.members[self._turn :], *self.members[: self._turn])
+
+    def join_is_over(self) -> bool:
+        """Return whether all members have joined, or one was refused."""
+        return all(member.serving for member in self.members) or any(
+            member.failure for member in self.members
+        )
+
+    def join_error(self, timeout: float) -> TxmqError | None:
+        """Return the error that ends the consumer: a member was refused, or no broker
+        let it join in time. Members of other brokers join when these are back.
+        """
+        away = [member for member in self.members if not member.serving]
+        failure = next((one.failure for one in self.members if one.failure is not None), None)
+        if failure is None and len(away) < len(self.members):
+            for member in away:
+                log.warning("consumer.broker_away", group=member.group, error=str(member.trouble))
+            return None
+        why = "; ".join(str(member.trouble) for member in away if member.trouble)
+        return failure or BrokerUnavailable(
+            f"no broker let the consumer join within {timeout} s" + (f": {why}" if why else "")
+        )

@@ -1,0 +1,231 @@
+"""The settlement of messages with the broker: acks, nacks, and unprocessed returns.
+
+A message counts as settled only when the broker has confirmed it. After a lost
+connection everything unconfirmed is sent again before anything is fetched; the broker
+recognises what it has already.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from txmq.client.log import get_logger
+from txmq.client.protocol.consumer.acks import RANGES_PER_REQUEST, PendingAcks, join
+from txmq.client.protocol.consumer.consume_timeout import ExpiredMessage, timeout_failure
+from txmq.client.protocol.consumer.failure import FailureReport
+from txmq.client.protocol.consumer.fetched import NACKED, OUTSTANDING
+from txmq.client.protocol.consumer.local_queue import LocalQueue
+from txmq.client.protocol.consumer.membership import Membership
+from txmq.client.protocol.consumer.requests import (
+    NackReply,
+    Request,
+    ack_request,
+    member_call,
+)
+from txmq.client.protocol.consumer.stats import ConsumerStats
+from txmq.errors import NotLeased, RequestRejected, UnknownMember
+from txmq.wire.data_requests import AckedRange, unpack_refused
+from txmq.wire.json import parse_as
+
+NACKS_IN_FLIGHT = 64
+ANY_LEASE = 1 << 63
+LINGER_S = 0.01  # that an ack waits for others to share its request
+TIMED_OUT = 1_000  # expired messages that are remembered, to log late acks of them
+log = get_logger()
+
+
+class PendingNack(NamedTuple):
+    """A failed message at `place`.
+
+    `delay_ms` None: the group's policy decides. `dead`: to the dead letters at once.
+    `postpone`: it did not fail, and this delivery does not count.
+    """
+
+    place: AckedRange
+    key: str | None
+    delay_ms: int | None
+    failure: FailureReport
+    dead: bool = False
+    postpone: bool = False
+
+
+class Settlement:
+    """Acks, nacks and returns that are on their way to the broker.
+
+    `refused` is called for refusals that concern the member as a whole. `flush_now`: a
+    caller waits for an ack. `timed_out`: messages that exceeded the consume timeout.
+    """
+
+    def __init__(
+        self,
+        queue: LocalQueue,
+        stats: ConsumerStats,
+        refused: Callable[[RequestRejected, float], None],
+        *,
+        ordered: bool,
+    ) -> None:
+        self._queue, self._stats, self._ordered = queue, stats, ordered
+        self._refused = refused
+        self._nacks: deque[PendingNack] = deque()
+        self._nacks_in_flight: dict[int, PendingNack] = {}
+        self._nack_numbers = count()
+        self._returns: list[AckedRange] = []
+        self._returns_in_flight = 0
+        self.acks = PendingAcks()
+        self.flush_now = False
+        self.timed_out: deque[AckedRange] = deque(maxlen=TIMED_OUT)
+
+    @property
+    def idle(self) -> bool:
+        """True if the broker has confirmed everything."""
+        return self.acks.empty and not (
+            self._nacks or self._nacks_in_flight or self._returns or self._returns_in_flight
+        )
+
+    def nack(self, nack: PendingNack) -> None:
+        """Send a nack. Until the broker confirms it, the message blocks its key."""
+        self._nacks.append(nack)
+
+    def nack_expired(self, expired: Sequence[ExpiredMessage], timeout_s: float) -> None:
+        """Nack messages that exceeded the consume timeout.
+
+        Later acks and nacks of their handlers have no effect.
+        """
+        for place, key in expired:
+            if self._queue.change(place, OUTSTANDING, NACKED):
+                log.warning("message.timed_out", place=place_name(place), after_s=timeout_s)
+                self.timed_out.append(place)
+                self.nack(PendingNack(place, key, None, timeout_failure(timeout_s)))
+
+    def return_unprocessed(self, ranges: Sequence[AckedRange]) -> None:
+        """Return messages to the group as if they had not been delivered."""
+        self._returns += ranges
+        self._stats.returned += sum(end - start for _topic, _partition, start, end in ranges)
+
+    def disconnected(self, now: float) -> None:
+        """Send again what is not confirmed, on the next connection."""
+        self.acks.resend(now)
+        self._nacks.extendleft(reversed(self._nacks_in_flight.values()))
+        self._nacks_in_flight.clear()
+        self._returns.clear()  # the rejoin returns what it does not claim
+        self._returns_in_flight = 0
+
+    def due_at(self) -> float | None:
+        """Return when a request is due; None if there is nothing to send."""
+        if self._returns or (self._nacks and len(self._nacks_in_flight) < NACKS_IN_FLIGHT):
+            return 0.0
+        if self.acks.since is None or not self.acks.can_send:
+            return None
+        return 0.0 if self.flush_now else self.acks.since + LINGER_S
+
+    def requests(self, membership: Membership, now: float, *, at_once: bool) -> list[Request]:
+        """Return the requests to send now; `at_once`: acks do not linger."""
+        requests: list[Request] = []
+        due_at = self.due_at()
+        if due_at is None:
+            return requests
+        waiting = self.acks.since is not None and self.acks.can_send
+        if waiting and (at_once or due_at <= now):
+            self.flush_now = False
+            ranges = self.acks.begin_request()
+            requests.append(ack_request(membership, ranges, self._acked, self._ack_refused))
+        while self._nacks and len(self._nacks_in_flight) < NACKS_IN_FLIGHT:
+            number, nack = next(self._nack_numbers), self._nacks.popleft()
+            self._nacks_in_flight[number] = nack
+            nacked, refused = partial(self._nacked, number), partial(self._nack_refused, number)
+            requests.append(
+                member_call("consumer.nack", membership, _nack_args(nack), nacked, refused)
+            )
+        if self._returns:
+            returned = join(self._returns)
+            self._returns = returned[RANGES_PER_REQUEST:]
+            self._returns_in_flight += 1
+            args = {"ranges": returned[:RANGES_PER_REQUEST]}
+            requests.append(
+                member_call(
+                    "consumer.return", membership, args, self._returned, self._return_refused
+                )
+            )
+        return requests
+
+    def _acked(self, payload: bytes, now: float) -> None:
+        del now
+        refused = unpack_refused(payload)
+        self.acks.confirm(refused)
+        if refused:
+            self._stats.refused += sum(one.end - one.start for one in refused)
+            log.warning("ack.refused", place=place_name(refused[0]))
+
+    def _ack_refused(self, error: RequestRejected, now: float) -> None:
+        self.acks.resend(now)
+        self._refused(error, now)
+
+    def _nacked(self, number: int, payload: bytes, now: float) -> None:
+        reply = parse_as(NackReply, payload)
+        nack = self._nacks_in_flight.pop(number)
+        self._stats.nacked += not nack.postpone
+        self._stats.postponed += nack.postpone
+        self._stats.dead_lettered += reply.moved == "letter"
+        log.info(
+            "message.nacked",
+            place=place_name(nack.place),
+            moved=reply.moved,
+            attempt=reply.attempt,
+            error=nack.failure.type,
+        )
+        self._settle_nacked(nack, reply.fence_lease, now)
+        if reply.guarded:
+            self.return_unprocessed(self._queue.drop_ready())
+
+    def _nack_refused(self, number: int, error: RequestRejected, now: float) -> None:
+        nack = self._nacks_in_flight.pop(number)
+        if isinstance(error, UnknownMember) or error.retriable:
+            self._nacks.append(nack)
+            self._refused(error, now)
+            return
+        log.warning("message.nack_refused", place=place_name(nack.place), error=error.message)
+        lease = ANY_LEASE
+        if isinstance(error, NotLeased):  # the lease had run out: it is delivered again
+            lease = int(str(error.detail.get("fence_lease", ANY_LEASE)))
+        else:
+            self._refused(error, now)
+        self._settle_nacked(nack, lease, now)
+
+    def _settle_nacked(self, nack: PendingNack, fence_lease: int, now: float) -> None:
+        """Settle the message. Later ones of its key under leases below `fence_lease`
+        must not be processed now, and are returned.
+        """
+        if self._ordered and nack.key and fence_lease:
+            self.return_unprocessed(self._queue.drop_key(nack.place.topic, nack.key, fence_lease))
+        self._queue.settle(nack.place, now=now, old=NACKED)
+
+    def _returned(self, payload: bytes, now: float) -> None:
+        del payload, now
+        self._returns_in_flight -= 1
+
+    def _return_refused(self, error: RequestRejected, now: float) -> None:
+        """Leave the messages to their leases: the group gets them when these end."""
+        self._returns_in_flight -= 1
+        self._refused(error, now)
+
+
+def place_name(place: AckedRange) -> str:
+    """Return the first message of a range, as topic/partition/offset."""
+    return f"{place.topic}/{place.partition}/{place.start}"
+
+
+def _nack_args(nack: PendingNack) -> dict[str, object]:
+    topic, partition, offset, _end = nack.place
+    return {
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "delay_ms": nack.delay_ms,
+        "error": nack.failure._asdict(),
+        "dead": nack.dead,
+        "postpone": nack.postpone,
+    }

@@ -1,0 +1,3 @@
+"""Consumers on Twisted's reactor, over the members of
+`txmq.client.protocol.consumer`.
+"""

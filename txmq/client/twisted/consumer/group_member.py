@@ -1,0 +1,304 @@
+"""A member of a consumer group with its connection, on the reactor's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from uuid import UUID, uuid4
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from txmq.client.protocol.consumer.member import Member, MemberPhase
+from txmq.client.protocol.consumer.operations import (
+    Delivered,
+    Operations,
+    TransactionAck,
+    ack_error,
+)
+from txmq.client.protocol.consumer.requests import Request
+from txmq.client.protocol.consumer.settings import ConsumerSettings
+from txmq.client.protocol.consumer.stats import ConsumerStats
+from txmq.client.twisted.connection import PersistentConnection, TwistedConnection, with_timeout
+from txmq.client.twisted.core import TwistedCore
+from txmq.client.twisted.protocols import DelayedCall
+from txmq.errors import ClientClosed, RequestRejected, RequestTimeout, TxmqError
+from txmq.model.message import ReceivedMessage
+from txmq.model.topic_partition import PartitionName
+
+
+class ReactorMember:
+    """A member at one broker.
+
+    `deliver` is called with the member when messages may have come. `clustered`: its
+    consumer has members at other brokers, too.
+    """
+
+    def __init__(
+        self,
+        core: TwistedCore,
+        settings: ConsumerSettings,
+        deliver: Callable[[ReactorMember], None],
+        *,
+        clustered: bool,
+    ) -> None:
+        self.core, self.settings = core, settings
+        self._deliver, self._clustered = deliver, clustered
+        self._reactor = core.reactor
+        self.member = Member(settings, uuid4().hex, owner=self)
+        self.operations = Operations(self.member)
+        self._link: TwistedConnection | None = None
+        self._timer: DelayedCall | None = None
+        self._waiting: list[tuple[Callable[[], object], Deferred[None]]] = []
+        self._connection: PersistentConnection = core.open_connection(self._attach, self._refused)
+
+    @property
+    def group(self) -> str:
+        """The name of the group: for a broadcast member its own."""
+        return self.member.group
+
+    @property
+    def assignment(self) -> frozenset[PartitionName]:
+        """The partitions assigned to this member."""
+        return self.member.assignment
+
+    @property
+    def closing(self) -> bool:
+        """True once nothing more is delivered."""
+        return self.member.closing
+
+    @property
+    def serving(self) -> bool:
+        """True while the member is connected and, as far as it knows, in its group."""
+        return self.member.phase is MemberPhase.SERVING
+
+    @property
+    def failure(self) -> TxmqError | None:
+        """The error that ended the member."""
+        return self.member.failure
+
+    @property
+    def trouble(self) -> TxmqError | None:
+        """The error that keeps the member from its broker for now."""
+        return self._connection.error
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The paused topics."""
+        return self.member.fetcher.paused
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """The counters of the member."""
+        return self.member.stats
+
+    @property
+    def log_id(self) -> UUID | None:
+        """The broker's log that the messages are of; None before the first
+        connection.
+        """
+        return self.core.known_log_id
+
+    @property
+    def inbox_group(self) -> str:
+        """The name of the group in the inbox, after the first connection; the same as
+        in the blocking face.
+        """
+        return f"{self.group}#{self.log_id}" if self._clustered else self.group
+
+    def when_serving(self) -> Deferred[None]:
+        """Fire once the member has joined; fail with its failure."""
+        return self._when(lambda: self.serving)
+
+    def when_confirmed(self, number: int, delivered: Delivered) -> Deferred[None]:
+        """Fire when the broker has the ack of that number in its log.
+
+        Fails with NotLeased where the ack changed nothing or came too late.
+        """
+
+        def check(_none: None) -> None:
+            error = ack_error(self.operations, number, delivered)
+            if error is not None:
+                raise error
+
+        acks = self.member.settlement.acks
+        return self._when(lambda: acks.is_confirmed(number)).addCallback(check)
+
+    def acks_added(self, *, wait: bool = False) -> None:
+        """Have new acks sent; at once for a caller that is going to `wait`."""
+        self.member.settlement.flush_now |= wait
+        self.step()
+
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        self.operations.ack_many(messages, self._reactor.seconds())
+        self.step()
+
+    def nack(
+        self,
+        message: ReceivedMessage,
+        delay: float | None,
+        error: BaseException | str | None,
+        *,
+        dead: bool = False,
+    ) -> None:
+        self.operations.nack(message, delay, error, dead=dead)
+        self.step()
+
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None,
+        error: BaseException | str | None,
+    ) -> None:
+        self.operations.nack_many(messages, delay, error)
+        self.step()
+
+    def postpone(self, message: ReceivedMessage, delay: float | None) -> None:
+        self.operations.postpone(message, delay)
+        self.step()
+
+    def extend(self, message: ReceivedMessage, seconds: float | None) -> None:
+        self.operations.extend(message, seconds, self._reactor.seconds())
+
+    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
+        for message in messages:
+            self.operations.give_back(message, self._reactor.seconds())
+        self.step()
+
+    def pause(self, topics: Sequence[str], *, paused: bool) -> None:
+        self.member.pause(topics, paused=paused)
+        self.step()
+
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
+        """Add to the counters of the inbox."""
+        self.member.stats.duplicates += duplicates
+        self.member.stats.retried += retried
+
+    def ack_actions(self, delivered: Delivered) -> Sequence[TransactionAck]:
+        """Leave the outstanding messages to a transaction; return the actions that ack
+        them in it. Raises NotLeased where there are none.
+        """
+        return self.operations.add_to_transaction(delivered)
+
+    def transaction_ended(self, delivered: Delivered, *, committed: bool | None) -> None:
+        """Settle the messages of a transaction, or make them outstanding again. None:
+        its outcome is unknown.
+        """
+        self.operations.transaction_ended(delivered, self._reactor.seconds(), committed=committed)
+        self.step()
+
+    def stop_delivery(self) -> None:
+        """Deliver nothing more, and return what waits in the local queue."""
+        self.member.close()
+        self.step()
+
+    async def leave(self, seconds: float) -> None:
+        """Leave the group once the broker has everything, within so many seconds."""
+        self.member.leave()
+        self.step()
+        try:
+            left = self._when(self._has_left)
+            late = RequestTimeout("the broker did not confirm that the member left its group")
+            await with_timeout(self._reactor, left, seconds, late)
+        except TxmqError:  # its session will lapse
+            self.member.failure = self.member.failure or ClientClosed("the consumer was closed")
+        await self.abandon()
+
+    def _has_left(self) -> bool:
+        """Return whether there is nothing left to send. A broker that is away need not
+        get the leave request.
+        """
+        return self.member.phase is MemberPhase.GONE or (
+            self._link is None and self.member.settlement.idle
+        )
+
+    async def abandon(self) -> None:
+        """End without a request to the broker."""
+        self._cancel_timer()
+        await self._connection.stop()
+
+    def step(self) -> None:
+        """Deliver messages that have come, and send requests that are due."""
+        self._deliver(self)
+        link, now = self._link, self._reactor.seconds()
+        if link is not None and self.member.needs_reconnect:
+            link.abort()
+        elif link is not None:
+            for request in self.member.requests(now):
+                self._send(link, request)
+            self._set_timer(now)
+        self._check_waiting()
+
+    def _when(self, condition: Callable[[], object]) -> Deferred[None]:
+        """Fire when the condition holds, fail with the member's failure."""
+        waiting: Deferred[None] = Deferred()
+        self._waiting.append((condition, waiting))
+        self._check_waiting()
+        return waiting
+
+    def _check_waiting(self) -> None:
+        failure = self.member.failure
+        for item in list(self._waiting):
+            condition, waiting = item
+            if waiting.called:
+                self._waiting.remove(item)
+            elif condition():
+                self._waiting.remove(item)
+                waiting.callback(None)
+            elif failure is not None:
+                self._waiting.remove(item)
+                waiting.errback(failure)
+
+    def _attach(self, link: TwistedConnection) -> None:
+        self._link = link
+        self.member.connected(self._reactor.seconds())
+        link.lost.addCallback(lambda _none: self._lost(link))
+        self.step()
+
+    def _refused(self, error: TxmqError) -> None:
+        self.member.failure = error
+        self.step()
+
+    def _lost(self, link: TwistedConnection) -> None:
+        if self._link is link:
+            self._link = None
+            self.member.disconnected(self._reactor.seconds())
+            self.step()
+
+    def _send(self, link: TwistedConnection, request: Request) -> None:
+        reply = with_timeout(
+            self._reactor,
+            link.request(request.opcode, request.payload),
+            request.timeout_s,
+            RequestTimeout("no answer"),
+        )
+        reply.addCallbacks(
+            partial(self._answered, request), partial(self._unanswered, link, request)
+        )
+        reply.addErrback(partial(self._invalid_answer, link))
+
+    def _answered(self, request: Request, payload: bytes) -> None:
+        request.reply(payload, self._reactor.seconds())
+        self.step()
+
+    def _unanswered(self, link: TwistedConnection, request: Request, failure: Failure) -> None:
+        """React to a refusal; without an answer, end the connection."""
+        if isinstance(failure.value, RequestRejected):
+            request.refused(failure.value, self._reactor.seconds())
+            self.step()
+        else:
+            link.abort()
+
+    def _invalid_answer(self, link: TwistedConnection, failure: Failure) -> None:
+        failure.trap(TxmqError)
+        link.abort()
+
+    def _set_timer(self, now: float) -> None:
+        due = self.member.wake_at()
+        self._cancel_timer()
+        if due is not None:
+            self._timer = self._reactor.callLater(max(0.0, due - now), self.step)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()

@@ -1,0 +1,185 @@
+"""Handlers with an inbox, for consumers on the reactor: the blocking implementation, in
+threads of its own.
+
+A transaction waits for its database, so it must not run on the reactor's thread. One
+implementation of the inbox serves both faces. Its threads call the consumer through the
+reactor. They are not from a thread pool: each keeps its connection to the database for
+as long as the work lasts, and a reactor that is stopped meanwhile does not wait for a
+handler. What a thread has not committed by then is delivered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import iscoroutine, iscoroutinefunction
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.threads import blockingCallFromThread
+from twisted.python.failure import Failure
+
+from txmq.client.blocking.core import BlockingCore, core_of
+from txmq.client.protocol.consumer.fetched import DeliveredMessage
+from txmq.client.protocol.consumer.handlers import HandlerOptions
+from txmq.client.protocol.consumer.stats import ConsumerStats
+from txmq.client.twisted.consumer.group_member import ReactorMember
+from txmq.client.twisted.consumer.members import ReactorMembers
+from txmq.errors import LocalProtocolError
+from txmq.model.message import ReceivedMessage
+from txmq.model.topic_partition import PartitionName
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def run_with_inbox(
+    members: ReactorMembers,
+    handler: Callable[..., object],
+    connect: Callable[[], Connection],
+    options: HandlerOptions,
+) -> Deferred[None]:
+    """Run a handler in threads. Fires when the work has ended, fails with the error
+    that ended it. To cancel the Deferred ends the work.
+
+    Raises LocalProtocolError for a handler that is a coroutine.
+    """
+    # psycopg2 is for those who have a database.
+    from txmq.client.blocking.consumer import inbox  # noqa: PLC0415
+
+    if iscoroutinefunction(handler):
+        raise _is_coroutine()
+    bridge, stop, reactor = ThreadBridge(members), Event(), members.reactor
+    ended: Deferred[None] = Deferred(lambda _ended: stop.set())
+
+    def work() -> None:
+        try:
+            inbox.run_with_inbox(bridge, _no_coroutine(handler), connect, options, stop)
+        except BaseException:  # noqa: BLE001  # the Deferred fails with it
+            reactor.callFromThread(ended.errback, Failure())
+        else:
+            reactor.callFromThread(ended.callback, None)
+
+    Thread(target=work, name=f"txmq-{members.settings.group}-run", daemon=True).start()
+    return ended
+
+
+def _is_coroutine() -> LocalProtocolError:
+    return LocalProtocolError(
+        "a handler with an inbox runs in a thread, and must be no coroutine",
+        hint="use a function that returns when its statements are done;"
+        " without inbox= handlers may be coroutines",
+    )
+
+
+def _no_coroutine(handler: Callable[..., object]) -> Callable[..., object]:
+    """Return the handler; it fails where it leaves work behind that its transaction
+    would not contain.
+    """
+
+    def handle(messages: object, connection: Connection) -> None:
+        answer = handler(messages, connection)
+        if iscoroutine(answer):
+            answer.close()
+        if iscoroutine(answer) or isinstance(answer, Deferred):
+            raise _is_coroutine()
+
+    return handle
+
+
+class BridgedMember:
+    """A member as the upkeep of its inbox reads it in a thread.
+
+    Requests to the broker go through the blocking client.
+    """
+
+    def __init__(self, member: ReactorMember) -> None:
+        """To be called on the reactor's thread."""
+        self._member = member
+        self.settings = member.settings
+        self.core: BlockingCore = core_of(member.core.blocking)
+
+    @property
+    def group(self) -> str:
+        return self._member.group
+
+    @property
+    def inbox_group(self) -> str:
+        return self._member.inbox_group
+
+    @property
+    def assignment(self) -> frozenset[PartitionName]:
+        return self._member.assignment
+
+    @property
+    def stats(self) -> ConsumerStats:
+        return self._member.stats
+
+
+class ThreadBridge:
+    """The members of a consumer on the reactor, for threads.
+
+    Calls arrive on the reactor in the order in which they are made.
+    """
+
+    def __init__(self, members: ReactorMembers) -> None:
+        """To be called on the reactor's thread."""
+        self._members, self._reactor = members, members.reactor
+        self.settings = members.settings
+        self.members = tuple(map(BridgedMember, members.members))
+
+    @property
+    def closed(self) -> bool:
+        return self._members.closed
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        working = self._members.working()
+        self._call(working.__enter__)
+        try:
+            yield
+        finally:
+            self._reactor.callFromThread(working.__exit__, None, None, None)
+
+    def receive_many(
+        self, most: int, timeout: float, *, batch_wait: float = 0.0
+    ) -> Sequence[DeliveredMessage]:
+        return self._wait(self._members.receive_many, most, timeout, batch_wait=batch_wait)
+
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        self._reactor.callFromThread(self._members.ack_many, list(messages))
+
+    def nack_many(self, messages: Iterable[ReceivedMessage], *, error: BaseException) -> None:
+        self._call(self._members.nack_many, list(messages), error=error)
+
+    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
+        self._call(self._members.give_back, list(messages))
+
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
+        self._reactor.callFromThread(
+            lambda: self._members.count(duplicates=duplicates, retried=retried)
+        )
+
+    def epoch_of(self, message: DeliveredMessage) -> int:
+        return self._members.epoch_of(message)
+
+    def inbox_group_of(self, message: DeliveredMessage) -> str:
+        return self._members.inbox_group_of(message)
+
+    def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns on the reactor's thread."""
+
+        def answer() -> Deferred[T]:
+            return maybeDeferred(function, *args, **kwargs)
+
+        return self._wait(answer)
+
+    def _wait(self, function: Callable[P, Deferred[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of the function's Deferred."""
+        call: Any = blockingCallFromThread  # mypy confuses its overloads
+        answer: T = call(self._reactor, function, *args, **kwargs)
+        return answer

@@ -1,0 +1,336 @@
+"""Views of consumer groups and dead letters: answers for operators, in JSON values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import nlargest
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.core.consumers import failures, stall_reasons
+from txmq.core.consumers.authorization import find_group, find_member
+from txmq.core.consumers.stall_reasons import StallContext
+from txmq.core.events.outcome import Rejected
+from txmq.core.state import failed_messages, visibility
+from txmq.core.state.consumer_groups import FenceState
+from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.state import State
+from txmq.errors import UnknownLetter, UnknownMember
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, KeyFence, MessageRef
+    from txmq.core.state.positions import GroupPosition
+    from txmq.model.topic_partition import TopicPartition
+
+MAX_FENCES_LISTED = 100
+# Partitions of each group whose oldest message is read for a list of all groups.
+TIMED_PARTITIONS = 16
+MAX_LETTERS_COUNTED = 100_000  # by `letter_stats`, from the oldest on
+
+
+class LetterView(NamedTuple):
+    """An open or abandoned dead letter: the location of its message, and its other
+    fields.
+    """
+
+    position: int
+    length: int
+    row: int
+    fields: dict[str, Any]
+
+
+def list_groups(state: State, now: int | None = None) -> list[dict[str, Any]]:
+    """Describe all groups, by name. `now` None = as of the last record.
+
+    `lag_ms` is the age of the oldest message that is not processed and has not failed.
+    Only the `TIMED_PARTITIONS` with the largest lag are read for it.
+    """
+    at = state.stored_at if now is None else now
+    return [_summary(state, group, at) for _name, group in sorted(state.groups.by_name.items())]
+
+
+def count_messages(state: State, group: ConsumerGroup, now: int) -> dict[str, Any]:
+    """Return the numbers of a group."""
+    names = ("group", "members", "lag", "lag_ms", "leased", "retrying", "parked", "letters")
+    summary = _summary(state, group, now)
+    return {name: summary[name] for name in names}
+
+
+def _summary(state: State, group: ConsumerGroup, now: int) -> dict[str, Any]:
+    lags = {tp: _lag(state, tp, position) for tp, position in group.positions.items()}
+    topics = sorted({state.topics_by_id[tp[0]].name for tp in group.positions})
+    return {
+        "group": group.name,
+        "mode": group.settings.mode,
+        "state": _state(group),
+        "generation": group.generation,
+        "epoch": group.epoch,
+        "members": len(group.members),
+        "topics": topics,
+        "lag": sum(lags.values()),
+        "lag_ms": max(
+            (
+                _age_ms(state, group, tp, now)
+                for tp in nlargest(TIMED_PARTITIONS, lags, lags.__getitem__)
+            ),
+            default=0,
+        ),
+        "leased": sum(lease.remaining for lease in group.leases.values()),
+        "retrying": sum(group.retrying.values()),
+        "parked": sum(fence.parked for _topic, _key, fence in group.all_fences()),
+        "fences": sum(map(len, group.fences.values())),
+        "letters": group.letters,
+        "floods": group.breaker_openings,
+        "expired": group.expired,
+    }
+
+
+def _age_ms(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) -> int:
+    oldest = stall_reasons.oldest_waiting(state, group, tp)
+    return 0 if oldest is None else max(0, now - oldest) // 1_000
+
+
+def _state(group: ConsumerGroup) -> str:
+    if group.paused:
+        return "paused"
+    if group.breaker is not None:
+        return "guarded"
+    if group.pending_resets:
+        return "being reset"
+    if group.clone_progress is not None:
+        return "being cloned"
+    return "active" if group.members else "empty"
+
+
+def _lag(state: State, tp: TopicPartition, position: GroupPosition) -> int:
+    """Return the number of messages that are not processed and have not failed."""
+    topic = state.topics_by_id[tp[0]]
+    return (
+        0
+        if topic.deleted
+        else visibility.visible_end(state, *tp) - position.cursor + position.unsettled
+    )
+
+
+def describe_group(state: State, name: str, context: StallContext) -> dict[str, Any] | Rejected:
+    """Describe a group in full.
+
+    `why` has the stall reason of each partition, "" if it has none. `lag_ms` is the age
+    of the oldest message that is not processed and has not failed.
+    """
+    group = find_group(state, name)
+    if isinstance(group, Rejected):
+        return group
+    positions = [_position(state, group, tp, context) for tp in sorted(group.positions)]
+    return _summary(state, group, context.now) | {
+        "settings": describe_settings(group),
+        "flood": None if group.breaker is None else group.breaker._asdict(),
+        "member_list": [
+            _member(state, group, member, context) for member in group.members.values()
+        ],
+        "lag_ms": max((position["lag_ms"] for position in positions), default=0),
+        "paused_topics": [
+            state.topics_by_id[topic_id].name for topic_id in sorted(group.paused_topics)
+        ],
+        "positions": positions,
+        "fence_list": [
+            _fence(state, *item) for item in islice(group.all_fences(), MAX_FENCES_LISTED)
+        ],
+    }
+
+
+def describe_settings(group: ConsumerGroup) -> dict[str, Any]:
+    """Return a group's settings; times are in microseconds."""
+    return group.settings._asdict() | {"retry": group.settings.policy.to_json()}
+
+
+def _member(
+    state: State, group: ConsumerGroup, member: GroupMember, context: StallContext
+) -> dict[str, Any]:
+    mine = [lease for lease in group.leases.values() if lease.member == member.name]
+    return {
+        "member": member.name,
+        "since": member.since,
+        "assignment": _assignment(state, member),
+        "leased": sum(lease.remaining for lease in mine),
+        "oldest_lease": min((lease.granted_at for lease in mine), default=None),
+        "paused": sorted(context.paused.get(member.name, ())),
+    }
+
+
+def _assignment(state: State, member: GroupMember) -> list[tuple[str, int]]:
+    return [
+        (state.topics_by_id[topic_id].name, partition) for topic_id, partition in member.partitions
+    ]
+
+
+def _position(
+    state: State, group: ConsumerGroup, tp: TopicPartition, context: StallContext
+) -> dict[str, Any]:
+    position = group.positions[tp]
+    reason = stall_reasons.stall_reason(state, group, tp, context)
+    topic = state.topics_by_id[tp[0]]
+    holders = sorted({group.leases[held.value.lease].member for held in position.leased})
+    owners = [member.name for member in group.members.values() if tp in member.partitions]
+    return {
+        "topic": topic.name,
+        "partition": tp[1],
+        "floor": position.floor,
+        "cursor": position.cursor,
+        "end": visibility.visible_end(state, *tp, context.durable),
+        "lag": _lag(state, tp, position),
+        "leased": position.leased.total,
+        "leased_to": holders,
+        "redeliver": position.redeliver.total,
+        "reserved": position.reserved.total,
+        "retrying": group.retrying[tp],
+        "owners": owners,
+        "passed": _passed(state, group, tp),
+        "lag_ms": _age_ms(state, group, tp, context.now),
+        "why": "" if reason is None else reason.text,
+        "reason": "" if reason is None else reason.code,
+    }
+
+
+def _passed(state: State, group: ConsumerGroup, tp: TopicPartition) -> int:
+    row = state.tables[t.MISSED].get(t.POSITION_KEY.pack(group.group_id, *tp))
+    return 0 if row is None else int(row[0])
+
+
+def _fence(state: State, topic_id: int, key_hash: int, fence: KeyFence) -> dict[str, Any]:
+    return {
+        "topic": state.topics_by_id[topic_id].name,
+        "key_hash": key_hash,
+        "state": FenceState(fence.state).name.lower(),
+        "partition": fence.partition,
+        "offset": fence.offset,
+        "parked": fence.parked,
+        "since": fence.since,
+    }
+
+
+def describe_membership(
+    state: State, name: str, member: str, instance: str = ""
+) -> dict[str, Any] | Rejected:
+    """Return the answer to a heartbeat: the current generation and assignment.
+
+    An `instance` that another process has replaced is not a member any more.
+    """
+    found = find_member(state, name, member)
+    if isinstance(found, Rejected):
+        return found
+    group, present = found
+    if instance and instance != present.instance:
+        replaced = f"another process has joined consumer group {name!r} as {member!r}"
+        return Rejected(
+            UnknownMember, replaced, "give each process a name of its own", {"replaced": True}
+        )
+    view = {
+        "generation": group.generation,
+        "epoch": group.epoch,
+        "assignment": _assignment(state, present),
+    }
+    return view | {"consume_timeout_ms": group.settings.consume_timeout_us // 1_000}
+
+
+def list_letters(
+    state: State, name: str, after: int, limit: int
+) -> tuple[list[LetterView], int | None] | Rejected:
+    """Return a page of dead letters in the order of their deaths, and the next page's
+    `after`.
+
+    Abandoned letters are included. The second value is None after the last page.
+    """
+    group = find_group(state, name)
+    if isinstance(group, Rejected):
+        return group
+    page = list(islice(_letters(state, group, after), limit))
+    following = page[-1][1].number if len(page) == limit else None
+    return [_letter(state, group, *item) for item in page], following
+
+
+def _letters(
+    state: State, group: ConsumerGroup, after: int = 0
+) -> Iterator[tuple[MessageRef, FailedMessage]]:
+    start, stop = (
+        t.LETTER_KEY.pack(group.group_id, after + 1),
+        t.LETTER_KEY.pack(group.group_id, t.SIGN),
+    )
+    rows: Any = state.letters.range(start, stop)
+    for _key, ref in rows:
+        row = failed_messages.get(state, group, tuple(ref))
+        assert row is not None, "in the index, so it is there"
+        yield tuple(ref), row
+
+
+def describe_letter(
+    state: State, name: str, topic: str, partition: int, offset: int
+) -> LetterView | Rejected:
+    """Describe one dead letter, found by the place of its message."""
+    group = find_group(state, name)
+    if isinstance(group, Rejected):
+        return group
+    ref, row = failures.find_message(state, group, topic, partition, offset)
+    if ref is None or row is None or row.kind not in (FailedKind.LETTER, FailedKind.ABANDONED):
+        message = f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}"
+        return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
+    return _letter(state, group, ref, row)
+
+
+def _letter(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> LetterView:
+    topic_id, partition, offset = ref
+    fence = group.fence(topic_id, row.key_hash)
+    fields = {
+        "group": group.name,
+        "topic": state.topics_by_id[topic_id].name,
+        "partition": partition,
+        "offset": offset,
+        "number": row.number,
+        "state": "dead" if row.kind == FailedKind.LETTER else "abandoned",
+        "attempts": row.attempt,
+        "replays": row.replays,
+        "deaths": row.deaths,
+        "error_type": row.error_type,
+        "error_text": row.error_text,
+        "fingerprint": row.fingerprint,
+        "consumer": row.consumer,
+        "first_failed_at": row.first_failed_at,
+        "dead_at": row.dead_at,
+        "stored_at": row.stored_at,
+        "key_hash": row.key_hash,
+        "parked_behind": 0 if fence is None or fence.offset != offset else fence.parked,
+        "reserved_by": row.token.hex() or None,
+        "reason": row.reason,
+    }
+    return LetterView(row.position, row.length, row.row, fields)
+
+
+def letter_stats(state: State, name: str) -> dict[str, Any] | Rejected:
+    """Count open dead letters by fingerprint, error type, topic and key."""
+    group = find_group(state, name)
+    if isinstance(group, Rejected):
+        return group
+    rows = [
+        item
+        for item in islice(_letters(state, group), MAX_LETTERS_COUNTED)
+        if item[1].kind == FailedKind.LETTER
+    ]
+    topics = Counter(state.topics_by_id[ref[0]].name for ref, _row in rows)
+    died = [row.dead_at for _ref, row in rows]
+    keys = Counter(row.key_hash for _ref, row in rows if row.key_hash is not None)
+    return {
+        "group": group.name,
+        "letters": group.letters,
+        "counted": len(rows),
+        "by_fingerprint": dict(Counter(row.fingerprint for _ref, row in rows).most_common()),
+        "by_error_type": dict(Counter(row.error_type for _ref, row in rows).most_common()),
+        "by_topic": dict(topics.most_common()),
+        "keys": len(keys),
+        "most_of_one_key": max(keys.values(), default=0),
+        "replayed": sum(1 for _ref, row in rows if row.replays),
+        "oldest": min(died, default=None),
+        "newest": max(died, default=None),
+    }

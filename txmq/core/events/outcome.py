@@ -1,0 +1,33 @@
+"""The result of a decision: events and a reply, or a rejection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from txmq.core.events.base import Event
+    from txmq.errors import RequestRejected
+
+
+class Rejected(NamedTuple):
+    """A command that the core refuses: the error that the client raises, and why."""
+
+    error: type[RequestRejected]
+    message: str
+    hint: str = ""
+    detail: dict[str, object] | None = None
+
+
+class Outcome(NamedTuple):
+    """An accepted command: the events to record, in order, and the reply to send once
+    they are durable.
+
+    `attachment` belongs to the first event. With `early`, the reply need not wait until
+    the events are durable: losing them does no more harm than losing the reply (first
+    leases, heartbeats).
+    """
+
+    events: tuple[Event, ...] = ()
+    reply: object = None
+    attachment: bytes = b""
+    early: bool = False

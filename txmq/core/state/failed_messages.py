@@ -1,0 +1,284 @@
+"""Failed messages: retrying, parked behind a key fence, dead letters, abandoned ones.
+
+Table `moved` has a row for each. Its key is the message's origin (group, topic,
+partition, offset), which stays the same through retry, dead letter and replay. The row
+points at the stored batch; nothing is copied. Only this module writes the indexes: a
+retrying message is in `retries` and `wakes` while no member holds it, a parked one in
+`parked`, dead letters and abandoned ones are in `letters`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.core.state.positions import UNDELIVERED
+from txmq.model.topic_partition import TopicPartition
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.state import State
+
+# lost consumers after which a message goes out alone (`core/consumers/poison.py`)
+ISOLATED_AFTER = 3
+
+
+class FailedKind(IntEnum):
+    """State of a failed message; the numbers are on disk."""
+
+    RETRY = 1  # waits for its next delivery, or is leased
+    PARKED = 2  # waits behind the fence of its key
+    LETTER = 3  # a dead letter
+    ABANDONED = 4  # a dead letter that an operator has closed
+
+
+DELIVERABLE = (FailedKind.RETRY, FailedKind.PARKED)
+
+
+class FailedMessage(NamedTuple):
+    """A row of table `moved`.
+
+    `attempt` is the number of counted deliveries since the last replay, `deaths` the
+    number of consumers that were lost with the message (`core/consumers/poison.py`).
+    `position`, `length` and `row` point at the message; `visible_at` and `stored_at`
+    are those of its batch. `token` is the undecided transaction that acks or replays
+    it. `number` is its number among the group's dead letters.
+    """
+
+    kind: int
+    attempt: int
+    due: int
+    key_hash: int | None
+    position: int
+    length: int
+    row: int
+    visible_at: int
+    stored_at: int
+    consumer: str = ""
+    error_type: str = ""
+    error_text: str = ""
+    fingerprint: str = ""
+    first_failed_at: int = 0
+    dead_at: int = 0
+    number: int = 0
+    replays: int = 0
+    deaths: int = 0
+    token: bytes = b""
+    reason: str = ""
+
+
+class Move(NamedTuple):
+    """Part of an event: the new row of a message, wherever the message was before."""
+
+    topic_id: int
+    partition: int
+    offset: int
+    row: FailedMessage
+
+
+def new_row(
+    entry: t.BatchEntry, row: int, key_hash: int | None, *, attempt: int, deaths: int = 0
+) -> FailedMessage:
+    """Return the row of a message of a published batch. The caller sets its kind."""
+    return FailedMessage(
+        FailedKind.RETRY,
+        attempt,
+        0,
+        key_hash,
+        entry.position,
+        entry.length,
+        row,
+        entry.visible_at,
+        entry.stored_at,
+        deaths=deaths,
+    )
+
+
+def decode_move(move: Any) -> Move:  # noqa: ANN401  # tuples come back from the log without types
+    """Return a `Move` of an event from the log."""
+    topic_id, partition, offset, row = move
+    return Move(topic_id, partition, offset, FailedMessage(*row))
+
+
+def get(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    """Return the row of a message if it has failed."""
+    row: Any = state.failed_messages.get(t.FAILED_KEY.pack(group.group_id, *ref))
+    return None if row is None else FailedMessage(*row)
+
+
+def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
+    """Apply: set the row and its indexes, after `drop` of an earlier row."""
+    state.failed_messages.put(t.FAILED_KEY.pack(group.group_id, *ref), tuple(row))
+    if row.kind == FailedKind.RETRY:
+        if ref not in group.leased_rows and not row.token:
+            _index_retry(state, group, ref, row)
+    elif row.kind == FailedKind.PARKED:
+        state.tables[t.PARKED].put(_parked_key(group, ref, row), ())
+        _count_parked(state, group, ref, row, 1)
+    else:
+        state.letters.put(t.LETTER_KEY.pack(group.group_id, row.number), ref)
+        _count_letters(state, group, row, 1)
+
+
+def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    """Apply: remove the row and its indexes, and return the row."""
+    row = get(state, group, ref)
+    if row is None:
+        return None
+    state.failed_messages.delete(t.FAILED_KEY.pack(group.group_id, *ref))
+    if group.unfinished_clones and row.kind in DELIVERABLE:
+        keep_for_clones(state, group, ref)
+    if row.kind == FailedKind.RETRY:
+        if ref not in group.leased_rows and not row.token:
+            _unindex_retry(state, group, ref, row.due)
+    elif row.kind == FailedKind.PARKED:
+        state.tables[t.PARKED].delete(_parked_key(group, ref, row))
+        _count_parked(state, group, ref, row, -1)
+    else:
+        state.letters.delete(t.LETTER_KEY.pack(group.group_id, row.number))
+        _count_letters(state, group, row, -1)
+    return row
+
+
+def _index_retry(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
+    (topic_id, partition, offset), due = ref, row.due
+    if row.deaths >= ISOLATED_AFTER:
+        group.isolated_rows[ref] = due
+    state.tables[t.RETRIES].put(
+        t.RETRY_KEY.pack(group.group_id, topic_id, partition, due, offset), ()
+    )
+    state.tables[t.RETRIES_BY_TIME].put(t.RETRY_TIME_KEY.pack(due, group.group_id, *ref), ())
+    group.retrying[TopicPartition(topic_id, partition)] += 1
+    state.groups.dirty_groups.add(group.group_id)
+
+
+def _unindex_retry(state: State, group: ConsumerGroup, ref: MessageRef, due: int) -> None:
+    topic_id, partition, offset = ref
+    group.isolated_rows.pop(ref, None)
+    state.tables[t.RETRIES].delete(
+        t.RETRY_KEY.pack(group.group_id, topic_id, partition, due, offset)
+    )
+    state.tables[t.RETRIES_BY_TIME].delete(t.RETRY_TIME_KEY.pack(due, group.group_id, *ref))
+    tp = TopicPartition(topic_id, partition)
+    group.retrying[tp] -= 1
+    if not group.retrying[tp]:
+        del group.retrying[tp]
+    state.groups.dirty_groups.add(group.group_id)
+
+
+def _parked_key(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> bytes:
+    # In the order of publication: offsets do not give it where a key has been in two
+    # partitions.
+    topic_id, partition, offset = ref
+    assert row.key_hash is not None, "parked messages have a key"
+    return t.PARKED_KEY.pack(
+        group.group_id, topic_id, row.key_hash + t.SIGN, row.visible_at, partition, offset
+    )
+
+
+def _count_parked(
+    state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage, change: int
+) -> None:
+    fence = group.fence(ref[0], row.key_hash)
+    if fence is not None and row.key_hash is not None:
+        fence.parked += change
+        state.groups.dirty_fences.add((group.group_id, ref[0], row.key_hash))
+
+
+def _count_letters(state: State, group: ConsumerGroup, row: FailedMessage, change: int) -> None:
+    if row.kind == FailedKind.LETTER:
+        group.letters += change
+        state.groups.dirty_groups.add(group.group_id)
+
+
+def rows_between(
+    state: State,
+    group: ConsumerGroup,
+    tp: TopicPartition,
+    start: int,
+    end: int,
+    most: int | None = None,
+) -> list[tuple[MessageRef, FailedMessage]]:
+    """Return the failed messages of a partition with start <= offset < end, in order,
+    and `most` of them at most.
+    """
+    low, high = (
+        t.FAILED_KEY.pack(group.group_id, *tp, min(offset, t.SIGN)) for offset in (start, end)
+    )
+    rows: Any = state.failed_messages.range(low, high)
+    return [
+        ((*tp, t.FAILED_KEY.unpack(key)[3]), FailedMessage(*row)) for key, row in islice(rows, most)
+    ]
+
+
+def messages_of_group(
+    state: State, group: ConsumerGroup, most: int | None, start: MessageRef = (0, 0, 0)
+) -> list[MessageRef]:
+    """Return the failed messages of a group in order, from `start` on, and `most` of
+    them at most.
+    """
+    low, high = (
+        t.FAILED_KEY.pack(group.group_id, *start),
+        t.FAILED_KEY.pack(group.group_id + 1, 0, 0, 0),
+    )
+    return [
+        t.FAILED_KEY.unpack(key)[1:]
+        for key, _row in islice(state.failed_messages.range(low, high), most)
+    ]
+
+
+def due_rows(
+    state: State, group: ConsumerGroup, tp: TopicPartition, now: int
+) -> Iterator[tuple[MessageRef, FailedMessage]]:
+    """Yield the messages of a partition that are due, longest due first."""
+    start = t.RETRY_KEY.pack(group.group_id, *tp, 0, 0)
+    stop = t.RETRY_KEY.pack(group.group_id, *tp, now + 1, 0)
+    for key, _row in state.tables[t.RETRIES].range(start, stop):
+        ref = (*tp, t.RETRY_KEY.unpack(key)[4])
+        row = get(state, group, ref)
+        assert row is not None, "the index has it"
+        yield ref, row
+
+
+def first_parked(
+    state: State, group: ConsumerGroup, topic_id: int, key_hash: int
+) -> tuple[MessageRef, FailedMessage] | None:
+    """Return the earliest message that is parked behind a key's fence."""
+    start = t.PARKED_KEY.pack(group.group_id, topic_id, key_hash + t.SIGN, 0, 0, 0)
+    stop = t.PARKED_KEY.pack(group.group_id, topic_id, key_hash + t.SIGN, t.SIGN, 0, 0)
+    for key, _row in state.tables[t.PARKED].range(start, stop):
+        ref = (topic_id, *t.PARKED_KEY.unpack(key)[4:6])
+        row = get(state, group, ref)
+        assert row is not None, "the index has it"
+        return ref, row
+    return None
+
+
+def redeliver_in_clone(state: State, clone: ConsumerGroup, ref: MessageRef) -> None:
+    """Apply: deliver a failed message of the source group in its clone, too.
+
+    Messages at or above the clone's cursor are still to be delivered there anyway.
+    Those below its floor were dead letters beyond retention when the clone began.
+    """
+    topic_id, partition, offset = ref
+    tp = TopicPartition(topic_id, partition)
+    position = clone.positions.get(tp)
+    if position is None or not position.floor <= offset < position.cursor:
+        return
+    position = state.groups.position_for_update(clone, tp)
+    position.settled.cut(offset, offset + 1)
+    position.redeliver.put(offset, offset + 1, UNDELIVERED)
+
+
+def keep_for_clones(state: State, source: ConsumerGroup, ref: MessageRef) -> None:
+    """Apply: before a deliverable message loses its row, deliver it in those clones in
+    the making that have not copied it yet.
+    """
+    for group_id in source.unfinished_clones:
+        clone = state.groups.by_id[group_id]
+        if clone.clone_progress is not None and ref >= clone.clone_progress.start:
+            redeliver_in_clone(state, clone, ref)

@@ -1,0 +1,15 @@
+"""Units of time, in microseconds: the resolution of every time in state, log and wire.
+
+`7 * DAY` is a span, `now - 5 * SECOND` a time. Divide for coarser numbers: `DAY //
+SECOND` is a day in seconds, `span // MILLISECOND` a span in milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MILLISECOND: Final = 1_000
+SECOND: Final = 1_000_000
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR

@@ -1,0 +1,178 @@
+"""Audit of committed transactions: branches that were rolled back by hand.
+
+It finds branches that no recoverer had ever seen prepared. Their xids are in the bundle
+at the home broker. All branches of a committed transaction had been prepared, so each
+xid is on disk and belongs to no other transaction. That is not known of a transaction
+that was rolled back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from txmq.client.log import get_logger
+from txmq.client.protocol.transaction.tokens import first_token_at
+from txmq.errors import DatabaseError, TxmqError
+from txmq.model.decider import postgres_branches
+from txmq.model.units import MINUTE
+from txmq.tx.orphans import KnownOutcome, contradiction
+from txmq.tx.xid import XaBranch
+
+if TYPE_CHECKING:
+    from txmq.recover.branches import BranchRecovery
+    from txmq.recover.databases import DatabaseId, RecoveredDatabase
+    from txmq.recover.findings import Finding
+    from txmq.recover.home_brokers import HomeBroker
+
+FIRST_TOKEN: Final = UUID(int=0)
+MAX_IDS: Final = 1_000  # of one request
+# Where commits were missed, tokens of this span are compared again.
+LOOK_BACK_US: Final = 10 * MINUTE
+LOOK_BACK_PAGES: Final = 200
+MAX_PENDING: Final = 100_000  # branches of one home whose end is unknown yet
+log = get_logger()
+
+
+class CommittedBranch(NamedTuple):
+    """A branch of a committed transaction."""
+
+    database: DatabaseId
+    branch: XaBranch
+    gid: str
+    xid: int
+
+
+@dataclass(slots=True)
+class AuditPosition:
+    """The position in a home's decisions, and the branches whose end is unknown yet."""
+
+    boot_epoch: int = 0
+    after: int = 0
+    pending: list[CommittedBranch] = field(default_factory=list)
+
+
+class CommitAudit:
+    """Comparison of home brokers' commits with the databases.
+
+    Branches that were rolled back are recorded as mixed outcomes.
+    """
+
+    def __init__(
+        self,
+        branches: BranchRecovery,
+        databases: Iterable[RecoveredDatabase],
+        since: UUID | None = None,
+    ) -> None:
+        """`follow` leaves out tokens before `since`."""
+        self._branches, self._since = branches, since
+        self._databases = list(databases)
+        self._positions: dict[str, AuditPosition] = {}
+        self._reported: set[str] = set()  # gids, each of which may come twice
+
+    def compare(self, home: HomeBroker, since: UUID) -> Iterator[Finding]:
+        """Yield rolled-back branches of this home's commits with tokens after `since`.
+
+        An error of the broker is left in its `trouble`.
+        """
+        self._reported.clear()
+        yield from self._compare(home, since)
+
+    def _compare(
+        self, home: HomeBroker, since: UUID, pages: int | None = None
+    ) -> Iterator[Finding]:
+        try:
+            for rows in home.list_committed(since, pages):
+                yield from self._find_rolled_back(_branches_of(rows), [])
+        except TxmqError as error:
+            home.trouble = str(error)
+
+    def follow(self, home: HomeBroker) -> Iterator[Finding]:
+        """Yield rolled-back branches of this home's commits since the last call.
+
+        The first call, and one after missed commits, look 10 minutes back. Branches
+        whose end is unknown are checked again by the next call.
+        """
+        self._reported.clear()
+        position = self._positions.setdefault(home.url, AuditPosition())
+        pending, position.pending = position.pending, []
+        yield from self._find_rolled_back(pending, position.pending)
+        try:
+            yield from self._audit_new(home, position)
+        except TxmqError as error:
+            home.trouble = str(error)
+        if len(position.pending) > MAX_PENDING:
+            log.warning(
+                "xa.not_followed", where=home.url, branches=len(position.pending) - MAX_PENDING
+            )
+            del position.pending[:-MAX_PENDING]
+
+    def _audit_new(self, home: HomeBroker, position: AuditPosition) -> Iterator[Finding]:
+        while True:
+            page = home.call(
+                "xa.committed", boot_epoch=position.boot_epoch, after=position.after, limit=MAX_IDS
+            )
+            if page["missed"]:
+                since = max(
+                    first_token_at(time.time_ns() // 1_000 - LOOK_BACK_US),
+                    self._since or FIRST_TOKEN,
+                )
+                yield from self._compare(home, since, LOOK_BACK_PAGES)
+            position.boot_epoch, position.after = page["boot_epoch"], page["next"]
+            rows = [
+                row
+                for row in page["transactions"]
+                if self._since is None or row["token"] >= self._since.hex
+            ]
+            yield from self._find_rolled_back(_branches_of(rows), position.pending)
+            if len(page["transactions"]) < MAX_IDS:
+                return
+
+    def _find_rolled_back(
+        self, branches: Iterable[CommittedBranch], pending: list[CommittedBranch]
+    ) -> Iterator[Finding]:
+        """Yield rolled-back branches; add those whose end is unknown to `pending`."""
+        by_database: dict[DatabaseId, list[CommittedBranch]] = {}
+        for one in branches:
+            by_database.setdefault(one.database, []).append(one)
+        for database in self._databases:
+            its_own = by_database.pop(database.id, []) if database.id is not None else []
+            for start in range(0, len(its_own), MAX_IDS):
+                yield from self._find_rolled_back_in(
+                    database, its_own[start : start + MAX_IDS], pending
+                )
+
+    def _find_rolled_back_in(
+        self,
+        database: RecoveredDatabase,
+        branches: list[CommittedBranch],
+        pending: list[CommittedBranch],
+    ) -> Iterator[Finding]:
+        try:
+            statuses = database.statuses(one.xid for one in branches)
+        except DatabaseError as error:
+            database.trouble = str(error)
+            pending += branches
+            return
+        for one in branches:
+            status = statuses[one.xid]
+            if contradiction(KnownOutcome.COMMITTED, status):
+                if one.gid in self._reported:
+                    continue
+                self._reported.add(one.gid)
+                yield self._branches.record_mixed(
+                    (database.name, one.gid), one.branch, KnownOutcome.COMMITTED
+                )
+            elif status == "in progress":
+                pending.append(one)
+
+
+def _branches_of(rows: Iterable[dict[str, Any]]) -> Iterator[CommittedBranch]:
+    """Yield the database branches in a broker's rows of transactions."""
+    for one in (one for row in rows for one in postgres_branches(row["participants"])):
+        branch = XaBranch.parse(one.gid)
+        if branch is not None and one.xid is not None:
+            yield CommittedBranch((one.system_id, one.database), branch, one.gid, one.xid)

@@ -1,0 +1,1 @@
+"""Catalogues: indexes from message keys and ids to batches."""

@@ -1,0 +1,247 @@
+"""The LMDB environment of the state tables (docs/FORMATS.md 5): open, check, recreate.
+
+The environment is a cache of snapshot and log. One that is damaged or of another log is
+discarded, with the reason reported. One of another version is refused instead, because
+the operator may want to return to that version.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import lmdb
+import msgpack
+from lmdb import Environment, Transaction, _Database
+
+from txmq.errors import DiskFull, StoreError, UnsupportedFormat
+from txmq.store.filesystem import RealFileSystem
+from txmq.store.tables import META, NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+VERSION = 1
+VERSION_KEY, LOG_ID_KEY, POSITION_KEY = b"version", b"log_id", b"position"
+# keys of table `meta` that belong to the environment
+RESERVED = frozenset((VERSION_KEY, LOG_ID_KEY, POSITION_KEY))
+
+DATA, LOCK = "data.mdb", "lock.mdb"
+AHEAD = 16 << 20  # bytes (sparse) by which the file is extended beyond what LMDB needs
+
+Databases = dict[str, _Database]
+UNREADABLE = (
+    lmdb.InvalidError,
+    lmdb.CorruptedError,
+    lmdb.VersionMismatchError,
+    lmdb.PageNotFoundError,
+    lmdb.IncompatibleError,
+    lmdb.PanicError,
+)
+
+
+class OpenedEnvironment(NamedTuple):
+    """An environment ready for use.
+
+    `reason` says why an earlier one was discarded; empty if none was.
+    """
+
+    env: Environment
+    databases: Databases
+    position: int
+    reason: str
+
+
+def open_environment(
+    path: Path, log_id: UUID, *, map_size: int, log_end: int | None
+) -> OpenedEnvironment:
+    """Open the environment in the directory `path`, or create it.
+
+    Raises UnsupportedFormat where another version of txmq wrote it, StoreError where
+    the disk or the kernel fails.
+    """
+    with translate_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        reason = ""
+        if (path / DATA).exists():
+            reason, existing = _open_existing(path, log_id, map_size, log_end)
+            if existing is not None:
+                return existing
+            _remove(path)
+        return _created(path, log_id, map_size, reason)
+
+
+@contextmanager
+def write_transaction(env: Environment) -> Iterator[Transaction[bytes]]:
+    """Run a write transaction, committed at the end and aborted by an error."""
+    with translate_errors(Path(env.path())):
+        with env.begin(write=True) as txn:
+            yield txn
+        _extend_file(env)
+
+
+@contextmanager
+def translate_errors(path: Path) -> Iterator[None]:
+    """Turn errors of LMDB and the file system into errors of txmq."""
+    try:
+        yield
+    except (lmdb.DiskError, lmdb.MapFullError) as error:
+        raise DiskFull(
+            f"{path}: {error}", hint="free space on that disk; nothing is lost, the log has it"
+        ) from error
+    except lmdb.MemoryError as error:
+        hint = "raise the limit of address space (ulimit -v), or lower the map size"
+        raise StoreError(f"{path}: {error}", hint=hint) from error
+    except (lmdb.Error, OSError) as error:
+        hint = "stop the broker and delete the index: it is rebuilt from snapshot and log"
+        raise StoreError(f"{path}: {error}", hint=hint) from error
+
+
+def write_identity(
+    txn: Transaction[bytes], databases: Databases, log_id: UUID, position: int
+) -> None:
+    """Write the rows that mark the contents as complete.
+
+    An environment without them counts as unfinished.
+    """
+    txn.put(VERSION_KEY, msgpack.packb([VERSION]), db=databases[META])
+    txn.put(LOG_ID_KEY, msgpack.packb([log_id.bytes]), db=databases[META])
+    write_position(txn, databases, position)
+
+
+def write_position(txn: Transaction[bytes], databases: Databases, position: int) -> None:
+    txn.put(POSITION_KEY, msgpack.packb([position]), db=databases[META])
+
+
+def read_position(txn: Transaction[bytes], databases: Databases) -> int:
+    position: int = msgpack.unpackb(txn.get(POSITION_KEY, None, databases[META]))[0]
+    return position
+
+
+@contextmanager
+def read_transaction(path: Path, log_id: UUID) -> Iterator[tuple[Transaction[bytes], Databases]]:
+    """Run a read transaction on an environment that a broker may have open.
+
+    Raises StoreError where there is none, or an unusable one.
+    """
+    with translate_errors(path):
+        env = lmdb.open(str(path), readonly=True, create=False, max_dbs=len(NAMES), map_size=0)
+        try:
+            reason = _defect(env, log_id, None)
+            if reason:
+                raise StoreError(f"{path}: {reason}")
+            databases = {name: env.open_db(name.encode(), create=False) for name in NAMES}
+            with env.begin() as txn:
+                yield txn, databases
+        finally:
+            env.close()
+
+
+def remove_environment(path: Path) -> None:
+    """Delete the environment, if there is one. No process may have it open."""
+    with translate_errors(path):
+        if (path / DATA).exists():
+            _remove(path)
+
+
+def _extend_file(env: Environment) -> None:
+    """Extend the file to at least the length that LMDB assumes.
+
+    LMDB does not write pages that one transaction allocated and freed. If those at the
+    end of the file stayed unwritten, a whole file would look like one that was cut; and
+    reading past the end of a mapped file kills the process.
+    """
+    data = Path(env.path()) / DATA
+    needed = _length(env)
+    if data.stat().st_size < needed:
+        os.truncate(data, needed + AHEAD)
+
+
+def _length(env: Environment) -> int:
+    return (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+
+
+def _open_existing(
+    path: Path, log_id: UUID, map_size: int, log_end: int | None
+) -> tuple[str, OpenedEnvironment | None]:
+    """Return the environment, or the reason why it cannot be used."""
+    try:
+        env = _open(path, map_size)
+    except UNREADABLE as error:
+        return f"unreadable: {error}", None
+    usable = None
+    try:
+        reason = _defect(env, log_id, log_end)
+        if not reason:
+            usable = _opened(env)
+    except (*UNREADABLE, ValueError, TypeError, LookupError) as error:
+        reason = f"unreadable: {error}"
+    finally:
+        if usable is None:
+            env.close()
+    return reason, usable
+
+
+def _defect(env: Environment, log_id: UUID, log_end: int | None) -> str:
+    path = Path(env.path())
+    if (path / DATA).stat().st_size < _length(env):
+        return "the file was cut short"
+    try:
+        meta = env.open_db(META.encode(), create=False)
+    except lmdb.NotFoundError:
+        return "it was never finished"
+    with env.begin() as txn:
+        rows = {
+            bytes(key): msgpack.unpackb(value)[0]
+            for key, value in txn.cursor(meta)
+            if key in RESERVED
+        }
+    if VERSION_KEY not in rows:
+        return "it was never finished"
+    if rows[VERSION_KEY] != VERSION:
+        raise UnsupportedFormat(str(path), rows[VERSION_KEY], VERSION)
+    if rows[LOG_ID_KEY] != log_id.bytes:
+        return "it stands for another log"
+    if log_end is not None and rows[POSITION_KEY] > log_end:
+        return f"it stands for position {rows[POSITION_KEY]}, and the log ends at {log_end}"
+    return ""
+
+
+def _open(path: Path, map_size: int) -> Environment:
+    # metasync=False: a power cut may undo the newest commits, which the log has, but
+    # tears none. One spare transaction: the reactor's reader is renewed after each
+    # commit.
+    return lmdb.open(
+        str(path), map_size=map_size, max_dbs=len(NAMES), metasync=False, max_spare_txns=1
+    )
+
+
+def _opened(env: Environment) -> OpenedEnvironment:
+    databases = {name: env.open_db(name.encode()) for name in NAMES}
+    with env.begin() as txn:
+        return OpenedEnvironment(env, databases, read_position(txn, databases), "")
+
+
+def _created(path: Path, log_id: UUID, map_size: int, reason: str) -> OpenedEnvironment:
+    env = _open(path, map_size)
+    with write_transaction(env) as txn:
+        databases = {name: env.open_db(name.encode(), txn) for name in NAMES}
+        write_identity(txn, databases, log_id, 0)
+    _sync_names(path)
+    return OpenedEnvironment(env, databases, 0, reason)
+
+
+def _remove(path: Path) -> None:
+    """Delete the environment's own two files durably, and nothing else."""
+    (path / DATA).unlink()
+    (path / LOCK).unlink(missing_ok=True)
+    _sync_names(path)
+
+
+def _sync_names(path: Path) -> None:
+    """Make the file's name durable: LMDB syncs only its contents."""
+    for directory in (path, path.parent):
+        RealFileSystem().sync_directory(str(directory))

@@ -1,0 +1,184 @@
+"""One table of the state in LMDB, below overlays in memory.
+
+An overlay holds the rows that were put since a commit: the recent overlay takes new
+rows, the frozen one is on its way to LMDB.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import gt, lt
+from typing import TYPE_CHECKING
+
+import msgpack
+from sortedcontainers import SortedList
+
+from txmq.store.tables import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lmdb import Transaction, _Database
+
+_unpack = partial(msgpack.unpackb, use_list=False, strict_map_key=False)
+
+
+Item = tuple[bytes, Row | None]  # None: deleted in this layer
+
+ORDERED_AT_ONCE = 1024  # keys: about 2 ms in which nothing else runs
+
+
+class Overlay:
+    """Rows by key, None for deleted ones.
+
+    A frozen overlay gets no more rows, so that the index thread may read `rows` while
+    the reactor looks rows up.
+    """
+
+    __slots__ = ("_keys", "_unordered", "ordered", "rows")
+
+    def __init__(self, *, ordered: bool = False) -> None:
+        self.rows: dict[bytes, Row | None] = {}
+        # Ordering the keys costs more than everything else here, and most tables are
+        # never scanned by range. After the first range, keys are ordered soon after
+        # they arrive, so that no later range has to order very many of them.
+        self.ordered = ordered
+        self._unordered: list[bytes] = []
+        self._keys: SortedList[bytes] = SortedList()
+
+    def put(self, key: bytes, row: Row | None) -> None:
+        """Set the row of `key`, or delete it."""
+        if key not in self.rows:
+            self._unordered.append(key)
+            if self.ordered and len(self._unordered) >= ORDERED_AT_ONCE:
+                self._order()
+        self.rows[key] = row
+
+    def range(self, start: bytes, stop: bytes | None, *, reverse: bool) -> Iterator[Item]:
+        """Yield rows as `Table.range` does, with deleted keys among them."""
+        self.ordered = True
+        if self._unordered:
+            self._order()
+        rows = self.rows
+        for key in self._keys.irange(start, stop, inclusive=(True, False), reverse=reverse):
+            yield key, rows[key]
+
+    def clear(self) -> None:
+        """Free everything, row by row.
+
+        Dropping a large dict at once would hold the interpreter lock all the while.
+        """
+        self._unordered, self._keys = [], SortedList()
+        while self.rows:
+            self.rows.popitem()
+
+    def _order(self) -> None:
+        self._keys.update(self._unordered)
+        self._unordered.clear()
+
+
+def merge_layers(upper: Iterator[Item], lower: Iterator[Item], *, reverse: bool) -> Iterator[Item]:
+    """Yield the items of two ordered layers as one; the upper layer wins."""
+    before = gt if reverse else lt
+    below = next(lower, None)
+    for item in upper:
+        key = item[0]
+        while below is not None and before(below[0], key):
+            yield below
+            below = next(lower, None)
+        if below is not None and below[0] == key:
+            below = next(lower, None)
+        yield item
+    if below is not None:
+        yield below
+        yield from lower
+
+
+class LmdbTable:
+    """A `Table` in LMDB. Keys are 1 to 511 bytes, which is LMDB's limit.
+
+    A row that was read back from disk is a plain tuple, and its lists are tuples.
+    """
+
+    __slots__ = ("_database", "_frozen", "_recent", "_stored", "_txn")
+
+    def __init__(
+        self, database: _Database, txn: Transaction[bytes], *, ordered: bool = False
+    ) -> None:
+        """Create the table; `ordered` keeps its keys in order from the start."""
+        self._database = database
+        self._recent = Overlay(ordered=ordered)
+        self._frozen = Overlay()
+        self.use_transaction(txn)
+
+    def get(self, key: bytes) -> Row | None:
+        rows = self._recent.rows
+        row = rows.get(key)
+        if row is not None or key in rows:
+            return row
+        rows = self._frozen.rows
+        row = rows.get(key)
+        if row is not None or key in rows or not self._stored:
+            return row
+        value = self._txn.get(key, None, self._database)
+        return None if value is None else _unpack(value)
+
+    def put(self, key: bytes, row: Row) -> None:
+        self._recent.put(key, row)
+
+    def delete(self, key: bytes) -> None:
+        self._recent.put(key, None)
+
+    def range(
+        self, start: bytes, stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, Row]]:
+        """Yield rows as `Table.range` does.
+
+        Each row deleted since the last commit costs a step. Iterate within one reactor
+        turn: the next `release` ends the transaction of the iterator.
+        """
+        items: Iterator[Item] = self._range_stored(start, stop, reverse=reverse)
+        for layer in (self._frozen, self._recent):
+            if layer.rows:
+                items = merge_layers(
+                    layer.range(start, stop, reverse=reverse), items, reverse=reverse
+                )
+        return ((key, row) for key, row in items if row is not None)
+
+    def freeze(self) -> Overlay:
+        """Freeze and return the recent overlay; start a new one above it."""
+        self._frozen, self._recent = self._recent, Overlay(ordered=self._recent.ordered)
+        return self._frozen
+
+    def release(self, txn: Transaction[bytes]) -> None:
+        """Drop the frozen overlay, whose rows `txn` sees."""
+        self.use_transaction(txn)
+        self._frozen = Overlay()
+
+    def use_transaction(self, txn: Transaction[bytes]) -> None:
+        """Read with `txn` from now on."""
+        self._txn = txn
+        self._stored = txn.stat(self._database)["entries"] > 0
+
+    @property
+    def recent_rows(self) -> int:
+        return len(self._recent.rows)
+
+    def _range_stored(self, start: bytes, stop: bytes | None, *, reverse: bool) -> Iterator[Item]:
+        if not self._stored:
+            return
+        cursor = self._txn.cursor(self._database)
+        if reverse:
+            if not (
+                cursor.prev() if stop is not None and cursor.set_range(stop) else cursor.last()
+            ):
+                return
+            for key, value in cursor.iterprev():
+                if key < start:
+                    return
+                yield key, _unpack(value)
+        elif cursor.set_range(start):
+            for key, value in cursor:
+                if stop is not None and key >= stop:
+                    return
+                yield key, _unpack(value)

@@ -1,0 +1,1 @@
+"""The append-only log: segments, records, recovery, repair."""

@@ -1,0 +1,55 @@
+"""Building blocks of the arguments of control calls."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+
+from txmq.model import limits
+from txmq.model.message import is_name
+from txmq.wire.json import WireModel
+
+Text = Annotated[str, StringConstraints(max_length=4_096)]
+Reason = Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
+Limit = Annotated[int, Field(ge=1, le=10_000)]
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(
+            f"invalid name: use 1 to {limits.NAME} letters, digits and . _ -, not a dot first"
+        )
+    return text
+
+
+def _token(text: str) -> str:
+    if TOKEN.fullmatch(text) is None:
+        raise ValueError("invalid token: use 32 hexadecimal digits, or a UUID")
+    return text.replace("-", "").lower()
+
+
+TOKEN = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+Token = Annotated[str, AfterValidator(_token)]
+Name = Annotated[str, AfterValidator(_name)]
+
+
+class Args(WireModel):
+    """Arguments of a call.
+
+    There are many kinds, and one process checks few: each builds its validator at its
+    first use.
+    """
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class NoArgs(Args):
+    """Arguments of a call that takes none."""
+
+
+class StatsArgs(Args):
+    """Statistics; `limit` topics and groups, the busiest first."""
+
+    limit: Limit = 100

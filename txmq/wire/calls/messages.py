@@ -1,0 +1,65 @@
+"""Arguments of control calls about single messages (docs/FORMATS.md 2.3)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from txmq.errors import LocalProtocolError
+from txmq.model import limits
+from txmq.model.message import parse_message_id
+from txmq.wire.calls.arguments import Args, Limit, Name
+
+
+def _message_id(text: object) -> tuple[bytes, int]:
+    try:
+        return parse_message_id(text if isinstance(text, str) else "")
+    except LocalProtocolError as error:
+        raise ValueError(error.message) from None
+
+
+MessageId = Annotated[tuple[bytes, int], BeforeValidator(_message_id)]
+Time = Annotated[int, Field(ge=0, le=limits.TIME)]
+Position = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+
+
+class MessageIds(Args):
+    """Messages by id."""
+
+    ids: Annotated[tuple[MessageId, ...], Field(min_length=1, max_length=1_000)]
+
+
+class MessageShow(Args):
+    """One message by id."""
+
+    id: MessageId
+    bodies: bool = False
+
+
+class MessageFind(Args):
+    """A page of a topic's messages, selected by all criteria given.
+
+    `key` and `id` select messages; `start` (included) and `end` bound the time of
+    storage; `partition` and `offset` bound the position. `after` is `next` of the page
+    before.
+    """
+
+    topic: Name
+    key: Annotated[str, StringConstraints(min_length=1, max_length=limits.KEY)] | None = None
+    id: MessageId | None = None
+    start: Time | None = None
+    end: Time | None = None
+    partition: Annotated[int, Field(ge=0, le=4_095)] | None = None
+    offset: Position = 0
+    after: tuple[Position, Position] | None = None
+    limit: Limit = 100
+    bodies: bool = False
+
+
+class DelayedList(Args):
+    """A page of delayed messages; `after` is `next` of the page before."""
+
+    topic: Name | None = None
+    after: tuple[Position, Position] | None = None
+    limit: Limit = 100

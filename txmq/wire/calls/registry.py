@@ -1,0 +1,110 @@
+"""Control calls (docs/FORMATS.md 2.3): the arguments of each, strictly checked."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from txmq.errors import RemoteProtocolError
+from txmq.errors.validation import first_mistake
+from txmq.wire.calls import consumers, messages, topics, transactions, xa
+from txmq.wire.calls.alarms import AlarmsReport
+from txmq.wire.calls.arguments import Args, NoArgs, StatsArgs
+from txmq.wire.json import WireModel, dump, parse
+
+ARGUMENTS = "see docs/FORMATS.md 2.3 for the arguments of calls"
+
+A = TypeVar("A", bound=Args)
+
+
+class Call(WireModel, Generic[A]):
+    """The payload of a CALL frame."""
+
+    call: str
+    args: A
+
+
+CALLS: dict[str, type[Args]] = {
+    "topic.create": topics.TopicCreate,
+    "topic.alter": topics.TopicAlter,
+    "topic.describe": topics.TopicNames,
+    "topic.list": NoArgs,
+    "topic.show": topics.TopicName,
+    "topic.grow": topics.TopicShape,
+    "topic.delete": topics.TopicName,
+    "consumer.join": consumers.Join,
+    "consumer.heartbeat": consumers.Heartbeat,
+    "consumer.leave": consumers.MemberArgs,
+    "consumer.nack": consumers.Nack,
+    "consumer.return": consumers.Return,
+    "consumer.extend": consumers.Extend,
+    "group.list": NoArgs,
+    "group.show": consumers.GroupArgs,
+    "group.alter": consumers.GroupAlter,
+    "group.delete": consumers.OperatorArgs,
+    "group.reset": consumers.GroupReset,
+    "group.clone": consumers.GroupClone,
+    "group.pause": consumers.GroupPause,
+    "group.resume": consumers.GroupPause,
+    "tx.list": transactions.TxList,
+    "tx.show": transactions.TxShow,
+    "tx.decide": transactions.TxDecide,
+    "tx.check": transactions.TxCheck,
+    "tx.oldest": NoArgs,
+    "mark.show": topics.TopicName,
+    "producer.register": xa.ProducerRegister,
+    "xa.list": xa.XaList,
+    "xa.decided": xa.XaDecided,
+    "xa.committed": xa.XaCommitted,
+    "xa.find": xa.XaFind,
+    "xa.outcome": xa.XaOutcome,
+    "xa.heuristic": xa.XaHeuristicArgs,
+    "xa.forget": xa.XaForget,
+    "job.show": transactions.TokenArgs,
+    "job.decide": transactions.JobDecide,
+    "checks.wait": transactions.ChecksWait,
+    "checks.answer": transactions.ChecksAnswer,
+    "dlq.list": consumers.DlqList,
+    "dlq.show": consumers.DlqShow,
+    "dlq.stats": consumers.GroupArgs,
+    "dlq.replay": consumers.DlqReplay,
+    "dlq.abandon": consumers.DlqAbandon,
+    "message.recall": messages.MessageIds,
+    "message.delayed": messages.DelayedList,
+    "message.show": messages.MessageShow,
+    "message.find": messages.MessageFind,
+    "broker.show": NoArgs,
+    "broker.alarms": NoArgs,
+    "broker.stats": StatsArgs,
+    "alarms.report": AlarmsReport,
+}
+
+
+def encode_call(name: str, args: dict[str, object]) -> bytes:
+    """Return the payload of a call; the broker checks the arguments."""
+    return dump({"call": name, "args": args})
+
+
+def decode_call(payload: bytes) -> tuple[str, Args]:
+    """Return name and checked arguments of a call.
+
+    Raises RemoteProtocolError for an unknown call or invalid arguments.
+    """
+    tree = parse(payload)
+    name = tree.get("call") if isinstance(tree, dict) else None
+    if not isinstance(name, str) or name not in CALLS:
+        hint = "run the same version of txmq at client and broker"
+        raise RemoteProtocolError(f"unknown call {str(name)[:64]!r}", hint=hint)
+    try:
+        return name, _envelope(name).model_validate_json(payload).args
+    except ValidationError as error:
+        where, reason = first_mistake(error, unit="argument")
+        field = ".".join(part for part in where if part != "args") or "the whole"
+        raise RemoteProtocolError(f"{name}: {field}: {reason}", hint=ARGUMENTS) from None
+
+
+@cache
+def _envelope(name: str) -> type[Call[Any]]:
+    return Call[CALLS[name]]  # type: ignore[valid-type] # made at run time

@@ -1,0 +1,72 @@
+"""Arguments of control calls of transactions, jobs and check-backs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from txmq.wire.calls.arguments import Args, Limit, Name, Text, Token
+
+
+class TxList(Args):
+    """A list of transactions in one state."""
+
+    state: Literal["undecided", "in-doubt", "waiting", "open", "conflicts"] = "undecided"
+    limit: Limit = 100
+
+
+class TokenArgs(Args):
+    """One transaction or job."""
+
+    token: Token
+
+
+class TxShow(TokenArgs):
+    """One transaction.
+
+    `detail` adds its neighbours, contradictions, and a page of its messages, with
+    bodies on request.
+    """
+
+    detail: bool = False
+    after: Annotated[int, Field(ge=0)] = 0  # number of messages on earlier pages
+    limit: Limit = 100
+    bodies: bool = False
+
+
+class TxDecide(TokenArgs):
+    """An operator's decision."""
+
+    outcome: Literal["COMMIT", "ROLLBACK"]
+    operator: Name
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
+
+
+class TxCheck(Args):
+    """A check-back now, of one transaction or (null) of all undecided ones."""
+
+    token: Token | None = None
+
+
+class JobDecide(TokenArgs):
+    """The decision of a job; a commit names the winning bundles."""
+
+    outcome: Literal["COMMIT", "ROLLBACK"]
+    winners: Annotated[tuple[Token, ...], Field(max_length=100_000)] = ()
+
+
+class ChecksWait(Args):
+    """A long poll for check-backs by a process with these checkers; none = all."""
+
+    service: Name
+    checkers: Annotated[tuple[Name, ...], Field(max_length=1_000)] = ()
+    max: Limit = 16
+    wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 20_000
+
+
+class ChecksAnswer(TokenArgs):
+    """A checker's answer."""
+
+    answer: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
+    reason: Text = ""  # why the answer is UNKNOWN

@@ -1,0 +1,314 @@
+"""Payloads of the requests that carry data, and of their replies (docs/FORMATS.md 2.1).
+
+Strings are a u8 length and bytes. Packing expects checked values. Unpacking checks
+everything, and raises RemoteProtocolError. Bundles and chunks have their own modules.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from txmq.errors import RemoteProtocolError
+from txmq.model.bundle import DecideReceipt
+from txmq.model.message import COMMIT, ROLLBACK, Decision
+from txmq.wire.bundle import read_state
+from txmq.wire.payload_reader import PayloadReader, name_of, text_of, unfit
+
+
+class Opcode(IntEnum):
+    """The kind of a request; a reply repeats the opcode of its request."""
+
+    HELLO = 1
+    PING = 2
+    CALL = 3
+    SEND = 16
+    GROUP = 17
+    DECIDE = 18
+    FETCH = 19
+    ACK = 20
+    READ = 21
+    GROUPS = 22
+    DECISIONS = 23
+    SENDS = 24
+
+
+SEND = struct.Struct("<HHIB")
+SEND_RECEIPT = struct.Struct("<qqB")
+DECIDE = struct.Struct("<B16sI")
+DECIDE_AND_LENGTH = struct.Struct("<B16sIB")
+OUTCOMES = {int(outcome): outcome for outcome in (COMMIT, ROLLBACK)}
+DECIDE_RECEIPT = struct.Struct("<BB")
+FETCH = struct.Struct("<IIII")
+TAGS = struct.Struct("<Q")
+RUN = struct.Struct("<I")
+ACK = struct.Struct("<I")
+RANGE = struct.Struct("<HHIqq")
+COUNT = struct.Struct("<I")
+TOPICS = struct.Struct("<H")
+READ = struct.Struct("<IqII")
+
+
+class Send(NamedTuple):
+    """Store a batch in a partition.
+
+    `topic_epoch` is the topic's epoch as the sender knows it; 0 = not given.
+    """
+
+    topic: str
+    partition: int
+    topic_epoch: int
+    batch: bytes
+
+
+class SendReceipt(NamedTuple):
+    """Offset of the first row of a stored batch.
+
+    The offset is -1 while the batch is queued behind an undecided bundle of its key.
+    """
+
+    offset: int
+    stored_at: int
+    duplicate: bool = False
+
+
+class Decide(NamedTuple):
+    """Decide a transaction; `by` names the deciding process for the log."""
+
+    outcome: Decision
+    token: bytes
+    epoch: int
+    by: str
+
+
+class Fetch(NamedTuple):
+    """Lease messages to a member of a consumer group.
+
+    The broker waits up to `max_wait_ms` for the first message. Batches without a bit of
+    `tag_filter` are left out; 0 = all match. Neighbouring batches of at most `run` rows
+    together may come as one chunk. Topics in `without` are left out.
+    """
+
+    generation: int
+    max_wait_ms: int
+    max_bytes: int
+    max_messages: int
+    group: str
+    member: str
+    tag_filter: int = 0
+    run: int = 0
+    without: tuple[str, ...] = ()
+
+
+class AckedRange(NamedTuple):
+    """Settled messages: offsets from `start` up to but not including `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class Ack(NamedTuple):
+    """Acknowledge messages as processed."""
+
+    generation: int
+    group: str
+    member: str
+    ranges: tuple[AckedRange, ...]
+
+
+class Read(NamedTuple):
+    """Read published messages from an offset on, without a consumer group."""
+
+    partition: int
+    offset: int
+    max_wait_ms: int
+    max_bytes: int
+    topic: str
+
+
+@lru_cache(maxsize=4096)
+def send_header(topic: str, partition: int, topic_epoch: int) -> bytes:
+    """Return the part of a SEND before its batch.
+
+    Cached, because it is the same for all sends to a partition.
+    """
+    return SEND.pack(0, topic_epoch, partition, len(topic)) + topic.encode()
+
+
+def unpack_send(payload: bytes) -> Send:
+    try:
+        flags, topic_epoch, partition, size = SEND.unpack_from(payload)
+    except struct.error as error:
+        raise RemoteProtocolError(f"a send of {len(payload)} bytes ends too early") from error
+    _no_flags(flags)
+    start = SEND.size + size
+    if start > len(payload):
+        raise RemoteProtocolError(
+            f"a send of {len(payload)} bytes ends within the name of its topic"
+        )
+    return Send(name_of(payload[SEND.size : start]), partition, topic_epoch, payload[start:])
+
+
+def pack_send_receipt(receipt: SendReceipt) -> bytes:
+    return SEND_RECEIPT.pack(*receipt)
+
+
+def unpack_send_receipt(payload: bytes) -> SendReceipt:
+    if len(payload) != SEND_RECEIPT.size:
+        raise RemoteProtocolError(f"a receipt has {len(payload)} bytes, not {SEND_RECEIPT.size}")
+    offset, stored_at, duplicate = SEND_RECEIPT.unpack(payload)
+    if offset < -1 or stored_at < 0 or duplicate > 1:
+        raise RemoteProtocolError(
+            f"invalid receipt: offset {offset}, time {stored_at}, duplicate {duplicate}"
+        )
+    return SendReceipt(offset, stored_at, duplicate == 1)
+
+
+def pack_decide(request: Decide) -> bytes:
+    return DECIDE.pack(request.outcome, request.token, request.epoch) + _string(request.by)
+
+
+def unpack_decide(payload: bytes) -> Decide:
+    try:
+        outcome, token, epoch, size = DECIDE_AND_LENGTH.unpack_from(payload)
+    except struct.error as error:
+        raise RemoteProtocolError(f"a decision of {len(payload)} bytes ends too early") from error
+    by = payload[DECIDE_AND_LENGTH.size :]
+    if len(by) != size:
+        raise RemoteProtocolError(f"a decision has {len(by)} bytes of a name of {size}")
+    decision = OUTCOMES.get(outcome)
+    if decision is None:
+        raise RemoteProtocolError(f"invalid decision {outcome}")
+    return Decide(decision, token, epoch, text_of(by))
+
+
+def pack_decide_receipt(receipt: DecideReceipt) -> bytes:
+    return DECIDE_RECEIPT.pack(*receipt)
+
+
+def unpack_decide_receipt(payload: bytes) -> DecideReceipt:
+    if len(payload) != DECIDE_RECEIPT.size:
+        raise unfit(payload, DECIDE_RECEIPT.size)
+    state, repeated = DECIDE_RECEIPT.unpack(payload)
+    return DecideReceipt(read_state(state), _flag(repeated))
+
+
+def pack_fetch(request: Fetch) -> bytes:
+    without = _names(request.without) if request.without else b""
+    run = RUN.pack(request.run) if request.run or without else b""
+    tags = TAGS.pack(request.tag_filter) if request.tag_filter or run else b""
+    return (
+        FETCH.pack(*request[:4])
+        + _string(request.group)
+        + _string(request.member)
+        + tags
+        + run
+        + without
+    )
+
+
+def unpack_fetch(payload: bytes) -> Fetch:
+    reader = PayloadReader(payload)
+    generation, max_wait_ms, max_bytes, max_messages = reader.fields(FETCH)
+    group, member = reader.group(), reader.name()
+    (tags,) = reader.fields(TAGS) if reader.remaining else (0,)
+    (run,) = reader.fields(RUN) if reader.remaining else (0,)
+    without = _read_names(reader) if reader.remaining else ()
+    reader.end()
+    return Fetch(
+        generation, max_wait_ms, max_bytes, max_messages, group, member, tags, run, without
+    )
+
+
+def pack_ack(request: Ack) -> bytes:
+    head = ACK.pack(request.generation) + _string(request.group) + _string(request.member)
+    return head + pack_refused(request.ranges)
+
+
+def pack_refused(refused: Sequence[AckedRange]) -> bytes:
+    """Return the reply to an ACK: the ranges that were not accepted."""
+    topics = {
+        topic: index for index, topic in enumerate(dict.fromkeys(acked.topic for acked in refused))
+    }
+    ranges = [RANGE.pack(topics[topic], 0, *place) for topic, *place in refused]
+    return b"".join([COUNT.pack(len(ranges)), *ranges, _names(tuple(topics))])
+
+
+def unpack_refused(payload: bytes) -> tuple[AckedRange, ...]:
+    if not payload:
+        return ()
+    reader = PayloadReader(payload)
+    ranges = _ranges(reader)
+    reader.end()
+    return ranges
+
+
+def _ranges(reader: PayloadReader) -> tuple[AckedRange, ...]:
+    (count,) = reader.fields(COUNT)
+    ranges = list(RANGE.iter_unpack(reader.read(RANGE.size * count)))
+    topics = _read_names(reader)
+    return tuple(_acked(topics, *fields) for fields in ranges)
+
+
+def unpack_ack(payload: bytes) -> Ack:
+    reader = PayloadReader(payload)
+    (generation,) = reader.fields(ACK)
+    group, member = reader.group(), reader.name()
+    ranges = _ranges(reader)
+    reader.end()
+    return Ack(generation, group, member, ranges)
+
+
+def pack_read(request: Read) -> bytes:
+    return READ.pack(*request[:4]) + _string(request.topic)
+
+
+def unpack_read(payload: bytes) -> Read:
+    reader = PayloadReader(payload)
+    partition, offset, max_wait_ms, max_bytes = reader.fields(READ)
+    topic = reader.name()
+    reader.end()
+    if offset < 0:
+        raise RemoteProtocolError(f"invalid offset {offset}")
+    return Read(partition, offset, max_wait_ms, max_bytes, topic)
+
+
+def _acked(
+    topics: Sequence[str], index: int, flags: int, partition: int, start: int, end: int
+) -> AckedRange:
+    _no_flags(flags)
+    if index >= len(topics):
+        raise RemoteProtocolError(f"a range names topic {index} of {len(topics)}")
+    if not 0 <= start < end:
+        raise RemoteProtocolError(f"invalid range of offsets {start} to {end}")
+    return AckedRange(topics[index], partition, start, end)
+
+
+def _names(topics: Sequence[str]) -> bytes:
+    return b"".join([TOPICS.pack(len(topics)), *map(_string, topics)])
+
+
+def _read_names(reader: PayloadReader) -> tuple[str, ...]:
+    (count,) = reader.fields(TOPICS)
+    return tuple(reader.name() for _ in range(count))
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return bytes((len(raw),)) + raw
+
+
+def _no_flags(flags: int) -> None:
+    if flags:
+        raise RemoteProtocolError(f"unknown flags {flags:#x}")
+
+
+def _flag(number: int) -> bool:
+    if number > 1:
+        raise RemoteProtocolError(f"invalid flag {number}: it must be 0 or 1")
+    return number == 1
