@@ -49,7 +49,11 @@ def test_no_error_is_without_a_hint(package: str) -> None:
 
 
 def test_one_without_is_found() -> None:
-    source = "raise LocalProtocolError('no')\nraise LocalProtocolError('no', hint='so')\nraise ConnectionLost('away')"
+    source = (
+        "raise LocalProtocolError('no')\n"
+        "raise LocalProtocolError('no', hint='so')\n"
+        "raise ConnectionLost('away')"
+    )
     assert list(silent(source)) == ["LocalProtocolError('no')"]
 
 

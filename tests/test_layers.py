@@ -257,8 +257,9 @@ PLANTED = [
     ("txmq.config", "import requests", "imports requests, out of place in 'words'"),
 ]
 OTHERS = (
-    "txmq txmq.wire txmq.wire.frames txmq.tx txmq.tx.postgres txmq.store txmq.store.log txmq.store.log.log "
-    "txmq.client txmq.recover txmq.cli txmq.cli.app txmq.broker txmq.broker.engine.engine txmq.core txmq.core.decide"
+    "txmq txmq.wire txmq.wire.frames txmq.tx txmq.tx.postgres txmq.store txmq.store.log "
+    "txmq.store.log.log txmq.client txmq.recover txmq.cli txmq.cli.app txmq.broker "
+    "txmq.broker.engine.engine txmq.core txmq.core.decide"
 )
 
 

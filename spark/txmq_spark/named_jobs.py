@@ -13,18 +13,15 @@ from __future__ import annotations
 
 from hashlib import sha256
 from itertools import count
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from txmq.client.blocking.messages import ControlCalls
 
 VERSION, VARIANT = 8 << 76, 2 << 62  # UUID version 8: the token of a job contains no time
 MASK: Final = ~(0xF << 76 | 3 << 62)
 COMMIT, ROLLBACK = "COMMIT", "ROLLBACK"
-
-
-class ControlCalls(Protocol):
-    """A client that makes control calls."""
-
-    def call(self, name: str, /, **args: Any) -> dict[str, Any]: ...  # noqa: ANN401  # JSON
 
 
 class NamedJob(NamedTuple):

@@ -22,7 +22,6 @@ from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
     CandidateRead,
     Deliver,
-    FailureReport,
     JoinGroup,
     NackMessage,
     RequestedSettings,
@@ -35,6 +34,7 @@ from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.model.decider import ByBroker, ByChecker
 from txmq.model.message import Decision, Message
+from txmq.model.retry import FailureReport
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.segment import list_segments, read_log_id

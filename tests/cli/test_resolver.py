@@ -175,7 +175,9 @@ def test_outbox_rows_are_published_in_order_up_to_a_refused_one() -> None:
     database = StubDatabase()
     resolver = rounds(ScriptedClient([{"transactions": []}]), one=database)
     contents = (b"", b"", b"", b"unknown", b"")
-    database.waiting = [OutboxRow(n, UUID(int=n), "", content) for n, content in enumerate(contents)]
+    database.waiting = [
+        OutboxRow(n, UUID(int=n), "", content) for n, content in enumerate(contents)
+    ]
     with capture_logs() as logs:
         resolver.run_round(NOW)
     assert [row.seq for row in database.waiting] == [3, 4]

@@ -22,6 +22,7 @@ from txmq.client.datamanager import join
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError
 from txmq.errors.xa import XaRefused, XaUnavailable
+from txmq.model.actions import AckAction
 from txmq.testing.forked import run_source
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
@@ -211,7 +212,7 @@ def test_messages_that_were_committed_are_not_rolled_back_by_a_failed_end(
 def test_the_broker_s_no_rolls_the_others_back(client: Client, topic: str, manager: Any) -> None:
     messages = join(client, manager)
     messages.send(topic, b"1")
-    messages.act(("ack", "nobody", "m", 1, topic, 0, 0, 1))
+    messages.act(AckAction("nobody", "m", 1, topic, 0, 0, 1))
     other = Other(manager, "~")
     manager.get().join(other)
     with pytest.raises(XaRefused):

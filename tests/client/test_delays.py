@@ -106,7 +106,9 @@ def test_a_restart_loses_nothing_and_delivers_nothing_early(
     assert [row["message_id"] for row in left] == [receipt.message_id for receipt in receipts[2::2]]
 
 
-def test_twisteds_face_delays_and_recalls(real: RealBroker, in_reactor: InReactor, reactor: Any) -> None:
+def test_twisteds_face_delays_and_recalls(
+    real: RealBroker, in_reactor: InReactor, reactor: Any
+) -> None:
     async def use() -> list[object]:
         client = txmq.twisted.connect(reactor, real.url, service="s")
         try:

@@ -77,12 +77,14 @@ def hand_before(world: RecoveryWorld, outcome: Decision = COMMIT) -> None:
     world.decide(token, outcome)
     finish = RecoveredDatabase.finish
 
-    def after_a_hand(self: RecoveredDatabase, branch: PreparedTransaction, decision: Decision) -> Ending:
+    def after_operator(
+        self: RecoveredDatabase, branch: PreparedTransaction, decision: Decision
+    ) -> Ending:
         if self.name == "a":
             end_manually(world.dsns["a"], branch.gid, commit=outcome is ROLLBACK)
         return finish(self, branch, decision)
 
-    with patch.object(RecoveredDatabase, "finish", after_a_hand):
+    with patch.object(RecoveredDatabase, "finish", after_operator):
         world.recoverer().run_pass()
     world.audit()
 

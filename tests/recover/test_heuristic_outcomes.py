@@ -36,12 +36,14 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
     finish = RecoveredDatabase.finish
 
     def once(gid: str, dsn: str, *, commit: bool) -> None:
-        def after_a_hand(self: RecoveredDatabase, branch: PreparedTransaction, decision: Decision) -> Ending:
+        def after_operator(
+            self: RecoveredDatabase, branch: PreparedTransaction, decision: Decision
+        ) -> Ending:
             if branch.gid == gid:
                 end_manually(dsn, gid, commit=commit)
             return finish(self, branch, decision)
 
-        monkeypatch.setattr(RecoveredDatabase, "finish", after_a_hand)
+        monkeypatch.setattr(RecoveredDatabase, "finish", after_operator)
 
     return once
 

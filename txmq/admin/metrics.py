@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from txmq.admin.transactions import DecisionCounters, TransactionGauges
 from txmq.core.consumers import group_views
 from txmq.core.state import visibility
+from txmq.model.units import SECOND
 from txmq.store.log.latency import BOUNDS_US
 
 if TYPE_CHECKING:
@@ -87,14 +88,14 @@ class _StateCollector(Collector):
         yield GaugeMetricFamily("txmq_log_segments", "Segments of the log", len(store.segments()))
         latencies = store.latencies
         buckets = zip(
-            [*(str(bound / 1e6) for bound in BOUNDS_US), "+Inf"],
+            [*(str(bound / SECOND) for bound in BOUNDS_US), "+Inf"],
             accumulate(latencies.counts),
             strict=True,
         )
         flushes = HistogramMetricFamily(
             "txmq_flush_seconds", "Time from a write until it was on disk"
         )
-        flushes.add_metric((), list(buckets), latencies.total_us / 1e6)
+        flushes.add_metric((), list(buckets), latencies.total_us / SECOND)
         yield flushes
         waiting = self._engine.state.delayed_count
         yield GaugeMetricFamily(

@@ -23,21 +23,8 @@ if TYPE_CHECKING:
     from txmq.broker.service import BrokerParts
     from txmq.model.message import Decision
 
-LATENCY_BUCKETS_S = (
-    0.001,
-    0.005,
-    0.02,
-    0.1,
-    0.5,
-    2.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-    1_800.0,
-    7_200.0,
-)  # seconds
-# other kinds become "other"
+LATENCY_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0)
+# the first words of "by" that are labels; all others become "other"
 DECIDERS = frozenset(
     {"producer", "checker", "resolver", "operator", "job", "timeout", "xa-recovery"}
 )
@@ -108,11 +95,12 @@ class TransactionGauges(Collector):
     """Current numbers of transactions, resolvers and alarms."""
 
     def __init__(self, parts: BrokerParts) -> None:
-        self._engine, self._resolving, self._alarms = parts.engine, parts.resolvers, parts.alarms
+        self._engine, self._alarms = parts.engine, parts.alarms
+        self._resolvers = parts.resolvers
 
     def collect(self) -> Iterator[Metric]:
         yield from self._transactions()
-        yield from self._resolvers()
+        yield from self._resolver_health()
         yield from self._alarms_raised()
 
     def _transactions(self) -> Iterator[Metric]:
@@ -149,7 +137,7 @@ class TransactionGauges(Collector):
         row = None if token is None else get(self._engine.state, token)
         return 0.0 if row is None else (self._engine.now() - row.stored_at) / SECOND
 
-    def _resolvers(self) -> Iterator[Metric]:
+    def _resolver_health(self) -> Iterator[Metric]:
         up = GaugeMetricFamily(
             "txmq_resolver_up",
             "1 if the last check-back reached the database",
@@ -160,7 +148,7 @@ class TransactionGauges(Collector):
             "Time of the last check-back, 0 before the first",
             labels=("resolver",),
         )
-        for one in self._resolving.status():
+        for one in self._resolvers.status():
             up.add_metric((one.name,), int(one.seen_at > 0 and not one.failing_since))
             seen.add_metric((one.name,), one.seen_at / SECOND)
         yield up

@@ -15,7 +15,7 @@ SMALLER = "send smaller ones, or store the data elsewhere and send its address"
 
 
 def too_large(kind: str, size: int, limit: int) -> MessageTooLarge:
-    """Return the error for a `what` ("message") of `size` bytes."""
+    """Return the error for a `kind` ("message") of `size` bytes."""
     message = f"a {kind} of {size} bytes exceeds the limit of {limit}"
     return MessageTooLarge(message, hint=SMALLER, detail={"size": size, "limit": limit})
 

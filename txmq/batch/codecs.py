@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from txmq.batch.header import Codec
 from txmq.errors import ConfigError, RemoteProtocolError
 
-PACKAGES = {
+PACKAGES = {  # module, distribution
     Codec.ZSTD: ("zstandard", "zstandard"),
     Codec.LZ4: ("lz4.frame", "lz4"),
-}  # module, distribution
+}
 
 
 class Compression(NamedTuple):

@@ -16,7 +16,7 @@ ORDER: Literal["little"] = "little"
 
 
 def offsets_rise(numbers: bytes, limit: int) -> bool:
-    """Return whether int32 numbers begin at 0 and rise by 0 to `most` each."""
+    """Return whether int32 numbers begin at 0 and rise by 0 to `limit` each."""
     signs = int.from_bytes(SIGN_32 * (len(numbers) // 4 - 1), ORDER)
     later, earlier = int.from_bytes(numbers[4:], ORDER), int.from_bytes(numbers[:-4], ORDER)
     if any(numbers[:4]) or later & signs:
@@ -29,7 +29,7 @@ def offsets_rise(numbers: bytes, limit: int) -> bool:
 
 
 def all_within(numbers: bytes, limit: int) -> bool:
-    """Return whether int64 numbers are all from 0 to `most`."""
+    """Return whether int64 numbers are all from 0 to `limit`."""
     signs = int.from_bytes(SIGN_64 * (len(numbers) // 8), ORDER)
     values, largest = int.from_bytes(numbers, ORDER), (signs >> 63) * limit
     return not values & signs and ((largest | signs) - values) & signs == signs

@@ -21,7 +21,7 @@ HEAD_BYTES = 256  # of a batch: its header, and of a small batch all keys
 
 
 def offsets_of(buffer: bytes, column: Column, count: int) -> tuple[int, ...]:
-    """Return where a column's cells begin in its joined bytes, and the last end."""
+    """Return the starts of a column's cells in its joined bytes, then the last end."""
     return struct.unpack_from(f"<{count + 1}i", buffer, column.offsets)
 
 
@@ -211,8 +211,8 @@ def single_row(buffer: bytes, row: int, view: BatchView | None = None) -> bytes:
         TIME.unpack_from(buffer, at + 8 * row)[0] if at else 0 for at in starts
     )
     bits = tag_bit(tag.decode()) if tag else 0
-    origin = (header.producer_id, header.epoch, header.sequence + row)
-    return pack_row((key, tag, headers, body), (born_at, deliver_at, expire_at), bits, origin)
+    producer = (header.producer_id, header.epoch, header.sequence + row)
+    return pack_row((key, tag, headers, body), (born_at, deliver_at, expire_at), bits, producer)
 
 
 def _cell(buffer: bytes, column: Column | None, row: int) -> bytes:

@@ -171,7 +171,9 @@ def _shape(*sizes: int) -> tuple[struct.Struct, int, int]:
     return shape, PREFIX.size + shape.size, columns
 
 
-def _encode(rows: _Rows, producer: ProducerSequence, born_at: int | Sequence[int], codec: int) -> bytes:
+def _encode(
+    rows: _Rows, producer: ProducerSequence, born_at: int | Sequence[int], codec: int
+) -> bytes:
     producer_id, epoch, sequence = _checked(producer)
     count = len(rows.bodies)
     if not 0 < count <= limits.BATCH_ROWS or any(

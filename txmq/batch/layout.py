@@ -29,7 +29,7 @@ class Column(NamedTuple):
 class Layout(NamedTuple):
     """The columns of one batch, None for an absent one.
 
-    Of the times, where they begin; 0 = absent.
+    The three times are positions of their first value; 0 = absent.
     """
 
     key: Column | None

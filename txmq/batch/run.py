@@ -1,7 +1,7 @@
 """Runs: neighbouring stored batches, read as one.
 
-Messages that were sent one by one are stored as many small batches. A batch of one
-plain row needs no walk through its columns: only times follow its body.
+Messages that were sent one by one are stored as many small batches. Only times follow
+the body of a batch of one plain row, so its body is found without its other columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunView:
     def __init__(
         self, buffer: bytes, rows: Sequence[int], lengths: Sequence[int], times: Sequence[int]
     ) -> None:
-        """Take the row count, length and storage time of each batch in `buffer`.
+        """Read the heads of the batches in `buffer`; rows, lengths and times are known.
 
         Raises RemoteProtocolError where the batches in it have other ones.
         """
@@ -106,9 +106,9 @@ class RunView:
 
     @cached_property
     def message_ids(self) -> list[str]:
-        origins = (PRODUCER.unpack_from(self._buffer, start) for start in self._starts)
+        producers = (PRODUCER.unpack_from(self._buffer, start) for start in self._starts)
         ids = list[str]()
-        for (producer_id, first), rows in zip(origins, self._rows, strict=True):
+        for (producer_id, first), rows in zip(producers, self._rows, strict=True):
             ids += message_ids(producer_id, range(first, first + rows))
         return ids
 

@@ -1,4 +1,4 @@
-"""Splitting of a batch into batches of one row, for rows that part ways."""
+"""Splitting of a batch into batches of one row, for rows that move alone."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def split(buffer: bytes, header: BatchHeader) -> list[RowBatch]:
     singles = []
     for row, (key, tag, pairs, body) in enumerate(zip(keys, tags, headers, bodies, strict=True)):
         sequence, bits = header.sequence + row, tag_bit(tag.decode()) if tag else 0
-        origin = (header.producer_id, header.epoch, sequence)
+        producer = (header.producer_id, header.epoch, sequence)
         times = (births[row], dues[row], ends[row])
-        data = buffer if whole else pack_row((key, tag, pairs, body), times, bits, origin)
+        data = buffer if whole else pack_row((key, tag, pairs, body), times, bits, producer)
         singles.append(RowBatch(data, dues[row], sequence, bits, key_hash(key) if key else None))
     return singles
 

@@ -45,11 +45,11 @@ def verify(buffer: bytes) -> BatchHeader:
 
 
 def _is_simple_row(buffer: bytes, header: BatchHeader) -> bool:
-    """Return whether it is a valid row of a plain body and perhaps an ASCII key.
+    """Return whether the batch is one valid row: a plain body, perhaps an ASCII key.
 
-    Most sends are. The general way through the columns would take as long as the rest
-    of the broker's work on one. Where the answer is False, the general way finds the
-    reason.
+    Most sends are such batches. The general verification would take as long as the rest
+    of the broker's work on a send. Where the answer is False, the general verification
+    names the reason.
     """
     if (
         header.count != 1

@@ -1,5 +1,5 @@
-"""The broker: an engine that makes the core's decisions durable, and what serves
-clients.
+"""The broker: an engine that makes the core's decisions durable, and services around
+it.
 
 The core (`txmq.core`) decides and knows nothing of disks or sockets. A request passes
 through `reactor.protocol`, `requests`, `engine`, the core's machine and the log. The

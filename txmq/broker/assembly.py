@@ -142,7 +142,7 @@ class Assembly:
             self._loops.append(loop)
 
     def stop(self) -> None:
-        """End the timers."""
+        """Stop all timers and background work."""
         for loop in self._loops:
             if loop.running:
                 loop.stop()

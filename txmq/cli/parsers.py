@@ -48,7 +48,7 @@ class NameValue(NamedTuple):
 
 
 def parse_place(text: str) -> MessagePlace:
-    """Parse "TOPIC/PARTITION/OFFSET"."""
+    """Parse the place of a message, TOPIC/PARTITION/OFFSET."""
     topic, *numbers = text.split("/")
     if len(numbers) != 2 or not is_name(topic) or not all(map(is_number, numbers)):
         raise typer.BadParameter(f"invalid place {text!r}: use TOPIC/PARTITION/OFFSET")
@@ -112,7 +112,7 @@ def parse_delay(text: str) -> float:
 
 
 def parse_pair(text: str) -> NameValue:
-    """Parse "NAME=VALUE"."""
+    """Parse a header, NAME=VALUE."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise typer.BadParameter(f"invalid header {text!r}: use NAME=VALUE")

@@ -54,8 +54,8 @@ from txmq.errors import ConfigError
 from txmq.errors.validation import first_mistake
 from txmq.model import limits
 from txmq.model.message import is_name
+from txmq.model.units import MIB
 
-MIB = 1 << 20
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -81,7 +81,7 @@ class FlushEvery(StrictModel):
 class RetentionSettings(StrictModel):
     """Retention of topics without a setting of their own; 0 = no limit.
 
-    MetaQ's default is 168 h. Segments that nobody needs are deleted, or moved to
+    MetaQ's default is 168 h. Segments without a needed message are deleted, or moved to
     `archive` where a topic's policy says so.
     """
 
@@ -120,11 +120,11 @@ class DiskSettings(StrictModel):
     """Limits of free space on the data directory's disk, in MiB.
 
     Below `warn_free_mib` there is an alarm, below `refuse_free_mib` sends are refused,
-    from `resume_free_mib` on they are taken again. RocketMQ's limits are shares of the
-    disk (85 % and 95 %); these are not, because the space that a broker needs to go on
+    from `resume_free_mib` on they are accepted again. RocketMQ's limits are 85 % and
+    95 % of the disk. These are absolute, because the space that a broker needs to go on
     does not grow with the disk. The ballast is a file of `ballast_mib`, written once
-    the log has a second segment and deleted when other programs have filled the disk,
-    so that acks, decisions and retention go on.
+    the log has a second segment. It is deleted when other programs have filled the
+    disk, so that acks, decisions and retention go on.
     """
 
     warn_free_mib: int = Field(default=1_024, ge=0)
@@ -165,8 +165,8 @@ Listen = Annotated[str, AfterValidator(_valid_address)]
 LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
 
 
-# The tags choose which of the two a wrong value is measured by; "" keeps them out of
-# the name of the setting.
+# The tags choose the type that a wrong value is checked against. Blank tags stay out of
+# the setting's name in errors.
 Flush = Annotated[
     Annotated[Literal["sync"], Tag("")] | Annotated[FlushEvery, Tag(" ")],
     Discriminator(lambda value: "" if isinstance(value, str) else " "),
@@ -211,7 +211,7 @@ class AlarmSettings(StrictModel):
     # parts of a transaction have been missing for longer
     open_s: float = Field(default=300.0, gt=0)
     held_mib: PositiveInt = 1_024  # of log are kept because of undecided transactions
-    # how long a contradiction or a refusal is told of
+    # after a contradiction or a refusal, the alarm stays for so long
     conflict_s: float = Field(default=3_600.0, gt=0)
     resolver_s: float = Field(default=30.0, gt=0)  # a database could not be asked for longer
     # a key of an ordered group has been fenced for longer
@@ -282,7 +282,7 @@ class RelaySettings(StrictModel):
     broker: str = "txmq://127.0.0.1:7650"
     slot: str = "txmq_relay"
     timeout_s: float = Field(default=10.0, gt=0)  # of the broker's answers
-    confirm_every_s: float = Field(default=1.0, gt=0)  # what a crash makes the relay read again
+    confirm_every_s: float = Field(default=1.0, gt=0)  # after a crash, so much is read again
     look_every_s: float = Field(default=10.0, gt=0)
     alarm_mib: PositiveInt = 1_024  # of log that the slot keeps
     alarm_lag_s: float = Field(default=60.0, gt=0)
@@ -305,26 +305,26 @@ class SettingsFile(StrictModel):
 
 
 class PartialFile(BaseModel):
-    """The part of the file that a process beside the broker reads."""
+    """The sections that a process beside the broker reads; it ignores the others."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
 class RelayFile(PartialFile):
-    """The part of a relay."""
+    """The section that a relay reads."""
 
     relay: RelaySettings
 
 
 class ResolverFile(PartialFile):
-    """The part of a resolver process."""
+    """The sections that a resolver process reads."""
 
     resolver: tuple[ResolverSettings, ...] = Field(strict=False, min_length=1)
     checks: CheckbackSettings = CheckbackSettings()
 
 
 class XaFile(PartialFile):
-    """The part of XA recovery."""
+    """The sections that XA recovery reads."""
 
     xa: XaSettings
 

@@ -7,7 +7,7 @@ them. Recovery and followers call only `apply`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from txmq.core import persistence
 from txmq.core.consumers import rules as consumer_rules
@@ -19,9 +19,7 @@ from txmq.core.transactions import batched, lost_records
 from txmq.core.transactions import rules as transaction_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from txmq.core.events.outcome import Outcome, Rejected
+    from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
     from txmq.core.state.state import State
 
 RULES = (
@@ -42,8 +40,8 @@ def apply_booted(state: State, event: Booted, context: RecordContext) -> None:
     consumer_rules.apply_booted(state, event, context)
 
 
-DECIDERS: dict[type, Callable[[State, Any, int], Outcome | Rejected]] = {}
-APPLIERS: dict[type, Callable[[State, Any, RecordContext], None]] = {Booted: apply_booted}
+DECIDERS: Deciders = {}
+APPLIERS: Appliers = {Booted: apply_booted}
 for _module in RULES:
     DECIDERS.update(_module.DECIDERS)
     APPLIERS.update(_module.APPLIERS)
@@ -65,19 +63,19 @@ def apply(state: State, event: Event, context: RecordContext) -> None:
 
 
 def apply_after_loss(state: State, event: Event, context: RecordContext) -> bool:
-    """Apply an event of a log that has lost records. False = it builds on a lost one.
+    """Apply an event of a log that has lost records. False = it needs a lost record.
 
-    Such an event is left out from the point where that is noticed, and counts as lost
-    itself. What it would have decided or published stays as it is, for an operator;
-    events that build on it are left out in turn. Of several events in one record only
-    the affected ones are left out.
+    Such an event is left out from the point where it fails, and counts as lost itself.
+    Its transactions and messages stay as they are, for an operator; events that need it
+    are left out in turn. Of several events in one record only the affected ones are
+    left out.
     """
     whole = True
     for one, its_context in batched.events_in(event, context):
         try:
             apply(state, one, its_context)
         except (AssertionError, LookupError):
-            # Rows that an event may rely on as long as nothing is lost.
+            # The event relies on rows that only a lost record could have written.
             lost_records.apply_lost(state, context.end)
             whole = False
     return whole

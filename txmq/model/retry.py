@@ -1,10 +1,10 @@
-"""Retry policies: delays of failed messages, and the end of their retries."""
+"""Failures of messages, and retry policies: delays, and the end of retries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from txmq.errors import ConfigError
 from txmq.model.units import DAY, SECOND
@@ -23,6 +23,19 @@ MAX_CLASS = 256  # characters of its name
 DEFAULT_DELAYS = tuple(
     s * SECOND for s in (10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)
 )
+
+
+class FailureReport(NamedTuple):
+    """`type` and `text` of the error of a failed message, as the consumer reports it.
+
+    Messages that fail in the same way have the same `fingerprint`. `bases` are the
+    names of the base classes, the nearest first: a retry policy may refer to them.
+    """
+
+    type: str = ""
+    text: str = ""
+    fingerprint: str = ""
+    bases: tuple[str, ...] = ()
 
 
 class FailureAction(StrEnum):
@@ -127,7 +140,10 @@ class RetryPolicy:
     def action(self, classes: Iterable[str]) -> FailureAction:
         """Return the treatment of an error, given its class and its bases."""
         for name in classes:
-            for patterns, action in ((self.dead, FailureAction.DEAD), (self.postpone, FailureAction.POSTPONE)):
+            for patterns, action in (
+                (self.dead, FailureAction.DEAD),
+                (self.postpone, FailureAction.POSTPONE),
+            ):
                 if any(_matches(pattern, name) for pattern in patterns):
                     return action
         return FailureAction.RETRY

@@ -1,7 +1,8 @@
-"""Units of time, in microseconds: the resolution of every time in state, log and wire.
+"""Units of time in microseconds, the resolution of all times in state, log and wire.
 
 `7 * DAY` is a span, `now - 5 * SECOND` a time. Divide for coarser numbers: `DAY //
-SECOND` is a day in seconds, `span // MILLISECOND` a span in milliseconds.
+SECOND` is a day in seconds, `span // MILLISECOND` a span in milliseconds. `MIB` is in
+bytes.
 """
 
 from __future__ import annotations
@@ -13,3 +14,5 @@ SECOND: Final = 1_000_000
 MINUTE: Final = 60 * SECOND
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
+
+MIB: Final = 1 << 20

@@ -11,7 +11,12 @@ from txmq.model.message import Decision
 from txmq.tx.postgres.branch_finish import FORBIDDEN, finish, grant_for, statuses
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.prepared import Ending
-from txmq.tx.postgres.prepared_list import HeldLocks, PreparedTransaction, read_held_locks, list_prepared
+from txmq.tx.postgres.prepared_list import (
+    HeldLocks,
+    PreparedTransaction,
+    list_prepared,
+    read_held_locks,
+)
 from txmq.tx.postgres.session import Connection, connect
 
 DatabaseId = tuple[int, str]  # the server's system id and the database's name

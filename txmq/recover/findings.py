@@ -57,7 +57,7 @@ class PassReport(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The first observation of a finding. `branch` and `xid` are a prepared branch's."""
+    """The first observation of a finding; `branch` and `xid`: of a prepared branch."""
 
     since: float
     branch: XaBranch | None = None

@@ -1,4 +1,4 @@
-"""Decision of an operator about a prepared branch of txmq, never about a foreign one.
+"""Decision of an operator about a prepared branch of txmq; foreign ones are refused.
 
 If the home broker can still decide, it decides as the operator says, for all branches.
 Otherwise the branch is ended against a decision, or without one. That is a heuristic
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from txmq.client.blocking.transaction.home_broker import DECIDED_BY_LIMIT
 from txmq.client.log import get_logger
 from txmq.errors import AlreadyResolved, RequestRejected, TransactionError, TxmqError
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Decision
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from txmq.tx.xid import XaBranch
 
 FOUND_STATE: Final = {COMMIT: "committed", ROLLBACK: "rolled back"}
-DECIDED_BY_LIMIT: Final = 127  # characters; brokers refuse longer names
 log = get_logger()
 
 

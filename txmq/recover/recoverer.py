@@ -17,7 +17,7 @@ from random import Random
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
-from txmq.client.protocol.alarm_reports import alarm_source
+from txmq.client.protocol.alarm_reports import MIN_DURATION_S, alarm_source
 from txmq.recover.alarms import RecoveryAlarms
 from txmq.recover.branches import BranchRecovery
 from txmq.recover.bundles import BundleRecovery
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from txmq.tx.postgres.prepared_list import PreparedTransaction
 
 SERVICE: Final = "txmq-xa"
-REPORTED_S: Final = 30.0
 PASSES_REPORTED: Final = 4  # brokers list an alarm for as long, unless it is reported again
 JITTER: Final = 0.25  # of the pause, so that several recoverers do not run in step
 
@@ -109,7 +108,7 @@ class XaRecoverer:
     def report_alarms(self, report: PassReport) -> None:
         """Report the alarms of a pass to all brokers, valid for a few passes."""
         alarms = self._alarms.for_brokers(report)
-        for_s = max(REPORTED_S, PASSES_REPORTED * self.settings.every_s)
+        for_s = max(MIN_DURATION_S, PASSES_REPORTED * self.settings.every_s)
         for home in self.homes.all:
             if not home.trouble:
                 home.report_alarms(self._source, alarms, for_s)

@@ -1,11 +1,11 @@
 """Store a committed transaction of PostgreSQL as one bundle, exactly once.
 
-The broker's watermark of the source keeps out duplicates (docs/FORMATS.md 2.1). A bundle
-moves the watermark from the LSN of the bundle before to its own LSN, in the record that
-stores the messages. The broker stores it only if the watermark stands at the LSN of the
-bundle before. So the broker skips a bundle that any relay sends again, and refuses a
-bundle behind a refused one. LSNs only grow and watermarks are never forgotten, so it
-does not matter how long the relay was away.
+The broker's watermark of the source keeps out duplicates (docs/FORMATS.md 2.1). A
+bundle moves the watermark from the LSN of the bundle before to its own LSN, in the
+record that stores the messages. The broker stores it only if the watermark stands at
+the LSN of the bundle before. So the broker skips a bundle that any relay sends again,
+and refuses a bundle behind a refused one. LSNs only grow and watermarks are never
+forgotten, so it does not matter how long the relay was away.
 
 The token is derived from the transaction, with the time of the commit. The broker
 refuses tokens older than a week, because it has forgotten their outcomes. The relay
@@ -65,7 +65,9 @@ def derive_token(source: SlotSource, committed: CommittedTransaction, attempt: i
 
     It does not depend on the timeline, so it outlives a promotion.
     """
-    identity = f"{source.system_id} {source.slot} {committed.lsn} {committed.committed_at} {attempt}"
+    identity = (
+        f"{source.system_id} {source.slot} {committed.lsn} {committed.committed_at} {attempt}"
+    )
     low = int.from_bytes(sha256(identity.encode()).digest()[:10], "big") & RANDOM
     return UUID(int=token_time(committed, attempt) << 80 | VERSION | VARIANT | low)
 

@@ -20,7 +20,12 @@ from typing import Final
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
-from txmq.client.protocol.alarm_reports import AlarmReport, alarm_source, report_alarms
+from txmq.client.protocol.alarm_reports import (
+    MIN_DURATION_S,
+    AlarmReport,
+    alarm_source,
+    report_alarms,
+)
 from txmq.errors import (
     ClientClosed,
     ConfigError,
@@ -38,7 +43,6 @@ from txmq.relay.slot_stream import SlotStream
 from txmq.tx.postgres.session import connect
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between sessions
-REPORTED_S: Final = 30.0
 CRITICAL_KINDS: Final = ("lost", "unreserved")
 FATAL: Final = (ConfigError, LogChanged, ClientClosed)
 RETRY_AT_ONCE: Final = (
@@ -191,7 +195,7 @@ class Relay:
                 self._call,
                 self._source,
                 alarm_reports,
-                max(REPORTED_S, 4 * self._policy.look_every_s),
+                max(MIN_DURATION_S, 4 * self._policy.look_every_s),
             )
 
     def _call(self, name: str, **args: object) -> object:

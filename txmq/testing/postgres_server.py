@@ -177,7 +177,7 @@ class OwnServer(PostgresServer):
         self._lock.close()
 
     def leave_running(self) -> int:
-        """Let the server outlive this process; return its process id."""
+        """Keep the server running after this process; return its process id."""
         assert self._process is not None, "the server was started"
         atexit.unregister(self.stop)
         release(self._process.pid)

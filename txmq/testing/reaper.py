@@ -54,7 +54,7 @@ def reaped(
 
 
 def release(pid: int) -> None:
-    """Let a registered process outlive this one."""
+    """Keep a registered process running after this one."""
     os.write(reaper_pipe(), b"%d %d\n" % (RELEASED, pid))
 
 

@@ -36,7 +36,7 @@ class PowerCut(BaseException):
 
 
 class SimFS:
-    """The file system.
+    """A simulated file system in memory.
 
     `trace` names the calls so far, and `changes` counts those that changed or synced
     data.
@@ -213,7 +213,7 @@ class SimLock:
 
 
 class SimFile:
-    """An open file."""
+    """An open file of the simulated file system."""
 
     def __init__(self, fs: SimFS, path: str, inode: SimInode, *, write: bool) -> None:
         self.path = path

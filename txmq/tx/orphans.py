@@ -106,7 +106,7 @@ def judge_branch(outcome: KnownOutcome, age_s: float, safety_s: float) -> Branch
 
 
 def contradiction(outcome: KnownOutcome, xid_status: str | None) -> str:
-    """Return how a finished branch contradicts the decision, or an empty string.
+    """Return the end of a finished branch that contradicts the decision; "" = none.
 
     The end is "committed" or "aborted". `xid_status` comes from pg_xact_status for the
     transaction id of the prepared branch; PostgreSQL never assigns it again. That a

@@ -123,7 +123,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan
 
 
 def _is_deeper(value: JsonValue, depth: int) -> bool:
-    """Return whether a value nests deeper than `most` levels.
+    """Return whether a value nests deeper than `depth` levels.
 
     It works level by level, because a recursion would overflow on such a value.
     """

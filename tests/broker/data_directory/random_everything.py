@@ -246,7 +246,7 @@ class Everything(Work):
         waiting = [row.message for row in delayed.scan(self.world.state)][:9]
         if waiting:
             one = self._rng.choice(waiting)
-            self.world.do(Recall(((one.origin, one.sequence),)))
+            self.world.do(Recall(((one.producer, one.sequence),)))
 
     def age(self) -> None:
         """Expire old outcomes now and then."""

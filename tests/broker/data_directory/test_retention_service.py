@@ -27,7 +27,6 @@ from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
     CandidateRead,
     Deliver,
-    FailureReport,
     JoinGroup,
     NackMessage,
     RequestedSettings,
@@ -42,6 +41,7 @@ from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.errors import OffsetOutOfRange
 from txmq.model.decider import ByChecker
 from txmq.model.message import Decision, Message
+from txmq.model.retry import FailureReport
 from txmq.store.log.segment import list_segments
 from txmq.testing.simfs import SimFS, crash_points
 from txmq.wire.data_requests import Opcode, Read, pack_read
@@ -166,7 +166,7 @@ def test_a_delayed_message_outlives_its_segment_and_comes_in_its_turn() -> None:
         assert waiting(world.log.read, world.state) == [body(100), body(101), body(102)]
     assert world.segments()[0] > 10 * LARGE, "what waits did not hold up the log"
     second = list(delayed.scan(world.state))[1].message
-    assert world.do(Recall(((second.origin, second.sequence),))) == RecallReply(1)
+    assert world.do(Recall(((second.producer, second.sequence),))) == RecallReply(1)
     world.turn(4 * HOUR)
     world.do(PublishDue())
     assert [data for _offset, data in sorted(world.bodies().items())][-2:] == [body(100), body(102)]

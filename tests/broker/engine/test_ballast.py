@@ -21,14 +21,14 @@ from tests.broker.data_directory.retention_world import (
 )
 from tests.broker.support import BEGAN
 from tests.simulation.simulated_broker import recover
-from txmq.broker.engine.disk_space import MIB, DiskWatch
+from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
 from txmq.config.broker import DiskSettings
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import log_pins
 from txmq.core.topics.topics import AlterTopic, CreateTopic
 from txmq.errors import ReadOnly, StoreError
-from txmq.model.units import SECOND
+from txmq.model.units import MIB, SECOND
 from txmq.store.ballast import NAME, Ballast
 from txmq.store.log.segment import list_segments
 from txmq.testing.simfs import SimFS

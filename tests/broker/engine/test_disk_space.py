@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.broker.support import BrokerInMemory, send_payload
-from txmq.broker.engine.disk_space import MIB, DiskWatch
+from txmq.broker.engine.disk_space import DiskWatch
 from txmq.config.broker import DiskSettings
 from txmq.core.topics.topics import CreateTopic
 from txmq.errors import ReadOnly
 from txmq.model.message import Message
+from txmq.model.units import MIB
 from txmq.wire.data_requests import Opcode, Read, pack_read
 from txmq.wire.status import to_error
 

@@ -112,7 +112,7 @@ def test_a_registered_checker_decides_what_its_producer_did_not(
             ),
             20,
         )
-        dead._bundle.buffer.clear()  # as if this process had died here
+        dead._stored = None  # as if this process had died here
     assert bodies(real, topic) == left
     assert len(asked) == 3
     half = asked[0]
@@ -170,7 +170,7 @@ def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(
                 wait_until(
                     lambda: client.call("tx.show", token=tokens[1])["state"] == "PUBLISHED", 20
                 )
-            tx._bundle.buffer.clear()  # as if this process had died here
+            tx._stored = None  # as if this process had died here
     assert client.call("tx.show", token=tokens[0])["state"] == "UNDECIDED"
     client.call("tx.decide", token=tokens[0], outcome="ROLLBACK", operator="test", reason="tidy up")
 

@@ -17,6 +17,7 @@ from tests.client.world import World, make_tables
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import TransactionAborted
+from txmq.model.actions import ReplayAction
 from txmq.model.bundle import BundleReceipt, BundleState
 from txmq.wire.bundle import pack_bundle_receipt
 
@@ -108,7 +109,7 @@ def test_what_the_broker_rolled_back_while_it_was_sent_is_aborted(
     tx = world.client.transaction(world.connection)
     tx.__enter__()
     world.insert("o-1")
-    tx.act(("replay", "group", "orders", 0, 9))
+    tx.act(ReplayAction("group", "orders", 0, 9))
     with pytest.raises(TransactionAborted, match="rolled back"):
         tx.__exit__(None, None, None)
     assert world.orders() == set()

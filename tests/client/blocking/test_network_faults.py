@@ -22,7 +22,7 @@ from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.address import parse_url
 from txmq.errors import BrokerUnavailable, TransactionAborted
-from txmq.testing.network import NetworkConditions, FaultProxy
+from txmq.testing.network import FaultProxy, NetworkConditions
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 
@@ -275,7 +275,9 @@ def test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message(
     between: Between, connect: Connect
 ) -> None:
     for link in (between.to_broker, between.to_database, between.resolving):
-        link.conditions = NetworkConditions(delay_s=0.01, loss=0.05, resend_s=0.1, bytes_per_s=200_000.0)
+        link.conditions = NetworkConditions(
+            delay_s=0.01, loss=0.05, resend_s=0.1, bytes_per_s=200_000.0
+        )
     client = connect(between.url, timeout=PATIENT_S, window_bytes=1 << 16)
     orders = [f"o-{n}" for n in range(3)]
     for order in orders:

@@ -24,11 +24,13 @@ from txmq.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
+from txmq.model.actions import ReplayAction
 from txmq.model.bundle import BundleReceipt, BundleState
 from txmq.wire.bundle import pack_bundle_receipt, unpack_part
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
+REPLAY = ReplayAction("group", "orders", 0, 9)
 
 
 def test_a_local_transaction_is_seen_whole(real: RealBroker, connect: Connect) -> None:
@@ -124,7 +126,7 @@ def test_a_transaction_is_for_one_use_and_inside_its_block(
         tx.send("t", b"x")
     with tx:
         pass
-    for call in (lambda: tx.send("t", b"x"), lambda: tx.act(("x",)), tx.__enter__):
+    for call in (lambda: tx.send("t", b"x"), lambda: tx.act(REPLAY), tx.__enter__):
         with pytest.raises(ClientClosed, match="is over"):
             call()
 
@@ -230,7 +232,7 @@ def test_acks_go_with_the_bundle_and_the_consumer_learns_the_outcome(
         with suppress(ApplicationError), tx.savepoint():
             tx.ack(Delivered(consumer))
             fail()
-        tx.act(("replay", "group", "orders", 0, 9))
+        tx.act(REPLAY)
     part = unpack_part(fake.frames[-1].payload)
     assert part.description is not None
     assert part.description.actions == (

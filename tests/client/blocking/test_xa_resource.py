@@ -25,6 +25,7 @@ from txmq.client.blocking.transaction.xa_resource import XaResource
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, LocalProtocolError, UnknownGroup
 from txmq.errors.xa import XaDuplicate, XaInvalid, XaProtocol, XaRefused, XaRolledBack, XaUnknown
+from txmq.model.actions import AckAction
 from txmq.testing.wait import wait_until
 from txmq.tx.xid import Xid
 
@@ -185,7 +186,7 @@ def test_what_the_broker_refuses_is_not_prepared(
     xid = new_xid()
     resource.start(xid)
     resource.send(topic, b"1")
-    resource.act(("ack", "nobody", "m", 1, topic, 0, 0, 1))
+    resource.act(AckAction("nobody", "m", 1, topic, 0, 0, 1))
     resource.end(xid)
     with pytest.raises(XaRefused, match="XA_RBOTHER") as refused:
         resource.prepare(xid)

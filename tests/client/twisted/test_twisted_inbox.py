@@ -82,7 +82,10 @@ def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
 
 
 def test_both_faces_use_the_same_name_in_the_inbox(
-    client: Client, shared_broker: RealBroker, connect: Callable[[], Connection], in_reactor: InReactor
+    client: Client,
+    shared_broker: RealBroker,
+    connect: Callable[[], Connection],
+    in_reactor: InReactor,
 ) -> None:
     """What one has committed, and never acked, the other one passes over."""
     group = fresh("g")

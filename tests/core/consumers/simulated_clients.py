@@ -23,7 +23,6 @@ from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
     AckMessages,
     Deliver,
-    FailureReport,
     JoinGroup,
     NackMessage,
     RequestedSettings,
@@ -38,6 +37,7 @@ from txmq.core.transactions.decisions import DecideTransaction
 from txmq.errors import StaleGeneration, UnknownMember
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision
+from txmq.model.retry import FailureReport
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from txmq.core.consumers.circuit_breaker import MAX_PAUSE, MIN_PAUSE, WINDOW
 from txmq.core.consumers.commands import (
     AlterGroup,
     ExpireLeases,
-    FailureReport,
     PauseGroup,
     RequestedSettings,
 )
 from txmq.core.consumers.group_views import describe_group
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.state.failed_messages import FailedKind
+from txmq.model.retry import FailureReport
 
 SECOND = 1_000_000
 AWAY = FailureReport("psycopg2.OperationalError", "connection refused", "away")

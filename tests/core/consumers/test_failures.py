@@ -12,7 +12,6 @@ from txmq.core.consumers import failures
 from txmq.core.consumers.commands import (
     AbandonLetters,
     AlterGroup,
-    FailureReport,
     LeaveGroup,
     NackMessage,
     ReplayLetters,
@@ -22,7 +21,7 @@ from txmq.core.consumers.failures import MAX_LETTERS, MAX_TEXT_BYTES, LettersRep
 from txmq.core.events.consumers import Abandoned, Acked, DeadLettered, Delivered, Replayed, Retried
 from txmq.core.state.failed_messages import ISOLATED_AFTER, FailedKind, FailedMessage, Move
 from txmq.errors import BadRequest, NotLeased, UnknownGroup
-from txmq.model.retry import RetryPolicy
+from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.topic_partition import TopicPartition
 from txmq.store.tables import FAILED, FAILED_KEY
 

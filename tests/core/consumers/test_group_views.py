@@ -9,10 +9,11 @@ import pytest
 from tests.core.consumers.world import QUICK, ConsumersWorld, rows
 from txmq.core import machine
 from txmq.core.consumers import group_views
-from txmq.core.consumers.commands import AbandonLetters, FailureReport
+from txmq.core.consumers.commands import AbandonLetters
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
 from txmq.errors import UnknownGroup, UnknownLetter, UnknownMember
+from txmq.model.retry import FailureReport
 
 
 @pytest.fixture

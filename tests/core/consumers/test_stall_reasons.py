@@ -13,7 +13,6 @@ from tests.core.driver import token
 from txmq.core.consumers import stall_reasons
 from txmq.core.consumers.commands import (
     AlterGroup,
-    FailureReport,
     LeaveGroup,
     PauseGroup,
     RequestedSettings,
@@ -23,6 +22,7 @@ from txmq.core.state.failed_messages import ISOLATED_AFTER
 from txmq.core.topics.topics import DeleteTopic, GrowTopic
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision
+from txmq.model.retry import FailureReport
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
 from txmq.store import tables as t

@@ -12,7 +12,6 @@ from txmq.core.consumers.commands import (
     CandidateRead,
     Deliver,
     ExpireLeases,
-    FailureReport,
     JoinGroup,
     NackMessage,
     RequestedSettings,
@@ -23,7 +22,7 @@ from txmq.core.events.base import Booted
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import BatchStored
 from txmq.core.topics.topics import CreateTopic
-from txmq.model.retry import RetryPolicy
+from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import SECOND
 from txmq.store.tables import NAMES
 

@@ -338,7 +338,7 @@ def test_random_work_publishes_each_message_once_when_due_and_recovery_agrees(
         waiting = list(delayed.scan(core.state))
         if waiting and rng.random() < 0.2:
             chosen = rng.choice(waiting)
-            core.do(Recall(((chosen.message.origin, chosen.message.sequence),)))
+            core.do(Recall(((chosen.message.producer, chosen.message.sequence),)))
             recalled.add(
                 BatchView(core.read(chosen.position, chosen.message.length)).bodies[0].decode()
             )

@@ -150,7 +150,7 @@ def test_a_fold_without_locks_is_found(database: str, monkeypatch: pytest.Monkey
     naive = inbox_compaction._COMPACT.replace("pg_advisory_xact_lock", "abs").replace(
         inbox_compaction._OLDEST_SNAPSHOT, "NULL"
     )
-    monkeypatch.setattr(inbox_compaction, "_FOLD", naive)
+    monkeypatch.setattr(inbox_compaction, "_COMPACT", naive)
     for _ in range(RUNS):
         run = Deliveries(database, messages=300)
         run.run()

@@ -16,6 +16,7 @@ from txmq.core.consumers.failures import key_source
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
+from txmq.model.retry import FailureReport
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class ConsumerGroupCalls:
         self._submit(core.LeaveGroup(args.group, args.member, args.instance), call.answer)
 
     def nack(self, call: CallContext, args: wire.Nack) -> None:
-        failure = core.FailureReport(
+        failure = FailureReport(
             args.error.type, args.error.text, args.error.fingerprint, args.error.bases
         )
         delay = None if args.delay_ms is None else args.delay_ms * MILLISECOND

@@ -89,7 +89,7 @@ class MessageCalls:
     def _row(self, waiting: ScheduledMessage) -> dict[str, Any]:
         message = waiting.message
         return {
-            "message_id": message_id(message.origin, message.sequence),
+            "message_id": message_id(message.producer, message.sequence),
             "topic": self._engine.state.topics_by_id[message.topic_id].name,
             "partition": message.partition,
             "due_at": waiting.due,

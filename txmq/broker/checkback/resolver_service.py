@@ -96,8 +96,8 @@ class ResolverService:
         ]
 
     def may_resolve(self, decider: ByPostgres) -> bool:
-        """Whether one of the databases is, or for all that is known may be, the
-        decider.
+        """Return whether one of the databases is the decider, or may be because it is
+        not identified yet.
         """
         return any(database.may_resolve(decider) for database in self._databases)
 
@@ -110,7 +110,9 @@ class ResolverService:
 
     @property
     def upkeep_owed(self) -> bool:
-        """Whether an upkeep failed, and the next one should not wait for its time."""
+        """Return whether an upkeep failed, so that the next one must not wait for its
+        time.
+        """
         return any(database.upkeep_owed for database in self._databases)
 
     def probe(self) -> None:
@@ -151,8 +153,10 @@ def _resolve_in_turn(
     row: Transaction,
     answered: Callable[[bytes, Decision, str, str], None],
 ) -> None:
-    """Ask one resolver after the other. Most brokers have one database; with several,
-    those that turn out to be another database answer UNKNOWN.
+    """Ask one resolver after the other until one decides.
+
+    Most brokers have one database. Of several, those that are not the decider answer
+    UNKNOWN.
     """
     database, rest = databases[0], databases[1:]
 
@@ -196,7 +200,7 @@ class _DatabaseResolver:
         self._cleanup_error = self._outbox_error = ""
 
     def may_resolve(self, decider: ByPostgres) -> bool:
-        """Whether this database is the decider, or is not identified yet."""
+        """Return whether this database is the decider, or is not identified yet."""
         found = self._resolver.identity
         return found is None or (found.system_id, found.database_oid) == (
             decider.system_id,

@@ -61,7 +61,9 @@ class TransactionListeners:
     def on_decision_by(
         self, decider: type[Decider], listener: Callable[[Decided, Decider], None]
     ) -> None:
-        """Call `listener` with each decision on a transaction of this kind of decider."""
+        """Call `listener` with each decision on a transaction of this kind of
+        decider.
+        """
         [kind] = [kind for kind, known in DECIDERS.items() if known is decider]
         self._by_kind[kind] = listener
 

@@ -12,7 +12,7 @@ from txmq.core import machine
 from txmq.core.events import base
 from txmq.core.events.base import EVENTS
 from txmq.core.events.topics import BatchesStored, BatchStored, TopicCreated
-from txmq.core.events.transactions import GroupsStored, UnpublishedBatch, PartStored
+from txmq.core.events.transactions import GroupsStored, PartStored, UnpublishedBatch
 from txmq.store.log.record import LOST, split_body
 from txmq.store.snapshot import newest_snapshot, read_rows
 from txmq.store.tables import TICKET_KEY, TOPICS

@@ -14,7 +14,8 @@ import structlog
 from twisted.python.failure import Failure
 
 from txmq.errors import StoreError
-from txmq.store.log.scrub import scrub, durable_spans
+from txmq.model.units import MIB
+from txmq.store.log.scrub import durable_spans, scrub
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from txmq.config.broker import ScrubSettings
     from txmq.store.log.decoder import Damage
 
-MIB = 1 << 20
 STEP_BYTES = 1 * MIB
 PAUSE_FACTOR = 20  # times as long as the step took
 HOUR_S = 3_600.0

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import RunInThread
     from txmq.config.broker import BrokerSettings
     from txmq.core.state.state import State
-    from txmq.store.filesystem import FileSystem, FileLock
+    from txmq.store.filesystem import FileLock, FileSystem
     from txmq.store.index.lmdb_tables import FrozenOverlays
     from txmq.store.log.record import Record
     from txmq.store.log.recovery import RecoveryReport
@@ -222,7 +222,7 @@ class StorageService:
 
     @property
     def busy(self) -> bool:
-        """Whether the thread is at work."""
+        """Return whether the thread is at work."""
         return self._busy
 
     def _run(self, what: str, function: Callable[..., object], *args: object) -> Deferred[object]:
@@ -247,8 +247,8 @@ class StorageService:
         return work.addBoth(over).addErrback(self._engine.fail)
 
     def _find_space(self) -> None:
-        """Look for space. A full disk is no failure: until there is space, the log is
-        read-only.
+        """Try to preallocate space. A full disk is no failure: until there is space,
+        the log is read-only.
         """
         if not self._engine.store.try_space() and self._engine.disk.release_ballast():
             self._engine.store.try_space()
@@ -264,13 +264,13 @@ class StorageService:
             self._run("", frozen.clear)
 
     def _snapshot_due(self) -> int:
-        """Return how many bytes of log after the newest snapshot make another one due:
-        one byte, if a snapshot lets a segment go.
+        """Return the bytes of log after which another snapshot is due: one byte, if it
+        would allow the removal of a segment.
         """
         return 1 if self._awaits_snapshot() else self._settings.snapshot_bytes
 
     def _awaits_snapshot(self) -> bool:
-        """Whether a segment is kept for want of snapshots alone."""
+        """Return whether a segment is kept only because a newer snapshot is missing."""
         segments = self._engine.store.segments()
         free = 0 if self._retention is None else self._retention.free.below
         return len(segments) > 1 and self._older < segments[0].end <= min(
@@ -278,8 +278,8 @@ class StorageService:
         )
 
     def _release(self) -> bool:
-        """Take segments from the log that neither the state needs, nor a start from the
-        older snapshot.
+        """Release segments that neither the state needs, nor a start from the older
+        snapshot.
         """
         log = self._engine.store
         if self._retention is not None and log.durable >= self._retention.free.as_of:

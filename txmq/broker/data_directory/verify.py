@@ -18,7 +18,7 @@ from txmq.core.state.failed_messages import FailedMessage
 from txmq.errors import StoreError
 from txmq.store import tables as t
 from txmq.store.log.decoder import Damage, SegmentDecoder
-from txmq.store.log.integrity import KnownPositions, IntegrityChecker
+from txmq.store.log.integrity import IntegrityChecker, KnownPositions
 from txmq.store.log.reader import LogReader
 from txmq.store.log.record import Record
 from txmq.store.log.recovery import find_log

@@ -274,8 +274,8 @@ class _FetchRequest:
         on, the reply waits until that is durable.
         """
         now = self._engine.now()
-        picks = tuple(
-            make_pick(c, b, now) if b else CandidateRead(c, unwanted=True)
+        reads = tuple(
+            inspect_candidate(c, b, now) if b else CandidateRead(c, unwanted=True)
             for c, b in zip(candidates, batches, strict=True)
         )
 
@@ -297,7 +297,7 @@ class _FetchRequest:
                 self._restart()
 
         self._fetches.leasing.add(self._member[:2])
-        self._engine.submit(Deliver(*self._member, picks), deliver)
+        self._engine.submit(Deliver(*self._member, reads), deliver)
 
     def _restart(self) -> None:
         """Plan again in the next turn: nothing of the plan was to be delivered, and
@@ -359,7 +359,7 @@ def batches_of(
     return bases[low], entries[low:high], batches[low:high]
 
 
-def make_pick(candidate: Candidate, batches: Batches, now: int) -> CandidateRead:
+def inspect_candidate(candidate: Candidate, batches: Batches, now: int) -> CandidateRead:
     """Return a candidate with the facts that only its batches hold: key hashes and
     expired messages.
     """

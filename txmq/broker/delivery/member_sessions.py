@@ -54,9 +54,10 @@ class MemberSessions:
             engine.listen(event, lambda event, _place: self._changed_topics.add(event.topic_id))
 
     def adopt_members(self) -> None:
-        """Give the static members of before the start a session, in which they may come
-        back. The partitions of other members are assigned anew, and again when those
-        join.
+        """Start sessions for the static members that the log knows, so that they may
+        come back.
+
+        Partitions of other members are assigned anew now, and again when those join.
         """
         for group in self._engine.state.groups.by_id.values():
             lasts = group.settings.session_us / SECOND

@@ -18,6 +18,7 @@ from txmq.core.topics.sends import StoreBatch, StoreBatches
 from txmq.core.transactions.batched import StoreBundles
 from txmq.core.transactions.half_storage import StorePart
 from txmq.errors import DiskFull, ReadOnly, StoreError
+from txmq.model.units import MIB
 from txmq.store.ballast import Ballast
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from txmq.store.filesystem import FileSystem, Space
 
 P = ParamSpec("P")
-MIB = 1 << 20
 WRITES = (StoreBatch, StoreBatches, StorePart, StoreBundles)
 log = structlog.get_logger()
 

@@ -70,7 +70,7 @@ class FlushSchedule:
 
     @property
     def is_due(self) -> bool:
-        """Whether more messages wait for a sync than some policy allows."""
+        """Return whether more messages wait for a sync than some policy allows."""
         return self._messages >= self._max_messages
 
     @property
@@ -293,8 +293,10 @@ class Engine:
         work.addErrback(self.fail)  # a reply that could not be delivered is a bug
 
     def _writes_inline(self, flush: Flush) -> bool:
-        """Whether a thread gains nothing. While another thread preallocates space, a
-        write would wait for it.
+        """Return whether the reactor writes itself, because a thread would gain
+        nothing.
+
+        While a thread preallocates space, the reactor's write would wait for it.
         """
         return (
             (len(self._pending) == 1 or self._mean_write_s < self._quick_s)

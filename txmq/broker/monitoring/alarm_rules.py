@@ -40,7 +40,7 @@ class Conditions(NamedTuple):
     limits: Limits
 
     def older_than(self, since: int, seconds: float) -> bool:
-        """Whether a time is more than so many seconds ago; 0 is no time."""
+        """Return whether `since` is more than `seconds` ago; 0 = never."""
         return since > 0 and self.now - since > seconds * SECOND
 
     def age(self, since: int) -> str:

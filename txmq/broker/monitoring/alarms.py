@@ -58,8 +58,8 @@ class ReportedAlarms:
         self._sources: dict[str, _AlarmSource] = {}
 
     def report(self, report: AlarmsReport) -> Rejected | None:
-        """Take a source's alarms in place of its last report. An alarm that it repeats
-        keeps its time.
+        """Replace the alarms of a source's last report. A repeated alarm keeps its
+        time.
         """
         self._expire()
         before = self._sources.pop(report.source, _AlarmSource(0, ()))

@@ -38,7 +38,7 @@ class Rate:
     per_s: tuple[float, float] = (0.0, 0.0)
 
     def update(self, at: float, seen: tuple[int, int]) -> None:
-        """Take a sample. A counter that went back, such as that of a group that was
+        """Add a sample. A counter that went back, such as that of a group that was
         reset, has no rate.
         """
         passed = at - self.at

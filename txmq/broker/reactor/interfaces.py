@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Timer(Protocol):
-    """A delayed call."""
+    """A call scheduled for later."""
 
     def cancel(self) -> None: ...
     def active(self) -> int: ...

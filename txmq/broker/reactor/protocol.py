@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Handle = Callable[["ClientSession", Frame], None]
 
 HELLO_SECONDS = 10  # for a connection to send its hello
-# a connection that does not read its replies for so long is cut (ARCHITECTURE 3)
+# a connection that does not read its replies for so long is cut
 STUCK_SECONDS = 30
 # Twisted's 64 KiB are not enough for 64 messages of 1 KiB; malloc maps 128 KiB each
 # time
@@ -168,8 +168,8 @@ class ClientSession(Protocol):
         )
 
     def pause(self) -> None:
-        """Take no more requests from a client that does not read its replies; cut its
-        connection if that lasts.
+        """Stop reading from a client that does not read its replies; cut its connection
+        if that lasts.
         """
         self._wire.pauseProducing()
         if self._deadline is None:
@@ -178,13 +178,15 @@ class ClientSession(Protocol):
             )
 
     def resume(self) -> None:
-        """Take requests again: the client has read its replies."""
+        """Read requests again: the client has read its replies."""
         self._cancel_deadline()
         self._wire.resumeProducing()
 
     def ignore_requests(self) -> None:
-        """Take no more requests. They are still read from the socket: unread bytes
-        would make the kernel reset the connection, and replies under way would be lost.
+        """Read further requests without processing them.
+
+        Unread bytes would make the kernel reset the connection, and replies under way
+        would be lost.
         """
         self._ignoring = True
 
@@ -262,7 +264,7 @@ class SessionFactory(Factory):
 
     @property
     def all_closed(self) -> bool:
-        """Whether no connection is left."""
+        """Return whether all connections are closed."""
         return not self._open
 
     def connected_instances(self) -> set[tuple[str, str]]:
@@ -270,7 +272,7 @@ class SessionFactory(Factory):
         return {session.instance for session in self._open if session.instance is not None}
 
     def ignore_requests(self) -> None:
-        """Take no more requests from any client."""
+        """Process no further requests of any client."""
         for session in self._open:
             session.ignore_requests()
 

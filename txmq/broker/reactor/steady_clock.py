@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from txmq.model.units import SECOND
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -45,7 +47,7 @@ class SteadyClock:
         self._last, self._read_at = expected if self.ahead else wall, read_at
 
     def _expected(self, read_at: float) -> int:
-        passed = int((read_at - self._read_at) * 1_000_000)
+        passed = int((read_at - self._read_at) * SECOND)
         return self._last + passed - (passed // SLOWER if self.ahead else 0)
 
 

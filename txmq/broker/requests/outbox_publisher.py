@@ -36,7 +36,9 @@ class OutboxPublisher:
     def __init__(self, engine: Engine, settings: BrokerSettings, clock: Clock) -> None:
         self._engine, self._settings, self._clock = engine, settings, clock
 
-    def __call__(self, rows: Sequence[OutboxRow], by: str, over: Callable[[int, str], None]) -> None:
+    def __call__(
+        self, rows: Sequence[OutboxRow], by: str, over: Callable[[int, str], None]
+    ) -> None:
         self._step(rows, 0, by, over)
 
     def _step(

@@ -134,7 +134,7 @@ class _MultiSend:
             self._submit()
 
     def end(self) -> None:
-        """End the frame."""
+        """Submit the rest of the frame's sends."""
         self._submit()
         self._done()
 

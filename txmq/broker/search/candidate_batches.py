@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.engine.log_reader import PublishedBatch, published_batches
 from txmq.broker.search.catalogue_build import gaps
-from txmq.store.catalogue.catalogue import place_offset, hash_of_key, hashes_of_id, encode_place
+from txmq.store.catalogue.catalogue import encode_place, hash_of_key, hashes_of_id, place_offset
 from txmq.store.tables import ENTRY_KEY, BatchEntry
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class CandidateBatches:
         key: str | None,
         message: MessageId | None,
     ) -> None:
-        """Look for the key, or else for the id. Without both, or without catalogues,
+        """Search for the key, or else for the id. Without both, or without catalogues,
         every batch is a candidate.
         """
         self._where = where

@@ -30,13 +30,13 @@ from txmq.store.catalogue.catalogue import (
     PLACE,
     Catalogue,
     Range,
+    catalogue_directory,
     covering_blocks,
     discard,
-    catalogue_directory,
+    encode_place,
     hash_of_id,
     hash_of_key,
     open_catalogues,
-    encode_place,
 )
 from txmq.store.catalogue.pages import DamagedPage
 from txmq.store.catalogue.writer import merge_tier, remove_files, write_catalogue

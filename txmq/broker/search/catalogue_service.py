@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from txmq.broker.search.search import Search, SearchPage, SearchQuery
 from txmq.errors import StoreError
+from txmq.model.units import MIB
 from txmq.store.catalogue.catalogue import discard, open_catalogues
 from txmq.store.catalogue.pages import DamagedPage
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     Build = Callable[[], list[Catalogue]]
 
-MIB = 1 << 20
 CHEAP_BYTES = 256 << 10  # of log: scanned in a millisecond or two
 AFTER_FAILURE_S = 60.0
 MODULE = "txmq.broker.search.catalogue_build"

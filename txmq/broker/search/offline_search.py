@@ -29,10 +29,10 @@ from txmq.core.events.transactions import (
     Decided,
     JobDecided,
     JobGroupsDone,
-    UnpublishedBatch,
     PartStored,
     PublicationBegun,
     Released,
+    UnpublishedBatch,
 )
 from txmq.core.transactions.batched import events_in
 from txmq.model.message import Decision

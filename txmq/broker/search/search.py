@@ -132,7 +132,7 @@ class Search:
 
 
 def _holds(view: BatchView, found: MessageId) -> bool:
-    """Whether a batch holds the message of an id."""
+    """Return whether a batch has the message of an id."""
     header = view.header
     return (
         header.producer_id == found[0]

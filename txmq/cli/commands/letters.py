@@ -114,9 +114,7 @@ def _selected_letters(
     session: CommandSession, group: str, letters: list[MessagePlace] | None, *, everything: bool
 ) -> list[MessagePlace]:
     if bool(letters) == everything:
-        raise typer.BadParameter(
-            "select the letters: use either TOPIC/PARTITION/OFFSET or --all"
-        )
+        raise typer.BadParameter("select the letters: use either TOPIC/PARTITION/OFFSET or --all")
     return list(_open_letters(session, group)) if everything else letters or []
 
 

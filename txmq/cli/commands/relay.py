@@ -16,6 +16,7 @@ from txmq.cli.commands.schema import Dsn
 from txmq.cli.options import Yes
 from txmq.cli.output import FAILED, Output
 from txmq.errors import ConfigError
+from txmq.model.units import MIB
 
 if TYPE_CHECKING:
     from txmq.config.broker import RelaySettings
@@ -27,7 +28,6 @@ app = typer.Typer(
     help="Run the relay from the log of PostgreSQL to the broker, and manage its slot.",
 )
 DEFAULT_SLOT = "txmq_relay"
-MIB = 1 << 20
 Config = Annotated[
     Path | None,
     typer.Option(

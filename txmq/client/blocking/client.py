@@ -28,6 +28,7 @@ from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.rows import Fields
+from txmq.client.protocol.settings import CLOSE_S
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
@@ -41,7 +42,6 @@ if TYPE_CHECKING:  # psycopg2 is for those who have a database
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
-CLOSE_S = 10.0
 log = get_logger()
 
 

@@ -37,7 +37,7 @@ from txmq.client.protocol.sender.routing import (
     select_rows,
 )
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
-from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.settings import CLOSE_S, ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
 from txmq.errors import RecallTooLate, TxmqError, UnknownTopic
@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # psycopg2 is for programs that have a database
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
-CLOSE_S = 10.0
 T = TypeVar("T")
 Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, within seconds
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 MAX_TEXT = 1_000  # characters that a broker accepts
 MAX_DURATION_S = 3_600.0
+MIN_DURATION_S = 30.0  # of alarms that are reported again while they last
 
 
 class AlarmReport(NamedTuple):

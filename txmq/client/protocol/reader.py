@@ -31,7 +31,7 @@ from txmq.wire.json import parse_result
 SAVE_S = 5.0  # between two saves of the positions, as in MetaQ and RocketMQ
 REFRESH_S = 30.0  # between two searches for partitions that a topic has grown
 POLL_S = 20.0
-READ_BYTES = 1 << 20  # of one reply, which is what waits locally of each partition
+READ_BYTES = 1 << 20  # of one reply: so much waits locally of each partition
 STARTS = ("first", "last")
 ReaderStart = Literal["first", "last"] | datetime | timedelta | int
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class ReaderState:
     def assign(self, partitions: Collection[PartitionName] | None) -> None:
         """Read only these partitions from the next `discover` on, or (None) all.
 
-        What waits locally is dropped.
+        Messages that wait locally are dropped.
         """
         self._assigned = None if partitions is None else frozenset(partitions)
         self._ready.clear()

@@ -15,6 +15,7 @@ from txmq.model.message import is_name
 # Of topic, key and number of partitions; None leaves the choice to the key's hash.
 Partitioner = Callable[[str, str | None, int], int | None]
 MAX_TIMEOUT_S = 86_400.0
+CLOSE_S = 10.0  # the default time-out of `close`
 CODECS = {"zstd": Codec.ZSTD, "lz4": Codec.LZ4}
 OPTIONS_HINT = "see txmq.client.protocol.settings.Options"
 
@@ -30,7 +31,7 @@ class Options(TypedDict, total=False):
     None to leave the choice to the key. `connections`: at most so many calls at once.
     `window`, `window_bytes`: messages of `send_async` without a receipt, and their
     bytes, before it waits. `log_id`: the broker's log, if it is known beforehand
-    (`txmq broker show`); the client refuses any other. `delivery_timeout`: seconds
+    (`client.log_id`); the client refuses any other. `delivery_timeout`: seconds
     until a message of `send_async` without a receipt fails, reconnections included.
     `compression`: "zstd" or "lz4", of the bodies of a batch that have together more
     than `compress_over` bytes, 4,096. Keys, tags and headers stay uncompressed. Only

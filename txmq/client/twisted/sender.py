@@ -144,7 +144,7 @@ class TwistedSender:
             self._reactor.callLater(0, self._write)
 
     def _write(self) -> None:
-        """Write what may be sent, about a mebibyte in one turn."""
+        """Write requests that may go out, about a mebibyte in one turn."""
         self._write_scheduled = False
         connection = self._connection
         if self._in_flight.stale_topics and not self._refreshing and connection is not None:
@@ -175,7 +175,7 @@ class TwistedSender:
         self._schedule_write()
 
     def _check_timeouts(self) -> None:
-        """Detect a silent broker, and fail what has waited too long."""
+        """Detect a silent broker, and fail requests that have waited too long."""
         connection, now = self._connection, self._reactor.seconds()
         if (
             connection is not None

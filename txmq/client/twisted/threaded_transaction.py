@@ -28,10 +28,10 @@ from txmq.client.blocking.transaction.transaction import Transaction, Transactio
 from txmq.client.protocol.consumer.fetched import owner_of
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.transaction.acks import AckOwner
-from txmq.client.protocol.transaction.buffer import Action
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.threads import Threads
+from txmq.model.actions import AckAction
 from txmq.model.message import Decision, Receipt
 
 P = ParamSpec("P")
@@ -56,7 +56,7 @@ class ReactorDelivery:
         self.fetched = self.owner = self  # where a transaction looks for the owner
         self.log_id = owner.log_id
 
-    def ack_actions(self, delivered: object) -> Sequence[Action]:
+    def ack_actions(self, delivered: object) -> Sequence[AckAction]:
         """Return the actions that ack it. Called on the reactor's thread."""
         del delivered
         return self._owner.ack_actions(self._delivered)

@@ -14,7 +14,7 @@ from txmq.client.protocol.transaction.broker_split import (
     split_by_broker,
     topics_to_look_up,
 )
-from txmq.client.protocol.transaction.buffer import Action, Buffer
+from txmq.client.protocol.transaction.buffer import Buffer
 from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.parts import split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
@@ -66,7 +66,7 @@ class Transaction:
         self._require(Stage.OPEN)
         owner = ack_owner_of(delivered)
         require_same_log(owner, self._core.known_log_id)
-        actions: list[Action] = list(owner.ack_actions(delivered))
+        actions = owner.ack_actions(delivered)
         self._buffer.actions += actions
         self._acked.append((owner, delivered))
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import circuit_breaker, key_fences, leases
 from txmq.core.consumers.authorization import LeaseClaim, find_member
 from txmq.core.consumers.commands import AckMessages, ReturnMessages, TopicRange
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Acked, Range, Returned
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.ranges import gaps
 from txmq.model.topic_partition import TopicPartition
@@ -145,5 +145,5 @@ def apply_returned(state: State, event: Returned, context: RecordContext) -> Non
         leases.return_range(state, group, TopicPartition(topic_id, partition), start, end)
 
 
-DECIDERS: dict[type, Any] = {AckMessages: decide_ack, ReturnMessages: decide_return}
-APPLIERS: dict[type, Any] = {Acked: apply_acked, Returned: apply_returned}
+DECIDERS: Deciders = {AckMessages: decide_ack, ReturnMessages: decide_return}
+APPLIERS: Appliers = {Acked: apply_acked, Returned: apply_returned}

@@ -6,7 +6,7 @@ There may be a million failed messages, and each record has to be applied quickl
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import key_fences, leases
 from txmq.core.consumers.commands import AdvanceGroupWork, DeleteGroup
@@ -19,7 +19,7 @@ from txmq.core.events.consumers import (
     GroupTidied,
     PositionReset,
 )
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.state import State
 from txmq.errors import Conflict
@@ -156,8 +156,8 @@ def apply_restored(state: State, event: BroughtBack, context: RecordContext) -> 
     )
 
 
-DECIDERS: dict[type, Any] = {DeleteGroup: decide_delete, AdvanceGroupWork: decide_advance}
-APPLIERS: dict[type, Any] = {
+DECIDERS: Deciders = {DeleteGroup: decide_delete, AdvanceGroupWork: decide_advance}
+APPLIERS: Appliers = {
     GroupDeleted: apply_deleted,
     GroupTidied: apply_delete_step,
     BroughtBack: apply_restored,

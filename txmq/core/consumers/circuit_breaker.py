@@ -32,7 +32,9 @@ MAX_KEYS = 10_000  # counted of each fingerprint
 
 
 def failing_unit(ref: MessageRef, row: FailedMessage) -> FailingUnit:
-    """Return what a failure counts for: the key, or the message if it has none."""
+    """Return the unit that a failure counts for: the key, or a message without a
+    key.
+    """
     return ref if row.key_hash is None else (ref[0], row.key_hash)
 
 

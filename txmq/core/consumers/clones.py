@@ -6,14 +6,14 @@ clone is delivered before the last step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.background_work import STEP_ROWS
 from txmq.core.consumers.commands import CloneGroup
 from txmq.core.consumers.membership import MAX_GROUPS
 from txmq.core.events.consumers import CloneBegun, CloneContinued, CloneEnded, GroupCloned
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.consumer_groups import BROADCAST, CloneProgress, ConsumerGroup
 from txmq.core.state.positions import UNDELIVERED, GroupPosition, Redelivery
@@ -198,8 +198,8 @@ def _raise_floors(state: State, clone: ConsumerGroup) -> None:
         position.settle(position.floor, position.floor)
 
 
-DECIDERS: dict[type, Any] = {CloneGroup: decide_clone}
-APPLIERS: dict[type, Any] = {
+DECIDERS: Deciders = {CloneGroup: decide_clone}
+APPLIERS: Appliers = {
     GroupCloned: apply_cloned,
     CloneBegun: apply_begun,
     CloneContinued: apply_continued,

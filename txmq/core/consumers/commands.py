@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from txmq.core.consumers.candidates import Candidate
-from txmq.model.retry import RetryPolicy
+from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.store import tables as t
 
 TopicRange = tuple[str, int, int, int]
@@ -60,7 +60,7 @@ class JoinGroup(NamedTuple):
 
 
 class LeaveGroup(NamedTuple):
-    """Leave the group.
+    """Remove a member from its group.
 
     `lost`: the engine reports that the session or the connection was lost.
     """
@@ -182,15 +182,6 @@ class ReturnMessages(NamedTuple):
     member: str
     generation: int
     ranges: tuple[TopicRange, ...]
-
-
-class FailureReport(NamedTuple):
-    """Error of a failed message, as reported by the consumer."""
-
-    type: str = ""
-    text: str = ""
-    fingerprint: str = ""
-    bases: tuple[str, ...] = ()  # of the error's class, the nearest first
 
 
 class KeySource(NamedTuple):

@@ -10,7 +10,7 @@ plan.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import circuit_breaker, key_fences, leases, planning, poison
 from txmq.core.consumers.authorization import find_current_member
@@ -18,7 +18,7 @@ from txmq.core.consumers.candidates import Candidate, CandidateSource
 from txmq.core.consumers.commands import CandidateRead, Deliver
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import AttemptRange, Delivered, Range
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, Lease, MessageRef
 from txmq.core.state.failed_messages import FailedKind
@@ -347,5 +347,5 @@ def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
         state.groups.dirty_groups.add(group.group_id)
 
 
-DECIDERS: dict[type, Any] = {Deliver: decide_deliver}
-APPLIERS: dict[type, Any] = {Delivered: apply_delivered}
+DECIDERS: Deciders = {Deliver: decide_deliver}
+APPLIERS: Appliers = {Delivered: apply_delivered}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import circuit_breaker, key_fences, leases
 from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
 from txmq.core.consumers.commands import (
     AbandonLetters,
-    FailureReport,
     KeySource,
     NackMessage,
     ReplayLetters,
@@ -16,12 +15,12 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Abandoned, DeadLettered, GroupGuarded, Replayed, Retried
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, NotLeased
-from txmq.model.retry import FailureAction
+from txmq.model.retry import FailureAction, FailureReport
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import DAY
 
@@ -66,7 +65,7 @@ class LettersReply(NamedTuple):
 
 
 def key_source(state: State, command: NackMessage) -> KeySource | None:
-    """Return where to read the key of a message that fails for the first time.
+    """Return the place of the key of a message that fails for the first time.
 
     None if no key has to be read: the row of an earlier failure has it, or the nack
     will be refused.
@@ -269,7 +268,7 @@ def _change_letters(
 def find_message(
     state: State, group: ConsumerGroup, topic: str, partition: int, offset: int
 ) -> tuple[MessageRef, FailedMessage | None] | tuple[None, None]:
-    """Return a message by its topic's name, and its row if it has failed.
+    """Return the reference of a message, and its row if it has failed.
 
     Both are None if the group does not read the partition.
     """
@@ -318,12 +317,12 @@ def apply_letters_changed(
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 
-DECIDERS: dict[type, Any] = {
+DECIDERS: Deciders = {
     NackMessage: decide_nack,
     ReplayLetters: decide_replay,
     AbandonLetters: decide_abandon,
 }
-APPLIERS: dict[type, Any] = {
+APPLIERS: Appliers = {
     Retried: apply_failed,
     DeadLettered: apply_failed,
     GroupGuarded: apply_breaker_opened,

@@ -6,14 +6,14 @@ Members name settings when they join, operators change them later. See also `res
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from txmq.core.consumers import circuit_breaker
 from txmq.core.consumers.assignment import STRATEGIES
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.commands import AlterGroup, PauseGroup, RequestedSettings
 from txmq.core.events.consumers import GroupChanged, GroupPaused
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state.consumer_groups import FIRST, LAST, MODES, ON_EXHAUSTED, GroupSettings
 from txmq.errors import BadRequest, UnknownTopic
 from txmq.model.units import DAY, HOUR, SECOND
@@ -187,5 +187,5 @@ def apply_paused(state: State, event: GroupPaused, context: RecordContext) -> No
     state.groups.dirty_groups.add(event.group_id)
 
 
-DECIDERS: dict[type, Any] = {AlterGroup: decide_alter, PauseGroup: decide_pause}
-APPLIERS: dict[type, Any] = {GroupChanged: apply_changed, GroupPaused: apply_paused}
+DECIDERS: Deciders = {AlterGroup: decide_alter, PauseGroup: decide_pause}
+APPLIERS: Appliers = {GroupChanged: apply_changed, GroupPaused: apply_paused}

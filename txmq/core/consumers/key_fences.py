@@ -99,8 +99,8 @@ def no_earlier_message(
     redelivery = position.redeliver.first()
     if redelivery is not None and redelivery.start < below:
         return False
-    out = [held for held in (*position.leased, *position.reserved) if held.start < below]
-    return all(held.value.lease >= first_lease for held in out)
+    earlier = [held for held in (*position.leased, *position.reserved) if held.start < below]
+    return all(held.value.lease >= first_lease for held in earlier)
 
 
 def advance(

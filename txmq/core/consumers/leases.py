@@ -8,13 +8,13 @@ lease, and of a member that is gone, are redelivered.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers.authorization import find_member
 from txmq.core.consumers.commands import ExpireLeases, ExtendLeases
 from txmq.core.consumers.group_settings import LEASE_RANGE
 from txmq.core.events.consumers import DueRow, LeasesExpired, LeasesExtended
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.positions import Redelivery
 from txmq.errors import BadRequest
@@ -256,5 +256,5 @@ def apply_extended(state: State, event: LeasesExtended, context: RecordContext) 
     state.groups.dirty_groups.add(group.group_id)
 
 
-DECIDERS: dict[type, Any] = {ExpireLeases: decide_expire, ExtendLeases: decide_extend}
-APPLIERS: dict[type, Any] = {LeasesExpired: apply_expired, LeasesExtended: apply_extended}
+DECIDERS: Deciders = {ExpireLeases: decide_expire, ExtendLeases: decide_extend}
+APPLIERS: Appliers = {LeasesExpired: apply_expired, LeasesExtended: apply_extended}

@@ -4,7 +4,7 @@ assignment.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import leases
 from txmq.core.consumers.assignment import Subscriber, assign
@@ -20,7 +20,7 @@ from txmq.core.events.consumers import (
     Rebalanced,
     Returned,
 )
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import visibility
 from txmq.core.state.consumer_groups import (
     BROADCAST,
@@ -381,12 +381,12 @@ def apply_rebalanced(state: State, event: Rebalanced, context: RecordContext) ->
     state.groups.dirty_groups.add(group.group_id)
 
 
-DECIDERS: dict[type, Any] = {
+DECIDERS: Deciders = {
     JoinGroup: decide_join,
     LeaveGroup: decide_leave,
     Rebalance: decide_rebalance,
 }
-APPLIERS: dict[type, Any] = {
+APPLIERS: Appliers = {
     GroupCreated: apply_created,
     MemberJoined: apply_joined,
     MemberLeft: apply_left,

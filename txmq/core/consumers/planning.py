@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 # of deaths than the suspects it delivers.
 SUSPECTS_SKIPPED = 64
 MAX_ROWS = 500  # failed messages of one fetch; each needs a chunk of its own
-# Share of a fetch that a partition gets at least. Batches of partitions alternate in
-# the log, so smaller shares would mean more reads.
+# Bytes of a fetch that each partition gets at least. Batches of partitions alternate in
+# the log, so smaller amounts would mean more reads.
 MIN_PARTITION_BYTES = 256 << 10
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import leases
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.background_work import STEP_ROWS, restore_rows
 from txmq.core.consumers.commands import ResetPosition
 from txmq.core.events.consumers import PositionReset, ResetBegun
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FIRST, LAST
 from txmq.core.state.positions import GroupPosition
@@ -169,5 +169,5 @@ def apply_reset(state: State, event: PositionReset, context: RecordContext) -> N
         state.groups.resetting.discard(group.group_id)
 
 
-DECIDERS: dict[type, Any] = {ResetPosition: decide_reset}
-APPLIERS: dict[type, Any] = {ResetBegun: apply_begun, PositionReset: apply_reset}
+DECIDERS: Deciders = {ResetPosition: decide_reset}
+APPLIERS: Appliers = {ResetBegun: apply_begun, PositionReset: apply_reset}

@@ -94,9 +94,9 @@ class StallCheck(NamedTuple):
 def stall_reason(
     state: State, group: ConsumerGroup, tp: TopicPartition, context: StallContext
 ) -> StallReason | None:
-    """Return what keeps a partition from delivering.
+    """Return the first obstacle that keeps a partition from delivering.
 
-    None if nothing does, or if there is nothing to deliver.
+    None if there is no obstacle, or nothing to deliver.
     """
     check = StallCheck(state, group, tp, context)
     texts = ((code, rule(check)) for code, rule in REASONS)
@@ -104,8 +104,8 @@ def stall_reason(
 
 
 def oldest_waiting(state: State, group: ConsumerGroup, tp: TopicPartition) -> int | None:
-    """Return when the oldest unprocessed message was stored, without failed
-    messages.
+    """Return the storage time of the oldest unprocessed message that has not
+    failed.
     """
     position = group.positions[tp]
     first_ranges = (

@@ -218,7 +218,7 @@ class CloneEnded(NamedTuple):
 
 @event(80)
 class Delivered(NamedTuple):
-    """One fetch.
+    """A fetch delivered messages to a member.
 
     `ranges` and `rows` are leased; lease 0 = nothing. `moves` are messages that were
     found fenced or exhausted. `stops` are (topic id, partition, offset, key hash) of
@@ -267,7 +267,7 @@ class Returned(NamedTuple):
 
 @event(83)
 class LeasesExtended(NamedTuple):
-    """Leases end later."""
+    """The deadline of leases was moved."""
 
     group_id: int
     leases: tuple[int, ...]

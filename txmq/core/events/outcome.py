@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Event
+    from collections.abc import Callable
+
+    from txmq.core.events.base import Event, RecordContext
+    from txmq.core.state.state import State
     from txmq.errors import RequestRejected
 
 
@@ -31,3 +34,9 @@ class Outcome(NamedTuple):
     reply: object = None
     attachment: bytes = b""
     early: bool = False
+
+
+# The tables of a rule module: command type to `decide` function, and event type to
+# `apply` function.
+Deciders: TypeAlias = "dict[type, Callable[[State, Any, int], Outcome | Rejected]]"
+Appliers: TypeAlias = "dict[type, Callable[[State, Any, RecordContext], None]]"

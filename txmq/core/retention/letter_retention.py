@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import acks, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import LettersExpired
-from txmq.core.events.outcome import Outcome
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind
 from txmq.store import tables as t
@@ -83,5 +83,5 @@ def apply_expired(state: State, event: LettersExpired, context: RecordContext) -
         acks.settle_row(state, group, ref)
 
 
-DECIDERS: dict[type, Any] = {ExpireLetters: decide_expire}
-APPLIERS: dict[type, Any] = {LettersExpired: apply_expired}
+DECIDERS: Deciders = {ExpireLetters: decide_expire}
+APPLIERS: Appliers = {LettersExpired: apply_expired}

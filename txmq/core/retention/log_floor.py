@@ -34,8 +34,7 @@ def topic_floor(state: State, topic: Topic) -> int:
 
 
 def state_floor(state: State, *, delayed_too: bool = True) -> int:
-    """Return the lowest position of what is neither a published batch nor a pinned
-    copy.
+    """Return the lowest position of batches that are neither published nor pinned.
 
     Without `delayed_too`, delayed messages do not count: they can be copied.
     """

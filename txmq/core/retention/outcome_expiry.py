@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.outcome import Outcome
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import ProducerForgotten
 from txmq.core.events.transactions import TransactionsForgotten
 from txmq.core.state.state import State
@@ -78,8 +78,8 @@ def _producers(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
 
 
 def _transactions(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
-    # Tokens sort by their time. What was scanned is not scanned again, because much of
-    # it may have to stay; what ends later is in the list LATE.
+    # Tokens sort by their time. No row is scanned twice, because many rows may have to
+    # stay; transactions that end later are in the list LATE.
     del command
     stop = ((now - OUTCOME_RETENTION) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
     rows: Any = state.transactions.range(state.expired_to, stop)
@@ -107,7 +107,9 @@ def _late_transactions(state: State, command: ExpireOutcomes, now: int) -> Expir
 def _final_transactions(
     state: State, rows: Iterable[tuple[bytes, Any]]
 ) -> tuple[tuple[bytes, ...], bytes | None]:
-    """Return the tokens that expire, and the first token that was not examined."""
+    """Return the tokens that expire, and the first token not examined; None = all
+    were.
+    """
     old: list[bytes] = []
     touched = 0
     for scanned, (token, row) in enumerate(rows):
@@ -168,8 +170,8 @@ def apply_producers_forgotten(
         state.dirty_producers.add(name)
 
 
-DECIDERS = {ExpireOutcomes: decide_expire}
-APPLIERS: dict[type, Any] = {
+DECIDERS: Deciders = {ExpireOutcomes: decide_expire}
+APPLIERS: Appliers = {
     TransactionsForgotten: apply_transactions_forgotten,
     ProducerForgotten: apply_producers_forgotten,
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.outcome import Outcome
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import MessagesCopied, RowsRepointed
 from txmq.core.state import log_pins
 from txmq.core.state.failed_messages import FailedMessage
@@ -47,8 +47,8 @@ class CopyMessages(NamedTuple):
 
 
 class RepointMessages(NamedTuple):
-    """Let rows point at their durable copies: (message, position, length). `stale` are
-    positions of pins that may go.
+    """Point rows at their durable copies: (message, position, length). `stale` are
+    positions of log pins to remove.
     """
 
     rows: tuple[tuple[RetainedMessage, int, int], ...]
@@ -131,5 +131,5 @@ def apply_repointed(state: State, event: RowsRepointed, context: RecordContext) 
         log_pins.drop(state, position)
 
 
-DECIDERS: dict[type, Any] = {CopyMessages: decide_copy, RepointMessages: decide_repoint}
-APPLIERS: dict[type, Any] = {MessagesCopied: apply_copied, RowsRepointed: apply_repointed}
+DECIDERS: Deciders = {CopyMessages: decide_copy, RepointMessages: decide_repoint}
+APPLIERS: Appliers = {MessagesCopied: apply_copied, RowsRepointed: apply_repointed}

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import leases
-from txmq.core.events.outcome import Outcome
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import FirstsMoved
 from txmq.core.retention.relocation import STEP_COPIES, RetainedMessage, scan_failed
 from txmq.core.state import log_pins, visibility
@@ -224,5 +224,5 @@ def _drop_entries(state: State, topic: Topic, partition: int, first: int) -> Non
         log_pins.drop(state, entry.position)
 
 
-DECIDERS: dict[type, Any] = {ApplyRetention: decide_retain}
-APPLIERS: dict[type, Any] = {FirstsMoved: apply_firsts}
+DECIDERS: Deciders = {ApplyRetention: decide_retain}
+APPLIERS: Appliers = {FirstsMoved: apply_firsts}

@@ -1,6 +1,6 @@
 """Failed messages: retrying, parked behind a key fence, dead letters, abandoned ones.
 
-Table `moved` has a row for each. Its key is the message's origin (group, topic,
+Table `moved` has a row for each. Its key is the message's place (group, topic,
 partition, offset), which stays the same through retry, dead letter and replay. The row
 points at the stored batch; nothing is copied. Only this module writes the indexes: a
 retrying message is in `retries` and `wakes` while no member holds it, a parked one in

@@ -2,10 +2,10 @@
 whole.
 
 While the publication goes on, readers stop at a barrier in each of its partitions: the
-first offset of the bundle there. What others publish beyond a barrier gets its offsets
-and becomes visible later. One large bundle is published at a time. So all barriers are
-lifted at once, with the record of the last piece. They no longer matter once that
-record is durable.
+first offset of the bundle there. Messages that are published beyond a barrier get their
+offsets at once, and become visible later. One large bundle is published at a time. So
+all barriers are lifted at once, with the record of the last piece. They no longer
+matter once that record is durable.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def is_blocked(state: State, tp: TopicPartition) -> bool:
 
 
 def all_passed(state: State, durable: int) -> bool:
-    """Return whether the next large bundle may be published: its barriers must not
-    replace one that still stops a reader.
+    """Return whether the next large bundle may be published.
+
+    Its barriers must not replace one that still stops a reader.
     """
     return all(one.lifted_at and one.lifted_at <= durable for one in state.barriers.values())
 

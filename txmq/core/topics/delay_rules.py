@@ -9,7 +9,7 @@ come in the order of their times, those of one time in the order of storing.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.batch import delivery_times, split
 from txmq.core.events.delays import (
@@ -21,14 +21,14 @@ from txmq.core.events.delays import (
     DelayedRow,
     RecallsForgotten,
 )
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import visibility
 from txmq.core.state.state import State
 from txmq.core.topics import delayed, key_order
 from txmq.core.topics.delayed import DelayedMessage
 from txmq.errors import BadRequest, MessageTooLarge, RecallTooLate
 from txmq.model import limits
-from txmq.model.message import resolve_time, message_id
+from txmq.model.message import message_id, resolve_time
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import DAY
 from txmq.store import tables as t
@@ -45,7 +45,7 @@ RECALL_RETENTION = 7 * DAY  # as for outcomes of transactions
 
 
 class PublishDue(NamedTuple):
-    """Timer: publish due messages. The reply tells whether there are more."""
+    """Timer: publish due messages. The reply is True if there are more."""
 
 
 class Recall(NamedTuple):
@@ -67,7 +67,7 @@ class RelocateDelayed(NamedTuple):
 
 
 class ForgetRecalls(NamedTuple):
-    """Timer: forget expired recalls. The reply tells whether there are more."""
+    """Timer: forget expired recalls. The reply is True if there are more."""
 
 
 def is_delayed(batch: bytes, header: BatchHeader, now: int) -> bool:
@@ -115,7 +115,7 @@ def decide_due(state: State, command: PublishDue, now: int) -> Outcome:
             published.append((due, position, -1))
         elif _meets_held_key(state, message):
             queued.append(DelayedQueued(due, position))
-        elif message.origin != unfinished:
+        elif message.producer != unfinished:
             base = ends.get(tp, topic.end_offsets[message.partition])
             published.append((due, position, base))
             ends[tp] = base + 1
@@ -142,7 +142,7 @@ def decide_recall(state: State, command: Recall, now: int) -> Outcome | Rejected
     ids = [one for one in dict.fromkeys(command.ids) if not delayed.was_recalled(state, one)]
     late = [message_id(*one) for one in ids if delayed.find(state, one) is None]
     if late:
-        others = f", and {len(late) - 1} others neither" if len(late) > 1 else ""
+        others = f"; nor are {len(late) - 1} others" if len(late) > 1 else ""
         return Rejected(
             RecallTooLate,
             f"message {late[0]} is not waiting to be due{others}",
@@ -153,7 +153,7 @@ def decide_recall(state: State, command: Recall, now: int) -> Outcome | Rejected
 
 
 def decide_relocate(state: State, command: RelocateDelayed, now: int) -> Outcome:
-    """Copy those that were not published, recalled or copied meanwhile."""
+    """Copy the messages that were not published, recalled or copied meanwhile."""
     del now
     waiting = [(one, data) for one, data in command.messages if delayed.is_unchanged(state, one)]
     event = DelayedMoved(tuple((one.due, one.position, len(data)) for one, data in waiting))
@@ -210,23 +210,23 @@ def _unplaced_batch(position: int, message: DelayedMessage) -> key_order.Unplace
 
 
 def apply_recalled(state: State, event: DelayedRecalled, context: RecordContext) -> None:
-    for origin, sequence in event.ids:
-        delayed.recall(state, (origin, sequence), context.stored_at)
+    for producer, sequence in event.ids:
+        delayed.recall(state, (producer, sequence), context.stored_at)
 
 
 def apply_forgotten(state: State, event: RecallsForgotten, context: RecordContext) -> None:
     del context
-    for at, origin, sequence in event.recalls:
-        delayed.forget_recall(state, at, (origin, sequence))
+    for at, producer, sequence in event.recalls:
+        delayed.forget_recall(state, at, (producer, sequence))
 
 
-DECIDERS: dict[type, Any] = {
+DECIDERS: Deciders = {
     PublishDue: decide_due,
     Recall: decide_recall,
     RelocateDelayed: decide_relocate,
     ForgetRecalls: decide_forget,
 }
-APPLIERS: dict[type, Any] = {
+APPLIERS: Appliers = {
     DelayedPublished: apply_published,
     DelayedMoved: apply_moved,
     DelayedQueued: apply_queued,

@@ -25,8 +25,8 @@ class DelayedMessage(NamedTuple):
     """A row of table `delayed`. Its key is (due, position at which it was stored
     first).
 
-    The message's id is origin and sequence. `moved_to` is the position of its latest
-    copy; 0 = it was never copied.
+    The message's id is `producer` (the producer id, or the token) and `sequence`.
+    `moved_to` is the position of its latest copy; 0 = it was never copied.
     """
 
     topic_id: int
@@ -34,7 +34,7 @@ class DelayedMessage(NamedTuple):
     length: int
     tag_filter: int
     key_hash: int | None
-    origin: bytes
+    producer: bytes
     sequence: int
     moved_to: int = 0
 
@@ -53,10 +53,10 @@ class ScheduledMessage(NamedTuple):
 
 
 def put(state: State, due: int, position: int, message: DelayedMessage) -> None:
-    """Apply: let a message wait until it is due."""
+    """Apply: add a message that waits until it is due."""
     state.tables[t.DELAYED].put(t.DELAYED_KEY.pack(due, position), message)
     state.tables[t.DELAYED_IDS].put(
-        t.MESSAGE_KEY.pack(message.origin, message.sequence), (due, position)
+        t.MESSAGE_KEY.pack(message.producer, message.sequence), (due, position)
     )
     state.tables[t.DELAYED_AT].put(t.PIN_KEY.pack(position), (due, position))
     state.delayed_count += 1
@@ -66,7 +66,7 @@ def remove(state: State, due: int, position: int) -> DelayedMessage:
     """Apply: remove a message that is published, queued or recalled, and return it."""
     message = _get(state, due, position)
     state.tables[t.DELAYED].delete(t.DELAYED_KEY.pack(due, position))
-    state.tables[t.DELAYED_IDS].delete(t.MESSAGE_KEY.pack(message.origin, message.sequence))
+    state.tables[t.DELAYED_IDS].delete(t.MESSAGE_KEY.pack(message.producer, message.sequence))
     state.tables[t.DELAYED_AT].delete(t.PIN_KEY.pack(message.moved_to or position))
     state.delayed_count -= 1
     return message
@@ -141,7 +141,7 @@ def lowest_position(state: State) -> int | None:
 
 
 def recalls_before(state: State, at: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (recalled at, origin, sequence) of recalls before `at`, the oldest
+    """Yield (recalled at, producer, sequence) of recalls before `at`, the oldest
     first.
     """
     for key, _row in state.tables[t.RECALLED].range(b"", t.RECALLED_KEY.pack(at, bytes(16), 0)):

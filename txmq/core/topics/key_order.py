@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 MAX_TICKET = 2**64 - 1
-# Keys that one decision may examine for what it sets free; the rest is for the backlog.
+# Keys that one decision may examine for publications; the rest is for the backlog.
 MAX_KEYS_PER_RELEASE = 256
 OrderKey = tuple[int, int, int]  # topic id, partition, key hash
 Holder = tuple[int, bytes | None]  # ticket and token of a transaction; no token = a queued batch
@@ -39,15 +39,15 @@ class UnplacedBatch(NamedTuple):
     """A stored batch without offsets: part of a transaction's row, or a row of table
     `queued`.
 
-    A batch with a `delay` gets none when its transaction is published; -1 stands for
-    them. Its only message waits for its time then.
+    A batch with a `delay` gets no offsets when its transaction is published, only -1:
+    from then on its single message waits for its time.
     """
 
     topic_id: int
     partition: int
     position: int
     length: int
-    count: int  # type: ignore[assignment]  # nobody counts in this tuple
+    count: int  # type: ignore[assignment]  # hides tuple.count
     tag_filter: int
     hashes: tuple[int, ...]
     delay: Delay | None = None
@@ -191,7 +191,8 @@ class ReleasePlan:
         self._released: list[Released] = []
 
     def publish_if_free(self, unit: Publishable) -> bool:
-        """Publish a unit if no earlier ticket holds its keys, and what that sets free.
+        """Publish a unit if no earlier ticket holds its keys, then units that waited
+        for it.
 
         Return False if it has to wait.
         """
@@ -207,7 +208,9 @@ class ReleasePlan:
         self._publish(unit, {})
 
     def withdraw(self, unit: Publishable) -> None:
-        """Drop a unit that will never be published, and publish what that sets free."""
+        """Drop a unit that will never be published; publish units that waited for
+        it.
+        """
         followers: dict[OrderKey, Holder | None] = {}
         for key in keys_of(unit.batches):
             others = (holder for holder in self._holders(key) if holder[0] != unit.ticket)
@@ -216,7 +219,7 @@ class ReleasePlan:
         self._cascade()
 
     def consider(self, ticket: int, token: bytes | None) -> None:
-        """Publish a unit if it is committed and free, and what that sets free."""
+        """Publish a unit if it is committed and free, then units that waited for it."""
         heappush(self._next, (ticket, token or b""))
         self._cascade()
 

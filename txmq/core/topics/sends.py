@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.batch import key_hashes
 from txmq.batch.header import DELIVER_AT
 from txmq.core.events.delays import BatchDelayed
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.topics import BatchesStored, BatchQueued, BatchStored
 from txmq.core.state.state import ProducerState, State
 from txmq.core.topics import delay_rules, key_order
@@ -275,8 +275,8 @@ def apply_delayed(state: State, event: BatchDelayed, context: RecordContext) -> 
     _record_send(state, event, -1, context.stored_at)
 
 
-DECIDERS: dict[type, Any] = {StoreBatch: decide_store_batch, StoreBatches: decide_store_batches}
-APPLIERS: dict[type, Any] = {
+DECIDERS: Deciders = {StoreBatch: decide_store_batch, StoreBatches: decide_store_batches}
+APPLIERS: Appliers = {
     BatchStored: apply_stored,
     BatchesStored: apply_stored_batches,
     BatchQueued: apply_queued,

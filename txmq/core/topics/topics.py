@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import largest_body
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.topics import TopicAltered, TopicCreated, TopicDeleted, TopicGrown
 from txmq.core.state import visibility
 from txmq.core.state.state import DEFAULT_SETTINGS, State, Topic, TopicSettings
@@ -368,13 +368,13 @@ def scan_entries(
         yield unpack(key)[2], make(row)
 
 
-DECIDERS: dict[type, Any] = {
+DECIDERS: Deciders = {
     CreateTopic: decide_create,
     AlterTopic: decide_alter,
     GrowTopic: decide_grow,
     DeleteTopic: decide_delete,
 }
-APPLIERS: dict[type, Any] = {
+APPLIERS: Appliers = {
     TopicCreated: apply_created,
     TopicAltered: apply_altered,
     TopicGrown: apply_grown,

@@ -12,14 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.events.base import RecordContext
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.topics import BatchesStored, BatchStored
 from txmq.core.events.transactions import (
     Decided,
     GroupsDecided,
     GroupsStored,
-    UnpublishedBatch,
     PartStored,
+    UnpublishedBatch,
 )
 from txmq.core.topics import sends
 from txmq.core.topics.key_order import ReleasePlan
@@ -196,5 +196,5 @@ def apply_decided(state: State, event: GroupsDecided, context: RecordContext) ->
         decisions.apply_decided(state, one, its_context)
 
 
-DECIDERS: dict[type, Any] = {StoreBundles: store_bundles, DecideBundles: decide_bundles}
-APPLIERS: dict[type, Any] = {GroupsStored: apply_stored, GroupsDecided: apply_decided}
+DECIDERS: Deciders = {StoreBundles: store_bundles, DecideBundles: decide_bundles}
+APPLIERS: Appliers = {GroupsStored: apply_stored, GroupsDecided: apply_decided}

@@ -1,6 +1,7 @@
 """Decisions: a transaction is decided once, by compare-and-set.
 
-What a decision sets free is published in the same record, in the order of its tickets.
+Bundles and queued batches that waited for it only are published in the same record, in
+the order of their tickets.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.transactions import ConflictSeen, ConflictsForgotten, Decided, Released
 from txmq.core.topics import key_order
 from txmq.core.topics.key_order import Publishable, ReleasePlan
@@ -120,7 +121,7 @@ def decide_checked(state: State, row: Transaction, command: DecideTransaction) -
 def plan_outcome(
     state: State, plan: ReleasePlan, row: Transaction, unit: Publishable, outcome: Decision
 ) -> BundleState:
-    """Plan what an outcome sets free; return the state of the bundle after it.
+    """Plan the publications that an outcome allows; return the bundle's state after it.
 
     A bundle that held no keys so far takes its place in their order now. A large one is
     published piece by piece, from the backlog.
@@ -141,7 +142,7 @@ def plan_outcome(
 
 
 def find_publishable(state: State, ticket: int, token: bytes | None) -> Publishable | None:
-    """Return what a ticket stands for, if only its keys keep it from publication."""
+    """Return the committed bundle, or the queued batch, that waits with a ticket."""
     if token is not None:
         row = get(state, token)
         if row is None or row.state is not BundleState.COMMITTED:
@@ -245,7 +246,7 @@ def _start_pieces(
 
 
 def apply_released(state: State, released: tuple[Released, ...], context: RecordContext) -> None:
-    """Apply: publish what a decision set free, in the order planned."""
+    """Apply: publish what a decision released, in the planned order."""
     for token, ticket, offsets in released:
         unit = find_publishable(state, ticket, token)
         assert unit is not None, "released, so it was waiting"
@@ -277,8 +278,8 @@ def apply_conflict(state: State, event: ConflictSeen, context: RecordContext) ->
 def find_expired_conflicts(
     state: State, now: int, most: int
 ) -> tuple[ConflictsForgotten | None, bool]:
-    """Return what expires of the oldest `most` conflicts, and whether more may
-    expire.
+    """Return the expired ones of the oldest `most` conflicts; True = there may be
+    more.
     """
     rows: Any = state.tables[t.CONFLICTS].range(b"")
     expired = list(
@@ -299,8 +300,8 @@ def apply_conflicts_forgotten(
         table.delete(key)
 
 
-DECIDERS = {DecideTransaction: decide_transaction}
-APPLIERS: dict[type, Any] = {
+DECIDERS: Deciders = {DecideTransaction: decide_transaction}
+APPLIERS: Appliers = {
     Decided: apply_decided,
     ConflictSeen: apply_conflict,
     ConflictsForgotten: apply_conflicts_forgotten,

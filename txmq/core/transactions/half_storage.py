@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.batch import delivery_times, key_hashes
 from txmq.batch.header import DELIVER_AT, KEY
 from txmq.core.events.delays import Delay
-from txmq.core.events.outcome import Outcome, Rejected
-from txmq.core.events.transactions import Decided, GroupRefused, UnpublishedBatch, PartStored
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.transactions import Decided, GroupRefused, PartStored, UnpublishedBatch
 from txmq.core.topics import key_order
 from txmq.core.topics.key_order import Publishable, ReleasePlan, UnplacedBatch
 from txmq.core.topics.sends import distinct_hashes
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 # An open bundle whose next part does not come in time is rolled back: its producer is
-# gone, and was never told that the bundle is stored.
+# gone, and never got a receipt for the whole bundle.
 OPEN_TIMEOUT = MINUTE
 
 
@@ -153,7 +153,7 @@ def _early_reply_to_first(state: State, command: StorePart, now: int) -> Outcome
 
 
 def _refuse(command: StorePart, by: str, state: BundleState) -> Outcome:
-    """Store nothing of the bundle. If more parts will come, remember the refusal."""
+    """Refuse a bundle. If more parts will come, an event records the refusal."""
     refused = GroupRefused(command.token, command.decider or (), command.service, by, int(state))
     return Outcome(() if command.sealed else (refused,), BundleReceipt(state, 0))
 
@@ -182,7 +182,9 @@ def _check_form(command: StorePart, decider: Decider) -> Rejected | None:
     return None
 
 
-def _admit(state: State, batches: tuple[BundleBatch, ...]) -> tuple[UnpublishedBatch, ...] | Rejected:
+def _admit(
+    state: State, batches: tuple[BundleBatch, ...]
+) -> tuple[UnpublishedBatch, ...] | Rejected:
     stored, start = [], 0
     for batch in batches:
         topic = find_writable(
@@ -200,7 +202,9 @@ def _admit(state: State, batches: tuple[BundleBatch, ...]) -> tuple[UnpublishedB
             hashes = distinct_hashes(key_hashes(data, header))
         size, count, tags = len(data), header.count, header.tag_filter
         stored.append(
-            UnpublishedBatch(topic.topic_id, batch.partition, start, size, count, tags, hashes, delay)
+            UnpublishedBatch(
+                topic.topic_id, batch.partition, start, size, count, tags, hashes, delay
+            )
         )
         start += size
     return tuple(stored)
@@ -214,8 +218,8 @@ def _stored(
     batches: tuple[UnpublishedBatch, ...],
     now: int,
 ) -> PartStored:
-    """Return the event of a part. A bundle that may be large is in pieces from part 0
-    on.
+    """Return the event of a part. A bundle that may become large is stored in pieces
+    from part 0 on.
     """
     if row is None:
         check_after = command.check_after
@@ -397,5 +401,5 @@ def apply_refused(state: State, event: GroupRefused, context: RecordContext) -> 
     indexes.note_ended(state, event.token)
 
 
-DECIDERS = {StorePart: store_part}
-APPLIERS: dict[type, Any] = {PartStored: apply_stored, GroupRefused: apply_refused}
+DECIDERS: Deciders = {StorePart: store_part}
+APPLIERS: Appliers = {PartStored: apply_stored, GroupRefused: apply_refused}

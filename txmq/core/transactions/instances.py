@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.events.base import Event
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.transactions import InstanceRegistered, InstancesForgotten, InstancesSeen
 from txmq.errors import BadRequest, ProducerFenced
 from txmq.model.units import DAY
@@ -126,8 +126,8 @@ def instance_key(service: str, instance: str) -> bytes:
     return f"{service}\0{instance}".encode()
 
 
-DECIDERS = {RegisterInstance: register_instance}
-APPLIERS: dict[type, Any] = {
+DECIDERS: Deciders = {RegisterInstance: register_instance}
+APPLIERS: Appliers = {
     InstanceRegistered: apply_registered,
     InstancesSeen: apply_seen,
     InstancesForgotten: apply_forgotten,

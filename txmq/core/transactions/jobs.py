@@ -20,7 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.transactions import JobDecided, JobGroupsDone, JobsForgotten
 from txmq.core.topics.key_order import ReleasePlan
 from txmq.core.transactions import decisions as tx
@@ -220,10 +220,9 @@ def _apply_outcomes(
 def find_expired(
     state: State, now: int, start: bytes, most: int
 ) -> tuple[JobsForgotten | None, bytes | None]:
-    """Return what expires of `most` jobs from `start` on, and where the next ones
-    begin.
+    """Return the expired ones of `most` jobs from `start` on, and the next start.
 
-    The second is None after the last job.
+    The next start is None after the last job.
     """
     rows: Any = list(islice(state.tables[t.JOBS].range(start), most + 1))
     expired = tuple(
@@ -240,8 +239,8 @@ def apply_forgotten(state: State, event: JobsForgotten, context: RecordContext) 
         state.tables[t.JOBS].delete(token)
 
 
-DECIDERS = {DecideJob: decide_job}
-APPLIERS: dict[type, Any] = {
+DECIDERS: Deciders = {DecideJob: decide_job}
+APPLIERS: Appliers = {
     JobDecided: apply_decided,
     JobGroupsDone: apply_step,
     JobsForgotten: apply_forgotten,

@@ -8,7 +8,7 @@ bundles.
 
 HOLDING is needed only where the bundle did not hold its keys before. In CHECKING a
 large bundle waits for the last earlier ticket of its keys. Then one record reserves its
-offsets, so that whatever is sent from now on comes after it, and its pieces are
+offsets, so that messages sent from now on come after it, and its pieces are
 published behind visibility barriers. Every step can be the last one before a crash: the
 tables say where to continue.
 """
@@ -19,7 +19,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.events.outcome import Outcome
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import BacklogDone, GroupWaits, PieceDone, PublicationBegun
 from txmq.core.state import visibility
 from txmq.core.topics import key_order
@@ -340,8 +340,8 @@ def _large(state: State, token: bytes) -> tuple[Transaction, LargeBundle]:
     return row, row.large
 
 
-DECIDERS = {AdvanceBacklog: advance_backlog}
-APPLIERS = {
+DECIDERS: Deciders = {AdvanceBacklog: advance_backlog}
+APPLIERS: Appliers = {
     GroupWaits: apply_waits,
     PublicationBegun: apply_begun,
     PieceDone: apply_piece,

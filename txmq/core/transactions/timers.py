@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.events.base import SnapshotNoted
-from txmq.core.events.outcome import Outcome
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import CheckPlanned
 from txmq.core.transactions import indexes
 from txmq.core.transactions.model import get
@@ -63,5 +63,5 @@ def apply_noted(state: State, event: SnapshotNoted, context: RecordContext) -> N
     """Apply: nothing, the record is all that is needed."""
 
 
-DECIDERS = {PlanCheck: plan_check, NoteSnapshot: note_snapshot}
-APPLIERS = {CheckPlanned: apply_planned, SnapshotNoted: apply_noted}
+DECIDERS: Deciders = {PlanCheck: plan_check, NoteSnapshot: note_snapshot}
+APPLIERS: Appliers = {CheckPlanned: apply_planned, SnapshotNoted: apply_noted}

@@ -2,14 +2,14 @@
 
 Nothing is rolled back because something is absent. A recoverer that finds a prepared
 branch whose token the home broker does not know lets the home broker record the
-rollback first. This tombstone is what every later part of the bundle meets.
+rollback first. This tombstone answers every later part of the bundle.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.transactions import HeuristicForgotten, HeuristicSeen, TombstoneWritten
 from txmq.core.transactions import branches, indexes
 from txmq.core.transactions import lost_records as lost
@@ -136,7 +136,7 @@ def decide_by_hand(state: State, command: DecideByHand, now: int) -> Outcome | R
 def _is_anothers(row: Transaction, log_id: bytes) -> bool:
     """Return whether only another XA manager may decide this transaction.
 
-    Anybody may roll back what is not complete.
+    Any decider may roll back an incomplete bundle.
     """
     prepared = row.state is BundleState.UNDECIDED and isinstance(row.decider, BY_XA_MANAGER)
     return prepared and not _is_home(row, log_id)
@@ -147,8 +147,8 @@ def _is_home(row: Transaction, log_id: bytes) -> bool:
 
 
 def note_heuristic(state: State, command: NoteHeuristic, now: int) -> Outcome | Rejected:
-    # Several recoverers find the same: it is one entry, and none once it was cleared.
-    # The reply is True then.
+    # Several recoverers may find the same: it is one entry, and none once an operator
+    # has cleared it. The reply is True in that case.
     del now
     if get(state, command.token) is None:
         return unknown_transaction(command.token)
@@ -193,17 +193,17 @@ def apply_seen(state: State, event: HeuristicSeen, context: RecordContext) -> No
 def apply_forgotten(state: State, event: HeuristicForgotten, context: RecordContext) -> None:
     del context
     row = get(state, event.token)
-    assert row is not None, "what has heuristics is kept"
+    assert row is not None, "a transaction with heuristics does not expire"
     branches.clear_heuristics(state, event.token, row.state)
 
 
-DECIDERS: dict[type, Any] = {
+DECIDERS: Deciders = {
     ResolveOutcome: resolve_outcome,
     DecideByHand: decide_by_hand,
     NoteHeuristic: note_heuristic,
     ForgetHeuristics: forget_heuristics,
 }
-APPLIERS: dict[type, Any] = {
+APPLIERS: Appliers = {
     TombstoneWritten: apply_tombstone,
     HeuristicSeen: apply_seen,
     HeuristicForgotten: apply_forgotten,

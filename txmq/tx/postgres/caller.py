@@ -43,8 +43,10 @@ def require_usable(connection: Connection) -> None:
 
 
 def require_healthy(connection: Connection) -> None:
-    """Raises TransactionAborted where a statement of the transaction has failed, even
-    if its error was swallowed.
+    """Require a transaction without a failed statement, even if its error was
+    swallowed.
+
+    Raises TransactionAborted.
     """
     if connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR:
         raise TransactionAborted(

@@ -51,8 +51,9 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     """Commit the open transaction; return only if it is committed.
 
     Raises TransactionAborted or DatabaseConflict where it certainly is not. Raises
-    InDoubt with the token where nobody knows: then no decision may be sent, the
-    resolver finds out. The connection is ready for the next transaction, or broken.
+    InDoubt with the token where the outcome is unknown: then no decision may be sent,
+    and a resolver finds the outcome. The connection is ready for the next transaction,
+    or broken.
     """
     _require_healthy(connection, token)
     before, notices = connection.notices, list[str]()
@@ -62,7 +63,7 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     except psycopg2.Error as error:
         raise _failure(connection, error, token) from None
     finally:
-        _give_back(connection, before, notices)
+        _restore_notices(connection, before, notices)
     if connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
         raise InDoubt(
             "COMMIT was sent, but the transaction is open",
@@ -109,7 +110,7 @@ def _commit(connection: Connection) -> None:
     with connection.cursor() as cursor:
         cursor.execute("COMMIT")
         tag = cursor.statusmessage
-    _settle(connection)
+    _end_open_transaction(connection)
     if tag != "COMMIT":
         raise TransactionAborted(
             f"the server answered {tag} to COMMIT: a statement of the transaction had failed"
@@ -126,10 +127,10 @@ def noted(connection: Connection) -> Iterator[list[str]]:
     try:
         yield notices
     finally:
-        _give_back(connection, before, notices)
+        _restore_notices(connection, before, notices)
 
 
-def _give_back(connection: Connection, before: list[str], notices: list[str]) -> None:
+def _restore_notices(connection: Connection, before: list[str], notices: list[str]) -> None:
     for notice in notices:
         before.append(notice)  # noqa: PERF402  # psycopg2 takes anything that appends
     connection.notices = before
@@ -140,7 +141,7 @@ def _require_healthy(connection: Connection, token: UUID) -> None:
     if status == extensions.TRANSACTION_STATUS_INTRANS:
         return
     if status == extensions.TRANSACTION_STATUS_INERROR:
-        _settle(connection)
+        _end_open_transaction(connection)
         raise TransactionAborted("a statement of the transaction failed earlier")
     if status == extensions.TRANSACTION_STATUS_UNKNOWN:
         raise TransactionAborted("the connection was lost before COMMIT was sent")
@@ -166,7 +167,7 @@ def _failure(
             token=str(token),
             hint="the resolver finds out",
         )
-    _settle(connection)
+    _end_open_transaction(connection)
     if error.pgcode in CONFLICTS and isinstance(
         conflict := translate(error, "COMMIT"), DatabaseConflict
     ):
@@ -174,7 +175,7 @@ def _failure(
     return TransactionAborted(f"the server refused COMMIT: {describe(error)}")
 
 
-def _settle(connection: Connection) -> None:
+def _end_open_transaction(connection: Connection) -> None:
     """End what is still open.
 
     The outcome of COMMIT is known: a connection lost since then shows in its next use.

@@ -91,7 +91,9 @@ def server_of(connection: Connection) -> Server:
 
 
 def require_supported(server: Server) -> None:
-    """Raises UnsupportedServer for a server that is too old or takes no writes."""
+    """Require a server that is new enough and takes writes. Raises
+    UnsupportedServer.
+    """
     if server.version < OLDEST:
         raise UnsupportedServer(
             f"PostgreSQL {server.version // 10000} is too old", hint="14 or newer is needed"

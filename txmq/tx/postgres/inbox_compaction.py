@@ -45,7 +45,7 @@ SELECT count(*) FROM moved
 # dead rows behind. A role that may not vacuum the table gets a warning, and autovacuum
 # does it.
 _VACUUM: Final = "VACUUM (TRUNCATE false) public.txmq_inbox_recent"
-VACUUM_AFTER = 10_000  # rows moved by one fold
+VACUUM_AFTER = 10_000  # rows moved by one compaction
 
 
 class CompactionReport(NamedTuple):
@@ -58,13 +58,13 @@ class CompactionReport(NamedTuple):
 
 
 def compact(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -> CompactionReport:
-    """Compact what `group` has applied, partition by partition, each in a transaction.
+    """Compact the rows of `group`, partition by partition, each in a transaction.
 
     `connection` is one of txmq's own, in autocommit mode. Call it every few seconds.
     While it waits for a lock it holds up the partition's next handlers: hence the
     time-out. Raises DatabaseError.
     """
-    with translated("folding the inbox"), connection.cursor() as cursor:
+    with translated("compacting the inbox"), connection.cursor() as cursor:
         cursor.execute(_POSITIONS, (group,))
         positions = [Position(*row) for row in cursor.fetchall()]
     moved, busy = 0, []
@@ -81,7 +81,7 @@ def compact(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -
 
 def _compact_position(connection: Connection, position: Position, lock_timeout_ms: int) -> int:
     values = {**position._asdict(), "lock": lock_key(position), "lock_timeout_ms": lock_timeout_ms}
-    with translated("folding the inbox"), connection.cursor() as cursor:
+    with translated("compacting the inbox"), connection.cursor() as cursor:
         cursor.execute(_COMPACT, values)
         [(moved,)] = cursor.fetchall()
     return int(moved)

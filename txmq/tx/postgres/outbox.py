@@ -16,12 +16,10 @@ from txmq.errors import LocalProtocolError
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection
 
-AT_ONCE: Final = 256  # rows in one go
+AT_ONCE: Final = 256  # rows of one fetch
 BYTES_AT_ONCE: Final = 8 << 20
-_FRESH: Final = (
-    "read committed",
-    "read uncommitted",
-)  # where each statement sees what was committed before it
+# isolation levels at which each statement sees all that was committed before it
+_FRESH: Final = ("read committed", "read uncommitted")
 _STATUS: Final = """
 SELECT log::text, current_setting('transaction_isolation'),
        EXISTS (SELECT FROM public.txmq_broker b WHERE b.log_id = log AND b.forgotten_at IS NULL),
@@ -51,16 +49,14 @@ SELECT seq, tok::text, service, content FROM (
 
 
 class OutboxStatus(NamedTuple):
-    """The state of a broker's queue: whether the broker fetches it, and whether it has
-    rows.
-    """
+    """The state of the outbox for one broker."""
 
-    fetched: bool
-    waiting: bool
+    fetched: bool  # the broker is registered in this database, and fetches rows
+    waiting: bool  # there are rows for it
 
 
 class NewOutboxRow(NamedTuple):
-    """A transaction's messages for one broker.
+    """A transaction's messages for one broker, to be written as a row.
 
     `replaced` is the token of a bundle that the broker may have of the transaction.
     """
@@ -83,10 +79,10 @@ class OutboxRow(NamedTuple):
 
 
 def read_status(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, OutboxStatus]:
-    """Return the queues of the brokers with these logs, in the caller's transaction.
+    """Return the outbox's state for the brokers with these logs.
 
-    It takes one round trip. Raises LocalProtocolError in a transaction whose snapshot
-    is older than this statement, DatabaseError.
+    It takes one round trip in the caller's transaction. Raises LocalProtocolError in a
+    transaction whose snapshot is older than this statement, DatabaseError.
     """
     with translated("looking at the outbox"), connection.cursor() as cursor:
         cursor.execute(_STATUS, ([str(log_id) for log_id in log_ids],))

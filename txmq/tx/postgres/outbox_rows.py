@@ -29,7 +29,7 @@ UPDATE public.txmq_outbox SET tok = %(new)s::uuid, content = %(content)s WHERE s
 
 
 class ListedRow(NamedTuple):
-    """A row of the outbox.
+    """A row of the outbox as operators see it, without its content.
 
     `size` is that of its content in bytes, `at` the begin of its transaction in
     microseconds since the epoch.
@@ -59,7 +59,9 @@ def find_row(connection: Connection, seq: int) -> ListedRow | None:
 def _listed(connection: Connection, seq: int | None, most: int) -> list[ListedRow]:
     with translated("listing the outbox"), connection.cursor() as cursor:
         cursor.execute(_LISTED, {"seq": seq, "most": most})
-        return [ListedRow(number, UUID(tok), UUID(log), *rest) for number, tok, log, *rest in cursor]
+        return [
+            ListedRow(number, UUID(tok), UUID(log), *rest) for number, tok, log, *rest in cursor
+        ]
 
 
 def content_of(connection: Connection, seq: int) -> bytes | None:
@@ -83,10 +85,10 @@ def drop(connection: Connection, seq: int) -> bool:
 
 
 def renew(connection: Connection, row: ListedRow, token: UUID) -> bool:
-    """Give a row the token of a younger transaction; False where the row has changed.
+    """Set the token of a row to a newer one; False = the row has changed meanwhile.
 
-    For a row that no broker takes any more, because it is older than the outcomes that
-    brokers keep. Raises DatabaseError, RemoteProtocolError where the row is damaged.
+    Brokers refuse a row whose token is older than the outcomes that they keep. Raises
+    DatabaseError, RemoteProtocolError where the row is damaged.
     """
     content = content_of(connection, row.seq)
     if content is None:

@@ -22,6 +22,7 @@ from uuid import UUID
 from psycopg2.sql import SQL, Identifier, Literal
 
 from txmq.errors import DatabaseConflict
+from txmq.model.units import SECOND
 from txmq.tx.postgres.brokers import Broker, registered
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, transaction
@@ -55,7 +56,7 @@ CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token
     (CONSTRAINT txmq_token_too_old CHECK (false))
 FOR VALUES FROM (MINVALUE) TO ({floor})
 """)
-_STRANGERS: Final = SQL(
+_UNREGISTERED_LOGS: Final = SQL(
     "SELECT DISTINCT log_id::text FROM public.{name} WHERE log_id <> ALL (%s::uuid[])"
 )
 
@@ -91,13 +92,13 @@ def maintain(
     ahead: int = AHEAD,
     now_ms: int | None = None,
 ) -> MaintenanceReport:
-    """Make the partitions of the days to come, and drop those that nobody needs.
+    """Make the partitions of the days to come, and drop old ones that no broker needs.
 
-    Call it every hour or so. A partition is dropped when every registered broker says,
-    in a report that is not older than `fresh_ms`, that it has no undecided transaction
-    as old. A partition with rows of a log that never reported stays. `now_ms` is the
-    server's time unless given. Raises DatabaseError; a lock that others hold only
-    postpones a partition.
+    Call it every hour or so. A partition is dropped when every registered broker has
+    reported, within the last `fresh_ms`, that its oldest undecided token is younger
+    than the partition. A partition with rows of a log that never reported stays.
+    `now_ms` is the server's time unless given. Raises DatabaseError; a lock that others
+    hold only postpones a partition.
     """
     report = MaintenanceReport([], [], {})
     with translated("maintaining the token table"):
@@ -110,7 +111,7 @@ def maintain(
             if not _drop(
                 connection,
                 old,
-                _needed(connection, old, brokers, (now_ms - fresh_ms) * 1_000),
+                _reason_to_keep(connection, old, brokers, (now_ms - fresh_ms) * 1_000),
                 report,
             ):
                 break  # what is closed stays one range
@@ -132,7 +133,7 @@ def create(connection: Connection, lower_ms: int, upper_ms: int) -> str | None:
     with translated("making a partition"), transaction(connection) as cursor:
         cursor.execute(_ALONE)
         if not _free(connection, lower, upper):
-            return None  # somebody else was faster
+            return None  # another session was faster
         cursor.execute(statement)
     return name
 
@@ -191,26 +192,28 @@ def _drop(connection: Connection, old: Partition, reason: str, report: Maintenan
     return not reason
 
 
-def _needed(
+def _reason_to_keep(
     connection: Connection, old: Partition, brokers: Sequence[Broker], fresh_from: int
 ) -> str:
     """Return why the rows of `old` may still be asked for; "" if they cannot be."""
     for broker in brokers:
-        if broker.forgotten_at is None and (reason := _needed_by(broker, old.upper, fresh_from)):
+        if broker.forgotten_at is None and (
+            reason := _broker_reason_to_keep(broker, old.upper, fresh_from)
+        ):
             return reason
     with connection.cursor() as cursor:
         cursor.execute(
-            _STRANGERS.format(name=Identifier(old.name)),
+            _UNREGISTERED_LOGS.format(name=Identifier(old.name)),
             ([str(broker.log_id) for broker in brokers],),
         )
         silent = [log_id for (log_id,) in cursor.fetchall()]
     return f"no report of log {', '.join(silent)}" if silent else ""
 
 
-def _needed_by(broker: Broker, upper: UUID, fresh_from: int) -> str:
+def _broker_reason_to_keep(broker: Broker, upper: UUID, fresh_from: int) -> str:
     name, token = f"broker {broker.name}, log {broker.log_id},", broker.oldest_undecided
     if broker.reported_at < fresh_from:
-        since = datetime.fromtimestamp(broker.reported_at / 1_000_000, UTC)
+        since = datetime.fromtimestamp(broker.reported_at / SECOND, UTC)
         advice = "start it, or forget it (txmq schema brokers)"
         return f"{name} has not reported since {since:%Y-%m-%d %H:%M}: {advice}"
     return (

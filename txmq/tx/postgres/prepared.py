@@ -217,9 +217,9 @@ def _finish(connection: Connection, gid: str, xid: int | None, *, commit: bool) 
 
 
 def _ended(connection: Connection, xid: int | None, *, commit: bool) -> Ending:
-    """Return how a prepared transaction ended.
+    """Return the end of a prepared transaction.
 
-    PREPARE had written its id to disk, so that no other transaction has it.
+    PREPARE wrote its id to disk, so no other transaction has that id.
     """
     if xid is None:
         return Ending.UNKNOWN

@@ -128,7 +128,9 @@ def list_prepared(connection: Connection) -> list[PreparedTransaction]:
     ]
 
 
-def read_held_locks(connection: Connection, prepared: Collection[PreparedTransaction]) -> dict[str, HeldLocks]:
+def read_held_locks(
+    connection: Connection, prepared: Collection[PreparedTransaction]
+) -> dict[str, HeldLocks]:
     """Return the locks of each of `prepared` in this database, and its blocked
     sessions.
 
@@ -141,7 +143,8 @@ def read_held_locks(connection: Connection, prepared: Collection[PreparedTransac
         locks[gids[xid]].append(Lock(on, mode))
     waiting = [_Waiting.of(row) for row in _rows(connection, f"{_LOCKS}{_WAITING}", values)]
     return {
-        gid: HeldLocks(tuple(locks[gid]), tuple(_blocked_by(xid, waiting))) for xid, gid in gids.items()
+        gid: HeldLocks(tuple(locks[gid]), tuple(_blocked_by(xid, waiting)))
+        for xid, gid in gids.items()
     }
 
 

@@ -19,12 +19,10 @@ from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
 from txmq.tx.postgres.session import Connection
 
-WEAK: Final = (
-    "off",
-    "local",
-)  # COMMIT returns before the row is on disk here, or on the standby it should be on
-# What the transaction would commit under comes back, but for `on`: to have text decoded
-# costs more than to write it.
+# under these, COMMIT returns before the row is on disk here, or at the standby
+WEAK: Final = ("off", "local")
+# The statement returns the setting of synchronous_commit, but NULL for `on`: decoding
+# text costs more than writing it.
 _INSERT: Final = """
 INSERT INTO public.txmq_token (tok, log_id) VALUES {}
     RETURNING nullif(current_setting('synchronous_commit'), 'on')

@@ -21,13 +21,12 @@ from txmq.client.protocol.consumer.settings import (
     ConsumerOptions,
     consumer_settings,
 )
+from txmq.client.protocol.settings import CLOSE_S
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
-
-CLOSE_S = 10.0
 
 
 def consume(

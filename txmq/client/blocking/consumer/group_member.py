@@ -14,17 +14,17 @@ from uuid import UUID, uuid4
 from txmq.client.blocking.consumer.thread import MemberThread
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.protocol.consumer.member import Member, MemberPhase
+from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import (
     Delivered,
     Operations,
-    TransactionAck,
     ack_error,
 )
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import RequestTimeout, TxmqError
+from txmq.model.actions import AckAction
 from txmq.model.message import ReceivedMessage
-from txmq.model.topic_partition import PartitionName
 
 ACK_S = 10.0  # for the confirmation of an ack that a caller waits for
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class StateChanged(Condition):
             self.waiting -= 1
 
 
-class ThreadedMember:
+class ThreadedMember(MemberState):
     """A member at one broker.
 
     `changed` guards it; where a consumer has several members, they share it, and are
@@ -73,31 +73,6 @@ class ThreadedMember:
         self.operations = Operations(self.member)
         self.acks = self.member.settlement.acks
         self.thread = MemberThread(self.member, core.open_connection, changed)
-
-    @property
-    def group(self) -> str:
-        """The name of the group: for a broadcast member its own."""
-        return self.member.group
-
-    @property
-    def assignment(self) -> frozenset[PartitionName]:
-        """The partitions assigned to this member."""
-        return self.member.assignment
-
-    @property
-    def closing(self) -> bool:
-        """True once nothing more is delivered."""
-        return self.member.closing
-
-    @property
-    def serving(self) -> bool:
-        """True while the member is connected and, as far as it knows, in its group."""
-        return self.member.phase is MemberPhase.SERVING
-
-    @property
-    def failure(self) -> TxmqError | None:
-        """The error that ended the member."""
-        return self.member.failure
 
     @property
     def trouble(self) -> TxmqError | OSError | None:
@@ -219,7 +194,7 @@ class ThreadedMember:
             self.member.stats.duplicates += duplicates
             self.member.stats.retried += retried
 
-    def ack_actions(self, delivered: Delivered) -> Sequence[TransactionAck]:
+    def ack_actions(self, delivered: Delivered) -> Sequence[AckAction]:
         """Leave the outstanding messages to a transaction; return the actions that ack
         them in it. Raises NotLeased where there are none.
         """

@@ -1,5 +1,5 @@
-"""Handlers whose effect comes exactly once: each runs in a PostgreSQL transaction that
-also records the message.
+"""Handlers with exactly one effect: each runs in a PostgreSQL transaction that also
+records the message.
 
 The ack follows the commit. Where the outcome of a commit is unknown, or the database
 was away, the message is applied again: the inbox shows whether it was applied before.
@@ -191,7 +191,7 @@ class InboxWorker:
                 rest = self._not_nacked(batch.messages)
                 return self._apply(_Batch(rest)) if rest else None
             except TransactionAborted as error:
-                # A statement failed, and the handler passed over the error.
+                # A statement failed, and the handler caught its error.
                 return error
             else:
                 return None

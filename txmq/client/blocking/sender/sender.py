@@ -201,8 +201,8 @@ class Sender:
             self._drain_wakes()
 
     def _connect(self) -> NonBlockingConnection | None:
-        """Return a connection, or None after a second without one. What has waited too
-        long fails meanwhile.
+        """Return a connection, or None after a second without one. Requests that have
+        waited too long fail then.
         """
         try:
             connection = NonBlockingConnection(self._open(time.monotonic() + CONNECT_S))
@@ -302,7 +302,7 @@ class Sender:
         return None
 
     def _check_timeouts(self) -> None:
-        """At intervals, detect a silent broker, and fail what has waited too long."""
+        """At intervals, detect a silent broker, and fail overdue requests."""
         now = time.monotonic()
         if now - self._checked_at < CHECK_EVERY_S:
             return

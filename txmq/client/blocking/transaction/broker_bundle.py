@@ -65,7 +65,7 @@ class BrokerBundle:
         return self.buffer.empty
 
     def ack(self, delivered: object) -> None:
-        """Take the ack of a message or a batch over from its consumer.
+        """Add the ack of a message or a batch, and reserve it at its consumer.
 
         Raises LocalProtocolError or NotLeased.
         """
@@ -103,7 +103,7 @@ class BrokerBundle:
         return self.await_receipt()
 
     def build(self, description: BundleDescription, deadline: float) -> None:
-        """Build the parts, to be stored by `deadline`; look unknown topics up."""
+        """Build the parts, to be stored by `deadline`; look unknown topics up first."""
         self._description, self._deadline = description, deadline
         self._upload = BundleUpload(self.core, self._parts(), deadline)
 
@@ -133,7 +133,7 @@ class BrokerBundle:
         try:
             receipt = self._await_receipt()
         except RequestRejected:
-            self.sent = self._upload.part_count > 1  # the broker may have some of several parts
+            self.sent = self._upload.part_count > 1  # some parts may be stored
             raise
         if receipt.state == BundleState.ROLLED_BACK:
             raise TransactionAborted(
@@ -171,7 +171,7 @@ class BrokerBundle:
             log_undelivered(self.token, outcome, closed)
 
     def move_to_outbox(self) -> None:
-        """Give the messages up to the outbox.
+        """Leave the messages to the outbox.
 
         They get a new token if the broker may have the bundle under the old one.
         """

@@ -1,4 +1,4 @@
-"""Upload a bundle: all parts go out on one connection, the answers are read later."""
+"""The upload of a bundle: one connection for all parts, whose answers come later."""
 
 from __future__ import annotations
 

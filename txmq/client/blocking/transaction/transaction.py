@@ -21,10 +21,10 @@ from txmq.client.blocking.transaction.broker_bundle import BUNDLE_START, BrokerB
 from txmq.client.blocking.transaction.unrouted_bundle import UnroutedBundle
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.rows import Fields, column_rows, micros_now
-from txmq.client.protocol.transaction.buffer import Action
 from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import LocalProtocolError, TransactionAborted, TxmqError
+from txmq.model.actions import BundleAction
 from txmq.model.decider import Decider, Participant
 from txmq.model.message import Message, Receipt
 from txmq.model.units import SECOND
@@ -75,7 +75,7 @@ class TransactionOperations(ABC):
         self._require(Stage.OPEN)
         self._bundle.ack(delivered)
 
-    def act(self, action: Action) -> None:
+    def act(self, action: BundleAction) -> None:
         """Add an action that takes effect with the decision (docs/FORMATS.md 2.1)."""
         self._require(Stage.OPEN)
         self._bundle.buffer.actions.append(action)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from txmq.client.protocol.consumer.failure import FailureReport
 from txmq.client.protocol.consumer.fetched import OUTSTANDING, FetchedBatch
 from txmq.client.protocol.consumer.local_queue import LocalQueue
+from txmq.model.retry import FailureReport
 from txmq.wire.data_requests import AckedRange
 
 CHECKS = 16  # of a message within its timeout

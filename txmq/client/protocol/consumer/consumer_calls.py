@@ -36,7 +36,7 @@ class ConsumerCalls(Generic[M]):
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
         """Ack these messages, without waiting.
 
-        Messages that are settled already are passed over.
+        Messages that are settled already are skipped.
         """
         self._members.ack_many(messages)
 
@@ -72,7 +72,7 @@ class ConsumerCalls(Generic[M]):
     ) -> None:
         """Nack these messages, in this order.
 
-        Messages that are settled already are passed over.
+        Messages that are settled already are skipped.
         """
         self._members.nack_many(messages, delay, error)
 

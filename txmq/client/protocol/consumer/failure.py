@@ -6,27 +6,15 @@ import re
 import traceback
 from hashlib import blake2b
 from pathlib import PurePath
-from typing import NamedTuple
 
-MAX_TYPE, MAX_TEXT = 256, 4_096  # bytes that the broker stores
-FINGERPRINT_FRAMES = 3  # innermost stack frames in the fingerprint; without line numbers, which edits change
-FINGERPRINT_TEXT = 200  # characters of the text in the fingerprint
-MAX_BASES = 16  # base classes that are sent
+from txmq.model.retry import FailureReport
+
+MAX_TYPE, MAX_TEXT = 256, 4_096  # characters and bytes that the broker stores
+FINGERPRINT_FRAMES = 3  # innermost stack frames; without line numbers, which edits change
+FINGERPRINT_TEXT = 200  # characters of the error's text
+MAX_BASES = 16  # names of base classes that are sent
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 _SPACE = re.compile(r"\s+")
-
-
-class FailureReport(NamedTuple):
-    """`type` and `text` of an exception.
-
-    Messages that fail in the same way have the same `fingerprint`. `bases` are the
-    names of the base classes: a retry policy may refer to them.
-    """
-
-    type: str = ""
-    text: str = ""
-    fingerprint: str = ""
-    bases: tuple[str, ...] = ()
 
 
 def describe_failure(error: BaseException | str | None) -> FailureReport:

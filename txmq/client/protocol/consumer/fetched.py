@@ -15,8 +15,8 @@ from txmq.wire.data_requests import AckedRange
 # The state of a message of a fetched batch. READY: waits to be received. OUTSTANDING:
 # received by the user, neither acked nor nacked. NACKED: the broker has still to
 # confirm the nack. IN_TRANSACTION: acked by a transaction that is not over. SETTLED:
-# done with. DUPLICATE: an earlier delivery of it, in another batch, is one of the three
-# before.
+# nothing is left to do. DUPLICATE: an earlier delivery of the message, in another
+# batch, is OUTSTANDING, NACKED or IN_TRANSACTION.
 READY, OUTSTANDING, NACKED, IN_TRANSACTION, SETTLED, DUPLICATE = range(6)
 # Messages that are decoded together: where they are received in a row, and elsewhere.
 DECODED_IN_A_ROW, DECODED_FIRST = 64, 8

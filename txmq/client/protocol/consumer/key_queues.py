@@ -24,7 +24,7 @@ TopicKey: TypeAlias = tuple[str, str | None]  # a topic and a key
 
 
 class DeliveryOrder(Protocol):
-    """Reactions to what is put in and settled."""
+    """An order of delivery, kept up to date by `put` and the calls on settlement."""
 
     def put(self, batch: FetchedBatch) -> None:
         """Add the READY messages of a batch."""

@@ -55,7 +55,7 @@ class _PartitionBatches:
 class LocalQueue:
     """The state of all fetched messages. Not thread-safe.
 
-    `ready` and `ready_bytes`: what waits to be received.
+    `ready` and `ready_bytes`: messages and bytes that wait to be received.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LocalQueue:
         self.ready = self.ready_bytes = 0
 
     def add(self, batch: FetchedBatch) -> list[AckedRange]:
-        """Add a fetched batch. Return what tags and selector leave out of it."""
+        """Add a fetched batch. Return the messages that tags and selector leave out."""
         partition = self._partitions.setdefault(batch.partition_name, _PartitionBatches())
         self.ready += batch.ready
         self.ready_bytes += batch.size
@@ -211,7 +211,12 @@ class LocalQueue:
         return True
 
     def settle(
-        self, done: AckedRange, batch: FetchedBatch | None = None, *, now: float, old: int = OUTSTANDING
+        self,
+        done: AckedRange,
+        batch: FetchedBatch | None = None,
+        *,
+        now: float,
+        old: int = OUTSTANDING,
     ) -> int:
         """Settle the messages of a range that are in state `old`; return their number.
 
@@ -221,9 +226,7 @@ class LocalQueue:
         if partition is None:
             return 0
         count, overlapping = 0, partition.overlapping
-        for one in (
-            [batch] if batch is not None and not overlapping else list(partition.batches)
-        ):
+        for one in [batch] if batch is not None and not overlapping else list(partition.batches):
             settled = one.change(done.start, done.end, old, SETTLED)
             duplicates = overlapping and one.change(done.start, done.end, DUPLICATE, SETTLED)
             if settled or duplicates:
@@ -259,7 +262,7 @@ class LocalQueue:
         return None
 
     def unsettled(self) -> list[AckedRange]:
-        """Return what was received and is not settled."""
+        """Return the messages that were received and are not settled."""
         return [
             found
             for batch in self.batches()
@@ -268,7 +271,7 @@ class LocalQueue:
         ]
 
     def drop_ready(self, which: Callable[[FetchedBatch], bool] | None = None) -> list[AckedRange]:
-        """Drop what waits, of all batches or of these. Return it, for the broker."""
+        """Drop READY messages, of these batches or of all. Return them."""
         dropped: list[AckedRange] = []
         for batch in [
             batch for batch in self.batches() if batch.ready and (which is None or which(batch))
@@ -279,7 +282,7 @@ class LocalQueue:
         return dropped
 
     def drop_key(self, topic: str, key: str, lease: int) -> list[AckedRange]:
-        """Drop what waits of a key under leases below this number. Return it."""
+        """Drop READY messages of a key under leases below `lease`. Return them."""
         dropped: list[AckedRange] = []
         older = [
             batch

@@ -5,8 +5,8 @@ argument.
       ▲                                │
       └──── disconnected, refused ─────┘
 
-On a lost connection, what waits in the local queue is dropped. The rejoin claims what
-is outstanding.
+On a lost connection, the READY messages of the local queue are dropped. The rejoin
+claims the outstanding ones.
 
 A driver holds the connection. It calls `connected`, sends `requests`, passes answers to
 the requests' own callbacks, and calls `disconnected` when the connection ends. It ends
@@ -132,12 +132,12 @@ class Member:
         self.queue.drop_ready()
 
     def close(self) -> None:
-        """Deliver nothing more, and return what waits in the local queue."""
+        """Deliver nothing more, and return the READY messages of the local queue."""
         self.closing = True
         self.settlement.return_unprocessed(self.queue.drop_ready())
 
     def pause(self, topics: Collection[str] = (), *, paused: bool) -> None:
-        """Pause these topics, or all; return what waits of them. Or resume them.
+        """Pause these topics, or all, and return their READY messages. Or resume them.
 
         The broker is notified at once. Raises LocalProtocolError for a topic that the
         consumer does not read.
@@ -218,7 +218,7 @@ class Member:
         )
 
     def _join(self, *, claim: bool = True) -> Request:
-        """Return a join. `claim`: what is outstanding stays leased to the member."""
+        """Return a join. `claim`: outstanding messages stay leased to the member."""
         args = self.settings.join_args(self._instance) | {
             "member": self.settings.member,
             "held": None,
@@ -228,9 +228,7 @@ class Member:
         return call_request("consumer.join", args, self._joined, self._join_refused)
 
     def _claims(self) -> list[tuple[str, int, int, int]] | None:
-        """Return what is unsettled; None, which claims everything, where the ranges are
-        too many.
-        """
+        """Return the unsettled ranges; None, where they are too many, claims all."""
         claims = join(chain(self.queue.unsettled(), self.settlement.acks.unconfirmed()))
         return list(map(tuple, claims)) if len(claims) <= RANGES_PER_REQUEST else None  # type: ignore[arg-type]
 
@@ -294,7 +292,11 @@ class Member:
             leases = {"leases": old[:RANGES_PER_REQUEST]}
             requests.append(
                 member_call(
-                    "consumer.extend", membership, leases, lambda _payload, _now: None, self._refused
+                    "consumer.extend",
+                    membership,
+                    leases,
+                    lambda _payload, _now: None,
+                    self._refused,
                 )
             )
         return requests

@@ -12,9 +12,11 @@ from typing import Generic, Protocol, TypeVar
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch, owner_of
+from txmq.client.protocol.consumer.member import Member, MemberPhase
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import BrokerUnavailable, LocalProtocolError, TxmqError
 from txmq.model.message import ReceivedMessage
+from txmq.model.topic_partition import PartitionName
 
 log = get_logger()
 
@@ -63,6 +65,37 @@ class DrivenMember(Protocol):
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def pause(self, topics: Sequence[str], *, paused: bool) -> None: ...
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
+
+
+class MemberState:
+    """The part of a driven member that is the same in both faces."""
+
+    member: Member
+
+    @property
+    def group(self) -> str:
+        """The name of the group: for a broadcast member its own."""
+        return self.member.group
+
+    @property
+    def assignment(self) -> frozenset[PartitionName]:
+        """The partitions assigned to this member."""
+        return self.member.assignment
+
+    @property
+    def closing(self) -> bool:
+        """True once nothing more is delivered."""
+        return self.member.closing
+
+    @property
+    def serving(self) -> bool:
+        """True while the member is connected and, as far as it knows, in its group."""
+        return self.member.phase is MemberPhase.SERVING
+
+    @property
+    def failure(self) -> TxmqError | None:
+        """The error that ended the member."""
+        return self.member.failure
 
 
 M = TypeVar("M", bound=DrivenMember)

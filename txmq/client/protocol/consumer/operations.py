@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.failure import FailureReport, describe_failure
+from txmq.client.protocol.consumer.failure import describe_failure
 from txmq.client.protocol.consumer.fetched import (
     IN_TRANSACTION,
     NACKED,
@@ -17,7 +16,9 @@ from txmq.client.protocol.consumer.fetched import (
 from txmq.client.protocol.consumer.member import Member
 from txmq.client.protocol.consumer.settlement import ANY_LEASE, PendingNack, place_name
 from txmq.errors import LocalProtocolError, NotLeased
+from txmq.model.actions import AckAction
 from txmq.model.message import ReceivedMessage
+from txmq.model.retry import FailureReport
 from txmq.wire.data_requests import AckedRange
 
 MAX_DELAY_S = 12 * 3_600
@@ -27,19 +28,6 @@ log = get_logger()
 
 
 Delivered = ReceivedMessage | ReceivedBatch
-
-
-class TransactionAck(NamedTuple):
-    """The action of a transaction that acks a range (docs/FORMATS.md)."""
-
-    action: str
-    group: str
-    member: str
-    generation: int
-    topic: str
-    partition: int
-    start: int
-    end: int
 
 
 class Operations:
@@ -198,7 +186,7 @@ class Operations:
         member.settlement.return_unprocessed([_place(message)])
         member.queue.settle(_place(message), now=now)
 
-    def add_to_transaction(self, delivered: Delivered) -> list[TransactionAck]:
+    def add_to_transaction(self, delivered: Delivered) -> list[AckAction]:
         """Leave the outstanding messages to a transaction. Return the actions that ack
         them in it.
         """
@@ -209,7 +197,7 @@ class Operations:
         ):
             raise _not_outstanding(delivered)
         group, member, generation = membership.group, membership.member, membership.generation
-        return [TransactionAck("ack", group, member, generation, *place) for place in places]
+        return [AckAction(group, member, generation, *place) for place in places]
 
     def transaction_ended(
         self, delivered: Delivered, now: float, *, committed: bool | None

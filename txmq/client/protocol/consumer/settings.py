@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from txmq.errors import LocalProtocolError
 from txmq.model.message import check_name, to_micros
 from txmq.model.retry import RetryPolicy
+from txmq.model.units import MIB
 from txmq.selector import Selector, parse
 
 Mode = Literal["concurrent", "ordered", "broadcast"]
@@ -19,7 +20,6 @@ Strategy = Literal["average", "circular", "consistent", "sticky"]
 Start = Literal["first", "last"]
 MODES, POLICIES = ("concurrent", "ordered", "broadcast"), ("park", "block", "skip")
 STRATEGIES, STARTS = ("average", "circular", "consistent", "sticky"), ("first", "last")
-MIB = 1 << 20
 
 
 class ConsumerOptions(TypedDict, total=False):

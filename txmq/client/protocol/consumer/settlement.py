@@ -16,7 +16,6 @@ from typing import NamedTuple
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.acks import RANGES_PER_REQUEST, PendingAcks, join
 from txmq.client.protocol.consumer.consume_timeout import ExpiredMessage, timeout_failure
-from txmq.client.protocol.consumer.failure import FailureReport
 from txmq.client.protocol.consumer.fetched import NACKED, OUTSTANDING
 from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.client.protocol.consumer.membership import Membership
@@ -28,6 +27,7 @@ from txmq.client.protocol.consumer.requests import (
 )
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import NotLeased, RequestRejected, UnknownMember
+from txmq.model.retry import FailureReport
 from txmq.wire.data_requests import AckedRange, unpack_refused
 from txmq.wire.json import parse_as
 

@@ -198,9 +198,7 @@ def can_fail_over(error: TxmqError) -> bool:
     return error.retriable and error.outcome != "unknown"
 
 
-def select_rows(
-    places: Iterable[int], columns: Iterable[Sequence[Any] | None]
-) -> list[Any]:
+def select_rows(places: Iterable[int], columns: Iterable[Sequence[Any] | None]) -> list[Any]:
     """Return these rows of each column; an absent column stays None."""
     return [None if column is None else [column[place] for place in places] for column in columns]
 

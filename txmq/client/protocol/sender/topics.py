@@ -45,7 +45,10 @@ class TopicCache:
     """
 
     def __init__(
-        self, describe: Describe, partitioner: Partitioner | None, compression: Compression = NO_COMPRESSION
+        self,
+        describe: Describe,
+        partitioner: Partitioner | None,
+        compression: Compression = NO_COMPRESSION,
     ) -> None:
         self._describe = describe
         self._partitioner = partitioner

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 from uuid import UUID
 
 from txmq.client.protocol.consumer.fetched import owner_of
-from txmq.client.protocol.transaction.buffer import Action
 from txmq.errors import LocalProtocolError
+from txmq.model.actions import AckAction
 
 
 @runtime_checkable
@@ -22,7 +22,7 @@ class AckOwner(Protocol):
     def log_id(self) -> UUID | None:
         """The log of the consumer's broker; None = not known yet."""
 
-    def ack_actions(self, delivered: object) -> Sequence[Action]:
+    def ack_actions(self, delivered: object) -> Sequence[AckAction]:
         """Return the actions that ack `delivered`, which the transaction now owns.
 
         Raises NotLeased.

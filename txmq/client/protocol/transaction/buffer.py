@@ -10,11 +10,9 @@ from uuid import UUID
 
 from txmq.client.protocol.sender.rows import PART_ROWS, ColumnRows, MessageRows, Rows, frozen
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
+from txmq.model.actions import BundleAction
 from txmq.model.message import Message, Receipt, check_name
 from txmq.wire.bundle import PartBatch
-
-# An ack or a replay that takes effect with the decision (docs/FORMATS.md 2.1).
-Action = tuple[object, ...]
 
 
 class BufferedSend(NamedTuple):
@@ -96,7 +94,7 @@ class Buffer:
     def __init__(self, topics: TopicCache) -> None:
         self._topics = topics
         self.items: list[BufferedSend] = []
-        self.actions: list[Action] = []
+        self.actions: list[BundleAction] = []
 
     @property
     def empty(self) -> bool:

@@ -10,10 +10,10 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from txmq.client.protocol.consumer.member import Member, MemberPhase
+from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import (
     Delivered,
     Operations,
-    TransactionAck,
     ack_error,
 )
 from txmq.client.protocol.consumer.requests import Request
@@ -23,11 +23,11 @@ from txmq.client.twisted.connection import PersistentConnection, TwistedConnecti
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import DelayedCall
 from txmq.errors import ClientClosed, RequestRejected, RequestTimeout, TxmqError
+from txmq.model.actions import AckAction
 from txmq.model.message import ReceivedMessage
-from txmq.model.topic_partition import PartitionName
 
 
-class ReactorMember:
+class ReactorMember(MemberState):
     """A member at one broker.
 
     `deliver` is called with the member when messages may have come. `clustered`: its
@@ -51,31 +51,6 @@ class ReactorMember:
         self._timer: DelayedCall | None = None
         self._waiting: list[tuple[Callable[[], object], Deferred[None]]] = []
         self._connection: PersistentConnection = core.open_connection(self._attach, self._refused)
-
-    @property
-    def group(self) -> str:
-        """The name of the group: for a broadcast member its own."""
-        return self.member.group
-
-    @property
-    def assignment(self) -> frozenset[PartitionName]:
-        """The partitions assigned to this member."""
-        return self.member.assignment
-
-    @property
-    def closing(self) -> bool:
-        """True once nothing more is delivered."""
-        return self.member.closing
-
-    @property
-    def serving(self) -> bool:
-        """True while the member is connected and, as far as it knows, in its group."""
-        return self.member.phase is MemberPhase.SERVING
-
-    @property
-    def failure(self) -> TxmqError | None:
-        """The error that ended the member."""
-        return self.member.failure
 
     @property
     def trouble(self) -> TxmqError | None:
@@ -174,7 +149,7 @@ class ReactorMember:
         self.member.stats.duplicates += duplicates
         self.member.stats.retried += retried
 
-    def ack_actions(self, delivered: Delivered) -> Sequence[TransactionAck]:
+    def ack_actions(self, delivered: Delivered) -> Sequence[AckAction]:
         """Leave the outstanding messages to a transaction; return the actions that ack
         them in it. Raises NotLeased where there are none.
         """

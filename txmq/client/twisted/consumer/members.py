@@ -15,12 +15,12 @@ from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.member_set import MemberSet
 from txmq.client.protocol.consumer.operations import Operations
 from txmq.client.protocol.consumer.settings import ConsumerSettings
+from txmq.client.protocol.settings import CLOSE_S
 from txmq.client.twisted.connection import none_on_timeout, with_timeout
 from txmq.client.twisted.consumer.group_member import ReactorMember
 from txmq.client.twisted.core import TwistedCore
 from txmq.errors import BrokerUnavailable, TxmqError
 
-CLOSE_S = 10.0
 T = TypeVar("T")
 Operation: TypeAlias = Callable[[Operations, float], T]
 
