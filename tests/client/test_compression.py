@@ -133,4 +133,4 @@ def test_a_missing_package_is_reported_at_once(
     codec_library.cache_clear()
     with pytest.raises(ConfigError, match="not installed") as told:
         txmq.connect("txmq://127.0.0.1:1", compression=name)
-    assert told.value.hint.startswith("pip install ")
+    assert told.value.hint.startswith("run `pip install ")

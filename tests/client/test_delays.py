@@ -79,7 +79,7 @@ def test_a_message_is_recalled_until_it_is_published(real: RealBroker, connect: 
     receipt = client.send(topic, b"x", delay=HOUR)
     client.recall(receipt)
     client.recall(receipt.message_id)
-    with pytest.raises(RecallTooLate, match="does not wait"):
+    with pytest.raises(RecallTooLate, match="is not waiting to be due"):
         client.recall(client.send(topic, b"y"))
     assert client.call("message.delayed", topic=topic)["messages"] == []
 

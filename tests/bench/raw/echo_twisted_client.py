@@ -1,9 +1,8 @@
-"""Yardstick: send one framed 1 KiB request at a time from a Twisted client, and wait
-for the 32-byte reply.
+"""Yardstick: a Twisted client with one framed 1 KiB request at a time.
 
     python -m tests.bench.raw.echo_twisted_client HOST:PORT COUNT
 
-Prints {"p50_us", "p99_us"}.
+Prints {"p50_us", "p99_us"} to the 32-byte reply.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ loop = cast(Any, reactor)
 
 
 class Requests(protocol.Protocol):
-    """A protocol that sends the next request when the last reply is complete."""
+    """Sends the next request when the last reply is complete."""
 
     def __init__(self, count: int) -> None:
         self.count, self.took = count, list[float]()
@@ -49,9 +48,7 @@ class Requests(protocol.Protocol):
 
 
 def main(address: str, count: int) -> None:
-    """Measure and print."""
-    requests = Requests(count)
-    host, port = address.split(":")
+    requests, (host, port) = Requests(count), address.split(":")
     loop.connectTCP(host, int(port), protocol.ClientFactory.forProtocol(lambda: requests))
     loop.run()
     if len(requests.took) < count:

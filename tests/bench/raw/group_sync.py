@@ -1,6 +1,4 @@
-"""A preallocated file for the Twisted sink: write at once, sync in groups, then
-answer.
-"""
+"""A preallocated file for the Twisted sink: write at once, sync in groups, answer."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ Waiting = dict[protocol.Protocol, list[bytes]]
 
 
 class GroupSync:
-    """Replies wait for a sync after their data: none, inline (in the reactor), or
-    thread (but a lone one inline).
-    """
+    """Replies wait for a sync: none, inline, or in a thread (a lone one inline)."""
 
     def __init__(self, path: str, size: int, sync: str) -> None:
         self.fd, self.end, self.sync = preallocate(path, size), 0, sync
@@ -35,8 +31,7 @@ class GroupSync:
         self.waiting.setdefault(sender, []).extend(replies)
         if not self.due and not self.syncing:
             self.due = True
-            # after the other connections of this turn are read
-            self.loop.callLater(0, self.flush)
+            self.loop.callLater(0, self.flush)  # after this turn's other connections
 
     def flush(self) -> None:
         self.due, waiting, self.waiting = False, self.waiting, {}

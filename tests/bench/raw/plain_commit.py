@@ -2,8 +2,7 @@
 
     python -m tests.bench.raw.plain_commit DSN CLIENTS SECONDS threads|processes
 
-Prints {"per_s", "p50_us", "p99_us"}. Each client has a connection. p50 and p99 are of
-INSERT and COMMIT together.
+Prints {"per_s", "p50_us", "p99_us"} of INSERT and COMMIT together.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ def run(dsn: str, *statements: str) -> None:
 def client(dsn: str, start: float, seconds: float) -> list[float]:
     """Return the times of the commits that began within `seconds` of the start."""
     with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
-        if (early := start - time.monotonic()) < 0:
-            raise TimeoutError(f"a client was connected {-early:.1f} s after the common start")
-        time.sleep(early)
+        time.sleep(start - time.monotonic())  # ValueError where the common start has passed
         took, began = [], time.monotonic()
         while began < start + seconds:
             cursor.execute(INSERT)
@@ -58,7 +55,6 @@ def main(dsn: str, clients: int, seconds: float, executor: Executor) -> None:
 
 if __name__ == "__main__":
     count, fork = int(sys.argv[2]), multiprocessing.get_context("fork")
-    pool = (
-        ThreadPoolExecutor(count) if sys.argv[4] == "threads" else ProcessPoolExecutor(count, fork)
-    )
+    threads = sys.argv[4] == "threads"
+    pool = ThreadPoolExecutor(count) if threads else ProcessPoolExecutor(count, fork)
     main(sys.argv[1], count, float(sys.argv[3]), pool)

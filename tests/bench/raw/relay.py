@@ -2,9 +2,8 @@
 
     python -m tests.bench.raw.relay URL DSN notify|poll
 
-Prints `ready relay` and runs until it is terminated. Rows are sent in order, one batch
-at a time, by the txmq client to the same broker, so that the path from the broker on is
-the same. NOTIFY wakes the relay, or it polls every 100 ms.
+Prints `ready relay`. Rows go in order, one batch at a time, through the txmq client to
+the same broker. NOTIFY wakes the relay, or it polls every 100 ms.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import txmq
 POLL_S = 0.1
 AT_ONCE = 1_000
 TAKE = f"SELECT id, body FROM bench_outbox ORDER BY id LIMIT {AT_ONCE} FOR UPDATE"
+DELETE = "DELETE FROM bench_outbox WHERE id = ANY (%s)"
 
 
 def relayed(connection: Connection, client: txmq.Client) -> int:
@@ -31,10 +31,7 @@ def relayed(connection: Connection, client: txmq.Client) -> int:
         rows = cursor.fetchall()
         if rows:
             client.send_many("bench", [bytes(body) for _id, body in rows])
-            cursor.execute(
-                "DELETE FROM bench_outbox WHERE id = ANY (%s)",
-                ([row_id for row_id, _body in rows],),
-            )
+            cursor.execute(DELETE, ([row_id for row_id, _body in rows],))
         return len(rows)
 
 

@@ -2,9 +2,8 @@
 
     python -m tests.bench.raw.sink FILE MIB none|inline|thread
 
-Prints `ready HOST:PORT`. A request is a u32 length of the rest, a u32 CRC32C of the
-bytes from 8, 4 bytes, a u32 correlation, and the body. A reply is a u32 12, a u32
-correlation, and an i64 place in FILE, which begins as MIB of zeros.
+Request: u32 length of the rest, u32 CRC32C of the bytes from 8, 4 bytes, u32
+correlation, body. Reply: u32 12, u32 correlation, i64 place in FILE (MIB of zeros).
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class Sink(protocol.Protocol):
     def connectionMade(self) -> None:
         self.socket = cast(Any, self.transport)
         self.socket.setTcpNoDelay(True)
-        # with the default of 64 KiB, 64 requests of 1 KiB would need two turns
-        self.socket.bufferSize = 1 << 18
+        self.socket.bufferSize = 1 << 18  # 64 requests of 1 KiB in one turn
 
     def dataReceived(self, data: bytes) -> None:
         data = self.rest + data
@@ -55,11 +53,8 @@ class Sink(protocol.Protocol):
 if __name__ == "__main__":
     sys.setswitchinterval(0.0005)  # otherwise the reactor may notice a finished sync 5 ms late
     loop = cast(Any, reactor)
-    factory = protocol.Factory.forProtocol(
-        partial(Sink, GroupSync(sys.argv[1], int(sys.argv[2]) << 20, sys.argv[3]))
-    )
-    print(
-        f"ready 127.0.0.1:{loop.listenTCP(0, factory, interface='127.0.0.1').getHost().port}",
-        flush=True,
-    )
+    sync = GroupSync(sys.argv[1], int(sys.argv[2]) << 20, sys.argv[3])
+    factory = protocol.Factory.forProtocol(partial(Sink, sync))
+    port = loop.listenTCP(0, factory, interface="127.0.0.1").getHost().port
+    print(f"ready 127.0.0.1:{port}", flush=True)
     loop.run()

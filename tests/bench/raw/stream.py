@@ -2,8 +2,7 @@
 
     python -m tests.bench.raw.stream FILE MIB SYNC_MS
 
-Prints {"mb_per_s", "moved"}. A child process sends MIB. The measurement ends when the
-last byte is in FILE, and synced. FILE begins as MIB of zeros.
+Prints {"mb_per_s", "moved"}, measured until the last byte is in FILE (zeros), synced.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ class _RetentionPlan:
     def _barrier(self, partition: int) -> int:
         """Return the first offset that has to stay.
 
-        It is not visible yet, acked in an undecided transaction, to be copied, or a
-        clone in the making may still have to process it.
+        Its message is not visible yet, acked in an undecided transaction, to be copied,
+        or possibly one that a clone in the making still has to process.
         """
         tp = TopicPartition(self._topic.topic_id, partition)
         stays = [visibility.visible_end(self._state, *tp, self._command.durable)]
