@@ -34,13 +34,14 @@ from txmq.client.protocol.sender.routing import (
     can_fail_over,
     merge_receipts,
     of_one_broker,
+    recall_refusal,
     select_rows,
 )
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import CLOSE_S, ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
-from txmq.errors import RecallTooLate, TxmqError, UnknownTopic
+from txmq.errors import TxmqError, UnknownTopic
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
@@ -331,7 +332,7 @@ class Cluster:
         for broker, _partition in self._any_routes():
             core = self._cores[broker]
             try:
-                assert core.log_id, "asking is what counts"
+                core.require_reachable()
             except TxmqError as error:
                 self._avoid(broker, error)
                 refusal = error
@@ -424,8 +425,7 @@ class Cluster:
                 refusals.append(error)
             else:
                 return
-        others = (error for error in refusals if not isinstance(error, RecallTooLate))
-        raise next(others, refusals[0])
+        raise recall_refusal(refusals)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide half transactions of all brokers.

@@ -77,11 +77,15 @@ class BlockingCore:
         )
         _cores.add(self)
 
+    def require_reachable(self) -> None:
+        """Ask for the id of the broker's log, unless it is known. Raises as a call."""
+        if self._log.log_id is None:
+            self.request(Opcode.PING)
+
     @property
     def log_id(self) -> UUID:
         """The id of the broker's log. Raises as a call, unless it is known already."""
-        if self._log.log_id is None:
-            self.request(Opcode.PING)
+        self.require_reachable()
         assert self._log.log_id is not None, "the welcome has it"
         return self._log.log_id
 

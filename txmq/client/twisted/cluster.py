@@ -25,6 +25,7 @@ from txmq.client.protocol.sender.routing import (
     can_fail_over,
     merge_receipts,
     of_one_broker,
+    recall_refusal,
     select_rows,
 )
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
@@ -44,7 +45,7 @@ from txmq.client.twisted.threaded_transaction import (
     threaded,
 )
 from txmq.client.twisted.transaction import ClusterTransaction, Transaction
-from txmq.errors import RecallTooLate, TxmqError, UnknownTopic
+from txmq.errors import TxmqError, UnknownTopic
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
@@ -430,8 +431,7 @@ class Cluster(AsyncCloseable):
                     refusals.append(error)
                 else:
                     return
-            others = (error for error in refusals if not isinstance(error, RecallTooLate))
-            raise next(others, refusals[0])
+            raise recall_refusal(refusals)
 
         return _start(recall())
 

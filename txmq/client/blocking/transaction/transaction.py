@@ -136,8 +136,13 @@ class Transaction(TransactionOperations):
 
     def _route(self) -> None:
         """Give the messages to the brokers of a cluster, before anything is stored."""
-        if self._unrouted is not None:
-            self._unrouted.place(self._bundles)
+        if self._unrouted is None:
+            return
+        self._unrouted.place(self._bundles)
+        number = 0
+        for bundle in self._bundles:  # the ids of messages at different brokers differ
+            bundle.first_number = number
+            number += bundle.buffer.message_count
 
     def set_rollback_only(self, reason: str = "") -> None:
         """Let the end of the block roll back and raise TransactionAborted."""

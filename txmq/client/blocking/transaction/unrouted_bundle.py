@@ -18,7 +18,6 @@ from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.acks import ack_owner_of
 from txmq.client.protocol.transaction.broker_split import (
     BrokerSends,
-    message_count,
     split_by_broker,
     topics_to_look_up,
 )
@@ -89,14 +88,10 @@ class UnroutedBundle(BrokerBundle):
         for broker, sends in by_broker.items():
             assert broker is not None, "those for any broker have one by now"
             bundle = self._bundle_of(self.cores[broker])
-            start = sum(map(message_count, bundle.buffer.items))
+            start = bundle.buffer.message_count
             bundle.buffer.items += sends.sends
             self._placed.append(_Placed(bundle, start, sends.indexes))
         self.buffer.clear()
-        number = 0
-        for bundle in bundles:  # the ids of messages at different brokers differ
-            bundle.first_number = number
-            number += sum(map(message_count, bundle.buffer.items))
 
     def receipts(self) -> list[Receipt]:
         """Return the receipts in the order of the sends; see `Transaction.receipts`."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from txmq.client.log import get_logger
 from txmq.client.protocol.sender.batches import NO_RECEIPT
 from txmq.client.protocol.settings import ClientSettings, Partitioner
-from txmq.errors import ConfigError, LocalProtocolError, TxmqError
+from txmq.errors import ConfigError, LocalProtocolError, RecallTooLate, TxmqError
 from txmq.model.keys import partition_of
 from txmq.model.message import Receipt, check_name
 
@@ -230,3 +230,13 @@ def of_one_broker(call: str) -> LocalProtocolError:
         f"{call} concerns one broker, and a cluster has several",
         hint=f"use it on the client of a broker: cluster.clients[0].{call}",
     )
+
+
+def recall_refusal(refusals: Sequence[TxmqError]) -> TxmqError:
+    """Return the error of a recall that every broker refused.
+
+    RecallTooLate says that a broker does not have the message; another error leaves
+    that open.
+    """
+    others = (error for error in refusals if not isinstance(error, RecallTooLate))
+    return next(others, refusals[0])

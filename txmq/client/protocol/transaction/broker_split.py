@@ -34,14 +34,9 @@ class BrokerSends:
         """Yield each send with the places of its messages."""
         start = 0
         for send in self.sends:
-            end = start + message_count(send)
+            end = start + send.message_count
             yield send, self.indexes[start:end]
             start = end
-
-
-def message_count(send: BufferedSend) -> int:
-    """Return how many messages one send has: one, or the rows of its columns."""
-    return 1 if isinstance(send.content, Message) else len(send.content)
 
 
 def topics_to_look_up(sends: Iterable[BufferedSend], routing: Routing) -> set[str]:
@@ -78,7 +73,7 @@ def split_by_broker(
                 send._replace(content=content, requested_partition=partition),
                 [start + row for row in rows],
             )
-        start += message_count(send)
+        start += send.message_count
     return found
 
 

@@ -23,6 +23,11 @@ class BufferedSend(NamedTuple):
     born_at: int
     requested_partition: int | None
 
+    @property
+    def message_count(self) -> int:
+        """The number of its messages: one, or the rows of its columns."""
+        return 1 if isinstance(self.content, Message) else len(self.content)
+
 
 class BufferPosition(NamedTuple):
     """The length of a buffer at a savepoint."""
@@ -100,6 +105,11 @@ class Buffer:
     def empty(self) -> bool:
         """Return whether there are no sends and no actions."""
         return not self.items and not self.actions
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages of all sends."""
+        return sum(send.message_count for send in self.items)
 
     def position(self) -> BufferPosition:
         """Return the present length."""
