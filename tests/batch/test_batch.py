@@ -152,7 +152,7 @@ def test_key_hashes_are_those_of_the_keys_and_none_without_one() -> None:
     assert key_hashes(encode_columns([b""] * 2, **ORIGIN)) == [None, None]
 
 
-@pytest.mark.parametrize("keys", [["a", None, "ö" * 9, "a", "z"], ["k"], None, ["k" * 200] * 99])
+@pytest.mark.parametrize("keys", [["a", None, "ö" * 9, "a", "z"], ["k"], None, ["k" * 9] * 99])
 def test_the_hash_of_one_key_is_read_from_a_few_bytes(keys: list[str | None] | None) -> None:
     count = 5 if keys is None else len(keys)
     batch, seen = encode_columns([b"x" * 1_000] * count, keys, **ORIGIN), []
@@ -161,21 +161,19 @@ def test_the_hash_of_one_key_is_read_from_a_few_bytes(keys: list[str | None] | N
         seen.append(size)
         return batch[at : at + size]
 
-    hashes = [key_hash_at(read, len(batch), row) for row in range(count)]
-    assert hashes == key_hashes(batch)
-    assert max(seen) <= 256, "the header, and where the key is"
-    assert (len(seen) == count) == (count <= 5), "one read for a key of a small batch"
+    assert [key_hash_at(read, row) for row in range(count)] == key_hashes(batch)
+    assert max(seen) <= 72, "the header, and where the key is"
 
 
 def test_no_byte_behind_a_batch_is_read_for_a_key() -> None:
-    batch, seen = encode_columns([b""], ["k"], **ORIGIN), []
+    batch, ends = encode_columns([b""], ["k"], **ORIGIN), []
 
     def read(at: int, size: int) -> bytes:
-        seen.append(at + size)
+        ends.append(at + size)
         return batch[at : at + size]
 
-    assert key_hash_at(read, len(batch), 0) == key_hash("k")
-    assert seen == [len(batch)]
+    assert key_hash_at(read, 0) == key_hash("k")
+    assert max(ends) <= len(batch)
 
 
 def test_rows_are_chosen_by_their_exact_tags() -> None:

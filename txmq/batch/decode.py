@@ -17,7 +17,6 @@ from txmq.model.keys import key_hash, tag_bit, tag_filter
 from txmq.model.message import NO_HEADERS, message_ids
 
 BOUNDS = struct.Struct("<ii")  # of one cell, within the joined bytes
-HEAD_BYTES = 256  # of a batch: its header, and of a small batch all keys
 
 
 def offsets_of(buffer: bytes, column: Column, count: int) -> tuple[int, ...]:
@@ -174,24 +173,18 @@ def key_cells(buffer: bytes, header: BatchHeader | None = None) -> list[bytes]:
     return cells_of(buffer, column, header.count)
 
 
-def key_hash_at(read: Callable[[int, int], bytes], length: int, row: int) -> int | None:
+def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:
     """Return the hash of one row's key, None where it has none.
 
-    `read(at, count)` returns bytes of the verified batch, which has `length` bytes. A
-    large batch need not be read as a whole for one key. Of a small batch the first
-    read brings everything.
+    `read(at, size)` returns bytes of the verified batch, which need not be read as a
+    whole for one key.
     """
-    head = read(0, min(length, HEAD_BYTES))
-
-    def cut(at: int, size: int) -> bytes:
-        return head[at : at + size] if at + size <= len(head) else read(at, size)
-
-    _version, _codec, columns, count, *_ = FIELDS.unpack_from(head, PREFIX.size)
+    _version, _codec, columns, count, *_ = FIELDS.unpack_from(read(0, LENGTH), PREFIX.size)
     if not columns & KEY:
         return None
-    start, end = BOUNDS.unpack(cut(LENGTH + 4 * row, BOUNDS.size))
+    start, end = BOUNDS.unpack(read(LENGTH + 4 * row, BOUNDS.size))
     data = padded(LENGTH + 4 * (count + 1))
-    return key_hash(cut(data + start, end - start)) if start < end else None
+    return key_hash(read(data + start, end - start)) if start < end else None
 
 
 def single_row(buffer: bytes, row: int, view: BatchView | None = None) -> bytes:

@@ -182,10 +182,8 @@ class ConsumerGroupCalls:
         )
         source = key_source(self._engine.state, command)
         if source is not None:
-            entry, read = source.entry, self._engine.store.read
-            key = key_hash_at(
-                lambda at, count: read(entry.position + at, count), entry.length, source.row
-            )
+            begin, read = source.entry.position, self._engine.store.read
+            key = key_hash_at(lambda at, size: read(begin + at, size), source.row)
             command = command._replace(key_hash=key, source=source)
         self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
