@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli.parsers import parse_name, parse_token
+from txmq.cli.parsers import parse_name, parse_time, parse_token
 
 DEFAULT_BROKER = "txmq://127.0.0.1:7650"
 
@@ -47,3 +47,21 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consume
 Token = Annotated[
     str, typer.Argument(metavar="TOKEN", parser=parse_token, help="Token of the transaction.")
 ]
+KeyFilter = Annotated[str | None, typer.Option(help="Only messages with this key.")]
+MessageIdFilter = Annotated[
+    str | None, typer.Option("--id", metavar="ID", help="Only the message with this id.")
+]
+StoredFrom = Annotated[
+    int | None,
+    typer.Option(
+        "--from",
+        parser=parse_time,
+        metavar="TIME",
+        help="Stored at this time or later, as 2026-07-01.",
+    ),
+]
+StoredBefore = Annotated[
+    int | None,
+    typer.Option("--to", parser=parse_time, metavar="TIME", help="Stored before this time."),
+]
+PartitionFilter = Annotated[int | None, typer.Option(min=0, help="Only in this partition.")]

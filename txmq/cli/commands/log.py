@@ -12,10 +12,17 @@ import typer
 
 from txmq.cli.command import local_command
 from txmq.cli.commands.messages import with_body_text
+from txmq.cli.options import (
+    KeyFilter,
+    MessageIdFilter,
+    PartitionFilter,
+    StoredBefore,
+    StoredFrom,
+    Yes,
+)
 from txmq.cli.options import Topic as TopicArgument
-from txmq.cli.options import Yes
 from txmq.cli.output import FAILED, Output, escape_controls, format_time
-from txmq.cli.parsers import parse_time, parse_token
+from txmq.cli.parsers import parse_token
 
 if TYPE_CHECKING:
     from txmq.broker.data_directory.offline import IndexReport
@@ -25,15 +32,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Verify, print, search and repair the log of a stopped broker, or an archive.",
 )
-Stored = Annotated[
-    int | None,
-    typer.Option(
-        "--from",
-        parser=parse_time,
-        metavar="TIME",
-        help="Stored at this time or later, as 2026-07-01.",
-    ),
-]
 FOUND_COLUMNS = ("message_id", "state", "partition", "offset", "key", "tag", "stored_at", "body")
 Data = Annotated[
     Path, typer.Argument(metavar="DIR", help="Data directory, or directory of an archive.")
@@ -142,16 +140,11 @@ def find(  # noqa: PLR0913  # its options
     data: Data,
     topic: TopicArgument,
     *,
-    key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
-    message: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Only the message with this id.")
-    ] = None,
-    start: Stored = None,
-    end: Annotated[
-        int | None,
-        typer.Option("--to", parser=parse_time, metavar="TIME", help="Stored before this time."),
-    ] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="Only in this partition.")] = None,
+    key: KeyFilter = None,
+    message: MessageIdFilter = None,
+    start: StoredFrom = None,
+    end: StoredBefore = None,
+    partition: PartitionFilter = None,
     offset: Annotated[int, typer.Option(min=0, help="First offset.")] = 0,
     limit: Limit = 1_000,
 ) -> None:

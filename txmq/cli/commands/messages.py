@@ -8,9 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.options import Topic
+from txmq.cli.options import (
+    KeyFilter,
+    MessageIdFilter,
+    PartitionFilter,
+    StoredBefore,
+    StoredFrom,
+    Topic,
+)
 from txmq.cli.output import FAILED, body_fields
-from txmq.cli.parsers import parse_name, parse_time
+from txmq.cli.parsers import parse_name
 
 app = typer.Typer(no_args_is_help=True, help="Find, show and recall single messages.")
 PAGE = 1_000
@@ -18,15 +25,6 @@ FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at",
 COLUMNS = ("message_id", "topic", "partition", "due_at", "size")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")]
-From = Annotated[
-    int | None,
-    typer.Option(
-        "--from",
-        parser=parse_time,
-        metavar="TIME",
-        help="Stored at this time or later, as 2026-07-01.",
-    ),
-]
 Ids = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of messages.")]
 
 
@@ -75,16 +73,11 @@ def find(  # noqa: PLR0913  # its options
     session: CommandSession,
     topic: Topic,
     *,
-    key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
-    message: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Only the message with this id.")
-    ] = None,
-    start: From = None,
-    end: Annotated[
-        int | None,
-        typer.Option("--to", parser=parse_time, metavar="TIME", help="Stored before this time."),
-    ] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="Only in this partition.")] = None,
+    key: KeyFilter = None,
+    message: MessageIdFilter = None,
+    start: StoredFrom = None,
+    end: StoredBefore = None,
+    partition: PartitionFilter = None,
     offset: Annotated[int, typer.Option(min=0, help="First offset, with --partition.")] = 0,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 100,
 ) -> None:
