@@ -53,7 +53,7 @@ def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(
         empty_database, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), str(LOG)
     )
     with pytest.raises(
-        SchemaMissing, match=r"no txmq tables of version 3, but of 1 .*txmq schema install"
+        SchemaMissing, match=r"no txmq tables of version 4, but of 1 .*txmq schema install"
     ):
         run_check(empty_database)
     run_install(empty_database)

@@ -11,7 +11,7 @@ from txmq.tx.postgres.identity import read_server, require_supported
 from txmq.tx.postgres.partitions import maintain
 from txmq.tx.postgres.session import Connection, Cursor, transaction
 
-VERSION: Final = 3  # version n is made from n - 1 by schema_n.sql
+VERSION: Final = 4  # version n is made from n - 1 by schema_n.sql
 _LOCK: Final = 0x74786D71  # "txmq": two installations at once take turns
 
 _RIGHTS: Final = {
