@@ -13,7 +13,8 @@ from tests.broker.support import DATABASE, BrokerInMemory, Client, FakeResolver
 from txmq.broker.checkback import checkback_service
 from txmq.config.broker import SettingsFile
 from txmq.core.transactions import lost_records
-from txmq.model.decider import ByChecker, ByHome, ByJob, Decider
+from txmq.errors import DiskFull
+from txmq.model.decider import ByBroker, ByChecker, ByHome, ByJob, Decider
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
 
@@ -256,3 +257,90 @@ def test_time_decides_nothing_whose_decision_may_be_lost(
         reason="the rows are there",
     )
     assert shown(broker, token)["state"] == "PUBLISHED"
+
+
+def fill_disk(broker: BrokerInMemory) -> None:
+    """Leave the log without space, with nothing of it unwritten."""
+    broker.fs.capacity = 0
+    broker.half(99, Message(bytes(50_000)), decider=ByBroker(), wait=False)
+    broker.pass_time(0.3)
+    assert broker.log.read_only
+
+
+def free_disk(broker: BrokerInMemory) -> None:
+    broker.fs.capacity = None
+    assert broker.log.try_space()
+    broker.pass_time(0.3)
+
+
+@pytest.mark.parametrize("answer", list(Decision))
+def test_an_answer_that_the_full_disk_refuses_is_asked_for_again(
+    broker: BrokerInMemory, oracle: FakeResolver, answer: Decision
+) -> None:
+    tokens = [half(broker, number) for number in (1, 2)]
+    broker.pass_time(7)
+    fill_disk(broker)
+    for token in tokens:
+        oracle.answer(token, answer)
+    broker.pass_time(60)
+    assert oracle.asked == {}
+    free_disk(broker)
+    for token in tokens:
+        oracle.answer(token, answer)
+    broker.pass_time(0)
+    expected = {
+        Decision.COMMIT: "PUBLISHED",
+        Decision.ROLLBACK: "ROLLED_BACK",
+        Decision.UNKNOWN: "UNDECIDED",
+    }
+    assert {shown(broker, token)["state"] for token in tokens} == {expected[answer]}
+    assert {shown(broker, token)["tries"] for token in tokens} == {answer is Decision.UNKNOWN}
+
+
+def test_what_time_ends_is_ended_when_the_full_disk_has_space(broker: BrokerInMemory) -> None:
+    home = half(broker, 1, ByHome(broker.log.log_id.bytes, broker.token(1)))
+    part = bytes.fromhex(broker.half(2, Message(b"m"), decider=CHECKER, sealed=False))
+    fill_disk(broker)
+    broker.pass_time(100)
+    free_disk(broker)
+    assert {shown(broker, token)["state"] for token in (home, part)} == {"ROLLED_BACK"}
+
+
+def test_a_disk_that_is_full_at_the_first_of_many_checks_loses_none_of_them(
+    broker: BrokerInMemory, oracle: FakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer_at_once(token: bytes, row: object, answered: Any) -> None:
+        del row
+        if not broker.log.read_only:
+            fill_disk_now(broker)
+        answered(token, Decision.ROLLBACK, "resolver shop", "")
+
+    tokens = [half(broker, number) for number in (1, 2, 3)]
+    monkeypatch.setattr(oracle, "resolve", answer_at_once)
+    broker.pass_time(7)
+    monkeypatch.undo()
+    free_disk(broker)
+    for token in tokens:
+        oracle.answer(token, Decision.COMMIT)
+    broker.pass_time(0)
+    assert {shown(broker, token)["state"] for token in tokens} == {"PUBLISHED"}
+
+
+def fill_disk_now(broker: BrokerInMemory) -> None:
+    """Let the next write find no space, in this turn of the reactor."""
+    broker.fs.capacity = 0
+    with pytest.raises(DiskFull):
+        broker.log.reserve()
+
+
+def test_a_transaction_is_flagged_in_doubt_though_the_disk_was_full_at_its_time(
+    broker: BrokerInMemory, oracle: FakeResolver
+) -> None:
+    tokens = [half(broker, number) for number in (1, 2)]
+    broker.pass_time(7)
+    assert set(tokens) == oracle.asked.keys()
+    fill_disk(broker)
+    broker.pass_time(120)
+    free_disk(broker)
+    broker.pass_time(2)
+    assert all(shown(broker, token)["in_doubt"] for token in tokens)

@@ -13,6 +13,9 @@ from twisted.internet.task import Clock
 from tests.core.consumers.world import ConsumersWorld
 from txmq.broker.delivery.member_sessions import MemberSessions
 from txmq.core.consumers.commands import LeaveGroup, Rebalance
+from txmq.core.events.outcome import Rejected
+from txmq.core.events.topics import TopicGrown
+from txmq.errors import ReadOnly
 
 SESSION_US = 30_000_000
 
@@ -23,6 +26,8 @@ class Place:
     def __init__(self) -> None:
         self.world, self.clock, self.asked = ConsumersWorld(t=2), Clock(), list[object]()
         self.listeners: dict[type, Any] = {}
+        self.store = SimpleNamespace(read_only=False)
+        self.refusing = False
         self.membership = MemberSessions(self, self.clock, grace_s=1.0)  # type: ignore[arg-type]  # what it needs of an engine
 
     @property
@@ -34,7 +39,7 @@ class Place:
 
     def submit(self, command: object, deliver: Any) -> None:
         self.asked.append(command)
-        deliver(self.world.do(command))
+        deliver(Rejected(ReadOnly, "full") if self.refusing else self.world.do(command))
 
     def joins(self, name: str, *, static: bool) -> Any:
         """Join a member on a connection of its own."""
@@ -93,3 +98,26 @@ def test_after_a_restart_static_members_have_their_sessions_time_to_come_back() 
     place.clock.advance(16)
     again.tick()
     assert place.asked[1:] == [LeaveGroup("g", "b", "b", lost=True)]
+
+
+def test_a_full_disk_only_puts_off_the_end_of_a_member_and_the_rebalance_of_its_group() -> None:
+    place = Place()
+    place.joins("a", static=False)
+    place.joins("b", static=False)
+    place.refusing = True
+    topic_id = place.state.topics["t"].topic_id
+    place.listeners[TopicGrown](TopicGrown(topic_id, 4, 1), None)
+    assert place.later(31) == ["a", "b"]
+    place.refusing, place.asked = False, []
+    assert place.later(0) == []
+    assert place.asked == [
+        Rebalance("g"),
+        LeaveGroup("g", "a", "a", lost=True),
+        LeaveGroup("g", "b", "b", lost=True),
+    ]
+    place.store.read_only, place.asked = True, []
+    place.joins("c", static=False)
+    assert place.later(31) == ["c"]
+    assert place.asked == []
+    place.store.read_only = False
+    assert place.later(0) == []

@@ -25,6 +25,7 @@ from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.jobs import DecideJob
 from txmq.core.transactions.model import Transaction, get
 from txmq.core.transactions.timers import PlanCheck
+from txmq.errors import ReadOnly
 from txmq.model.bundle import DECIDED, BundleState
 from txmq.model.decider import BY_XA_MANAGER, ByChecker, ByHome, ByJob, ByPostgres
 from txmq.model.message import Decision
@@ -112,7 +113,8 @@ class CheckBackService:
         """
         now = self._engine.now()
         self._queue.tick(now)
-        if self._asking >= MAX_ASKED:
+        # While the log takes no writes, no answer could be recorded.
+        if self._asking >= MAX_ASKED or self._engine.store.read_only:
             return
         stop = t.DUE_KEY.pack(now + 1, 0, 0)
         rows = self._engine.state.tables[t.DUE].range(self._scanned_to + b"\0", stop)
@@ -126,6 +128,8 @@ class CheckBackService:
                 and (service := self._check(token, due=True)) is not None
             ):
                 self._left_out.setdefault(service, before)
+            if self._scanned_to != key:  # what this check came to was refused
+                return
 
     @property
     def _asking(self) -> int:
@@ -170,7 +174,7 @@ class CheckBackService:
         elif isinstance(row.decider, ByJob):
             log.warning("job.timed_out", job=row.decider.job.hex())
             command = DecideJob(row.decider.job, Decision.ROLLBACK, (), "timeout")
-            self._engine.submit(command, _log_refusal)
+            self._submit(token, command)
         else:
             self._end_branch(token, row)
 
@@ -181,17 +185,16 @@ class CheckBackService:
         log.warning(
             "transaction.incomplete", token=token.hex(), service=row.service, parts=row.parts
         )
-        self._engine.submit(
+        self._submit(
+            token,
             DecideTransaction(token, Decision.ROLLBACK, "timeout", "the rest of it did not come"),
-            _log_refusal,
         )
 
     def _end_branch(self, token: bytes, row: Transaction) -> None:
         decider, own = row.decider, self._engine.store.log_id.bytes
         if isinstance(decider, ByHome) and decider.log_id == own:
             log.warning("transaction.timed_out", token=token.hex(), service=row.service)
-            command = DecideTransaction(token, Decision.ROLLBACK, "timeout")
-            self._engine.submit(command, _log_refusal)
+            self._submit(token, DecideTransaction(token, Decision.ROLLBACK, "timeout"))
         else:
             self._note(token, "broker", "its transaction manager has not decided yet")
             self._schedule_check(token, row, row.tries + 1)
@@ -247,9 +250,7 @@ class CheckBackService:
         if answer is Decision.COMMIT and row is not None and row.state is BundleState.OPEN:
             answer, reason = Decision.UNKNOWN, "said to be committed, but parts are missing"
         if answer is not Decision.UNKNOWN:
-            self._engine.submit(
-                DecideTransaction(token, answer, by, reason), deliver or _log_refusal
-            )
+            self._submit(token, DecideTransaction(token, answer, by, reason), deliver)
             return
         if row is not None and row.state not in DECIDED:
             self._note(token, by, reason)
@@ -281,7 +282,34 @@ class CheckBackService:
                 tries=tries,
                 reason=reason,
             )
-        self._engine.submit(PlanCheck(token, at, tries, in_doubt), deliver or _log_refusal)
+        self._submit(token, PlanCheck(token, at, tries, in_doubt), deliver)
+
+    def _submit(
+        self, token: bytes, command: object, deliver: Callable[[Any], None] | None = None
+    ) -> None:
+        """Submit what a check came to. Where it is refused, the check is made again: the
+        row of a transaction that stays undecided is still due.
+        """
+
+        def replied(reply: object) -> None:
+            if isinstance(reply, Rejected):
+                log.warning("transaction.refused", token=token.hex(), message=reply.message)
+                self._check_again(token, reply)
+            if deliver is not None:
+                deliver(reply)
+
+        self._engine.submit(command, replied)
+
+    def _check_again(self, token: bytes, refusal: Rejected) -> None:
+        row = get(self._engine.state, token)
+        if row is None or row.state in DECIDED or not row.check_at:
+            return
+        if refusal.error is ReadOnly:
+            due = t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket)
+            self._scanned_to = min(self._scanned_to, due[:-1])  # a key just before it
+        elif row.check_at <= self._engine.now():
+            self._note(token, "broker", refusal.message)
+            self._schedule_check(token, row, row.tries + 1)
 
     def check_now(self, token: bytes | None) -> int:
         """Check one transaction, or all undecided ones, now. Return the number of
@@ -295,9 +323,3 @@ class CheckBackService:
             for one in list(tokens):
                 self._check(one, due=False)
         return len(self._asked) - before
-
-
-def _log_refusal(reply: object) -> None:
-    """Log a refused decision; the core has recorded the conflict."""
-    if isinstance(reply, Rejected):
-        log.warning("transaction.refused", message=reply.message)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from txmq.core.events.outcome import Rejected
 from txmq.core.transactions.model import get
 from txmq.core.transactions.timers import PlanCheck
 from txmq.model.decider import ByJob
@@ -33,6 +35,8 @@ class InDoubtService:
 
     def tick(self) -> None:
         """Timer: flag the transactions that have reached the age."""
+        if self._engine.store.read_only:
+            return
         state, latest = self._engine.state, self._engine.now() - self._limit_us
         start = self._visited_to + b"\0" if self._visited_to else b""
         rows: Any = state.tables[t.UNDECIDED].range(start)
@@ -41,15 +45,17 @@ class InDoubtService:
             assert row is not None, "the table holds stored transactions only"
             if row.stored_at > latest:
                 return
-            self._visited_to = key
+            before, self._visited_to = self._visited_to, key
             if not row.in_doubt and not isinstance(row.decider, ByJob):
                 log.error(
                     "transaction.in_doubt", token=token.hex(), service=row.service, tries=row.tries
                 )
-                self._engine.submit(
-                    PlanCheck(token, row.check_at, row.tries, in_doubt=True), _ignore
-                )
+                command = PlanCheck(token, row.check_at, row.tries, in_doubt=True)
+                self._engine.submit(command, partial(self._flagged, before))
+                if self._visited_to != key:
+                    return
 
-
-def _ignore(reply: object) -> None:
-    """The state says whether a transaction is flagged."""
+    def _flagged(self, before: bytes, reply: object) -> None:
+        """Visit the row again if the flag was refused: the disk may be full."""
+        if isinstance(reply, Rejected):
+            self._visited_to = min(self._visited_to, before)

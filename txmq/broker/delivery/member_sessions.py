@@ -8,6 +8,7 @@ decided here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -15,6 +16,7 @@ import structlog
 from txmq.core.consumers.commands import LeaveGroup, Rebalance
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import TopicDeleted, TopicGrown
+from txmq.errors import ReadOnly
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class MemberSessions:
         self._sessions: dict[tuple[str, str], _MemberSession] = {}
         # topics that have more partitions, or none, than groups have shared out
         self._changed_topics: set[int] = set()
+        self._refused: set[str] = set()  # groups whose rebalance found the disk full
         for event in (TopicGrown, TopicDeleted):
             engine.listen(event, lambda event, _place: self._changed_topics.add(event.topic_id))
 
@@ -67,7 +70,7 @@ class MemberSessions:
                     member.instance, None, lasts, until, static=True
                 )
             if group.members:
-                self._engine.submit(Rebalance(group.name), _log_refusal)
+                self._rebalance(group.name)
 
     def member_joined(
         self,
@@ -122,16 +125,28 @@ class MemberSessions:
 
     def _rebalance_changed(self) -> None:
         reshaped, self._changed_topics = self._changed_topics, set()
-        if not reshaped:
+        refused, self._refused = self._refused, set()
+        if not reshaped and not refused:
             return
         for group in list(self._engine.state.groups.by_id.values()):
-            if any(not reshaped.isdisjoint(member.topics) for member in group.members.values()):
-                self._engine.submit(Rebalance(group.name), _log_refusal)
+            if group.name in refused or any(
+                not reshaped.isdisjoint(member.topics) for member in group.members.values()
+            ):
+                self._rebalance(group.name)
+
+    def _rebalance(self, group: str) -> None:
+        def replied(reply: object) -> None:
+            if isinstance(reply, Rejected) and reply.error is ReadOnly:
+                self._refused.add(group)
+
+        self._engine.submit(Rebalance(group), replied)
 
     def tick(self) -> None:
         """Timer: remove silent members, and rebalance groups whose topics have
         changed.
         """
+        if self._engine.store.read_only:  # nothing can be recorded: once there is space
+            return
         self._rebalance_changed()
         now = self._clock.seconds()
         for (group, member), seen in [
@@ -139,10 +154,18 @@ class MemberSessions:
         ]:
             del self._sessions[group, member]
             log.warning("member.lost", group=group, member=member)
-            self._engine.submit(LeaveGroup(group, member, seen.instance, lost=True), _log_refusal)
+            self._engine.submit(
+                LeaveGroup(group, member, seen.instance, lost=True),
+                partial(self._removed, (group, member), seen),
+            )
 
-
-def _log_refusal(reply: object) -> None:
-    """Log a refusal: the member has left, or a newer instance has replaced it."""
-    if isinstance(reply, Rejected):
-        log.info("member.lost_already", message=reply.message)
+    def _removed(self, name: tuple[str, str], seen: _MemberSession, reply: object) -> None:
+        """Note a refusal: the disk is full, or the member has left, or a newer instance
+        has replaced it.
+        """
+        if not isinstance(reply, Rejected):
+            return
+        if reply.error is ReadOnly:
+            self._sessions.setdefault(name, seen)  # over, so the next tick removes it
+        else:
+            log.info("member.lost_already", message=reply.message)
