@@ -278,6 +278,15 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_transaction_is_flagged_in_doubt_though_the_disk_was_full_at_its_time",
         "test_a_full_disk_only_puts_off_the_end_of_a_member_and_the_rebalance_of_its_group",
     ),
+    # order and progress
+    126: (
+        "test_a_resolver_of_its_own_finds_its_transactions_behind_very_many_others",
+        "test_what_databases_are_to_decide_is_listed_page_by_page",
+    ),
+    143: (
+        "test_only_the_transactions_of_a_database_keep_its_token_rows",
+        "test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

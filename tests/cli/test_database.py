@@ -13,26 +13,29 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
+import txmq
+from tests.bench.clients.halves import store
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
 from tests.tx.postgres.support import xid_of
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.model.decider import ByPostgres
+from txmq.model.decider import ByChecker, ByPostgres
 from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import report
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.session import connect
 from txmq.tx.postgres.tokens import insert_token
+from txmq.wire.bundle import BundleDescription
 
 
 def test_the_tables_are_made_and_looked_over(empty_database: str) -> None:
     missing = run("schema", "check", empty_database, "--json")
     assert (missing.exit_code, json.loads(missing.stderr)["error"]) == (1, "SchemaMissing")
     for _ in range(2):
-        assert run("schema", "install", empty_database).stdout.split() == ["version", "3"]
+        assert run("schema", "install", empty_database).stdout.split() == ["version", "4"]
     assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {
-        "version": 3,
+        "version": 4,
         "remarks": [],
     }
 
@@ -131,6 +134,33 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(
         assert decided == {proved: "COMMIT", absent: "ROLLBACK"}
         assert len(json.loads(run("schema", "brokers", database, "--json").stdout)["brokers"]) == 1
         assert reply("tail", "orders", "--no-follow", broker=url)["body"] == "paid"
+        assert broker.terminate() == 0
+
+
+def test_a_resolver_of_its_own_finds_its_transactions_behind_very_many_others(
+    database: str, tmp_path: Path
+) -> None:
+    broker_file, resolver_file = tmp_path / "broker.toml", tmp_path / "resolver.toml"
+    section = "[[resolver]]\nname = 'shop'\ndsn = {}\n"
+    broker_file.write_text(section.format(json.dumps("host=127.0.0.1 port=1 connect_timeout=1")))
+    resolver_file.write_text(section.format(json.dumps(database)) + "[checks]\nfirst_s = 0.1\n")
+    data = ("--data", str(tmp_path / "data"), "--config", str(broker_file))
+    with (
+        running(tmp_path / "1", "broker", *data, "--listen", "127.0.0.1:0") as broker,
+        closing(psycopg2.connect(database)) as connection,
+    ):
+        url = broker.first_line().removeprefix("ready ")
+        reply("topic", "create", "bench", "--partitions", "1", broker=url)
+        others = [new_token() for _ in range(10_001)]
+        with txmq.connect(url) as client:
+            store(client, BundleDescription(ByChecker("billing"), "s", (), 60_000_000), others)
+        with peer(url) as shop:
+            absent = shop.half("bench", b"", ByPostgres(*read_server(connection).identity, None))
+        connection.rollback()
+        arguments = ("resolver", "--config", str(resolver_file), "--every", "0.05", "--broker", url)
+        with running(tmp_path / "2", *arguments, command=TXMQ) as resolver:
+            wait_until(lambda: state_of(absent, url) == "ROLLED_BACK", what="the rollback is found")
+            assert resolver.terminate() == 0
         assert broker.terminate() == 0
 
 

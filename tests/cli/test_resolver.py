@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from tests.cli.support import ScriptedClient
-from txmq.cli.commands.resolver import MAINTENANCE_US, ResolvedBroker, ResolverRounds
+from txmq.cli.commands.resolver import MAINTENANCE_US, PAGE, ResolvedBroker, ResolverRounds
 from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
 from txmq.model.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
@@ -41,7 +41,10 @@ class StubDatabase:
         self.waiting = [row for row in self.waiting if row.seq not in done]
         return self.waiting[:2]
 
-    def maintain(self, log_id: UUID, name: str, oldest: UUID | None) -> MaintenanceReport | None:
+    def maintain(
+        self, log_id: UUID, name: str, oldest_of: Callable[[ServerIdentity], UUID | None]
+    ) -> MaintenanceReport | None:
+        oldest = oldest_of(ServerIdentity(11, 2, 5))
         self.output.append((log_id, name, oldest))
         return (
             None
@@ -68,6 +71,10 @@ def row(name: str, decider: list[Any] | None = None, age: int = FIRST) -> dict[s
     }
 
 
+def page(*rows: dict[str, Any], following: int | None = None) -> dict[str, Any]:
+    return {"transactions": list(rows), "next": following}
+
+
 def handed_over(row: OutboxRow) -> None:
     """Refuse rows with contents."""
     if row.content:
@@ -77,8 +84,8 @@ def handed_over(row: OutboxRow) -> None:
 def rounds(client: ScriptedClient, **databases: StubDatabase) -> ResolverRounds:
     """Rounds that have just maintained the token tables."""
     made = ResolverRounds(client, BROKER, databases, FIRST, structlog.get_logger(), handed_over)  # type: ignore[arg-type]  # alike
-    client.replies.insert(0, {"transactions": []})
-    client.replies.insert(0, {"oldest": None})
+    client.replies.insert(0, page())
+    client.replies.insert(0, {"databases": []})
     made.run_round(NOW)
     client.calls.clear()
     return made
@@ -90,19 +97,20 @@ def answers(client: ScriptedClient) -> list[tuple[str, str]]:
 
 
 def test_answers_of_the_databases_are_sent_to_the_broker() -> None:
-    listed = [
-        row("a"),
-        row("b"),
-        row("c"),
-        row("young", age=FIRST - 1),
-        row("mine", ["checker", "billing"]),
-    ]
     client = ScriptedClient(
-        [{"transactions": listed}, {"state": "PUBLISHED"}, {"state": "ROLLED_BACK"}]
+        [
+            page(row("a"), following=7),
+            {"state": "PUBLISHED"},
+            page(following=9),
+            page(row("b"), row("c"), row("young", age=FIRST - 1)),
+            {"state": "ROLLED_BACK"},
+        ]
     )
     one, other = StubDatabase(a=COMMIT), StubDatabase(b=ROLLBACK)
     rounds(client, one=one, other=other).run_round(NOW)
-    assert client.calls[0] == ("tx.list", {"state": "undecided", "limit": 10_000})
+    assert [args for call, args in client.calls if call == "tx.pending"] == [
+        {"after": after, "limit": PAGE} for after in (0, 7, 9)
+    ]
     assert answers(client) == [("a", "COMMIT"), ("b", "ROLLBACK")]
     assert [name_of(check) for check in one.asked] == ["a", "b", "c"]
     assert [name_of(check) for check in other.asked] == ["b", "c"]
@@ -112,15 +120,13 @@ def test_answers_of_the_databases_are_sent_to_the_broker() -> None:
 
 
 def test_databases_are_not_asked_without_undecided_transactions() -> None:
-    client, database = ScriptedClient([{"transactions": [row("young", age=0)]}]), StubDatabase()
+    client, database = ScriptedClient([page(row("young", age=0))]), StubDatabase()
     rounds(client, one=database).run_round(NOW)
     assert database.asked == []
 
 
 def test_a_round_without_a_broker_is_repeated() -> None:
-    client = ScriptedClient(
-        [BrokerUnavailable("away"), {"transactions": [row("a")]}, {"state": "PUBLISHED"}]
-    )
+    client = ScriptedClient([BrokerUnavailable("away"), page(row("a")), {"state": "PUBLISHED"}])
     resolver = rounds(client, one=StubDatabase(a=COMMIT))
     with capture_logs() as logs:
         resolver.run_round(NOW)
@@ -130,9 +136,7 @@ def test_a_round_without_a_broker_is_repeated() -> None:
 
 
 def test_a_refused_answer_does_not_stop_the_others() -> None:
-    client = ScriptedClient(
-        [{"transactions": [row("a"), row("b")]}, Conflict("decided"), {"state": "PUBLISHED"}]
-    )
+    client = ScriptedClient([page(row("a"), row("b")), Conflict("decided"), {"state": "PUBLISHED"}])
     with capture_logs() as logs:
         rounds(client, one=StubDatabase(a=COMMIT, b=COMMIT)).run_round(NOW)
     assert answers(client) == [("a", "COMMIT"), ("b", "COMMIT")]
@@ -145,9 +149,7 @@ def test_another_log_at_the_broker_s_address_ends_it() -> None:
 
 
 def test_a_trouble_is_logged_once() -> None:
-    client = ScriptedClient(
-        [{"transactions": listed} for listed in ([row("a")], [row("a")], [], [row("a")])]
-    )
+    client = ScriptedClient([page(*listed) for listed in ([row("a")], [row("a")], [], [row("a")])])
     resolver = rounds(client, one=StubDatabase())
     with capture_logs() as logs:
         for _ in range(4):
@@ -157,7 +159,8 @@ def test_a_trouble_is_logged_once() -> None:
 
 def test_the_broker_is_reported_to_every_database_each_hour() -> None:
     oldest = UUID(int=9)
-    client = ScriptedClient([{"transactions": []}, {"oldest": oldest.hex}, {"transactions": []}])
+    databases = [[11, 5, oldest.hex], [11, 6, UUID(int=8).hex]]
+    client = ScriptedClient([page(), {"databases": databases}, page()])
     one, other = StubDatabase(), StubDatabase()
     resolver = rounds(client, one=one, other=other)
     other.trouble = "no such database"
@@ -173,7 +176,7 @@ def test_the_broker_is_reported_to_every_database_each_hour() -> None:
 
 def test_outbox_rows_are_published_in_order_up_to_a_refused_one() -> None:
     database = StubDatabase()
-    resolver = rounds(ScriptedClient([{"transactions": []}]), one=database)
+    resolver = rounds(ScriptedClient([page()]), one=database)
     contents = (b"", b"", b"", b"unknown", b"")
     database.waiting = [
         OutboxRow(n, UUID(int=n), "", content) for n, content in enumerate(contents)

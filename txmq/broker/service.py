@@ -168,7 +168,7 @@ class BrokerService:
         self._assembly.add_timer(OUTBOX_S, self._resolvers.fetch_outboxes)
 
     def _maintain_tokens(self) -> None:
-        self._resolvers.upkeep(indexes.oldest_undecided(self._engine.state))
+        self._resolvers.upkeep(indexes.oldest_by_database(self._engine.state))
 
     def _probe(self) -> None:
         if self._resolvers.upkeep_owed:

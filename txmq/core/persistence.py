@@ -101,8 +101,7 @@ def load(tables: t.Tables) -> State:
         tp = TopicPartition._make(t.PARTITION_KEY.unpack(key))
         state.barriers[tp] = VisibilityBarrier._make(row)
     state.backlog = sum(1 for _ in _rows(tables, t.BACKLOG))
-    for token in indexes.undecided_tokens(state):
-        indexes.count_undecided(state, token)
+    indexes.count_all_undecided(state)
     for key, _row in _rows(tables, t.LISTED):
         state.listed[key[0]] += 1
     state.groups.load(tables)

@@ -31,6 +31,13 @@ class _Postgres(NamedTuple):
     xid: int | None
 
 
+class DatabaseId(NamedTuple):
+    """A PostgreSQL database, whichever server of its cluster is the primary."""
+
+    system_id: int
+    database_oid: int
+
+
 class ByPostgres(KindTuple, _Postgres):
     """Decided by the token's row in a PostgreSQL database.
 
@@ -38,6 +45,11 @@ class ByPostgres(KindTuple, _Postgres):
     """
 
     __slots__ = ()
+
+    @property
+    def database(self) -> DatabaseId:
+        """The database that has the token's row."""
+        return DatabaseId(self.system_id, self.database_oid)
 
     def __new__(cls, system_id: int, timeline: int, database_oid: int, xid: int | None) -> Self:
         return super().__new__(cls, "postgres", system_id, timeline, database_oid, xid)

@@ -59,7 +59,7 @@ def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partition
         for oid in (mine.database_oid, mine.database_oid + 1)
     )
     assert resolving.may_resolve(other)
-    resolving.upkeep(oldest.bytes)
+    resolving.upkeep({decider.database: oldest.bytes, other.database: uuid4().bytes})
     [told] = registered(connection)
     assert (told.log_id, told.name, told.oldest_undecided) == (log_id, "b-1", oldest)
     assert resolving.may_resolve(decider)
@@ -73,7 +73,7 @@ def test_a_database_that_cannot_be_reached_leaves_everything_as_it_is(database: 
     resolving = ResolverService(
         [ResolverSettings(name="r", dsn=gone)], uuid4(), at_once, FrozenWallClock().now
     )
-    resolving.upkeep(uuid4().bytes)
+    resolving.upkeep({})
     assert resolving.may_resolve(ByPostgres(1, 1, 1, None))
 
 
@@ -87,7 +87,7 @@ def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_b
     )
     assert resolving.status() == [("r", 0, 0, "", 0, "", 0, "")]
     postgres.execute(f"ALTER DATABASE {name} RENAME TO {name}_away")
-    resolving.upkeep(None)
+    resolving.upkeep({})
     clock.time += PROBE_US
     resolving.probe()
     [away] = resolving.status()
@@ -97,7 +97,7 @@ def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_b
     postgres.execute(f"ALTER DATABASE {name}_away RENAME TO {name}")
 
     def kept_up() -> bool:
-        resolving.upkeep(None)
+        resolving.upkeep({})
         return not resolving.upkeep_owed
 
     wait_until(kept_up, what="an upkeep that succeeds")

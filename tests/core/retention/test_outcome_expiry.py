@@ -15,12 +15,12 @@ from txmq.core.transactions.instances import RegisterInstance, check_incarnation
 from txmq.core.transactions.model import OUTCOME_RETENTION, get
 from txmq.errors import ProducerFenced, UnknownTransaction
 from txmq.model.bundle import BundleState
-from txmq.model.decider import ByHome, ByJob, ByPostgres, Decider
+from txmq.model.decider import ByChecker, ByHome, ByJob, ByPostgres, Decider
 from txmq.model.message import Decision
 from txmq.model.units import DAY, SECOND
-from txmq.store.tables import CONFLICTS, INSTANCES, JOBS, LISTED
+from txmq.store.tables import CONFLICTS, INSTANCES, JOBS, LISTED, UNDECIDED
 
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES, OTHER_DATABASE = ByPostgres(1, 1, 5, 7), ByPostgres(1, 1, 6, None)
 COMMIT, ROLLBACK = Decision.COMMIT, Decision.ROLLBACK
 
 
@@ -89,8 +89,56 @@ def test_the_oldest_undecided_token_is_found_without_scanning_all(
     assert indexes.oldest_undecided(core.state) == after
 
 
+def test_only_the_transactions_of_a_database_keep_its_token_rows(core: Driver) -> None:
+    half(core, 1, ByChecker("billing"))
+    core.now += 1_000 * SECOND
+    mine, other = half(core, 2), half(core, 3, OTHER_DATABASE)
+    for state in (core.state, core.replayed()):
+        assert indexes.oldest_by_database(state) == {
+            POSTGRES.database: mine,
+            OTHER_DATABASE.database: other,
+        }
+    core.do(decisions.DecideTransaction(mine, COMMIT, "producer"))
+    assert indexes.oldest_by_database(core.state) == {OTHER_DATABASE.database: other}
+
+
+def test_what_databases_are_to_decide_is_listed_page_by_page(core: Driver) -> None:
+    mine = list[bytes]()
+    for number in range(1, 10):
+        of_mine = number % 3 == 0
+        name = half(core, number, POSTGRES if of_mine else ByChecker("billing"))
+        mine += [name] * of_mine
+    found, pages = list[bytes](), 0
+    after: int | None = 0
+    while after is not None:
+        page, after = indexes.undecided_by_databases(core.state, after, 2)
+        found, pages = found + page, pages + 1
+    assert (found, pages) == (mine, 5)
+    for name in mine:
+        core.do(decisions.DecideTransaction(name, COMMIT, "producer"))
+    assert indexes.undecided_by_databases(core.state, 0, 2) == ([], None)
+
+
+def test_rows_of_an_earlier_version_do_not_name_the_database(core: Driver) -> None:
+    names = [half(core, 1, ByChecker("billing")), half(core, 2), half(core, 3, OTHER_DATABASE)]
+    machine.save(core.state)
+    table = core.state.tables[UNDECIDED]
+    for key, row in list(table.range(b"")):
+        table.put(key, row[:1])
+    state = machine.load(core.state.tables)
+    assert state.undecided_spans == core.state.undecided_spans
+    assert list(indexes.undecided_tokens(state)) == names
+    assert indexes.undecided_by_databases(state, 0, 10) == (names[1:], None)
+
+
 def test_undecided_spans_are_counted_again_at_the_start(core: Driver) -> None:
-    names = [half(core, number) for number in range(3)]
+    deciders: tuple[Decider, ...] = (
+        POSTGRES,
+        ByChecker("billing"),
+        OTHER_DATABASE,
+        POSTGRES,
+    )
+    names = [half(core, number, decider) for number, decider in enumerate(deciders)]
     core.do(decisions.DecideTransaction(names[0], COMMIT, "producer"))
     machine.save(core.state)
     state = machine.load(core.state.tables)

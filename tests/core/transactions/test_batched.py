@@ -90,7 +90,7 @@ def test_batched_bundles_are_one_record_and_hold_their_keys_in_their_order(
     receipts = store(core, bundle(core, 1, "a", "b"), bundle(core, 2, "a"), bundle(core, 3, "c"))
     assert receipts == [BundleReceipt(BundleState.UNDECIDED, 0)] * 3
     assert kinds(core) == [GroupsStored]
-    assert [row for _key, (row,) in core.state.tables[UNDECIDED].range(b"")] == [
+    assert [row for _key, (row, *_database) in core.state.tables[UNDECIDED].range(b"")] == [
         token(core, n) for n in (1, 2, 3)
     ]
     assert decide(core, (2, C)) == [DecideReceipt(BundleState.COMMITTED, repeated=False)]

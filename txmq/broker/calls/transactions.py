@@ -45,6 +45,7 @@ class TransactionCalls:
         self._engine, self._checks, self._fetches = engine, checks, fetches
         self.handlers: dict[str, Handler] = {
             "tx.list": self.list_transactions,
+            "tx.pending": self.list_pending,
             "tx.show": self.show,
             "tx.decide": self.decide,
             "tx.check": self.check,
@@ -60,6 +61,14 @@ class TransactionCalls:
         self._engine.answer_when_durable(
             call.answer, {"transactions": list(islice(self._entries(args.state), args.limit))}
         )
+
+    def list_pending(self, call: CallContext, args: calls.TxPending) -> None:
+        """List a page of what databases are to decide. It scans `limit` undecided
+        transactions, so it may be empty and not the last.
+        """
+        tokens, end = indexes.undecided_by_databases(self._engine.state, args.after, args.limit)
+        found = [self._entry(token, self._get(token)) for token in tokens]
+        self._engine.answer_when_durable(call.answer, {"transactions": found, "next": end})
 
     def _entries(self, state: str) -> Iterator[dict[str, Any]]:
         if state == "conflicts":
@@ -112,10 +121,16 @@ class TransactionCalls:
     def oldest(self, call: CallContext, args: NoArgs) -> None:
         del args
         state, token = self._engine.state, indexes.oldest_undecided(self._engine.state)
-        view = {"log_id": str(self._engine.store.log_id), "undecided": state.undecided}
-        self._engine.answer_when_durable(
-            call.answer, view | {"oldest": None if token is None else token.hex()}
-        )
+        view = {
+            "log_id": str(self._engine.store.log_id),
+            "undecided": state.undecided,
+            "oldest": None if token is None else token.hex(),
+            "databases": [
+                [*database, oldest.hex()]
+                for database, oldest in indexes.oldest_by_database(state).items()
+            ],
+        }
+        self._engine.answer_when_durable(call.answer, view)
 
     def show_watermark(self, call: CallContext, args: topics.TopicName) -> None:
         place, at, token = watermarks.get(self._engine.state, args.name)

@@ -287,8 +287,8 @@ class CheckBackService:
     def _submit(
         self, token: bytes, command: object, deliver: Callable[[Any], None] | None = None
     ) -> None:
-        """Submit what a check came to. Where it is refused, the check is made again: the
-        row of a transaction that stays undecided is still due.
+        """Submit the result of a check. Where it is refused, the check is made again:
+        the row of a transaction that stays undecided is still due.
         """
 
         def replied(reply: object) -> None:

@@ -40,7 +40,7 @@ class InDoubtService:
         state, latest = self._engine.state, self._engine.now() - self._limit_us
         start = self._visited_to + b"\0" if self._visited_to else b""
         rows: Any = state.tables[t.UNDECIDED].range(start)
-        for key, (token,) in list(islice(rows, TRANSACTIONS_PER_TICK)):
+        for key, (token, *_database) in list(islice(rows, TRANSACTIONS_PER_TICK)):
             row = get(state, token)
             assert row is not None, "the table holds stored transactions only"
             if row.stored_at > latest:

@@ -10,14 +10,14 @@ from uuid import UUID
 import structlog
 
 from txmq.crashpoints import crashpoint
-from txmq.model.decider import ByPostgres
+from txmq.model.decider import ByPostgres, DatabaseId
 from txmq.model.message import Decision
 from txmq.model.units import SECOND
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.python.failure import Failure
@@ -101,12 +101,12 @@ class ResolverService:
         """
         return any(database.may_resolve(decider) for database in self._databases)
 
-    def upkeep(self, oldest: bytes | None) -> None:
-        """Timer: register this broker and maintain the token tables. `oldest` is the
-        oldest undecided token, None = there is none.
+    def upkeep(self, oldest: Mapping[DatabaseId, bytes]) -> None:
+        """Timer: register this broker and maintain the token tables. `oldest` has the
+        oldest undecided token of each database; other deciders need no token rows.
         """
         for database in self._databases:
-            database.upkeep(None if oldest is None else UUID(bytes=oldest))
+            database.upkeep(oldest)
 
     @property
     def upkeep_owed(self) -> bool:
@@ -193,7 +193,7 @@ class _DatabaseResolver:
         self._resolver = TokenResolver(settings.dsn, policy=policy)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
         self._busy = False
-        self._due_upkeep: tuple[UUID, str, UUID | None] | None = None
+        self._due_upkeep: tuple[UUID, str, Callable[[ServerIdentity], UUID | None]] | None = None
         self.upkeep_owed = self._probing = False
         self._seen_at = self._failing_since = self._cleanup_failing_since = 0
         self._outbox_stuck_since = 0
@@ -217,8 +217,12 @@ class _DatabaseResolver:
         self._pending[check] = (token, answered)
         self._next_call()
 
-    def upkeep(self, oldest: UUID | None) -> None:
-        self._due_upkeep = (self._log_id, self._broker, oldest)
+    def upkeep(self, oldest: Mapping[DatabaseId, bytes]) -> None:
+        def oldest_of(found: ServerIdentity) -> UUID | None:
+            token = oldest.get(DatabaseId(found.system_id, found.database_oid))
+            return None if token is None else UUID(bytes=token)
+
+        self._due_upkeep = (self._log_id, self._broker, oldest_of)
         self._next_call()
 
     def probe(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -28,10 +28,11 @@ from txmq.model.units import HOUR, SECOND
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from txmq.tx.postgres.identity import ServerIdentity
     from txmq.tx.postgres.outbox import OutboxRow
     from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
 
-MAX_TRANSACTIONS = 10_000  # in one round, the oldest first
+PAGE = 5_000  # undecided transactions that one call looks through
 MAINTENANCE_US = HOUR  # the interval of the broker's own resolver
 
 Config = Annotated[
@@ -120,22 +121,35 @@ class ResolverRounds:
             if now >= self._maintenance_at:
                 self._maintain_tokens()
                 self._maintenance_at = now + MAINTENANCE_US
-            reply = self._client.call("tx.list", state="undecided", limit=MAX_TRANSACTIONS)
             self._publish_outboxes()
-            self._decide([row for row in reply["transactions"] if self._is_due(row, now)])
+            for page in self._pages():
+                self._decide([row for row in page if row["stored_at"] + self._first_us <= now])
         except TxmqError as error:
             if not error.retriable:
                 raise
             self._log.warning("resolver.interrupted", error=str(error))
 
-    def _is_due(self, row: dict[str, Any], now: int) -> bool:
-        old_enough: bool = row["stored_at"] + self._first_us <= now
-        return old_enough and row["decider"][0] == "postgres"
+    def _pages(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield what databases are to decide, the oldest first; others stand between
+        them.
+        """
+        after: int | None = 0
+        while after is not None:
+            reply = self._client.call("tx.pending", after=after, limit=PAGE)
+            yield reply["transactions"]
+            after = reply["next"]
 
     def _maintain_tokens(self) -> None:
-        oldest = self._client.call("tx.oldest")["oldest"]
+        tokens = {
+            (system_id, database_oid): UUID(token)
+            for system_id, database_oid, token in self._client.call("tx.oldest")["databases"]
+        }
+
+        def oldest(found: ServerIdentity) -> UUID | None:
+            return tokens.get((found.system_id, found.database_oid))
+
         for name, database in self._databases.items():
-            report = database.maintain(*self._broker, None if oldest is None else UUID(oldest))
+            report = database.maintain(*self._broker, oldest)
             if report is None:
                 self._log.warning("resolver.no_upkeep", resolver=name, reason=database.trouble)
             elif any(report):

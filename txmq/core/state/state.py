@@ -18,6 +18,7 @@ from txmq.core.state.group_registry import GroupRegistry
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
+    from txmq.model.decider import DatabaseId
     from txmq.model.topic_partition import TopicPartition
 
 MAX_RECEIPTS = 256  # sends that a client may have in flight on one connection
@@ -120,8 +121,9 @@ class State:
         self.barriers: dict[TopicPartition, VisibilityBarrier] = {}
         self.backlog = 0  # number of rows of table `backlog`
         self.undecided = 0
-        # number of undecided tokens by their first bytes (`core/transactions`)
-        self.undecided_spans: SortedDict[bytes, int] = SortedDict()
+        # number of undecided tokens by their first bytes, by the database that decides
+        # them, None = any other decider (`core/transactions`)
+        self.undecided_spans: dict[DatabaseId | None, SortedDict[bytes, int]] = {}
         self.delayed_count = 0  # rows of table `delayed`
         self.listed: Counter[int] = Counter()  # rows of table `listed`, by kind
         # token up to which the expiry of outcomes has scanned the transactions

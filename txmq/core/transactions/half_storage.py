@@ -340,7 +340,7 @@ def _add_first(
     if row.state is BundleState.OPEN:
         indexes.add_to_list(state, ListKind.OPEN, token)
     if row.state not in DECIDED:
-        indexes.add_undecided(state, token, row.ticket, row.check_at)
+        indexes.add_undecided(state, token, row.ticket, row.check_at, decider)
     return row
 
 

@@ -12,21 +12,27 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from sortedcontainers import SortedDict
+
 from txmq.model.bundle import DECIDED, BundleState
-from txmq.model.decider import BY_XA_MANAGER
+from txmq.model.decider import BY_XA_MANAGER, ByPostgres, DatabaseId, read_decider
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from txmq.core.state.state import State
     from txmq.core.transactions.model import Transaction
+    from txmq.model.decider import Decider
 
 SPAN_BYTES: Final = 4  # of a token: 65 s
 MAX_ROWS_SCANNED: Final = 1_000  # rows of one span that one search may touch
+NO_DATABASE: Final = (0, 0)  # in rows of table `undecided`: no database decides it
+DECIDER: Final = 2  # index of the decider in a row of table `transactions`
 
 
 class ListKind(IntEnum):
@@ -39,19 +45,35 @@ class ListKind(IntEnum):
     LATE = 5  # ended after outcome expiry had passed its token
 
 
-def add_undecided(state: State, token: bytes, ticket: int, check_at: int) -> None:
+def add_undecided(state: State, token: bytes, ticket: int, check_at: int, decider: Decider) -> None:
     """Apply: the first part of a bundle is stored, and nothing is decided."""
-    state.tables[t.UNDECIDED].put(t.TICKET_KEY.pack(ticket), (token,))
-    count_undecided(state, token)
+    database = _database_of(decider)
+    state.tables[t.UNDECIDED].put(t.TICKET_KEY.pack(ticket), (token, *(database or NO_DATABASE)))
+    _count_undecided(state, token, database)
     if check_at:
         state.tables[t.DUE].put(t.DUE_KEY.pack(check_at, t.DUE_CHECK, ticket), (token,))
 
 
-def count_undecided(state: State, token: bytes) -> None:
-    """Count a row of table `undecided`."""
-    span = token[:SPAN_BYTES]
+def _database_of(decider: Decider) -> DatabaseId | None:
+    return decider.database if isinstance(decider, ByPostgres) else None
+
+
+def count_all_undecided(state: State) -> None:
+    """Count the rows of table `undecided` at the start."""
+    rows: Any = state.tables[t.UNDECIDED].range(b"")
+    for _key, (token, *database) in rows:
+        if database:
+            found = None if tuple(database) == NO_DATABASE else DatabaseId(*database)
+        else:  # a row of an earlier version, which does not name the database
+            row: Any = state.transactions.get(token)
+            found = _database_of(read_decider(row[DECIDER]))
+        _count_undecided(state, token, found)
+
+
+def _count_undecided(state: State, token: bytes, database: DatabaseId | None) -> None:
+    span, spans = token[:SPAN_BYTES], state.undecided_spans.setdefault(database, SortedDict())
     state.undecided += 1
-    state.undecided_spans[span] = state.undecided_spans.get(span, 0) + 1
+    spans[span] = spans.get(span, 0) + 1
 
 
 def add_prepared(state: State, token: bytes) -> None:
@@ -79,11 +101,14 @@ def remove_undecided(state: State, token: bytes, row: Transaction) -> None:
     if row.in_doubt:
         remove_from_list(state, ListKind.IN_DOUBT, token)
     state.tables[t.UNDECIDED].delete(t.TICKET_KEY.pack(row.ticket))
-    span = token[:SPAN_BYTES]
+    database, span = _database_of(row.decider), token[:SPAN_BYTES]
+    spans = state.undecided_spans[database]
     state.undecided -= 1
-    state.undecided_spans[span] -= 1
-    if not state.undecided_spans[span]:
-        del state.undecided_spans[span]
+    spans[span] -= 1
+    if not spans[span]:
+        del spans[span]
+    if not spans:
+        del state.undecided_spans[database]
     if isinstance(row.decider, BY_XA_MANAGER) and not state.tables[t.XA].get(token):
         state.tables[t.XA].delete(token)
     if row.check_at:
@@ -93,24 +118,65 @@ def remove_undecided(state: State, token: bytes, row: Transaction) -> None:
 def undecided_tokens(state: State) -> Iterator[bytes]:
     """Yield the tokens of undecided transactions in the order of their tickets."""
     rows: Any = state.tables[t.UNDECIDED].range(b"")
-    for _key, (token,) in rows:
+    for _key, (token, *_database) in rows:
         yield token
 
 
+def undecided_by_databases(state: State, after: int, most: int) -> tuple[list[bytes], int | None]:
+    """Return tokens that databases decide, among `most` undecided ones whose tickets
+    are behind `after`, and the last of these tickets. None = there are no more.
+    """
+    if not any(state.undecided_spans.keys() - {None}):
+        return [], None
+    rows: Any = state.tables[t.UNDECIDED].range(t.TICKET_KEY.pack(after + 1))
+    scanned = list(islice(rows, most))
+    found = [
+        token
+        for _key, (token, *database) in scanned
+        if (tuple(database) != NO_DATABASE if database else _is_by_postgres(state, token))
+    ]
+    end = t.TICKET_KEY.unpack(scanned[-1][0])[0] if len(scanned) == most else None
+    return found, end
+
+
+def _is_by_postgres(state: State, token: bytes) -> bool:
+    row: Any = state.transactions.get(token)
+    return isinstance(read_decider(row[DECIDER]), ByPostgres)
+
+
 def oldest_undecided(state: State) -> bytes | None:
-    """Return a token at or before the oldest undecided one; None = all are decided.
+    """Return a token at or before the oldest undecided one; None = all are decided."""
+    firsts = [spans.peekitem(0)[0] for spans in state.undecided_spans.values()]
+    return _first_undecided(state, min(firsts), lambda _row: True) if firsts else None
+
+
+def oldest_by_database(state: State) -> dict[DatabaseId, bytes]:
+    """Return, for each database, a token at or before the oldest one that it is to
+    decide. Databases that have decided all of theirs are left out.
+    """
+    return {
+        database: _first_undecided(state, spans.peekitem(0)[0], partial(_is_decided_by, database))
+        for database, spans in state.undecided_spans.items()
+        if database is not None
+    }
+
+
+def _is_decided_by(database: DatabaseId, row: Any) -> bool:  # noqa: ANN401  # rows are untyped
+    return _database_of(read_decider(row[DECIDER])) == database
+
+
+def _first_undecided(state: State, span: bytes, wanted: Callable[[Any], bool]) -> bytes:
+    """Return a token at or before the first undecided one that is wanted, in `span`.
 
     Databases that keep token rows for undecided transactions ask for it regularly, so
-    it must cost nothing with a million of them. Where very many decided transactions
-    come before the undecided one in its span of time, an older token stands for it.
+    it must cost nothing with a million of them. Where very many others come before the
+    wanted one in its span of time, an older token stands for it.
     """
-    if not state.undecided_spans:
-        return None
-    bound: bytes = state.undecided_spans.peekitem(0)[0].ljust(16, b"\0")
+    bound = span.ljust(16, b"\0")
     rows: Any = state.transactions.range(bound)
     for token, row in islice(rows, MAX_ROWS_SCANNED):
         bound = token
-        if BundleState(row[0]) not in DECIDED:
+        if BundleState(row[0]) not in DECIDED and wanted(row):
             break
     return bound
 

@@ -103,19 +103,21 @@ class TokenResolver:
         return [answers.get(check, unknown) for check in checks]
 
     def maintain(
-        self, log_id: UUID, name: str, oldest_undecided: UUID | None
+        self, log_id: UUID, name: str, oldest_undecided: Callable[[ServerIdentity], UUID | None]
     ) -> MaintenanceReport | None:
         """Report the broker with that log, and make and drop partitions of the token
         table.
 
-        None where the database cannot be asked now, for the reason in `trouble`.
+        `oldest_undecided` returns the oldest token that a database is to decide, None =
+        there is none. The report is None where the database cannot be asked now, for
+        the reason in `trouble`.
         """
         if self._clock() < self._pause_ends:
             return None
         try:
             connection = self._open()
             self.identity = read_server(connection).identity
-            report(connection, log_id, name, oldest_undecided)
+            report(connection, log_id, name, oldest_undecided(self.identity))
             self.has_outbox = True
             done = maintain(connection)
         except DatabaseError as error:

@@ -52,6 +52,7 @@ CALLS: dict[str, type[Args]] = {
     "tx.show": transactions.TxShow,
     "tx.decide": transactions.TxDecide,
     "tx.check": transactions.TxCheck,
+    "tx.pending": transactions.TxPending,
     "tx.oldest": NoArgs,
     "mark.show": topics.TopicName,
     "producer.register": xa.ProducerRegister,

@@ -16,6 +16,13 @@ class TxList(Args):
     limit: Limit = 100
 
 
+class TxPending(Args):
+    """A page of the undecided transactions that databases decide, by ticket."""
+
+    after: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    limit: Limit = 1_000
+
+
 class TokenArgs(Args):
     """One transaction or job."""
 
