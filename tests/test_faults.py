@@ -287,6 +287,17 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_only_the_transactions_of_a_database_keep_its_token_rows",
         "test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions",
     ),
+    # misuse of a connection, a handler or a process
+    108: (
+        "test_a_handler_that_a_call_would_not_run_is_refused_at_once",
+        "test_a_message_whose_handler_returns_work_to_be_done_is_no_success",
+        "test_work_left_in_a_handlers_result_rolls_its_transaction_back",
+        "test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message",
+    ),
+    117: (
+        "test_a_cancelled_run_ends_when_its_handlers_have_ended",
+        "test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

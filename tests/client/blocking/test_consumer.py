@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.client.real_consumers import WAIT_S, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
-from txmq.errors import GroupMismatch, NotLeased
+from txmq.errors import GroupMismatch, LocalProtocolError, NotLeased
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import wait_until
@@ -328,3 +329,42 @@ def test_an_ack_in_a_transaction_takes_effect_with_it(
     assert [message.body for message in receive(joined(fresh("g"), other), 1)] == [b"made of it"]
     consumer.ack(second, wait=True)
     assert floors(client, group) == 2
+
+
+async def _coroutine(*_arguments: object) -> None: ...
+
+
+def _generator(*_arguments: object) -> Iterator[None]:
+    yield
+
+
+def _returning(function: Callable[..., object]) -> Callable[..., object]:
+    """Return an ordinary function with the results of `function`."""
+
+    def handle(*arguments: object) -> object:
+        return function(*arguments)
+
+    return handle
+
+
+@pytest.mark.parametrize("handler", [_coroutine, _generator])
+@pytest.mark.parametrize("inbox", [None, lambda: pytest.fail("no connection is needed")])
+def test_a_handler_that_a_call_would_not_run_is_refused_at_once(
+    client: Client, joined: Callable[..., Consumer], handler: Any, inbox: Any
+) -> None:
+    with pytest.raises(LocalProtocolError, match="a call runs nothing of it"):
+        joined(fresh("g"), fresh("t")).run(handler, inbox=inbox)
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("handler", [_coroutine, _generator])
+def test_a_message_whose_handler_returns_work_to_be_done_is_no_success(
+    client: Client, joined: Callable[..., Consumer], handler: Any, batch: int | None
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.send_many(topic, [b"1", b"2"])
+    consumer = joined(group, topic, retry=RetryPolicy.table(0, attempts=0))
+    consumer.run(_returning(handler), batch=batch, idle_exit=0.6)
+    letters = client.call("dlq.list", group=group)["letters"]
+    assert {letter["error_type"] for letter in letters} == {"txmq.errors.base.LocalProtocolError"}
+    assert (len(letters), consumer.stats.acked) == (2, 0)

@@ -417,3 +417,19 @@ def test_upkeep_that_cannot_reach_the_database_does_not_stop_the_work(
         )
         keeper.start()
         keeper.stop()
+
+
+def test_work_left_in_a_handlers_result_rolls_its_transaction_back(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    send(client, topic, 2)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> Iterator[None]:
+        take_effect(message, connection)
+        return (None for _ in ())
+
+    with client.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=0)) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+    assert effects(connect) == []
+    assert len(client.call("dlq.list", group=group)["letters"]) == 2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
+from twisted.logger import globalLogPublisher
 
 import txmq.twisted
 from tests.client.reactor_thread import WAIT_S, InReactor
@@ -18,11 +20,13 @@ from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
     GroupMismatch,
+    LocalProtocolError,
     MessageTooLarge,
     NotLeased,
     UnknownGroup,
 )
 from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
 from txmq.twisted import Client, Consumer
 
 
@@ -326,3 +330,114 @@ def test_a_restarted_broker_is_survived_by_sends_and_consumers(
         in_reactor(after)
     finally:
         broker.stop()
+
+
+async def _runs_until_cancelled(consumer: Consumer, handler: Any, begun: Deferred[None]) -> None:
+    run = consumer.run(handler)
+    await begun
+    run.cancel()
+    with pytest.raises(CancelledError):
+        await run
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "ordered"])
+def test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again(
+    client: Client, in_reactor: InReactor, mode: Any
+) -> None:
+    topic, seen = fresh("t"), list[tuple[bytes, int]]()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append((message.body, message.attempt))
+
+    async def story() -> None:
+        await client.send_batch(topic, [Message(b"%d" % number, "k") for number in range(3)])
+        consumer = await client.consumer(fresh("g"), [topic], mode=mode)
+        begun: Deferred[None] = Deferred()
+
+        def hang(_message: ReceivedMessage) -> Deferred[None]:
+            begun.callback(None)
+            return Deferred()
+
+        await _runs_until_cancelled(consumer, hang, begun)
+        await consumer.run(handle, idle_exit=1.5)
+        assert consumer.stats.nacked == 0
+
+    in_reactor(story)
+    assert sorted(seen) == [(b"0", 1), (b"1", 1), (b"2", 1)]
+    assert mode == "concurrent" or seen == sorted(seen), "the order of the key"
+
+
+def test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message(
+    client: Client, in_reactor: InReactor
+) -> None:
+    def generate(_message: ReceivedMessage) -> Iterator[None]:
+        yield
+
+    def indirectly(message: ReceivedMessage) -> object:
+        return generate(message)
+
+    async def story() -> None:
+        topic = fresh("t")
+        await client.send(topic, b"x")
+        policy = RetryPolicy.table(0, attempts=0)
+        consumer = await client.consumer(fresh("g"), [topic], retry=policy)
+        with pytest.raises(LocalProtocolError, match="generate is a generator"):
+            await consumer.run(generate)
+        await consumer.run(indirectly, idle_exit=0.5)
+        assert (consumer.stats.nacked, consumer.stats.acked) == (1, 0)
+
+    in_reactor(story)
+
+
+class _EndsAtHello(Protocol):
+    transport: Any  # Twisted's, without types
+
+    def dataReceived(self, data: bytes) -> None:
+        del data
+        self.transport.loseConnection()
+
+
+class _HangsUp(Factory[Protocol]):
+    """A server that ends each connection before it has answered; `third` fires with the
+    third one.
+    """
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.third: Deferred[None] = Deferred()
+
+    def buildProtocol(self, addr: object) -> Protocol:
+        del addr
+        self.connections += 1
+        if self.connections == 3:
+            self.third.callback(None)
+        return _EndsAtHello()
+
+
+def test_connections_lost_before_the_welcome_are_tried_again_without_a_traceback(
+    reactor: Any, in_reactor: InReactor
+) -> None:
+    tracebacks: list[str] = []
+
+    def observe(event: dict[str, Any]) -> None:
+        if "log_failure" in event:
+            tracebacks.append(event["log_failure"].getTraceback())
+
+    factory = _HangsUp()
+
+    async def story() -> None:
+        port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+        url = f"txmq://127.0.0.1:{port.getHost().port}"
+        client = txmq.twisted.connect(reactor, url, service="tests", timeout=0.5)
+        with pytest.raises(BrokerUnavailable, match=r"no broker answered within 0\.\d+ s"):
+            await client.send("t", b"x")
+        await factory.third
+        await client.close()
+        await port.stopListening()
+
+    globalLogPublisher.addObserver(cast("Any", observe))
+    try:
+        in_reactor(story)
+    finally:
+        globalLogPublisher.removeObserver(cast("Any", observe))
+    assert tracebacks == []

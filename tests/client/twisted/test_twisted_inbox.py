@@ -10,8 +10,9 @@ from typing import Any
 
 import psycopg2
 import pytest
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.threads import blockingCallFromThread, deferToThreadPool
+from twisted.python.failure import Failure
 
 import txmq
 import txmq.twisted
@@ -196,6 +197,34 @@ def test_a_fatal_error_and_cancellation_end_the_run(
     in_reactor(story)
 
 
+def test_a_cancelled_run_ends_when_its_handlers_have_ended(
+    reactor: Any, client: Client, connect: Callable[[], Connection], in_reactor: InReactor
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        take_effect(message, connection)
+
+    async def story() -> None:
+        consumer = await consumer_of(client, fresh("g"))
+        ends: list[Failure] = []
+        run = consumer.run(handle, inbox=connect).addErrback(ends.append)
+        pool = reactor.getThreadPool()
+        await deferToThreadPool(reactor, pool, begun.wait, WAIT_S)
+        run.cancel()
+        run.cancel()
+        await deferToThreadPool(reactor, pool, str)  # the reactor goes on meanwhile
+        assert not ends, "the handler works"
+        go_on.set()
+        await run
+        assert [end.type for end in ends] == [CancelledError]
+        assert (len(effects(connect)), consumer.stats.acked) == (1, 1)
+
+    in_reactor(story)
+
+
 @pytest.mark.parametrize("options", [{"workers": 0}, {"batch": 0}, {"batch_wait": 1.0}])
 def test_invalid_options_are_refused_with_a_hint(
     client: Client, in_reactor: InReactor, options: dict[str, Any]
@@ -220,7 +249,7 @@ def test_coroutines_are_refused_at_once_or_when_a_handler_returns_one(
 
     async def story() -> list[dict[str, Any]]:
         consumer = await consumer_of(client, fresh("g"), retry=RetryPolicy.table(0, attempts=0))
-        with pytest.raises(LocalProtocolError, match="no coroutine"):
+        with pytest.raises(LocalProtocolError, match="handle is a coroutine"):
             await consumer.run(handle, inbox=connect)
         await consumer.run(
             indirectly,

@@ -165,7 +165,7 @@ class Client(BlockingProducer, BlockingMessageCalls):
         deadline = time.monotonic() + patience
         self._core.decision_pipeline.flush(patience)
         if not self._core.sender.flush(max(0.0, deadline - time.monotonic())):
-            raise RequestTimeout(f"not everything had its receipt within {patience} s")
+            raise RequestTimeout(f"not everything had its receipt within {patience:.3g} s")
 
     def consumer(
         self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]

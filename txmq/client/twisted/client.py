@@ -135,7 +135,7 @@ class Client(TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
     async def _flush(self, patience: float) -> None:
         self._core.connection()
         if not await self._core.flush(patience):
-            raise RequestTimeout(f"not everything had its receipt within {patience} s")
+            raise RequestTimeout(f"not everything had its receipt within {patience:.3g} s")
 
     def log_id(self) -> Deferred[UUID]:
         """Return the identity of the broker's log. Its first use may connect to the

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from twisted.application.internet import ClientService, backoffPolicy
+from twisted.application.internet import backoffPolicy
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.error import ConnectError
@@ -126,6 +127,10 @@ class TwistedConnection(Protocol):
         """End the connection at once."""
         self._tcp.abortConnection()
 
+    def end(self) -> None:
+        """End the connection when everything is written."""
+        self._tcp.loseConnection()
+
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._cancel_hello_timeout()
         self.conversation.close()
@@ -199,6 +204,9 @@ class PersistentConnection:
     with an error that no other attempt can avoid, such as another log.
     """
 
+    # Twisted's ClientService takes a connection that is lost before its preparation
+    # ends for a bug of the machine, and logs a traceback each time.
+
     def __init__(
         self,
         reactor: Reactor,
@@ -209,27 +217,45 @@ class PersistentConnection:
     ) -> None:
         self._reactor, self._attach, self._refused = reactor, attach, refused
         self.error: TxmqError | None = None  # of the last attempt
+        self._endpoint = FirstAddressEndpoint(reactor, addresses)
         # mypy does not know zope's interfaces.
-        endpoint = cast("IStreamClientEndpoint", FirstAddressEndpoint(reactor, addresses))
-        factory = cast("IProtocolFactory", _ConnectionFactory(make))
-        self._service = ClientService(
-            endpoint, factory, RETRY, clock=reactor, prepareConnection=self._prepare
-        )
-        self._service.startService()
+        self._factory = cast("IProtocolFactory", _ConnectionFactory(make))
+        self._link: TwistedConnection | None = None
+        self._waiting: list[Deferred[TwistedConnection]] = []
+        self._stopped = False
+        self._ended = Deferred.fromCoroutine(self._run())
 
-    def _prepare(self, link: TwistedConnection) -> Deferred[TwistedConnection]:
-        def welcomed(link: TwistedConnection) -> TwistedConnection:
+    async def _run(self) -> None:
+        failed = 0
+        while not self._stopped:
+            link = await self._connect()
+            if link is not None:
+                self._link = link
+                while self._waiting:
+                    self._waiting.pop(0).callback(link)
+                await link.lost
+                self._link, failed = None, 0
+            failed += 1
+            if not self._stopped:
+                with suppress(CancelledError):  # stopped
+                    await deferLater(self._reactor, RETRY(failed))
+
+    async def _connect(self) -> TwistedConnection | None:
+        """Return a welcomed connection; None after a failed attempt."""
+        link: TwistedConnection | None = None
+        try:
+            link = cast("TwistedConnection", await self._endpoint.connect(self._factory))
+            await link.welcomed
             self.error = None
             self._attach(link)
-            return link
-
-        def refused(failure: Failure) -> Failure:
-            self.error = error = failure.value if isinstance(failure.value, TxmqError) else None
-            if self._refused is not None and error is not None and is_final(error):
-                self._refused(error)
-            return failure
-
-        return link.welcomed.addCallbacks(welcomed, refused)
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is tried again
+            if link is not None:
+                link.abort()
+            self.error = error if isinstance(error, TxmqError) else None
+            if self._refused is not None and self.error is not None and is_final(self.error):
+                self._refused(self.error)
+            return None
+        return link
 
     async def wait_connected(self, seconds: float) -> TwistedConnection:
         """Return the connection, as soon as there is one.
@@ -238,15 +264,23 @@ class PersistentConnection:
         """
         if self.error is not None and not self.error.retriable:
             raise self.error
-        late = BrokerUnavailable(f"no broker answered within {seconds} s")
-        connection = await with_timeout(self._reactor, self._service.whenConnected(), seconds, late)
-        return cast("TwistedConnection", connection)
+        if self._link is not None:
+            return self._link
+        waiter: Deferred[TwistedConnection] = Deferred(self._waiting.remove)
+        self._waiting.append(waiter)
+        late = BrokerUnavailable(f"no broker answered within {seconds:.3g} s")
+        return await with_timeout(self._reactor, waiter, seconds, late)
 
     async def stop(self) -> None:
         """End the connection, and make no other."""
-        await self._service.stopService()
-        # ClientService cannot be stopped again within the turn in which it stops.
-        await deferLater(self._reactor, 0)
+        self._stopped = True
+        while self._waiting:
+            self._waiting.pop(0).errback(CancelledError())
+        if self._link is not None:
+            self._link.end()
+        elif not self._ended.called:
+            self._ended.cancel()
+        await self._ended
 
 
 def with_timeout(
@@ -275,5 +309,5 @@ def is_final(error: TxmqError) -> bool:
 def request_timeout(seconds: float) -> RequestTimeout:
     """Return the error of a request without a reply."""
     return RequestTimeout(
-        f"no reply within {seconds} s", hint="the request may have been carried out"
+        f"no reply within {seconds:.3g} s", hint="the request may have been carried out"
     )

@@ -24,6 +24,7 @@ class TcpTransport(Protocol):
 
     def writeSequence(self, data: Iterable[bytes]) -> None: ...  # noqa: N802  # Twisted's
     def abortConnection(self) -> None: ...
+    def loseConnection(self) -> None: ...
     def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001  # Twisted's
     def registerProducer(self, producer: object, streaming: bool) -> None: ...  # noqa: FBT001
 

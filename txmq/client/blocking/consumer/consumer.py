@@ -15,7 +15,7 @@ from txmq.client.blocking.consumer.runner import run_plain
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import HandlerOptions
+from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
 from txmq.client.protocol.consumer.operations import Operations
 from txmq.client.protocol.consumer.settings import (
     ConsumerOptions,
@@ -151,7 +151,9 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         the consumer is closed.
 
         `handler(message)`: a message is acked when the handler returns. When it raises,
-        the message is nacked, and retried by the group's policy.
+        the message is nacked, and retried by the group's policy. So it is where the
+        handler returns a coroutine, generator or future, whose work may not be done.
+        Raises LocalProtocolError for a coroutine function or a generator function.
 
         `inbox`, a function that connects to PostgreSQL: then `handler(message,
         connection)` runs in a transaction that also records the message, and its effect
@@ -167,6 +169,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         """
         options = HandlerOptions(threads, batch, batch_wait, idle_exit)
         options.check("threads")
+        require_handler(handler)
         if inbox is None:
             run_plain(self._members, handler, options, stop or Event())
             return

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from txmq.client.blocking.consumer.inbox_upkeep import InboxMember, InboxUpkeep, open_connection
 from txmq.client.blocking.consumer.runner import MessageSource, Runner
 from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.handlers import HandlerOptions, failed_messages
+from txmq.client.protocol.consumer.handlers import (
+    HandlerOptions,
+    failed_messages,
+    require_finished,
+)
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
@@ -301,7 +305,7 @@ class InboxWorker:
 
         argument: Any = messages if self._options.batch is not None else messages[0]
         try:
-            self._handler(argument, connection)
+            require_finished(self._handler(argument, connection))
         except psycopg2.Error as error:
             translated = translate(error, "in a handler")
             if isinstance(translated, DatabaseConflict | DatabaseUnavailable):

@@ -12,7 +12,11 @@ from threading import Event, Thread
 from typing import Any, Protocol
 
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
-from txmq.client.protocol.consumer.handlers import HandlerOptions, failed_messages
+from txmq.client.protocol.consumer.handlers import (
+    HandlerOptions,
+    failed_messages,
+    require_finished,
+)
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.model.message import ReceivedMessage
 
@@ -54,7 +58,7 @@ class PlainWorker:
 
     def __call__(self, messages: Sequence[DeliveredMessage]) -> None:
         try:
-            self._handler(messages if self._batches else messages[0])
+            require_finished(self._handler(messages if self._batches else messages[0]))
         except Exception as error:  # noqa: BLE001  # a handler may raise anything
             self._source.nack_many(failed_messages(messages, error), error=error)
         else:

@@ -308,7 +308,7 @@ class Sender:
             return
         self._checked_at = now
         if self._in_flight.awaits_replies and now - self._caller_io.last_received > self._timeout:
-            raise ConnectionLost(f"the broker has not answered for {self._timeout} s")
+            raise ConnectionLost(f"the broker has not answered for {self._timeout:.3g} s")
         self._expire(now)
 
     def _expire(self, now: float) -> None:

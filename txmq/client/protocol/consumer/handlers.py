@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from inspect import (
+    isasyncgen,
+    isasyncgenfunction,
+    isawaitable,
+    iscoroutine,
+    iscoroutinefunction,
+    isgenerator,
+    isgeneratorfunction,
+)
 from typing import NamedTuple
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.errors import LocalProtocolError
 
+_PLAIN = (
+    "give a function that returns when its work is done;"
+    " coroutines are for the Twisted client's `run` without inbox"
+)
 log = get_logger()
 
 
@@ -34,6 +49,54 @@ class HandlerOptions(NamedTuple):
                 f"batch_wait is {self.batch_wait}, with batch={self.batch}",
                 hint="give the seconds to wait for a full batch: batch=50, batch_wait=0.1",
             )
+
+
+def require_handler(handler: object, *, coroutines: bool = False) -> None:
+    """Require a function whose work is done when it returns, or where `coroutines` are
+    allowed, when the coroutine ends that it returns.
+
+    Raises LocalProtocolError. What only its result shows, `require_finished` finds.
+    """
+    if not callable(handler):
+        raise LocalProtocolError(
+            f"the handler is of type {type(handler).__name__}", hint="give a function of a message"
+        )
+    if _is_kind(handler, isgeneratorfunction) or _is_kind(handler, isasyncgenfunction):
+        raise LocalProtocolError(
+            f"the handler {_name(handler)} is a generator: a call runs nothing of it",
+            hint="remove its yield, or give a function that works through it",
+        )
+    if not coroutines and _is_kind(handler, iscoroutinefunction):
+        raise LocalProtocolError(
+            f"the handler {_name(handler)} is a coroutine: a call runs nothing of it", hint=_PLAIN
+        )
+
+
+def require_finished(answer: object) -> None:
+    """Require of a handler's result that no work is left in it: no coroutine,
+    generator, future or Deferred.
+
+    Raises LocalProtocolError, the failure of the messages. A coroutine or generator is
+    closed, and never runs.
+    """
+    if iscoroutine(answer) or isgenerator(answer):
+        answer.close()
+    elif not isinstance(answer, Future) and not isawaitable(answer) and not isasyncgen(answer):
+        return
+    raise LocalProtocolError(
+        f"the handler returned a {type(answer).__name__}, whose work may not be done", hint=_PLAIN
+    )
+
+
+def _is_kind(handler: Callable[..., object], is_kind: Callable[[object], bool]) -> bool:
+    """Return whether a call of `handler` calls a function of that kind."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return is_kind(handler) or is_kind(getattr(type(handler), "__call__", None))  # noqa: B004
+
+
+def _name(handler: object) -> str:
+    return str(getattr(handler, "__name__", type(handler).__name__))
 
 
 def failed_messages(

@@ -219,5 +219,5 @@ class MemberSet(Generic[M]):
             return None
         why = "; ".join(str(member.trouble) for member in away if member.trouble)
         return failure or BrokerUnavailable(
-            f"no broker let the consumer join within {timeout} s" + (f": {why}" if why else "")
+            f"no broker let the consumer join within {timeout:.3g} s" + (f": {why}" if why else "")
         )

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, succeed
 
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import HandlerOptions
+from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
 from txmq.client.protocol.consumer.operations import Delivered, Operations
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
 from txmq.client.twisted.consumer.group_member import ReactorMember
@@ -116,22 +116,27 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         """Call the handler for each message, so many at a time, until the consumer is
         closed.
 
-        `handler(message)` may return a Deferred or a coroutine. A message is acked when
-        the handler returns. When it raises, the message is nacked, and retried by the
-        group's policy. `batch`: the handler gets lists of up to so many messages
-        instead, and `batch_wait` is the time in seconds for a list to fill.
-        `idle_exit`: seconds without a message after which to end.
+        `handler(message)` may return a Deferred, a coroutine or an asyncio future. A
+        message is acked when the handler is done. When it raises, the message is
+        nacked, and retried by the group's policy. `batch`: the handler gets lists of up
+        to so many messages instead, and `batch_wait` is the time in seconds for a list
+        to fill. `idle_exit`: seconds without a message after which to end.
 
         `inbox`, a function that connects to PostgreSQL: then `handler(message,
         connection)` runs in a transaction that also records the message, as with the
         blocking `Consumer.run`. It runs in a thread, one for each worker, and must not
         be a coroutine. There it calls the consumer through
         `blockingCallFromThread(reactor, consumer.nack, message)`.
+
+        To cancel the Deferred ends the run: handlers in threads finish, others are
+        cancelled and their messages delivered again. It fails with CancelledError when
+        all of them have ended.
         """
         options = HandlerOptions(workers, batch, batch_wait, idle_exit)
 
         async def run() -> None:
             options.check("workers")
+            require_handler(handler, coroutines=inbox is None)
             if inbox is None:
                 await run_on_reactor(self._members, handler, options)
             else:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from inspect import iscoroutine, iscoroutinefunction
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.threads import blockingCallFromThread
-from twisted.python.failure import Failure
 
 from txmq.client.blocking.core import BlockingCore, core_of
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
@@ -26,7 +24,7 @@ from txmq.client.protocol.consumer.handlers import HandlerOptions
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.client.twisted.consumer.group_member import ReactorMember
 from txmq.client.twisted.consumer.members import ReactorMembers
-from txmq.errors import LocalProtocolError
+from txmq.client.twisted.consumer.runner import Run
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
@@ -42,53 +40,24 @@ def run_with_inbox(
     handler: Callable[..., object],
     connect: Callable[[], Connection],
     options: HandlerOptions,
-) -> Deferred[None]:
-    """Run a handler in threads. Fires when the work has ended, fails with the error
-    that ended it. To cancel the Deferred ends the work.
-
-    Raises LocalProtocolError for a handler that is a coroutine.
-    """
+) -> Run:
+    """Run a handler in threads. To cancel the run ends the work; handlers finish."""
     # psycopg2 is for those who have a database.
     from txmq.client.blocking.consumer import inbox  # noqa: PLC0415
 
-    if iscoroutinefunction(handler):
-        raise _is_coroutine()
     bridge, stop, reactor = ThreadBridge(members), Event(), members.reactor
-    ended: Deferred[None] = Deferred(lambda _ended: stop.set())
+    run = Run(stop.set)
 
     def work() -> None:
         try:
-            inbox.run_with_inbox(bridge, _no_coroutine(handler), connect, options, stop)
-        except BaseException:  # noqa: BLE001  # the Deferred fails with it
-            reactor.callFromThread(ended.errback, Failure())
+            inbox.run_with_inbox(bridge, handler, connect, options, stop)
+        except BaseException as error:  # noqa: BLE001  # the run fails with it
+            reactor.callFromThread(run.end, error)
         else:
-            reactor.callFromThread(ended.callback, None)
+            reactor.callFromThread(run.end)
 
     Thread(target=work, name=f"txmq-{members.settings.group}-run", daemon=True).start()
-    return ended
-
-
-def _is_coroutine() -> LocalProtocolError:
-    return LocalProtocolError(
-        "a handler with an inbox runs in a thread, and must be no coroutine",
-        hint="use a function that returns when its statements are done;"
-        " without inbox= handlers may be coroutines",
-    )
-
-
-def _no_coroutine(handler: Callable[..., object]) -> Callable[..., object]:
-    """Return the handler; it fails where it leaves work behind that its transaction
-    would not contain.
-    """
-
-    def handle(messages: object, connection: Connection) -> None:
-        answer = handler(messages, connection)
-        if iscoroutine(answer):
-            answer.close()
-        if iscoroutine(answer) or isinstance(answer, Deferred):
-            raise _is_coroutine()
-
-    return handle
+    return run
 
 
 class BridgedMember:
