@@ -25,7 +25,7 @@ from txmq.broker.data_directory.storage import OpenedDirectory, StorageService, 
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
 from txmq.broker.reactor.process_limits import keep_freed_memory, raise_file_limit
-from txmq.broker.reactor.steady_clock import SteadyClock, wall_clock
+from txmq.broker.reactor.steady_clock import SteadyClock, elapsed_clock, wall_clock
 from txmq.broker.reactor.threads import WorkerThreads
 from txmq.broker.requests.outbox_publisher import OutboxPublisher
 from txmq.broker.search.catalogue_service import build_beside
@@ -120,7 +120,7 @@ class BrokerService:
         opened = open_directory(fs, settings, wall_clock())
         _log_recovery(opened, time.monotonic() - began)
         flush = None if settings.flush == "sync" else settings.flush
-        clock = SteadyClock(wall_clock, time.monotonic, opened.state.stored_at)
+        clock = SteadyClock(wall_clock, elapsed_clock, opened.state.stored_at)
         engine = Engine(
             opened.log,
             opened.state,
@@ -134,7 +134,7 @@ class BrokerService:
         engine.on_failure = self._failed
         watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         watch.tick()
-        engine.boot(settings.name)
+        engine.boot(settings.name, wall_clock())
         self._engine = engine
         self._storage = StorageService(fs, engine, opened.tables, settings, self._threads["index"])
         self._resolvers = ResolverService(

@@ -60,6 +60,7 @@ def save(state: State) -> None:
             state.last_forgotten_epoch,
             state.lost_log_end,
             state.lost_before_time,
+            state.doubted,
         ),
     )
     state.groups.save(state.tables)
@@ -83,8 +84,9 @@ def load(tables: t.Tables) -> State:
     state.boot_epoch, state.next_topic_id, state.stored_at, state.delayed_count = broker
     upkeep = tables[t.META].get(UPKEEP_ROW)
     if upkeep is not None:
-        state.expired_to, state.last_forgotten_epoch, *lost = upkeep
-        state.lost_log_end, state.lost_before_time = lost
+        state.expired_to, state.last_forgotten_epoch, *later = upkeep
+        # rows of older versions end before the last field
+        state.lost_log_end, state.lost_before_time, state.doubted = (*later, 0)[:3]
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
         topic = topic_from_row(topic_id, row)

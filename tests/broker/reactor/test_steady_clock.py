@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from txmq.broker.reactor.steady_clock import SteadyClock
+import pytest
 
-SECOND, HOUR = 1_000_000, 3_600 * 1_000_000
+from txmq.broker.reactor.steady_clock import BELIEVED_US, SteadyClock
+from txmq.model.units import DAY, HOUR, SECOND
+
 LOOK = 50_000
 
 
@@ -31,9 +33,39 @@ def test_time_is_the_wall_clocks() -> None:
     assert not machine.clock.ahead
 
 
-def test_a_clock_put_forward_is_believed_at_once() -> None:
+def test_a_clock_put_forward_by_seconds_is_believed_at_once() -> None:
     machine = Machine()
-    machine.wall += HOUR
+    machine.wall += BELIEVED_US
+    assert machine.clock() == machine.wall
+    machine.go_on(SECOND)
+    assert machine.clock() == machine.wall
+
+
+def test_a_clock_ahead_by_days_for_two_seconds_is_not_believed() -> None:
+    machine = Machine()
+    machine.go_on(SECOND)
+    before = machine.clock()
+    machine.wall += 30 * DAY
+    assert machine.clock() == before
+    machine.go_on(2 * SECOND)
+    assert machine.clock() == before + 2 * SECOND
+    assert machine.clock.wall_ahead == 30 * DAY
+    machine.wall -= 30 * DAY
+    assert machine.clock() == machine.wall == before + 2 * SECOND
+    machine.go_on(SECOND)
+    assert machine.clock() == machine.wall
+
+
+@pytest.mark.parametrize("jump", [3 * DAY, -3 * DAY])
+def test_a_clock_that_is_confirmed_is_followed(jump: int) -> None:
+    machine = Machine()
+    machine.go_on(SECOND)
+    machine.wall += jump
+    machine.go_on(SECOND)
+    assert abs(machine.clock.wall_ahead - jump) < SECOND
+    machine.clock.follow()
+    assert machine.clock() == machine.wall
+    machine.go_on(SECOND)
     assert machine.clock() == machine.wall
 
 
@@ -74,7 +106,7 @@ def test_time_never_goes_back_between_two_comparisons_whatever_the_jumps() -> No
     last = machine.clock()
     for _ in range(2_000):
         if rng.random() < 0.05:
-            machine.wall += rng.choice((-1, 1)) * rng.randint(0, HOUR)
+            machine.wall += rng.choice((-1, 1)) * rng.randint(0, rng.choice((HOUR, 100 * DAY)))
         machine.go_on(LOOK)
         assert machine.clock() > last
         last = machine.clock()

@@ -273,9 +273,9 @@ class _FetchRequest:
         """Lease the candidates that may be delivered. From a message's second delivery
         on, the reply waits until that is durable.
         """
-        now = self._engine.now()
+        certain = self._engine.certain()  # what expires is gone for good
         reads = tuple(
-            inspect_candidate(c, b, now) if b else CandidateRead(c, unwanted=True)
+            inspect_candidate(c, b, certain) if b else CandidateRead(c, unwanted=True)
             for c, b in zip(candidates, batches, strict=True)
         )
 

@@ -23,8 +23,10 @@ from twisted.python.failure import Failure
 
 from txmq.broker.engine.disk_space import Disk
 from txmq.core import machine
-from txmq.core.events.base import KINDS, Booted, RecordContext, encode
+from txmq.core.events.base import KINDS, Booted, Event, RecordContext, encode
 from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.retention import broker_time
+from txmq.core.retention.broker_time import NoteTime
 from txmq.core.transactions import batched
 from txmq.errors import DiskFull, ReadOnly
 from txmq.store.log.writer import Flush
@@ -136,10 +138,24 @@ class Engine:
         """
         return max(self._now(), self.state.stored_at)
 
-    def boot(self, name: str) -> None:
-        """Record the start, durably: a new boot epoch. Serve nothing before."""
+    def certain(self) -> int:
+        """Return a time that is past without doubt, also where the clock may be
+        wrong.
+        """
+        return self.state.certain(self.now())
+
+    def boot(self, name: str, wall: int | None = None) -> None:
+        """Record the start, durably: a new boot epoch. Serve nothing before.
+
+        `wall` is the wall clock's time, None where it is not doubted.
+        """
         self.state.boot_epoch += 1
-        self._record(Outcome((Booted(self.state.boot_epoch, name),)), self.now())
+        now = self.now()
+        events: tuple[Event, ...] = (Booted(self.state.boot_epoch, name),)
+        if wall is not None:
+            note = NoteTime(broker_time.doubt_at_start(self.state, wall, now))
+            events += broker_time.decide_note(self.state, note, now).events
+        self._record(Outcome(events), now)
         self.flush_now()
 
     def submit(

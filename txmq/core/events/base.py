@@ -68,6 +68,18 @@ class Booted(NamedTuple):
     broker: str
 
 
+@event(60)
+class TimeNoted(NamedTuple):
+    """The broker's time may be ahead of the true one by `doubted` microseconds.
+
+    `back`: it was set back by so many microseconds, and all that waits for a time waits
+    for as long as before.
+    """
+
+    doubted: int
+    back: int = 0
+
+
 @event(37)
 class SnapshotNoted(NamedTuple):
     """A snapshot of `position` was written, and no event followed it.

@@ -47,7 +47,7 @@ def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
     expired: list[MessageRef] = []
     for _number, ref, row in letters:
         retention = _retention_of(state, ref, command.default)
-        if retention and row.dead_at < now - retention and not row.token:
+        if retention and row.dead_at < state.certain(now) - retention and not row.token:
             expired.append(ref)
             if row.kind == FailedKind.LETTER:
                 changes.processed(ref, row.key_hash)

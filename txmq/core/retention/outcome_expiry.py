@@ -20,7 +20,7 @@ from txmq.core.events.transactions import TransactionsForgotten
 from txmq.core.state.state import State
 from txmq.core.transactions import branches, decisions, indexes, instances, jobs, large_bundles
 from txmq.core.transactions.large_bundles import PiecePhase
-from txmq.core.transactions.model import OUTCOME_RETENTION, Transaction, get
+from txmq.core.transactions.model import OUTCOME_RETENTION, Transaction, first_token, get
 from txmq.model.bundle import BundleState
 from txmq.model.units import DAY
 
@@ -55,7 +55,7 @@ class ExpiryStep(NamedTuple):
 
 
 def decide_expire(state: State, command: ExpireOutcomes, now: int) -> Outcome:
-    events, after = KINDS[command.kind](state, command, now)
+    events, after = KINDS[command.kind](state, command, state.certain(now))
     following = (
         command._replace(kind=command.kind + 1, after=b"")
         if after is None
@@ -81,7 +81,7 @@ def _transactions(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep
     # Tokens sort by their time. No row is scanned twice, because many rows may have to
     # stay; transactions that end later are in the list LATE.
     del command
-    stop = ((now - OUTCOME_RETENTION) // 1_000).to_bytes(6, "big").ljust(16, b"\0")
+    stop = first_token(now - OUTCOME_RETENTION)
     rows: Any = state.transactions.range(state.expired_to, stop)
     old, upto = _final_transactions(state, rows)
     if upto is None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from txmq.core.retention import letter_retention, outcome_expiry, relocation, topic_retention
+from txmq.core.retention import (
+    broker_time,
+    letter_retention,
+    outcome_expiry,
+    relocation,
+    topic_retention,
+)
 
-RULES = (outcome_expiry, topic_retention, relocation, letter_retention)
+RULES = (broker_time, outcome_expiry, topic_retention, relocation, letter_retention)

@@ -95,7 +95,7 @@ class _RetentionPlan:
         self._excess = (
             sum(topic.partition_bytes) - command.limits.size if command.limits.size else 0
         )
-        self._before = now - command.limits.time if command.limits.time else -1
+        self._before = state.certain(now) - command.limits.time if command.limits.time else -1
         self._barriers: dict[int, int] = {}
         self.firsts: dict[int, int] = {}
         self.to_copy: list[RetainedMessage] = []

@@ -136,8 +136,17 @@ class State:
         self.lost_before_time = 0
         self.boot_epoch = 0
         self.next_topic_id = 1
-        self.stored_at = 0
+        self.stored_at = 0  # the newest time of a record, unless it was set back
+        # microseconds by which the broker's time may be ahead of the true one
+        self.doubted = 0
         # not part of the fold: the engine clears it when it wakes readers
         self.topics_with_new_entries: set[int] = set()
         self.dirty_topics: set[int] = set()
         self.dirty_producers: set[bytes] = set()
+
+    def certain(self, now: int) -> int:
+        """Return a time that is past without doubt, where the broker's time is `now`.
+
+        What is removed for its age, and who is refused for it, goes by this.
+        """
+        return max(now - self.doubted, 0)

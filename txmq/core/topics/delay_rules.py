@@ -162,7 +162,8 @@ def decide_relocate(state: State, command: RelocateDelayed, now: int) -> Outcome
 
 def decide_forget(state: State, command: ForgetRecalls, now: int) -> Outcome:
     del command
-    old = list(islice(delayed.recalls_before(state, now - RECALL_RETENTION), STEP_MESSAGES))
+    before = state.certain(now) - RECALL_RETENTION
+    old = list(islice(delayed.recalls_before(state, before), STEP_MESSAGES))
     return Outcome((RecallsForgotten(tuple(old)),) if old else (), len(old) == STEP_MESSAGES)
 
 

@@ -17,10 +17,9 @@ from txmq.core.topics.key_order import Publishable, ReleasePlan
 from txmq.core.transactions import actions, branches, indexes
 from txmq.core.transactions.large_bundles import LargeBundle, PiecePhase
 from txmq.core.transactions.model import (
-    OUTCOME_RETENTION,
     Transaction,
     get,
-    token_time,
+    is_forgotten,
     unknown_transaction,
 )
 from txmq.errors import Conflict, HeuristicOutcome
@@ -62,7 +61,7 @@ def check_decision(
     """
     row = get(state, command.token)
     if row is None:
-        late = token_time(command.token) < now - OUTCOME_RETENTION
+        late = is_forgotten(state, command.token, now)
         why = (
             "is older than the outcomes that are kept"
             if late

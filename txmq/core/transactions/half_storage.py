@@ -16,7 +16,7 @@ from txmq.core.topics.topics import find_writable
 from txmq.core.transactions import actions, branches, indexes, jobs, large_bundles, watermarks
 from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.large_bundles import PiecePhase
-from txmq.core.transactions.model import OUTCOME_RETENTION, Transaction, get, not_stored, token_time
+from txmq.core.transactions.model import Transaction, get, is_forgotten, not_stored
 from txmq.errors import BadRequest, DigestMismatch, MessageTooLarge, SequenceGap, UnknownTransaction
 from txmq.model import limits
 from txmq.model.bundle import DECIDED, BundleReceipt, BundleState
@@ -141,7 +141,7 @@ def _early_reply_to_first(state: State, command: StorePart, now: int) -> Outcome
         )
     if command.actions and watermarks.is_passed(state, command.actions):
         return _refuse(command, "mark", BundleState.PUBLISHED)
-    if token_time(command.token) < now - OUTCOME_RETENTION:
+    if is_forgotten(state, command.token, now):
         return Rejected(
             UnknownTransaction,
             f"token {command.token.hex()} is older than the outcomes that are kept",

@@ -25,7 +25,7 @@ from txmq.core.events.transactions import JobDecided, JobGroupsDone, JobsForgott
 from txmq.core.topics.key_order import ReleasePlan
 from txmq.core.transactions import decisions as tx
 from txmq.core.transactions import indexes
-from txmq.core.transactions.model import OUTCOME_RETENTION, get, has_time, token_time
+from txmq.core.transactions.model import get, has_time, is_forgotten
 from txmq.errors import UnknownTransaction
 from txmq.model.message import Decision
 from txmq.model.units import DAY
@@ -92,11 +92,11 @@ def is_over(state: State, job: bytes, now: int) -> bool:
 
     It was decided, or is so old that its decision may have been forgotten.
     """
-    return state.tables[t.JOBS].get(job) is not None or _is_old(job, now)
+    return state.tables[t.JOBS].get(job) is not None or _is_old(state, job, now)
 
 
-def _is_old(job: bytes, now: int) -> bool:
-    return has_time(job) and token_time(job) < now - OUTCOME_RETENTION
+def _is_old(state: State, job: bytes, now: int) -> bool:
+    return has_time(job) and is_forgotten(state, job, now)
 
 
 def decide_job(state: State, command: DecideJob, now: int) -> Outcome | Rejected:
@@ -104,7 +104,7 @@ def decide_job(state: State, command: DecideJob, now: int) -> Outcome | Rejected
     if decided is not None:
         return Outcome(reply=JobReceipt(Decision(decided[0]), repeated=True))
     stored = tuple(undecided_bundles(state, command.token))
-    if not stored and _is_old(command.token, now):
+    if not stored and _is_old(state, command.token, now):
         return Rejected(
             UnknownTransaction,
             f"job {command.token.hex()} is older than the outcomes that are kept",
@@ -228,7 +228,7 @@ def find_expired(
     expired = tuple(
         token
         for token, (_outcome, _by, at) in rows[:most]
-        if (_is_old(token, now) if has_time(token) else at < now - NAMED_RETENTION)
+        if (_is_old(state, token, now) if has_time(token) else at < now - NAMED_RETENTION)
     )
     return JobsForgotten(expired) if expired else None, rows[most][0] if len(rows) > most else None
 

@@ -137,6 +137,16 @@ def token_time(token: bytes) -> int:
     return int.from_bytes(token[:6], "big") * MILLISECOND
 
 
+def first_token(time: int) -> bytes:
+    """Return the token at or before those made at `time` or later."""
+    return (time // MILLISECOND).to_bytes(6, "big").ljust(16, b"\0")
+
+
+def is_forgotten(state: State, token: bytes, now: int) -> bool:
+    """Return whether a token is so old that its outcome may have been forgotten."""
+    return token < state.expired_to or token_time(token) < state.certain(now) - OUTCOME_RETENTION
+
+
 def has_time(token: bytes) -> bool:
     """Return whether a token is a UUIDv7, which tells when it was made."""
     return token[6] >> 4 == 7

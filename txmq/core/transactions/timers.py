@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.events.base import SnapshotNoted
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
@@ -10,6 +10,7 @@ from txmq.core.events.transactions import CheckPlanned
 from txmq.core.transactions import indexes
 from txmq.core.transactions.model import get
 from txmq.model.bundle import DECIDED
+from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
@@ -61,6 +62,19 @@ def note_snapshot(state: State, command: NoteSnapshot, now: int) -> Outcome:
 
 def apply_noted(state: State, event: SnapshotNoted, context: RecordContext) -> None:
     """Apply: nothing, the record is all that is needed."""
+
+
+def set_back(state: State, back: int, now: int) -> None:
+    """Apply: the time is `now`, and was later by `back`. Check-backs wait for as long
+    as before.
+    """
+    rows: Any = list(state.tables[t.DUE].range(t.DUE_KEY.pack(now + 1, 0, 0)))
+    for _key, (token,) in rows:
+        row = get(state, token)
+        assert row is not None, "the index leads to the row"
+        check_at = max(row.check_at - back, now)
+        indexes.move_check(state, token, row, check_at)
+        state.transactions.put(token, row._replace(check_at=check_at))
 
 
 DECIDERS: Deciders = {PlanCheck: plan_check, NoteSnapshot: note_snapshot}

@@ -16,11 +16,10 @@ from txmq.core.transactions import lost_records as lost
 from txmq.core.transactions.branches import Heuristic
 from txmq.core.transactions.decisions import DecideTransaction, decide_checked, decide_transaction
 from txmq.core.transactions.model import (
-    OUTCOME_RETENTION,
     Transaction,
     get,
+    is_forgotten,
     not_stored,
-    token_time,
     unknown_transaction,
 )
 from txmq.errors import BadRequest, UnknownTransaction
@@ -106,7 +105,7 @@ def resolve_outcome(state: State, command: ResolveOutcome, now: int) -> Outcome 
 
 
 def _resolve_unknown(state: State, command: ResolveOutcome, now: int) -> Outcome | Rejected:
-    if token_time(command.token) < now - OUTCOME_RETENTION:
+    if is_forgotten(state, command.token, now):
         message = f"transaction {command.token.hex()} is older than the outcomes that are kept"
         return Rejected(UnknownTransaction, message, LOST_HINT)
     if lost.may_have_lost_transaction(state, command.token):
