@@ -19,6 +19,7 @@ from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolver_service import Resolvers, ResolverStatus
 from txmq.broker.engine.engine import Engine
+from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.config.broker import SettingsFile, load_broker
 from txmq.core import machine
 from txmq.core.topics.topics import CreateTopic
@@ -91,13 +92,13 @@ class BrokerInMemory:
         self.fs = SimFS()
         self.log, _ = Log.open(self.fs, "/data", now=1, segment_size=16 << 20, preallocate=4096)
         state = machine.load(MemoryTables())
-        self.engine = Engine(
-            self.log, state, clock=self.clock, now=self.now, in_thread=self._at_once
-        )
+        self.wall_wrong = 0  # microseconds by which the machine's clock is ahead
+        steady = SteadyClock(lambda: self.now() + self.wall_wrong, self.clock.seconds)
+        self.engine = Engine(self.log, state, clock=self.clock, now=steady, in_thread=self._at_once)
         self.engine.boot("test")
         settings = settings or load_broker(None, {"data": "/data"})
         self.assembly = Assembly(
-            self.engine, settings, self.clock, resolving or NoResolvers(), Random(1)
+            self.engine, settings, self.clock, resolving or NoResolvers(), Random(1), steady
         )
 
     def start(self) -> None:

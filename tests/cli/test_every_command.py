@@ -23,6 +23,7 @@ NO_FILE, NO_DIR = "/nowhere/txmq.toml", "/nowhere/data"
 COMMANDS = {
     "alarms": "",
     "broker": f"--config {NO_FILE}",
+    "clock": "",
     "dev": "--data /proc/nowhere",
     "dlq abandon": "billing orders/0/1 --reason x",
     "dlq list": "billing",

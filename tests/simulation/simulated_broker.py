@@ -16,7 +16,6 @@ from txmq.broker.assembly import Assembly
 from txmq.broker.data_directory.storage import roll_forward
 from txmq.broker.engine.engine import Engine
 from txmq.broker.reactor.steady_clock import SteadyClock
-from txmq.broker.service import CLOCK_S
 from txmq.config.broker import load_broker
 from txmq.core import machine
 from txmq.model.units import SECOND
@@ -81,11 +80,15 @@ class SimulatedBroker:
             plant(self.engine)
         self.engine.boot("sim")
         self._assembly = Assembly(
-            self.engine, SETTINGS, _BrokerClock(self, clock), _BrokerResolvers(self, resolvers), rng
+            self.engine,
+            SETTINGS,
+            _BrokerClock(self, clock),
+            _BrokerResolvers(self, resolvers),
+            rng,
+            steady,
         )
         self._assembly._publication._clock = _SlowBrokerClock(self, clock, rng)
         self._assembly.add_timer(0.1, self._upkeep)
-        self._assembly.add_timer(CLOCK_S, steady.compare)
         self._assembly.start(self._failed)
 
     def now(self) -> int:

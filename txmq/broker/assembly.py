@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.task import LoopingCall
 
+from txmq.broker.background.clock_service import ClockService
 from txmq.broker.background.delay_service import LOOK_AHEAD_S, DelayService
 from txmq.broker.background.group_work_service import GroupWorkService
 from txmq.broker.background.outcome_expiry_service import OutcomeExpiryService
 from txmq.broker.background.publication_service import PublicationService
+from txmq.broker.calls.clock import ClockCalls
 from txmq.broker.calls.consumers import ConsumerGroupCalls, DeadLetterCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.messages import MessageCalls
@@ -29,6 +31,7 @@ from txmq.broker.monitoring.alarms import AlarmService
 from txmq.broker.monitoring.statistics import Statistics
 from txmq.broker.reactor.protocol import SessionFactory
 from txmq.broker.reactor.stall_guard import StallGuard
+from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.requests.dispatcher import RequestDispatcher
 from txmq.broker.search.catalogue_service import CatalogueService
 from txmq.model import limits
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from txmq.config.broker import CheckbackSettings, SettingsFile
 
 TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
+CLOCK_S = 0.05  # how late a wall clock that was set may be noticed
 EXPIRY_S = 600.0
 ALARMS_S = 1.0
 
@@ -66,7 +70,9 @@ class Assembly:
         clock: Clock,
         resolvers: Resolvers,
         random: Random,
+        steady: SteadyClock | None = None,
     ) -> None:
+        """`steady` is the clock behind the engine's time, None where nobody sets it."""
         self._engine, self._settings, self._clock = engine, settings, clock
         self.listeners = listeners = TransactionListeners(engine)
         checks = CheckBackService(engine, _schedule(settings.checks), resolvers, random, listeners)
@@ -75,10 +81,15 @@ class Assembly:
             engine, clock, grace_s=settings.consumers.lost_connection_grace_s
         )
         self.retention = RetentionService(engine, settings.retention, clock)
-        self.alarms = AlarmService(engine, settings.alarms, resolvers, listeners, self.retention)
+        steady = steady or SteadyClock(engine.now, clock.seconds)
+        self.clock = ClockService(engine, steady, clock, resolvers)
+        self.alarms = AlarmService(
+            engine, settings.alarms, resolvers, listeners, self.retention, self.clock
+        )
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
         parts = (
+            ClockCalls(self.clock),
             TopicCalls(engine, settings, self.alarms, clock, self.statistics),
             ConsumerGroupCalls(engine, self._members, fetches, random),
             DeadLetterCalls(engine),
@@ -108,6 +119,7 @@ class Assembly:
         engine.on_durable.append(self.sessions.flush_replies)
         self._stall_guard = StallGuard(clock, self._members.tick, self._group_work.expire_leases)
         self._timers: list[tuple[float, Callable[[], None]]] = [
+            (CLOCK_S, steady.compare),
             (TICK_S, self._stall_guard.tick),
             (TICK_S, checks.tick),
             (TICK_S, fetches.retry_waiting),
@@ -117,6 +129,7 @@ class Assembly:
             (EXPIRY_S, self._delays.forget_recalls),
             (EXPIRY_S, self._outcomes.tick),
             (settings.retention.every_s, self.retention.tick),
+            (ALARMS_S, self.clock.tick),
             (ALARMS_S, in_doubt.tick),
             (ALARMS_S, self.alarms.tick),
             (ALARMS_S, self.statistics.tick),

@@ -52,7 +52,6 @@ SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 m
 QUICK_DISK_S = 0.0005  # with threads for it, 64 senders get 13 % less done, and 4 get 36 % less
 STORAGE_S = 0.2
 DISK_S = 1.0  # between measurements of the disk's space
-CLOCK_S = 0.05  # how late a wall clock that was put back may be noticed
 TOKENS_S = 3_600.0  # between upkeeps of the token tables, whose partitions are days
 PROBE_S = 5.0  # between probes of databases that failed
 OUTBOX_S = 0.5  # between reads of outboxes that were empty
@@ -151,10 +150,10 @@ class BrokerService:
             self._reactor,
             self._resolvers,
             Random(),  # noqa: S311  # jitter
+            clock,
         )
         archive = self._settings.retention.archive or settings.data / "archive"
         self._storage.remove_segments(self._assembly.retention, str(archive))
-        self._assembly.add_timer(CLOCK_S, clock.compare)
         self._assembly.add_timer(STORAGE_S, self._storage.tick)
         self._catalogue_builder = build_beside(
             fs, str(settings.data), opened, self._assembly.catalogues, self._threads["catalogue"]

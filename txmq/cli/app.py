@@ -11,6 +11,7 @@ import typer
 from txmq.cli.commands import (
     alarms,
     broker,
+    clock,
     dev,
     groups,
     letters,
@@ -47,6 +48,7 @@ app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="tx")
 app.add_typer(xa.app, name="xa")
 alarms.add_to(app)
+clock.add_to(app)
 stats.add_to(app)
 app.add_typer(letters.app, name="dlq")
 resolver.add_to(app)

@@ -14,13 +14,14 @@ from txmq.broker.data_directory.retention_service import TRANSACTIONS, FreeLog
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.config.broker import DiskSettings
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
+from txmq.core.retention.broker_time import NoteTime
 from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, limits_of
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import AlterTopic, CreateTopic
 from txmq.core.transactions.xa import DecideByHand, ForgetHeuristics
 from txmq.model.decider import ByHome, ByPostgres
 from txmq.model.message import Decision, Message
-from txmq.model.units import SECOND
+from txmq.model.units import DAY, HOUR, SECOND
 from txmq.store.log.decoder import Damage
 from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, bundle_digest, pack_part
 from txmq.wire.data_requests import Opcode
@@ -247,7 +248,34 @@ def outbox(desk: AlarmBroker) -> Iterator[str]:
     desk.oracle.is_like = (well,)
 
 
+def jumped(desk: AlarmBroker) -> Iterator[str]:
+    yield ""
+    desk.broker.wall_wrong = 30 * DAY
+    yield "the machine's clock is 30 days, 0:00:00 ahead of the time that has passed"
+    desk.broker.wall_wrong = 0
+
+
+def doubted(desk: AlarmBroker) -> Iterator[str]:
+    desk.broker.do(NoteTime(DAY - SECOND))
+    yield ""
+    desk.broker.do(NoteTime(3 * DAY))
+    yield "the broker's time may be 3 days, 0:00:00 ahead: retention and expiry wait"
+    desk.broker.ask("clock.confirm", operator="ada", reason="it was down")
+
+
+def differs(desk: AlarmBroker) -> Iterator[str]:
+    well = ResolverStatus("shop", desk.broker.now(), 0, "", 0, "", time=desk.broker.now())
+    desk.oracle.is_like = (well,)
+    yield ""
+    desk.oracle.is_like = (well._replace(time=desk.broker.now() + HOUR),)
+    yield "clocks of databases differ from the broker's time: shop by 1:00:00"
+    desk.oracle.is_like = (well,)
+
+
 STORIES = {
+    "clock.jumped": jumped,
+    "clock.doubted": doubted,
+    "clock.differs": differs,
     "retention.held": held,
     "outbox.stuck": outbox,
     "disk.trouble": trouble,

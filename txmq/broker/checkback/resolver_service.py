@@ -47,6 +47,7 @@ class ResolverStatus(NamedTuple):
     cleanup_error: str
     outbox_stuck_since: int = 0  # the next row cannot be published
     outbox_error: str = ""
+    time: int = 0  # now, by the database's clock; 0 = it has not been read lately
 
 
 class PublishRows(Protocol):
@@ -240,6 +241,7 @@ class _DatabaseResolver:
             self._cleanup_error,
             self._outbox_stuck_since,
             self._outbox_error,
+            self._resolver.database_time(),
         )
         return ResolverStatus(self.name, self._seen_at, self._failing_since, trouble, *problems)
 

@@ -23,10 +23,9 @@ from twisted.python.failure import Failure
 
 from txmq.broker.engine.disk_space import Disk
 from txmq.core import machine
-from txmq.core.events.base import KINDS, Booted, Event, RecordContext, encode
+from txmq.core.events.base import KINDS, Booted, Event, RecordContext, TimeNoted, encode
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
-from txmq.core.retention.broker_time import NoteTime
 from txmq.core.transactions import batched
 from txmq.errors import DiskFull, ReadOnly
 from txmq.store.log.writer import Flush
@@ -153,8 +152,8 @@ class Engine:
         now = self.now()
         events: tuple[Event, ...] = (Booted(self.state.boot_epoch, name),)
         if wall is not None:
-            note = NoteTime(broker_time.doubt_at_start(self.state, wall, now))
-            events += broker_time.decide_note(self.state, note, now).events
+            doubted = broker_time.doubt_at_start(self.state, wall, now)
+            events += (TimeNoted(doubted),) if doubted != self.state.doubted else ()
         self._record(Outcome(events), now)
         self.flush_now()
 

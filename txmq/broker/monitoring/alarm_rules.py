@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.data_directory.retention_service import TRANSACTIONS
+from txmq.broker.reactor.steady_clock import BELIEVED_US
 from txmq.core.consumers.key_fences import is_stopped
 from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
@@ -16,11 +17,14 @@ from txmq.model.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from txmq.broker.background.clock_service import ClockStatus
     from txmq.broker.checkback.resolver_service import ResolverStatus
     from txmq.broker.engine.disk_space import Disk
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.core.state.state import State
     from txmq.store.log.decoder import Damage
+
+DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for an alarm
 
 
 class Conditions(NamedTuple):
@@ -38,6 +42,7 @@ class Conditions(NamedTuple):
     resolvers: Sequence[ResolverStatus]
     unresolvable_at: int
     limits: Limits
+    clock: ClockStatus
 
     def older_than(self, since: int, seconds: float) -> bool:
         """Return whether `since` is more than `seconds` ago; 0 = never."""
@@ -233,7 +238,60 @@ def _group_guarded(seen: Conditions) -> str:
     )
 
 
+def _clock_jumped(seen: Conditions) -> str:
+    clock = seen.clock
+    if clock.is_believed:
+        return ""
+    span = timedelta(seconds=abs(clock.wall_ahead) // SECOND)
+    if clock.wall_ahead > 0:
+        return f"the machine's clock is {span} ahead of the time that has passed: not believed"
+    return f"the machine's clock is {span} behind the broker's time, which goes on"
+
+
+def _clock_doubted(seen: Conditions) -> str:
+    clock = seen.clock
+    span = timedelta(seconds=(clock.now - clock.certain) // SECOND)
+    if span < DOUBTED:
+        return ""
+    until = (
+        ""
+        if clock.certain_after_s is None
+        else f", for {timedelta(seconds=int(clock.certain_after_s))} more if the clock is right"
+    )
+    return f"the broker's time may be {span} ahead: retention and expiry wait{until}"
+
+
+def _clock_differs(seen: Conditions) -> str:
+    differ = [
+        f"{name} by {timedelta(seconds=abs(time - seen.now) // SECOND)}"
+        for name, time in seen.clock.databases.items()
+        if abs(time - seen.now) > BELIEVED_US
+    ]
+    if not differ:
+        return ""
+    return f"clocks of databases differ from the broker's time: {', '.join(differ)}"
+
+
 ALARM_RULES = (
+    AlarmRule(
+        "clock.jumped",
+        "critical",
+        _clock_jumped,
+        "set the clock of the broker's machine right; if it is right: txmq clock --confirm",
+    ),
+    AlarmRule(
+        "clock.doubted",
+        "warning",
+        _clock_doubted,
+        "if the broker was down for so long, it goes on by itself, or at once: txmq clock "
+        "--confirm; if the clock is wrong, set it right",
+    ),
+    AlarmRule(
+        "clock.differs",
+        "warning",
+        _clock_differs,
+        "txmq clock; set the clocks of broker and databases right",
+    ),
     AlarmRule(
         "disk.full",
         "critical",

@@ -19,6 +19,7 @@ from txmq.model.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from txmq.broker.background.clock_service import ClockService
     from txmq.broker.checkback.resolver_service import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.data_directory.retention_service import RetentionService
@@ -107,7 +108,9 @@ class AlarmService:
         resolvers: Resolvers,
         listeners: TransactionListeners,
         retention: RetentionService,
+        clock: ClockService,
     ) -> None:
+        self._clock = clock
         self._engine, self._limits, self._resolvers = engine, limits, resolvers
         self._listeners, self._retention = listeners, retention
         self._raised: dict[str, Alarm] = {}
@@ -142,6 +145,7 @@ class AlarmService:
             self._resolvers.status(),
             self._listeners.unresolvable_at,
             self._limits,
+            self._clock.status(),
         )
 
     def _judge(self, rule: AlarmRule, text: str, now: int) -> None:
@@ -159,4 +163,4 @@ class AlarmService:
                 )
         elif raised is not None:
             del self._raised[rule.name]
-            log.info("alarm.cleared", alarm=rule.name, after_s=(now - raised.since) // SECOND)
+            log.info("alarm.cleared", alarm=rule.name, after_s=max(0, now - raised.since) // SECOND)

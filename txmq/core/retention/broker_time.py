@@ -48,9 +48,8 @@ def doubt_at_start(state: State, wall: int, now: int) -> int:
 
 
 def decide_note(state: State, command: NoteTime, now: int) -> Outcome:
-    del now
-    changed = command.back or command.doubted != state.doubted
-    return Outcome((TimeNoted(*command),) if changed else ())
+    del state, now
+    return Outcome((TimeNoted(*command),))
 
 
 def apply_noted(state: State, event: TimeNoted, context: RecordContext) -> None:

@@ -25,7 +25,8 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
        ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
        (SELECT oid::int8 FROM pg_database WHERE datname = current_database()),
        pg_is_in_recovery(), current_setting('server_version_num')::int,
-       current_setting('max_prepared_transactions')::int
+       current_setting('max_prepared_transactions')::int,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::int8
 """
 
 _known: WeakKeyDictionary[Connection, Server] = WeakKeyDictionary()
@@ -62,6 +63,7 @@ class Server(NamedTuple):
     in_recovery: bool
     version: int  # 150004 is 15.4
     max_prepared_transactions: int  # 0: two-phase commit is switched off
+    time: int = 0  # by its clock, in microseconds, when it was read
 
 
 def read_server(connection: Connection) -> Server:
@@ -73,8 +75,8 @@ def read_server(connection: Connection) -> Server:
         cursor.execute(_QUERY)
         row = cursor.fetchone()
     assert row is not None
-    system_id, timeline, database_oid, in_recovery, version, prepared = row
-    return Server(ServerIdentity(system_id, timeline, database_oid), in_recovery, version, prepared)
+    system_id, timeline, database_oid, *rest = row
+    return Server(ServerIdentity(system_id, timeline, database_oid), *rest)
 
 
 def server_of(connection: Connection) -> Server:

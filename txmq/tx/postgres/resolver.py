@@ -16,9 +16,10 @@ from uuid import UUID
 
 from txmq.errors import DatabaseError, DatabaseUnavailable, SchemaMissing
 from txmq.model.message import Decision
+from txmq.model.units import SECOND
 from txmq.tx.postgres.brokers import report
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, write
-from txmq.tx.postgres.identity import ServerIdentity, read_server
+from txmq.tx.postgres.identity import Server, ServerIdentity, read_server
 from txmq.tx.postgres.outbox import OutboxRow, fetch
 from txmq.tx.postgres.partitions import MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
@@ -45,6 +46,7 @@ class Answer(NamedTuple):
 # Proof before fence, twice: the second proof sees a row that was committed between the
 # first proof and the fence.
 _STEPS: Final = ((PROVE, Decision.COMMIT), (FENCE, Decision.ROLLBACK)) * 2
+TIME_READ_S: Final = 120.0  # for which a reading of the database's clock counts
 _LARGEST_XID: Final = 2**63 - 1
 
 
@@ -84,6 +86,7 @@ class TokenResolver:
         self._failures = 0
         self.has_outbox = True  # until `maintain` sees tables of an older version, which have none
         self._pause_ends = clock()
+        self._time_read = 0, clock() - 2 * TIME_READ_S  # by the database's clock, and by ours
         self.trouble = ""  # why the last attempt failed
         self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
 
@@ -116,7 +119,7 @@ class TokenResolver:
             return None
         try:
             connection = self._open()
-            self.identity = read_server(connection).identity
+            self.identity = self._read_server(connection).identity
             report(connection, log_id, name, oldest_undecided(self.identity))
             self.has_outbox = True
             done = maintain(connection)
@@ -126,12 +129,20 @@ class TokenResolver:
         self._failures = 0
         return done
 
+    def database_time(self) -> int:
+        """Return the time by the database's clock in microseconds: as last read, and
+        what has passed since. 0 = it was not read lately.
+        """
+        time_read, read_at = self._time_read
+        passed = self._clock() - read_at
+        return time_read + int(passed * SECOND) if passed <= TIME_READ_S else 0
+
     def probe(self) -> None:
         """Try to reach the database; `failing` has the result."""
         if self._clock() < self._pause_ends:
             return
         try:
-            self.identity = read_server(self._open()).identity
+            self.identity = self._read_server(self._open()).identity
         except DatabaseError as error:
             self._pause(error)
         else:
@@ -167,9 +178,14 @@ class TokenResolver:
             self._connection.close()
             self._connection = None
 
+    def _read_server(self, connection: Connection) -> Server:
+        server = read_server(connection)
+        self._time_read = server.time, self._clock()
+        return server
+
     def _ask(self, checks: Sequence[Check], answers: dict[Check, Answer]) -> None:
         connection = self._open()
-        server = read_server(connection)
+        server = self._read_server(connection)
         self.identity = server.identity
         reasons = {check: check.decider.why_not(server) for check in checks}
         answers |= {

@@ -49,6 +49,13 @@ class NoArgs(Args):
     """Arguments of a call that takes none."""
 
 
+class ClockConfirm(Args):
+    """An operator's word that the clock of the broker's machine is right."""
+
+    operator: Name
+    reason: Reason
+
+
 class StatsArgs(Args):
     """Statistics; `limit` topics and groups, the busiest first."""
 

@@ -11,7 +11,7 @@ from txmq.errors import RemoteProtocolError
 from txmq.errors.validation import first_mistake
 from txmq.wire.calls import consumers, messages, topics, transactions, xa
 from txmq.wire.calls.alarms import AlarmsReport
-from txmq.wire.calls.arguments import Args, NoArgs, StatsArgs
+from txmq.wire.calls.arguments import Args, ClockConfirm, NoArgs, StatsArgs
 from txmq.wire.json import WireModel, dump, parse
 
 ARGUMENTS = "see docs/FORMATS.md 2.3 for the arguments of calls"
@@ -79,6 +79,8 @@ CALLS: dict[str, type[Args]] = {
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
     "broker.stats": StatsArgs,
+    "clock.show": NoArgs,
+    "clock.confirm": ClockConfirm,
     "alarms.report": AlarmsReport,
 }
 

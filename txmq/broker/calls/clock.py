@@ -1,0 +1,42 @@
+"""Control calls of the broker's clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from txmq.broker.background.clock_service import ClockService, ClockStatus
+    from txmq.broker.calls.dispatcher import CallContext, Handler
+    from txmq.wire.calls.arguments import ClockConfirm, NoArgs
+
+log = structlog.get_logger()
+
+
+class ClockCalls:
+    """Calls about the broker's time."""
+
+    def __init__(self, clock: ClockService) -> None:
+        self._clock = clock
+        self.handlers: dict[str, Handler] = {"clock.show": self.show, "clock.confirm": self.confirm}
+
+    def show(self, call: CallContext, args: NoArgs) -> None:
+        del args
+        call.answer(_view(self._clock.status()))
+
+    def confirm(self, call: CallContext, args: ClockConfirm) -> None:
+        log.warning("clock.confirmed", operator=args.operator, reason=args.reason)
+        self._clock.confirm(args.operator)
+        call.answer(_view(self._clock.status()))
+
+
+def _view(clock: ClockStatus) -> dict[str, Any]:
+    return {
+        "broker_at": clock.now,
+        "machine_at": clock.wall,
+        "believed": clock.is_believed,
+        "certain_at": clock.certain,
+        "certain_after_s": clock.certain_after_s,
+        "databases": [{"name": name, "at": time} for name, time in clock.databases.items()],
+    }

@@ -1,0 +1,46 @@
+"""`txmq clock`: the broker's time, and an operator's word on its machine's clock."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.options import Operator
+from txmq.cli.output import FAILED
+
+Confirm = Annotated[
+    bool,
+    typer.Option(
+        "--confirm",
+        help="Follow the machine's clock, forward or back, and end all doubt about the time.",
+    ),
+]
+Reason = Annotated[
+    str, typer.Option(help="Reason for --confirm, recorded in the broker's own log.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    broker_command(app, "clock")(clock)
+
+
+def clock(
+    session: CommandSession,
+    *,
+    confirm: Confirm = False,
+    reason: Reason = "not given",
+    operator: Operator,
+) -> None:
+    """Show the broker's time, the clocks of its machine and databases, and the time
+    that retention goes by. Exit status 1: the machine's clock is not believed.
+    """
+    if confirm:
+        reply = session.client.call("clock.confirm", operator=operator, reason=reason)
+    else:
+        reply = session.client.call("clock.show")
+    session.out.show(reply)
+    if not reply["believed"]:
+        raise typer.Exit(FAILED)
